@@ -28,8 +28,8 @@ from engine.inference.engine_core import EngineCore
 from engine.inference.kernels.attention_kernels import select_kernels
 from engine.inference.kernels.batch_invariance import TILE_ROWS, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
+from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.model_config import DecoderConfig
-from engine.model.qwen3 import Qwen3, initialize_weights
 from tasks.tiny.prepare import build_model_config
 
 BATCHES = (1, 16, 64, 256)
@@ -60,7 +60,7 @@ def select_strict_matmul(config: DecoderConfig) -> tuple[Matmul, float]:
 
 def measure_engine(rounds: int) -> dict[str, float]:
     config = build_model_config(TinyConfig(), VOCABULARY)
-    model = Qwen3(config)
+    model = CausalLM(config)
     initialize_weights(model, 0)
     model.requires_grad_(False)
     strict, trial_s = select_strict_matmul(config)

@@ -45,7 +45,7 @@ from benchmarks.support.two_engines import compare
 from configs.schema import TinyConfig
 from engine.contract import Capacity, GenerationRequest
 from engine.inference.embedded import EmbeddedEngine
-from engine.model.qwen3 import Qwen3, initialize_weights
+from engine.model.causal_lm import CausalLM, initialize_weights
 from policies.arbiter.arbiter import PolicyName
 from tasks.tiny.prepare import build_model_config
 
@@ -57,7 +57,7 @@ POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 def write_checkpoint(folder: Path, seed: int) -> None:
     """The tiny model with random weights; without a tokenizer."""
     config = build_model_config(TinyConfig(), VOCABULARY)
-    model = Qwen3(config)
+    model = CausalLM(config)
     initialize_weights(model, seed)
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config.to_hf()))

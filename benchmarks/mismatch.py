@@ -30,8 +30,8 @@ from configs.schema import RunConfig
 from engine.learner.distributed import RankGroup
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_training_sequence
+from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.model_config import DecoderConfig
-from engine.model.qwen3 import Qwen3, initialize_weights
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "engine": {"old_logprobs": "engine", "correction": "none"},
@@ -65,8 +65,8 @@ class GradientRecorder(Trainer):
         return float(self.gradient.norm())
 
 
-def make_model(seed: int) -> Qwen3:
-    model = Qwen3(
+def make_model(seed: int) -> CausalLM:
+    model = CausalLM(
         DecoderConfig(
             vocab_size=VOCABULARY,
             hidden_size=64,
@@ -83,7 +83,9 @@ def make_model(seed: int) -> Qwen3:
 
 
 @torch.no_grad()
-def sample_sequences(model: Qwen3, count: int, tokens: int, seed: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def sample_sequences(
+    model: CausalLM, count: int, tokens: int, seed: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Token ids [count, PROMPT_TOKENS + tokens] and their exact log probabilities; zeros in the prompt."""
     generator = torch.Generator().manual_seed(seed)
     ids_BT = torch.randint(VOCABULARY, (count, PROMPT_TOKENS), generator=generator)

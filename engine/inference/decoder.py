@@ -1,4 +1,4 @@
-"""The model for generation: the same mathematics as engine/model/qwen3.py, on fused weights and a paged KV cache.
+"""The model for generation: the same mathematics as engine/model/causal_lm.py, on fused weights and a paged KV cache.
 
 One pass reads tokens of any sequences: one token of each running sequence, and chunks of prompts.
 """

@@ -19,7 +19,7 @@ from engine.inference.sampling import sample
 from engine.inference.scheduler import Scheduler
 from engine.inference.sequence import PrefillChunk, SequenceOutcome
 from engine.inference.step_inputs import StepInputs
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 
 
 class EngineCore:
@@ -27,7 +27,7 @@ class EngineCore:
 
     def __init__(
         self,
-        model: Qwen3,
+        model: CausalLM,
         capacity: Capacity,
         version: int = 0,
         *,

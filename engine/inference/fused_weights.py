@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.model.causal_lm import CausalLM
 from engine.model.model_config import DecoderConfig
-from engine.model.qwen3 import Qwen3
 
 
 class MlpWeights(NamedTuple):
@@ -45,7 +45,7 @@ class FusedWeights:
     transposed, for the logits.
     """
 
-    def __init__(self, model: Qwen3, device: torch.device) -> None:
+    def __init__(self, model: CausalLM, device: torch.device) -> None:
         """Copies the model's weights."""
         self.config, self._device = model.config, device
         self._dtype = next(model.parameters()).dtype

@@ -28,7 +28,7 @@ from engine.learner.sample_files import StoredSequence
 from engine.learner.sharding import load_sharded_model
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import WeightsPublisher
 
@@ -118,7 +118,7 @@ class LearnerRank:
             trainer.load(checkpoint)
         return trainer
 
-    def _load_model(self, checkpoint: Path) -> Qwen3:
+    def _load_model(self, checkpoint: Path) -> CausalLM:
         return load_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
 
     # ---------------------------------------------------------------- the cold start

@@ -19,11 +19,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from engine.learner.distributed import RankGroup
+from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import build_empty_model, fill_parameters
-from engine.model.qwen3 import Qwen3
 
 
-def load_sharded_model(folder: Path, ranks: RankGroup, dtype: str = "float32") -> Qwen3:
+def load_sharded_model(folder: Path, ranks: RankGroup, dtype: str = "float32") -> CausalLM:
     """In float32, on the device of the rank, which reads only its own rows of the files. Every rank must call it.
 
     `dtype`: of computation. Raises CheckpointError or UnsupportedModel with the missing or invalid file.
@@ -35,7 +35,7 @@ def load_sharded_model(folder: Path, ranks: RankGroup, dtype: str = "float32") -
     return model
 
 
-def shard_model(model: Qwen3, ranks: RankGroup, dtype: str = "float32") -> None:
+def shard_model(model: CausalLM, ranks: RankGroup, dtype: str = "float32") -> None:
     """Shard the parameters, which are on the meta device or equal on every rank. A rank without a mesh keeps them whole."""
     if ranks.mesh is None:
         if dtype != "float32":

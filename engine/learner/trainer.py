@@ -52,8 +52,8 @@ from engine.learner.minibatches import (
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
 from engine.learner.sharding import reshard_parameters
 from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence, check_token_ids
+from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import save_model
-from engine.model.qwen3 import Qwen3
 from policies.losses.grpo import compute_sft_loss
 from policies.losses.policy_loss import LossInput, LossOutput
 from policies.losses.policy_objective import PolicyObjective
@@ -69,7 +69,7 @@ BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # makes the state
 class Trainer:
     """Every rank makes the same calls on equal weights. `step`: finished steps of `stage`."""
 
-    def __init__(self, model: Qwen3, run: RunConfig, ranks: RankGroup) -> None:
+    def __init__(self, model: CausalLM, run: RunConfig, ranks: RankGroup) -> None:
         """`model`: sharded over the ranks (engine.learner.sharding)."""
         self.model = model
         self.stage: Literal["sft", "rl"] = "sft"
@@ -80,7 +80,7 @@ class Trainer:
         self._base_lrs: list[float] = []
         self._learner = run.learner.resolve_auto(run.engine.dtype)
         self._objective = PolicyObjective(self._learner)
-        self._reference: Qwen3 | None = None
+        self._reference: CausalLM | None = None
         torch.manual_seed(run.seed + ranks.rank)
         self.start_stage("sft" if run.sft.steps else "rl")
 
@@ -150,7 +150,7 @@ class Trainer:
                 "a damaged model.checkpoint, or a too high learner.lr or sft.lr. Earlier checkpoints are kept."
             )
 
-    def set_reference(self, model: Qwen3) -> None:
+    def set_reference(self, model: CausalLM) -> None:
         """The frozen policy of the KL term, sharded. Every rank calls it."""
         self._reference = model.requires_grad_(False)
 
@@ -215,14 +215,14 @@ class Trainer:
         output.loss.backward()
         return output._replace(loss=output.loss.detach())
 
-    def _score(self, model: Qwen3, batch: MicroBatch) -> TokenScores:
+    def _score(self, model: CausalLM, batch: MicroBatch) -> TokenScores:
         is_rl = self.stage == "rl"
         temperature = self._run.sampling.temperature if is_rl else 1.0
         has_entropy_gradient = is_rl and self._learner.entropy_coef > 0
         tokens = ScoredTokens(batch.positions_N, batch.targets_N, temperature, has_entropy_gradient)
         return model(batch.token_ids_BT, tokens=tokens)
 
-    def _score_without_gradient(self, model: Qwen3, batch: MicroBatch) -> TokenScores:
+    def _score_without_gradient(self, model: CausalLM, batch: MicroBatch) -> TokenScores:
         with torch.no_grad():
             scores = self._score(model, _copy_to_device(batch, self._ranks.device))
         reshard_parameters(model)

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from engine.model.causal_lm import CausalLM
 from engine.model.model_config import DecoderConfig, check_complete, check_names, check_shape, load_model_config
-from engine.model.qwen3 import Qwen3
 from engine.model.tokenizer import load_tokenizer
 from engine.model.weight_files import CheckpointError, list_weight_files, read_json_object
 from policies.dialogue.chat_format import TURN_END
@@ -28,20 +28,20 @@ BLOCK_BYTES = 64 * 2**20  # of a tensor in float32 that are read at once
 _DEFAULT_TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
-def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> Qwen3:
+def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> CausalLM:
     """The whole model in main memory. Raises CheckpointError or UnsupportedModel with the missing or invalid file."""
     model = build_empty_model(folder).to(dtype).to_empty(device="cpu")
     fill_parameters(model, folder)
     return model
 
 
-def build_empty_model(folder: Path | str) -> Qwen3:
+def build_empty_model(folder: Path | str) -> CausalLM:
     """On the meta device: parameters have shapes and no memory. Raises CheckpointError or UnsupportedModel."""
     with torch.device("meta"):
-        return Qwen3(load_model_config(folder))
+        return CausalLM(load_model_config(folder))
 
 
-def fill_parameters(model: Qwen3, folder: Path | str) -> None:
+def fill_parameters(model: CausalLM, folder: Path | str) -> None:
     """Read the weights into the parameters, cast to their dtype; of a sharded one, only the rows of this rank.
 
     Ignores lm_head in a tied model. Needs BLOCK_BYTES besides the parameters. Raises

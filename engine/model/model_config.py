@@ -106,7 +106,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.experts is not None and self.experts.covers(layer)
 
     def compute_weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """By the parameter names of engine.model.qwen3.Qwen3."""
+        """By the parameter names of engine.model.causal_lm.CausalLM."""
         width = self.hidden_size
         head = {} if self.tie_word_embeddings else {"lm_head.weight": (self.vocab_size, width)}
         return {
@@ -137,9 +137,6 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
             for index in range(self.experts.num_experts):
                 shapes |= _compute_mlp_shapes(f"mlp.experts.{index}", width, self.experts.expert_size)
         return shapes | {f"{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
-
-
-Qwen3Config = DecoderConfig  # the name until the other architectures came
 
 
 def _compute_mlp_shapes(prefix: str, width: int, inner: int) -> dict[str, tuple[int, ...]]:

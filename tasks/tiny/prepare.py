@@ -26,9 +26,9 @@ from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig
 from engine.data.task_inputs import load_task_formats
+from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.hf_checkpoint import save_model
 from engine.model.model_config import DecoderConfig
-from engine.model.qwen3 import Qwen3, initialize_weights
 from tasks.tiny.cold_start_dialogues import TOOL, Messages, generate_dialogues
 from tasks.tiny.questions import generate_questions
 from tasks.tiny.task_texts import collect_added_texts, iter_task_texts
@@ -103,7 +103,7 @@ def build_model_config(tiny: TinyConfig, vocab_size: int) -> DecoderConfig:
 
 def _write_model(tiny: TinyConfig, seed: int, vocab_size: int, folder: RunFolder) -> None:
     config = build_model_config(tiny, vocab_size)
-    model = Qwen3(config)
+    model = CausalLM(config)
     initialize_weights(model, seed)
     save_model(folder.checkpoints / "init", config, model.state_dict(), folder.data / "tokenizer")
 

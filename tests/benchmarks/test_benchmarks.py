@@ -18,6 +18,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         *("mib", "copied_bytes_per_s", "fetched_bytes_per_s", "ratio_to_copy", "nodes", "nodes_bytes_per_s"),
         *("nodes_ratio_to_one", "server_cpu_s_per_gb", "node_cpu_s_per_gb", "worst_lag_ms", "server_peak_mib"),
     ),
+    "batches": ("rows", "gib", "longest_frame_mib", "head_lag_s", "learner_lag_s", "total_s", "read_s", "read_share"),
     "bus --peers 50 --events 10000": (
         *("ratio_to_pyzmq_asyncio", "messages_per_s", "round_trip_p50_us", "round_trip_p99_us", "peers"),
         *("log_events_per_s", "story_ms_1m_events", "streamed_messages", "sender_mib", "receiver_mib"),

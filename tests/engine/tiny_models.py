@@ -12,9 +12,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from engine.inference.kernels.batch_invariance import find_batch_invariant_matmul
 from engine.inference.kernels.matmul import Matmul
 from engine.model.architectures import ARCHITECTURES
+from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.hf_checkpoint import save_model
 from engine.model.model_config import DecoderConfig, ExpertsConfig
-from engine.model.qwen3 import Qwen3, initialize_weights
 
 VOCABULARY = 97
 
@@ -47,9 +47,9 @@ def small_architecture(model_type: str, **options: Any) -> DecoderConfig:
 
 def small_model(
     seed: int = 0, config: DecoderConfig | None = None, *, vocab_size: int = VOCABULARY, std: float = 0.3
-) -> Qwen3:
+) -> CausalLM:
     """Random weights large enough that neighbouring logits differ clearly, norm weights and biases unlike 1."""
-    model = Qwen3(config or small_config(vocab_size=vocab_size))
+    model = CausalLM(config or small_config(vocab_size=vocab_size))
     initialize_weights(model, seed, std)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -86,7 +86,7 @@ def write_tokenizer(folder: Path, vocab_size: int = 280) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def save_small_model(folder: Path, model: Qwen3 | None = None) -> Path:
+def save_small_model(folder: Path, model: CausalLM | None = None) -> Path:
     """Write `folder`/tokenizer and a transformers folder, `folder`/model, of this model or of one for the tokenizer."""
     model = model or small_model(vocab_size=280)
     write_tokenizer(folder / "tokenizer")

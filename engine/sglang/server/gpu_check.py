@@ -11,9 +11,9 @@ import torch
 
 from configs.machines import EngineConfig
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig
+from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import load_model_config
 from engine.model.model_config import DecoderConfig
-from engine.model.qwen3 import Qwen3
 from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable
 from engine.sglang.server.interpreter_check import extract_last_line, run_python
 
@@ -90,7 +90,7 @@ def _compute_memory_budget(
     engine, sglang = requirements.engine, requirements.sglang
     dtype: torch.dtype = getattr(torch, engine.dtype)
     with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in Qwen3(config).parameters())
+        parameters = sum(parameter.numel() for parameter in CausalLM(config).parameters())
     # With more GPUs than KV heads, several GPUs hold the same head.
     heads = -(-config.num_kv_heads // sglang.tensor_parallel)
     token_bytes = 2 * config.num_layers * heads * config.head_dim * dtype.itemsize

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from bus.messages import WeightsPublished
 from engine.contract import EngineFailure, WeightsRefused
+from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import load_model_config
-from engine.model.qwen3 import Qwen3
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import ServerInfo, ServerStatusError, UpdateRefused
 from engine.sglang.weights.checksums import ChecksumRegistry
@@ -44,7 +44,7 @@ class PublishedLayout:
         With tied embeddings there is no lm_head: the server uses the embedding.
         """
         with torch.device("meta"):
-            parameters = Qwen3(load_model_config(model)).named_parameters()
+            parameters = CausalLM(load_model_config(model)).named_parameters()
         self._shapes = {name: parameter.shape for name, parameter in parameters}
         self._dtype = dtype
 

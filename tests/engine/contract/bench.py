@@ -12,8 +12,8 @@ import torch
 
 from bus.messages import WeightsPublished
 from engine.contract import Capacity, Engine, EngineLoad, Generation, GenerationRequest
+from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import load_model
-from engine.model.qwen3 import Qwen3
 from engine.weight_transfer.shared_memory import WeightsPublisher
 
 ORDINARY = 250  # ids below are in the vocabulary of every model here
@@ -103,7 +103,7 @@ async def posted(call: asyncio.Future[Any]) -> None:
     assert not call.done()
 
 
-def changed_model(bench: Bench, seed: int = 1) -> Qwen3:
+def changed_model(bench: Bench, seed: int = 1) -> CausalLM:
     """A model of the same shape with other weights."""
     model = load_model(bench.model, torch.float32)
     generator = torch.Generator().manual_seed(seed)
@@ -113,11 +113,11 @@ def changed_model(bench: Bench, seed: int = 1) -> Qwen3:
     return model
 
 
-def publish(bench: Bench, version: int, model: Qwen3) -> WeightsPublished:
+def publish(bench: Bench, version: int, model: CausalLM) -> WeightsPublished:
     return bench.publisher.publish(version, dict(model.named_parameters()))
 
 
-def learners_logprobs(model: Qwen3, asked: GenerationRequest, found: Generation) -> torch.Tensor:
+def learners_logprobs(model: CausalLM, asked: GenerationRequest, found: Generation) -> torch.Tensor:
     """Logprobs of all tokens at the position of each new token, [N, V]; greedy: at temperature 1."""
     ids = torch.from_numpy(np.concatenate((asked.token_ids, found.token_ids))).long()
     with torch.no_grad():

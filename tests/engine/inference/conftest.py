@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import small_model
 
 
@@ -18,5 +18,5 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def model() -> Qwen3:
+def model() -> CausalLM:
     return small_model()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from engine.contract import Capacity, Generation, GenerationRequest
 from engine.inference.cuda_graphs import GraphCapture
 from engine.inference.engine_core import EngineCore
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import get_batch_invariant_matmul
 
 LONGEST = 96
@@ -17,7 +17,7 @@ PAGE = 8
 
 
 def new_core(
-    model: Qwen3,
+    model: CausalLM,
     pages: int = 64,
     *,
     page_tokens: int = PAGE,
@@ -60,7 +60,7 @@ def submit(core: EngineCore, requests: Iterable[GenerationRequest]) -> None:
         core.submit(request)
 
 
-def alone(model: Qwen3, request: GenerationRequest) -> Generation:
+def alone(model: CausalLM, request: GenerationRequest) -> Generation:
     return generate(new_core(model, page_tokens=32), request)[request.sequence_id]
 
 
@@ -70,13 +70,13 @@ def assert_same(found: Generation, wanted: Generation) -> None:
     assert found.logprobs.tolist() == wanted.logprobs.tolist()
 
 
-def assert_as_alone(model: Qwen3, found: dict[int, Generation], *requests: GenerationRequest) -> None:
+def assert_as_alone(model: CausalLM, found: dict[int, Generation], *requests: GenerationRequest) -> None:
     """Bit for bit the generations of these requests in batches of one."""
     for request in requests:
         assert_same(found[request.sequence_id], alone(model, request))
 
 
-def assert_greedy(model: Qwen3, ids: NDArray[np.int32], found: Generation) -> None:
+def assert_greedy(model: CausalLM, ids: NDArray[np.int32], found: Generation) -> None:
     """Every token is the most likely one after its prefix, in the training forward over the whole sequence."""
     tokens = torch.tensor(np.concatenate((ids, found.token_ids)), dtype=torch.int64)
     logits = model.compute_logits(model(tokens[None])[0, len(ids) - 1 : -1])
@@ -84,7 +84,7 @@ def assert_greedy(model: Qwen3, ids: NDArray[np.int32], found: Generation) -> No
 
 
 def training_logprobs(
-    model: Qwen3, ids: NDArray[np.int32], generated: NDArray[np.int32], temperature: float
+    model: CausalLM, ids: NDArray[np.int32], generated: NDArray[np.int32], temperature: float
 ) -> NDArray[np.float32]:
     tokens = torch.tensor(np.concatenate((ids, generated)), dtype=torch.int64)
     logits = model.compute_logits(model(tokens[None])[0])[len(ids) - 1 : -1] / temperature

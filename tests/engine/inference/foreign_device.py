@@ -18,7 +18,7 @@ from engine.contract import Capacity, GenerationRequest
 from engine.inference.batch_state import BatchState
 from engine.inference.engine_core import EngineCore
 from engine.inference.sampling import SamplingFlags
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import random_ids, small_config
 
 DEVICE = "elsewhere"
@@ -56,7 +56,7 @@ def take_steps(dtype: torch.dtype, *, graphs: bool) -> int:
     """Prompts of several sizes, prefilled in chunks while other sequences run; then new weights."""
     torch.set_default_dtype(dtype)
     with torch.device(DEVICE):
-        model = Qwen3(small_config())
+        model = CausalLM(small_config())
     torch.set_default_dtype(torch.float32)
     capture = (lambda run: run) if graphs else None
     core = EngineCore(model, Capacity(512, 8, 96), prefill_tokens=20, capture=capture)

@@ -11,7 +11,7 @@ from engine.contract import Capacity, Generation, GenerationRequest
 from engine.inference.cuda_graphs import pad_to_bucket
 from engine.inference.engine_core import EngineCore
 from engine.inference.kernels.attention_kernels import SdpaKernels
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 from tests.engine.inference.cores import alone, assert_greedy, assert_same, generate, new_core, training_logprobs
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.inference.test_paging import random_life
@@ -26,7 +26,7 @@ def requests(count: int, new_tokens: int = 12) -> list[GenerationRequest]:
 
 
 @pytest.mark.slow
-def test_graphs_give_sequences_that_join_leave_and_grow_the_bits_of_a_batch_of_one(model: Qwen3) -> None:
+def test_graphs_give_sequences_that_join_leave_and_grow_the_bits_of_a_batch_of_one(model: CausalLM) -> None:
     capture = Recorded()
     core = new_core(model, prefill_tokens=20, capture=capture)
     found: dict[int, Generation] = {}
@@ -41,7 +41,7 @@ def test_graphs_give_sequences_that_join_leave_and_grow_the_bits_of_a_batch_of_o
 
 
 @pytest.mark.slow
-def test_a_graph_serves_every_batch_of_its_size_bucket(model: Qwen3) -> None:
+def test_a_graph_serves_every_batch_of_its_size_bucket(model: CausalLM) -> None:
     capture = Recorded()
     core = new_core(model, capture=capture)
     for number, new_tokens in enumerate((5, 7, 9, 28)):
@@ -79,7 +79,7 @@ def test_sharing_eviction_and_preemption_do_not_change_bits(seed: int) -> None:
     assert min(load.evicted_tokens, load.preempted, capture.replays) > 0
 
 
-def test_cuda_kernels_match_the_training_forward(model: Qwen3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_kernels_match_the_training_forward(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.inference.kernels.attention.select_kernels", lambda _: SdpaKernels())
     core = EngineCore(model, Capacity(1024, 8, 96), prefill_tokens=40, capture=Recorded())
     for request in requests(6):

@@ -14,8 +14,8 @@ from engine.inference.fused_weights import FusedWeights
 from engine.inference.kernels.batch_invariance import NotBatchInvariant
 from engine.model import experts
 from engine.model.architectures import ARCHITECTURES
+from engine.model.causal_lm import CausalLM
 from engine.model.model_config import DecoderConfig
-from engine.model.qwen3 import Qwen3
 from tests.engine.inference.cores import alone, assert_greedy, assert_same, generate, new_core, training_logprobs
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.model.transformers_reference import SCALINGS, scaled_architecture
@@ -25,12 +25,12 @@ REQUESTS = [GenerationRequest(number, random_ids(3 + 9 * number, number), 12, se
 DENSE = [model_type for model_type, architecture in ARCHITECTURES.items() if not architecture.has_experts]
 
 
-def generate_all(model: Qwen3, *, prefill_tokens: int, rows: int) -> dict[int, Generation]:
+def generate_all(model: CausalLM, *, prefill_tokens: int, rows: int) -> dict[int, Generation]:
     core = EngineCore(model, Capacity(512, 8, 96), prefill_tokens=prefill_tokens, max_running=rows)
     return generate(core, *REQUESTS)
 
 
-def assert_logprobs(model: Qwen3, found: dict[int, Generation]) -> None:
+def assert_logprobs(model: CausalLM, found: dict[int, Generation]) -> None:
     """The generated tokens have the logprobs of the training forward."""
     for request in REQUESTS:
         generation = found[request.sequence_id]

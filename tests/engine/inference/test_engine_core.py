@@ -7,15 +7,15 @@ import pytest
 
 from engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
 from engine.inference.engine_core import EngineCore
+from engine.model.causal_lm import CausalLM
 from engine.model.model_config import DecoderConfig
-from engine.model.qwen3 import Qwen3
 from tests.engine.inference.cores import PAGE, alone, assert_greedy, generate, step, submit
 from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids, small_config, small_model
 
 LONGEST = 48
 
 
-def core_with_rows(model: Qwen3, rows: int = 4, prefill_tokens: int = 512) -> EngineCore:
+def core_with_rows(model: CausalLM, rows: int = 4, prefill_tokens: int = 512) -> EngineCore:
     """Pages and rows for `rows` sequences of the longest size."""
     capacity = Capacity(kv_tokens=rows * LONGEST, page_tokens=PAGE, sequence_tokens=LONGEST)
     matmul = get_batch_invariant_matmul(model.config)
@@ -23,7 +23,7 @@ def core_with_rows(model: Qwen3, rows: int = 4, prefill_tokens: int = 512) -> En
 
 
 @pytest.mark.slow
-def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_leave(model: Qwen3) -> None:
+def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_leave(model: CausalLM) -> None:
     core = core_with_rows(model, rows=3)
     requests = [
         GenerationRequest(number, random_ids(3 + 5 * number, number), 4 + 3 * number, temperature=0)
@@ -44,7 +44,7 @@ def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_le
         assert generation.finish == "length"
 
 
-def test_a_seed_gives_the_same_tokens_in_any_batch(model: Qwen3) -> None:
+def test_a_seed_gives_the_same_tokens_in_any_batch(model: CausalLM) -> None:
     request = GenerationRequest(7, random_ids(9, 1), 24, seed=2**63 + 5)
     expected = alone(model, request)
     core = core_with_rows(model)
@@ -59,7 +59,7 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(model: Qwen3) -> None:
 
 
 @pytest.mark.parametrize("changed", [0, 3, 9])
-def test_a_cached_prefix_is_used_up_to_its_first_different_id(model: Qwen3, changed: int) -> None:
+def test_a_cached_prefix_is_used_up_to_its_first_different_id(model: CausalLM, changed: int) -> None:
     core = core_with_rows(model)
     prompt = random_ids(6, 0)
     ids = np.concatenate(
@@ -70,20 +70,20 @@ def test_a_cached_prefix_is_used_up_to_its_first_different_id(model: Qwen3, chan
     assert generate(core, again)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
 
 
-def test_a_second_turn_may_be_shorter(model: Qwen3) -> None:
+def test_a_second_turn_may_be_shorter(model: CausalLM) -> None:
     core = core_with_rows(model)
     generate(core, GenerationRequest(1, random_ids(12, 0), 5, seed=1))
     again = GenerationRequest(1, random_ids(12, 0)[:4], 8, seed=1)
     assert generate(core, again)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
 
 
-def test_a_sequence_may_grow_to_the_last_token(model: Qwen3) -> None:
+def test_a_sequence_may_grow_to_the_last_token(model: CausalLM) -> None:
     found = alone(model, GenerationRequest(1, random_ids(8, 0), LONGEST - 8, temperature=0))
     assert_greedy(model, random_ids(8, 0), found)
     assert len(found.token_ids) == LONGEST - 8
 
 
-def test_requests_without_a_free_row_are_served_first_come_first_served(model: Qwen3) -> None:
+def test_requests_without_a_free_row_are_served_first_come_first_served(model: CausalLM) -> None:
     core = core_with_rows(model, rows=1)
     for number in (1, 2, 3):
         core.submit(GenerationRequest(number, random_ids(4, number), 3))
@@ -92,14 +92,14 @@ def test_requests_without_a_free_row_are_served_first_come_first_served(model: Q
     assert list(generate(core)) == [1, 2, 3]
 
 
-def test_an_idle_sequence_is_served_before_new_sequences(model: Qwen3) -> None:
+def test_an_idle_sequence_is_served_before_new_sequences(model: CausalLM) -> None:
     core = core_with_rows(model, rows=1)
     generate(core, GenerationRequest(1, random_ids(4, 1), 3))
     core.submit(GenerationRequest(2, random_ids(4, 2), 3))
     assert list(generate(core, GenerationRequest(1, random_ids(4, 1), 3))) == [1, 2]
 
 
-def test_used_tokens_are_full_pages_of_running_and_idle_sequences(model: Qwen3) -> None:
+def test_used_tokens_are_full_pages_of_running_and_idle_sequences(model: CausalLM) -> None:
     core = core_with_rows(model)
     assert core.capacity == Capacity(4 * LONGEST, PAGE, LONGEST)
     for number in (1, 2):
@@ -113,7 +113,7 @@ def test_used_tokens_are_full_pages_of_running_and_idle_sequences(model: Qwen3) 
     assert (core.get_load().used_tokens, core.get_load().cached_tokens) == (0, 0)
 
 
-def test_releasing_a_running_sequence_aborts_it_and_frees_its_row(model: Qwen3) -> None:
+def test_releasing_a_running_sequence_aborts_it_and_frees_its_row(model: CausalLM) -> None:
     core = core_with_rows(model, rows=1)
     core.submit(GenerationRequest(1, random_ids(4, 1), 20))
     core.step()
@@ -123,7 +123,7 @@ def test_releasing_a_running_sequence_aborts_it_and_frees_its_row(model: Qwen3) 
     assert core.get_load().used_tokens == 0
 
 
-def test_a_second_request_of_a_running_sequence_is_refused(model: Qwen3) -> None:
+def test_a_second_request_of_a_running_sequence_is_refused(model: CausalLM) -> None:
     core = core_with_rows(model, rows=1)
     core.submit(GenerationRequest(1, random_ids(4, 1), 20))
     with pytest.raises(RequestRefused, match="sequence 1 is being generated already"):
@@ -158,6 +158,6 @@ def test_other_model_shapes_decode_as_the_training_forward(config: DecoderConfig
     assert_greedy(other, random_ids(8, 0), found)
 
 
-def test_a_capacity_that_holds_no_sequence_is_an_error(model: Qwen3) -> None:
+def test_a_capacity_that_holds_no_sequence_is_an_error(model: CausalLM) -> None:
     with pytest.raises(ValueError, match="kv_tokens 47 in pages of 8 hold no sequence of 41"):
         EngineCore(model, Capacity(kv_tokens=47, page_tokens=8, sequence_tokens=41))

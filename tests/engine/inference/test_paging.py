@@ -5,14 +5,14 @@ import pytest
 
 from engine.contract import EngineLoad, Generation, GenerationRequest
 from engine.inference.cuda_graphs import GraphCapture
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 from tests.engine.inference.cores import PAGE, alone, assert_as_alone, assert_same, generate, new_core, step, submit
 from tests.engine.tiny_models import random_ids, small_config, small_model
 
 # ---------------------------------------------------------------- shared prefixes
 
 
-def test_a_groups_prompt_is_prefilled_once_and_its_full_pages_are_shared(model: Qwen3) -> None:
+def test_a_groups_prompt_is_prefilled_once_and_its_full_pages_are_shared(model: CausalLM) -> None:
     core = new_core(model)
     prompt = random_ids(3 * PAGE + 2, 1)
     requests = [GenerationRequest(number, prompt, 5, seed=number) for number in range(4)]
@@ -28,7 +28,7 @@ def test_a_groups_prompt_is_prefilled_once_and_its_full_pages_are_shared(model: 
     assert core.get_load().recomputed_tokens == 0
 
 
-def test_the_last_token_of_a_prompt_of_full_cached_pages_is_computed(model: Qwen3) -> None:
+def test_the_last_token_of_a_prompt_of_full_cached_pages_is_computed(model: CausalLM) -> None:
     core = new_core(model)
     requests = [GenerationRequest(number, random_ids(2 * PAGE, 1), 5, seed=number) for number in range(2)]
     found = generate(core, *requests)
@@ -36,7 +36,7 @@ def test_the_last_token_of_a_prompt_of_full_cached_pages_is_computed(model: Qwen
     assert_as_alone(model, found, *requests)
 
 
-def test_shared_pages_stay_until_their_last_sequence_is_released(model: Qwen3) -> None:
+def test_shared_pages_stay_until_their_last_sequence_is_released(model: CausalLM) -> None:
     core = new_core(model)
     for number in (1, 2):
         core.submit(GenerationRequest(number, random_ids(2 * PAGE + 1, 1), 1, seed=number))
@@ -52,7 +52,7 @@ def test_shared_pages_stay_until_their_last_sequence_is_released(model: Qwen3) -
     assert core.get_load().used_tokens == 0
 
 
-def test_the_next_turn_prefills_only_its_new_tokens(model: Qwen3) -> None:
+def test_the_next_turn_prefills_only_its_new_tokens(model: CausalLM) -> None:
     core = new_core(model)
     first = generate(core, GenerationRequest(1, random_ids(11, 1), 9, seed=1))[1]
     ids = np.concatenate((random_ids(11, 1), first.token_ids, random_ids(6, 2)))
@@ -62,7 +62,7 @@ def test_the_next_turn_prefills_only_its_new_tokens(model: Qwen3) -> None:
     assert core.get_load().recomputed_tokens == 0
 
 
-def test_a_turn_over_several_leases_equals_a_turn_in_one_lease(model: Qwen3) -> None:
+def test_a_turn_over_several_leases_equals_a_turn_in_one_lease(model: CausalLM) -> None:
     whole = GenerationRequest(1, random_ids(13, 1), 40, seed=5)
     core = new_core(model)
     ids, logprobs = whole.token_ids, np.zeros(0, np.float32)
@@ -101,7 +101,7 @@ def test_new_weights_during_prefill_restart_it() -> None:
 # ---------------------------------------------------------------- chunks
 
 
-def test_running_sequences_get_a_token_in_every_step_during_a_long_prefill(model: Qwen3) -> None:
+def test_running_sequences_get_a_token_in_every_step_during_a_long_prefill(model: CausalLM) -> None:
     core = new_core(model, prefill_tokens=10)
     core.submit(GenerationRequest(1, random_ids(4, 1), 30, seed=1))
     core.step()
@@ -115,7 +115,7 @@ def test_running_sequences_get_a_token_in_every_step_during_a_long_prefill(model
 
 
 @pytest.mark.parametrize("prefill_tokens", [1, 33, 40])
-def test_the_prefill_chunk_size_does_not_change_bits(model: Qwen3, prefill_tokens: int) -> None:
+def test_the_prefill_chunk_size_does_not_change_bits(model: CausalLM, prefill_tokens: int) -> None:
     core = new_core(model, prefill_tokens=prefill_tokens)
     requests = [GenerationRequest(number, random_ids(70 + number, number), 4, seed=1) for number in range(2)]
     found = generate(core, *requests)
@@ -125,7 +125,7 @@ def test_the_prefill_chunk_size_does_not_change_bits(model: Qwen3, prefill_token
 # ---------------------------------------------------------------- eviction and preemption
 
 
-def test_tokens_of_a_released_sequence_count_as_recomputed(model: Qwen3) -> None:
+def test_tokens_of_a_released_sequence_count_as_recomputed(model: CausalLM) -> None:
     core = new_core(model)
     ids = np.concatenate(
         (
@@ -144,7 +144,7 @@ def test_tokens_of_a_released_sequence_count_as_recomputed(model: Qwen3) -> None
     assert core.get_load().recomputed_tokens == 28
 
 
-def test_eviction_takes_the_least_recently_used_sequence_last_page_first(model: Qwen3) -> None:
+def test_eviction_takes_the_least_recently_used_sequence_last_page_first(model: CausalLM) -> None:
     core = new_core(model, pages=12)
     for number in (1, 2):
         core.submit(GenerationRequest(number, random_ids(3 * PAGE, number), 1 + PAGE, seed=number))
@@ -159,7 +159,7 @@ def test_eviction_takes_the_least_recently_used_sequence_last_page_first(model: 
     assert core.get_load().recomputed_tokens == PAGE
 
 
-def test_the_newest_request_is_preempted_and_resumes_with_the_same_tokens(model: Qwen3) -> None:
+def test_the_newest_request_is_preempted_and_resumes_with_the_same_tokens(model: CausalLM) -> None:
     core = new_core(model, pages=12)
     requests = [GenerationRequest(number, random_ids(3 * PAGE, number), 6 * PAGE, seed=number) for number in range(2)]
     submit(core, requests)
@@ -174,7 +174,7 @@ def test_the_newest_request_is_preempted_and_resumes_with_the_same_tokens(model:
     assert load.prefilled_tokens == 2 * 3 * PAGE + 6 * PAGE + 1
 
 
-def test_aborting_a_preempted_request_returns_its_tokens(model: Qwen3) -> None:
+def test_aborting_a_preempted_request_returns_its_tokens(model: CausalLM) -> None:
     core = new_core(model, pages=12)
     requests = [GenerationRequest(number, random_ids(3 * PAGE, number), 6 * PAGE, seed=number) for number in range(2)]
     submit(core, requests)
@@ -187,7 +187,7 @@ def test_aborting_a_preempted_request_returns_its_tokens(model: Qwen3) -> None:
     assert found.versions.tolist() == [0] * (3 * PAGE + 1)
 
 
-def test_a_request_waits_while_running_sequences_hold_the_pages(model: Qwen3) -> None:
+def test_a_request_waits_while_running_sequences_hold_the_pages(model: CausalLM) -> None:
     core = new_core(model, pages=12)
     core.submit(GenerationRequest(1, random_ids(8 * PAGE, 1), 2 * PAGE))
     core.submit(GenerationRequest(2, random_ids(5 * PAGE, 2), 2))
@@ -203,7 +203,7 @@ def test_a_request_waits_while_running_sequences_hold_the_pages(model: Qwen3) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "num_bytes"), [(1, 1 << 28), (2, 1 << 28), (3, 1 << 28), (3, 100_000), (2, 0)])
 def test_the_attention_block_size_does_not_change_bits(
-    model: Qwen3, monkeypatch: pytest.MonkeyPatch, rows: int, num_bytes: int
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch, rows: int, num_bytes: int
 ) -> None:
     """Sequences of all lengths join and leave, so that blocks fill, shrink, refill and widen."""
     monkeypatch.setattr("engine.inference.kv.contiguous_kv.DENSE_BLOCK_ROWS", rows)
@@ -229,7 +229,13 @@ def test_the_attention_block_size_does_not_change_bits(
 
 
 def random_life(
-    model: Qwen3, seed: int, *, pages: int, page_tokens: int, prefill_tokens: int, capture: GraphCapture | None = None
+    model: CausalLM,
+    seed: int,
+    *,
+    pages: int,
+    page_tokens: int,
+    prefill_tokens: int,
+    capture: GraphCapture | None = None,
 ) -> EngineLoad:
     """Groups of siblings with several turns each, in a cache that is too small.
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.contract import Capacity, Generation, GenerationRequest
 from engine.inference.engine_core import EngineCore
 from engine.model.architectures import ARCHITECTURES
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 from tests.engine.model.transformers_reference import SCALINGS, load_reference, scaled_architecture
 from tests.engine.tiny_models import random_ids, small_config, small_model
 
@@ -31,7 +31,7 @@ ARCHITECTURE_CONFIGS = [
 ]
 
 
-def generated(model: Qwen3) -> list[Generation]:
+def generated(model: CausalLM) -> list[Generation]:
     """All in one batch, the longer prompts in chunks."""
     core = EngineCore(model, Capacity(2048, 16, 128), prefill_tokens=30)
     for request in REQUESTS:
@@ -43,7 +43,7 @@ def generated(model: Qwen3) -> list[Generation]:
 
 
 def build_reference(
-    model: Qwen3, folder: Path, dtype: torch.dtype
+    model: CausalLM, folder: Path, dtype: torch.dtype
 ) -> Callable[[list[Generation]], NDArray[np.float32]]:
     """Transformers' logprobs of the same tokens, from one forward over each whole sequence."""
     reference = load_reference(folder, model).to(dtype)

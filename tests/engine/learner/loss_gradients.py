@@ -16,7 +16,7 @@ from engine.learner.distributed import RankGroup, gather_full, join_ranks, leave
 from engine.learner.sharding import shard_model
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import build_rl_sequence
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 from tests.engine.learner.training_examples import rows, small_run, trainable_model
 
 
@@ -52,7 +52,7 @@ def make_rows() -> list[TrainingSample]:
     return rows(0, groups=2, size=4)
 
 
-def make_reference_model() -> Qwen3:
+def make_reference_model() -> CausalLM:
     """The frozen policy of the KL term: the trained one with slightly different weights."""
     model = trainable_model().double()
     generator = torch.Generator().manual_seed(5)

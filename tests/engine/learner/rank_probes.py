@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from engine.learner.distributed import RankGroup, gather_full_parameters, join_ranks, leave_ranks
 from engine.learner.minibatches import build_micro_batch
 from engine.learner.sharding import load_sharded_model, reshard_parameters
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 from policies.losses.token_scores import ScoredTokens
 from tests.engine.learner.training_examples import sequences, small_run
 
@@ -90,7 +90,7 @@ def measuring_memory() -> Generator[MemoryPeak]:
         peak.update()
 
 
-def score(model: Qwen3) -> list[float]:
+def score(model: CausalLM) -> list[float]:
     """Of a few tokens, without a backward pass."""
     batch = build_micro_batch(sequences(0, count=2), [1.0, 1.0])
     with torch.no_grad():

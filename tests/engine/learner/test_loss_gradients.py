@@ -18,7 +18,7 @@ from bus.messages import TrainingSample
 from configs.errors import UnusableInput
 from engine.learner.distributed import RankGroup
 from engine.learner.trainer import Trainer
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 from tests.engine.learner.loss_gradients import (
     LossCase,
     LossGradients,
@@ -81,7 +81,7 @@ def read_row(row: TrainingSample) -> tuple[Tensor, Tensor, list[float]]:
     return ids, mask, behaviour[mask].tolist()
 
 
-def score(model: Qwen3, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def score(model: CausalLM, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Log probabilities and entropies of the loss tokens of one sequence, without batches."""
     log_p_TV = torch.log_softmax(model.compute_logits(model(ids[None, :-1]))[0], dim=-1)
     entropies_T = -(log_p_TV.exp() * log_p_TV).sum(-1)

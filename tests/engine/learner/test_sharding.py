@@ -15,7 +15,7 @@ from configs.errors import UnusableInput
 from engine.learner.distributed import ParallelDims, RankGroup, compute_parallel_dims, join_ranks
 from engine.learner.sharding import load_sharded_model, shard_model
 from engine.model.hf_checkpoint import BLOCK_BYTES, CheckpointError, load_model
-from engine.model.model_config import Qwen3Config
+from engine.model.model_config import DecoderConfig
 from tests.engine.learner.rank_probes import RankReport
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.training_examples import trainable_model, write_initial_checkpoint
@@ -31,7 +31,7 @@ class WrittenModel(NamedTuple):
     num_bytes: int  # in float32
 
 
-def write_model(folder: Path, config: Qwen3Config) -> WrittenModel:
+def write_model(folder: Path, config: DecoderConfig) -> WrittenModel:
     """Random weights in bfloat16, in two files with an index."""
     generator = torch.Generator().manual_seed(0)
     names = list(config.compute_weight_shapes().items())
@@ -48,9 +48,9 @@ def write_model(folder: Path, config: Qwen3Config) -> WrittenModel:
     return WrittenModel(folder, sums, 4 * sum(math.prod(shape) for _, shape in names))
 
 
-def make_config(num_layers: int, vocab_size: int) -> Qwen3Config:
+def make_config(num_layers: int, vocab_size: int) -> DecoderConfig:
     """The vocabulary is odd, so that shards differ in size."""
-    return Qwen3Config(
+    return DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=512,
         intermediate_size=1536,

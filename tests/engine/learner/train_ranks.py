@@ -21,7 +21,7 @@ from engine.learner.distributed import (
 )
 from engine.learner.sharding import load_sharded_model, shard_model
 from engine.learner.trainer import Trainer
-from engine.model.qwen3 import Qwen3
+from engine.model.causal_lm import CausalLM
 from policies.losses import token_scores
 from tests.engine.learner.rank_probes import describe_parameters
 from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
@@ -62,7 +62,7 @@ def steps_of(stage: str) -> Step:
     return lambda trainer, step: trainer.run_rl_step(rl_sequences(step))
 
 
-def make_model(stage: str, *, is_tied: bool) -> Qwen3:
+def make_model(stage: str, *, is_tied: bool) -> CausalLM:
     return trainable_model("qwen3_moe" if stage == "experts" else "qwen3", is_tied=is_tied)
 
 

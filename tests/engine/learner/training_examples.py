@@ -14,8 +14,8 @@ from configs.schema import RunConfig
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.sample_files import StoredSequence, list_sequences
 from engine.learner.training_sequence import TrainingSequence, build_rl_sequence, build_training_sequence
+from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import save_model
-from engine.model.qwen3 import Qwen3
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_config, small_model, write_tokenizer
 
 torch.set_num_threads(1)  # for small products more threads are slower
@@ -40,7 +40,7 @@ def small_run(**learner: Any) -> RunConfig:
     )
 
 
-def trainable_model(model_type: str = "qwen3", *, is_tied: bool = True) -> Qwen3:
+def trainable_model(model_type: str = "qwen3", *, is_tied: bool = True) -> CausalLM:
     return small_model(config=small_architecture(model_type, tie_word_embeddings=is_tied)).requires_grad_(True)
 
 

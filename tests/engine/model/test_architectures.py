@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engine.model.architectures import ARCHITECTURES
+from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.hf_checkpoint import CheckpointError, load_model
 from engine.model.model_config import DecoderConfig, ExpertsConfig, UnsupportedModel, check_weight_shapes
-from engine.model.qwen3 import Qwen3, initialize_weights
 from engine.model.rope import compute_rope_tables
 from engine.model.rope_scaling import Llama3Rope, YarnRope
 from tests.engine.model.transformers_reference import (
@@ -138,7 +138,7 @@ def test_the_original_context_of_yarn_defaults_to_the_longest_context() -> None:
 def test_weight_shapes_equal_those_of_the_model(model_type: str) -> None:
     for tied in (True, False):
         config = small_architecture(model_type, tie_word_embeddings=tied)
-        found = {name: tuple(parameter.shape) for name, parameter in Qwen3(config).named_parameters()}
+        found = {name: tuple(parameter.shape) for name, parameter in CausalLM(config).named_parameters()}
         assert found == config.compute_weight_shapes()
 
 
@@ -192,7 +192,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
 
 
 def test_initial_biases_are_0() -> None:
-    model = Qwen3(small_architecture("qwen2"))
+    model = CausalLM(small_architecture("qwen2"))
     initialize_weights(model, 0)
     assert model.get_parameter("model.layers.1.self_attn.q_proj.bias").abs().max() == 0
     assert model.get_parameter("model.norm.weight").min() == 1

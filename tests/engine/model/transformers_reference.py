@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.model.causal_lm import CausalLM
 from engine.model.model_config import DecoderConfig
-from engine.model.qwen3 import Qwen3
 from engine.model.rope_scaling import DefaultRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
 from tests.engine.tiny_models import save_small_model, small_architecture
 
@@ -37,7 +37,7 @@ def scaled_architecture(model_type: str, scaling: str, **options: Any) -> Decode
     return small_architecture(model_type, rope_scaling=SCALINGS[scaling], vocab_size=280, **longest, **options)
 
 
-def load_reference(folder: Path, model: Qwen3) -> Any:
+def load_reference(folder: Path, model: CausalLM) -> Any:
     """Transformers' model with these weights, in float32; writes `folder`/model."""
     from transformers import AutoModelForCausalLM
 

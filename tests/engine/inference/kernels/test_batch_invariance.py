@@ -15,8 +15,8 @@ from engine.inference.embedded import EmbeddedEngine
 from engine.inference.engine_core import EngineCore
 from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import Matmul, build_tiled
+from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.model_config import DecoderConfig
-from engine.model.qwen3 import Qwen3, initialize_weights
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import get_batch_invariant_matmul, small_config
 
@@ -91,7 +91,7 @@ def test_tiled_products_equal_plain_products(count: int) -> None:
     assert_close(build_tiled(8).add_mm(to_NF, x_NK, weights_KF), to_NF + x_NK @ weights_KF)
 
 
-def odd_model(seed: int) -> Qwen3:
+def odd_model(seed: int) -> CausalLM:
     """Sizes that are not multiples of a register, three queries per key."""
     config = DecoderConfig(
         vocab_size=301,
@@ -103,7 +103,7 @@ def odd_model(seed: int) -> Qwen3:
         head_dim=24,
         tie_word_embeddings=True,
     )
-    model = Qwen3(config)
+    model = CausalLM(config)
     initialize_weights(model, seed, std=0.2)
     return model.requires_grad_(False)
 
@@ -131,7 +131,7 @@ Outputs = dict[tuple[int, int], bytes]
 
 
 def generated(
-    model: Qwen3,
+    model: CausalLM,
     wanted: Sequence[Sequence[GenerationRequest]],
     products: Matmul,
     *,

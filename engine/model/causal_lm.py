@@ -65,7 +65,7 @@ class OutputHead(UninitializedLinear):
         return functional.linear(hidden, self.weight)
 
 
-class Qwen3(nn.Module):
+class CausalLM(nn.Module):
     """The weights are uninitialized until `initialize_weights`, `load_state_dict` or `fill_parameters`."""
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -112,7 +112,7 @@ def score_tokens(
     )
 
 
-def initialize_weights(model: Qwen3, seed: int, std: float = 0.02) -> None:
+def initialize_weights(model: CausalLM, seed: int, std: float = 0.02) -> None:
     """Initial weights as in transformers: matrices from N(0, std), norms 1, biases 0."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
