@@ -42,6 +42,7 @@ _KINDS = (
     *(StepCollected, StepTrained, EvaluationFinished, WeightsPublished),
 )
 _EXCLUDED_FIELDS = ("executor", "trajectory_id", "lease")  # worker, placement, part of the stream's name
+_CACHE_METRICS = ("recomputed_share",)  # depend on cache sizes and on the order in which requests arrive
 _SORTS_LAST = (inf,)
 Timed = TypeVar("Timed", bound=msgspec.Struct)
 
@@ -141,7 +142,9 @@ def _read_metric_lines(folder: RunFolder, logged: Mapping[str, list[ComparableEv
         at_s = _get_end_time(logged, name_evaluation(label, step) if label else f"step {step}")
         name = label or values.get("check", "")  # of an evaluation, of a health check
         stream = " ".join(part for part in (values["kind"], name, str(step)) if part)
-        contents: dict[str, object] = _drop_times(values)
+        contents: dict[str, object] = {
+            name: value for name, value in _drop_times(values).items() if name not in _CACHE_METRICS
+        }
         streams[f"metrics, {stream}"] = [ComparableEvent(at_s, "line", contents, folder.metrics.name)]
     return streams
 

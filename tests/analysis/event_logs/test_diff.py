@@ -174,10 +174,11 @@ def test_the_files_of_the_newest_checkpoint_are_compared(tmp_path: Path) -> None
         assert (found.stream, found.a.source) == ("checkpoint step_000001", "checkpoints/step_000001/config.json")
 
 
-def test_the_metrics_file_is_compared_without_its_times(tmp_path: Path) -> None:
+def test_the_metrics_file_is_compared_without_its_times_and_cache_misses(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / name, ("recipe", StepTrained(1, {}))) for name in "abc"]
     for run, reward, step_s in zip(runs, (0.5, 0.5, 0.25), (1.0, 2.0, 1.0), strict=True):
-        run.metrics.write_text(json.dumps({"kind": "step", "step": 1, "reward": reward, "step_s": step_s}) + "\n")
+        values = {"reward": reward, "step_s": step_s, "recomputed_share": step_s / 4}
+        run.metrics.write_text(json.dumps({"kind": "step", "step": 1, **values}) + "\n")
     assert find_first_divergence(runs[0], runs[1]) is None
     found = find_first_divergence(runs[0], runs[2])
     assert found is not None
