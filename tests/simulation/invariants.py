@@ -94,7 +94,7 @@ def check_the_steps(world: World) -> None:
     written = [line.step for line in world.metrics if line.kind == "step"]
     assert written == [step for step in steps if step in written or step not in world.steps_without_metrics]
     subjects = Counter((line.kind, line.step, line.label) for line in world.metrics)
-    assert set(subjects.values()) == {1}
+    assert set(subjects.values()) <= {1}  # a run that resumes after its last step may have no line
     rows = Counter(row.trajectory_id for row in world.disk.rows())
     assert not [trajectory for trajectory, count in rows.items() if count > 1]
 
