@@ -62,6 +62,7 @@ NEEDS = {
     ".venv/bin/torchrun": "a second machine (tests/cluster)",
     ".venv/bin/asterism run configs/tiny.toml --set runs_folder=/shared/runs": "a second machine",
     "asterism run CONFIG --set engine.device=cuda": "a GPU",
+    "asterism run CONFIG --set learner.ranks=8": "8 GPUs",
     "asterism run CONFIG --set engine.kind=sglang": "SGLang (tests/sglang)",
     "asterism run configs/tiny.toml --name sglang": "SGLang (tests/sglang)",
     "make sglang-environment": "SGLang (tests/sglang)",
