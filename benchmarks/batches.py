@@ -61,7 +61,7 @@ async def send_batch(head: Bus, rows: int, tokens: int) -> tuple[int, int]:
         samples = await asyncio.to_thread(make_group, group_id, tokens, draws)
         parts = split_accepted_group(1, group_id, samples)
         frames = encode_effects("head/buffer", [Send("learner", part) for part in parts])
-        compute_fingerprint(frames)
+        compute_fingerprint(frames)  # a part of the head's work on each event
         for frame in frames:
             await head.send_frame("learner", frame)
         groups.append(BatchGroup(group_id, len(parts)))

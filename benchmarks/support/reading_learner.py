@@ -7,20 +7,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-import torch.distributed as dist
 import uvloop
 
 from benchmarks.support.loop_lag import measuring_lag
+from bus.process.process_main import pausing_garbage_collector
 from bus.transport.zeromq import open_zmq_bus
 from configs.load import load_run
 from configs.run_folder import RunFolder
-from engine.learner.batch_journal import BatchJournal
-from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
-from engine.learner.learner import Learner
-from engine.learner.learner_rank import TrainStepResult
-from engine.learner.minibatches import build_micro_batch, build_rl_minibatches, split_micro_batches
-from engine.learner.sample_exchange import exchange_samples
-from engine.learner.sample_files import StoredSequence, count_bytes, list_sequences
+
+with pausing_garbage_collector():  # as in engine/learner/__main__.py
+    import torch.distributed as dist
+
+    from engine.learner.batch_journal import BatchJournal
+    from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
+    from engine.learner.learner import Learner
+    from engine.learner.learner_rank import TrainStepResult
+    from engine.learner.minibatches import build_micro_batch, build_rl_minibatches, split_micro_batches
+    from engine.learner.sample_exchange import exchange_samples
+    from engine.learner.sample_files import StoredSequence, count_bytes, list_sequences
 
 MICRO_BATCH_TOKENS = 16_384
 NUM_MINIBATCHES = 4

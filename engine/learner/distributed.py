@@ -75,7 +75,10 @@ class RankGroup(NamedTuple):
     @property
     def data_rank(self) -> int:
         """Which share of a minibatch this rank trains on, of `dims.num_data_ranks`."""
-        return self.rank // (self.dims.cp * self.dims.tp)
+        return self.find_data_rank(self.rank)
+
+    def find_data_rank(self, rank: int) -> int:
+        return rank // (self.dims.cp * self.dims.tp)
 
     @property
     def parameter_mesh(self) -> DeviceMesh:

@@ -2,9 +2,8 @@
 
 torchrun starts one process for each of several ranks. Rank 0 joins the bus as "learner" and broadcasts each piece of work to the other
 ranks. It stores GroupAccepted; it consumes BatchReady and produces StepTrained, then WeightsPublished: once at the
-start and once per batch. It
-waits only for its worker thread, and for the memory of engines that share its GPUs. Shutdown or SIGTERM ends it
-immediately: an unfinished step is abandoned, the last checkpoint remains.
+start and once per batch. It waits only for its worker thread, and for the memory of engines that share its GPUs. Shutdown
+or SIGTERM ends it immediately: an unfinished step is abandoned, the last checkpoint remains.
 
 A later incarnation (`--incarnation`) first repeats the journal's steps after that checkpoint. It sends their StepTrained again,
 but publishes only the last weights: the earlier ones may be in the slot of the current ones.

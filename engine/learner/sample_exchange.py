@@ -25,16 +25,19 @@ def exchange_samples(ranks: RankGroup, minibatches: Sequence[DealtMinibatch]) ->
     """
     if ranks.node == 0:
         for rank in range(ranks.rank + ranks.local_world_size, ranks.world_size, ranks.local_world_size):
-            for piece in _iter_pieces(_list_share(minibatches, rank)):
+            for piece in _iter_pieces(_list_share(ranks, minibatches, rank)):
                 dist.send(piece, rank)
         return [list(sequences) for sequences, _ in minibatches]
-    received = _receive(_list_share(minibatches, ranks.rank), ranks.rank % ranks.local_world_size)
+    received = _receive(_list_share(ranks, minibatches, ranks.rank), ranks.rank % ranks.local_world_size)
     return [[received.get(each.trajectory_id, each) for each in sequences] for sequences, _ in minibatches]
 
 
-def _list_share(minibatches: Sequence[DealtMinibatch], rank: int) -> list[StoredSequence]:
+def _list_share(ranks: RankGroup, minibatches: Sequence[DealtMinibatch], rank: int) -> list[StoredSequence]:
     return [
-        sequences[index] for sequences, shares in minibatches for micro_batch in shares[rank] for index in micro_batch
+        sequences[index]
+        for sequences, shares in minibatches
+        for micro_batch in shares[ranks.find_data_rank(rank)]
+        for index in micro_batch
     ]
 
 
@@ -58,7 +61,7 @@ def _receive(sequences: Sequence[StoredSequence], sender: int) -> dict[int, Stor
     view, start = content.numpy().data, 0
     received: dict[int, StoredSequence] = {}
     for sequence in sequences:
-        size = sequence.entry.num_bytes
+        size = sequence.num_bytes
         received[sequence.trajectory_id] = sequence._replace(content=view[start : start + size])
         start += size
     return received

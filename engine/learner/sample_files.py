@@ -21,8 +21,8 @@ BYTES_PER_TOKEN = 9
 _LENGTH = struct.Struct("<Q")
 
 
-class SampleEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A trajectory in a file."""
+class SampleEntry(NamedTuple):
+    """A trajectory in the index of a file."""
 
     trajectory_id: int
     group_id: int
@@ -30,71 +30,54 @@ class SampleEntry(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int  # T, prompt included
     num_loss_tokens: int
     token_id_range: tuple[int, int]  # lowest and highest; (0, 0) without tokens
-    start: int  # of its tokens, from the first byte after the index
-
-    @property
-    def num_bytes(self) -> int:
-        return BYTES_PER_TOKEN * self.num_tokens
 
 
 _encode_index = msgspec.msgpack.Encoder().encode
-_decode_index = msgspec.msgpack.Decoder(tuple[SampleEntry, ...]).decode
+_decode_index = msgspec.msgpack.Decoder(list[SampleEntry]).decode
 
 
 def write_samples(path: Path, group: GroupAccepted) -> None:
     """Raises DiskError, and ValueError, which names the trajectory, for arrays of different lengths."""
-    entries, parts, start = list[SampleEntry](), list[bytes](), 0
-    for sample in group.samples:
-        sequence = build_rl_sequence(sample)
-        entry = SampleEntry(
-            sample.trajectory_id,
-            sample.group_id,
-            sample.advantage,
-            sequence.num_tokens,
-            sequence.num_loss_tokens,
-            sequence.token_id_range,
-            start,
-        )
-        entries.append(entry)
-        parts += [sequence.token_ids.tobytes(), sequence.logprobs.tobytes(), sequence.loss_mask.tobytes()]
-        start += entry.num_bytes
-    index = _encode_index(entries)
+    sequences = [build_rl_sequence(sample) for sample in group.samples]
+    index = _encode_index([_describe(sequence) for sequence in sequences])
+    columns = ((each.token_ids, each.logprobs, each.loss_mask) for each in sequences)
+    parts = [column.tobytes() for of_sequence in columns for column in of_sequence]
     write_atomically(path, b"".join([_LENGTH.pack(len(index)), index, *parts]))
 
 
-class StoredSequence(NamedTuple):
-    """A trajectory of a batch."""
+def _describe(sequence: TrainingSequence) -> SampleEntry:
+    return SampleEntry(
+        sequence.trajectory_id,
+        sequence.group_id,
+        sequence.advantage,
+        sequence.num_tokens,
+        sequence.num_loss_tokens,
+        sequence.token_id_range,
+    )
 
-    entry: SampleEntry
+
+class StoredSequence(NamedTuple):
+    """A trajectory of a batch. The first fields are those of SampleEntry."""
+
+    trajectory_id: int
+    group_id: int
+    advantage: float
+    num_tokens: int
+    num_loss_tokens: int
+    token_id_range: tuple[int, int]
     path: Path  # on the leading rank's node
     position: int  # of its tokens in the file
     content: memoryview | None = None  # its tokens, if the file is on another node
 
     @property
-    def trajectory_id(self) -> int:
-        return self.entry.trajectory_id
-
-    @property
-    def group_id(self) -> int:
-        return self.entry.group_id
-
-    @property
-    def num_tokens(self) -> int:
-        return self.entry.num_tokens
-
-    @property
-    def num_loss_tokens(self) -> int:
-        return self.entry.num_loss_tokens
-
-    @property
-    def token_id_range(self) -> tuple[int, int]:
-        return self.entry.token_id_range
+    def num_bytes(self) -> int:
+        return BYTES_PER_TOKEN * self.num_tokens
 
     def read_bytes(self) -> bytes:
         """Raises OSError, and ValueError for a file that is too short."""
         with self.path.open("rb", buffering=0) as file:
-            content = os.pread(file.fileno(), self.entry.num_bytes, self.position)
-        if len(content) != self.entry.num_bytes:
+            content = os.pread(file.fileno(), self.num_bytes, self.position)
+        if len(content) != self.num_bytes:
             raise ValueError(f"{self.path}: the tokens of trajectory {self.trajectory_id} are incomplete")
         return content
 
@@ -105,14 +88,14 @@ class StoredSequence(NamedTuple):
             np.frombuffer(content, "<i4", count),
             np.frombuffer(content, np.bool_, count, 8 * count),
             np.frombuffer(content, "<f4", count, 4 * count),
-            self.entry.advantage,
+            self.advantage,
             self.group_id,
             self.trajectory_id,
         )
 
 
 class SampleIndex(NamedTuple):
-    """The index of a file, encoded: the ranks get it in this form, because pickling many objects blocks an event loop."""
+    """The index of a file, encoded; the ranks receive it in this form."""
 
     path: str
     content: bytes
@@ -127,12 +110,14 @@ def read_index(path: Path) -> SampleIndex:
 
 def list_sequences(indexes: Iterable[SampleIndex]) -> list[StoredSequence]:
     """In the order of the files."""
-    return [
-        StoredSequence(entry, path, _LENGTH.size + len(index.content) + entry.start)
-        for index, path in ((index, Path(index.path)) for index in indexes)
-        for entry in _decode_index(index.content)
-    ]
+    sequences: list[StoredSequence] = []
+    for index in indexes:
+        path, position = Path(index.path), _LENGTH.size + len(index.content)
+        for entry in _decode_index(index.content):
+            sequences.append(StoredSequence(*entry, path, position))
+            position += sequences[-1].num_bytes
+    return sequences
 
 
 def count_bytes(sequences: Sequence[StoredSequence]) -> int:
-    return sum(sequence.entry.num_bytes for sequence in sequences)
+    return sum(sequence.num_bytes for sequence in sequences)

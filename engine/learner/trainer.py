@@ -1,10 +1,10 @@
 """Training on one rank: updates of the cold start, GRPO steps, saving and resuming."""
 
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -160,21 +160,24 @@ class Trainer:
             return [None] * len(minibatches)
         old_logprobs: list[OldLogprobs] = [None]
         for sequences in minibatches[1:]:
-            batches = self._iter_micro_batches(sequences)
-            old_logprobs.append([self._score_without_gradient(self.model, batch).logprobs_N for batch in batches])
+            loads = self._list_micro_batches(sequences)
+            old_logprobs.append([self._score_without_gradient(self.model, load()).logprobs_N for load in loads])
         return old_logprobs
 
     def _split_micro_batches(self, sequences: Sequence[SequenceSource]) -> RankShares:
         return split_micro_batches(sequences, self._ranks.dims.num_data_ranks, self._learner.micro_batch_tokens)
 
-    def _iter_micro_batches(self, sequences: Sequence[SequenceSource]) -> Iterator[MicroBatch]:
-        """Those of this rank, loaded one at a time."""
+    def _list_micro_batches(self, sequences: Sequence[SequenceSource]) -> list[Callable[[], MicroBatch]]:
+        """Those of this rank. A call loads one onto the rank's device."""
         loss_mean = self._learner.loss_mean if self.stage == "rl" else "tokens"
         weights = compute_token_weights(sequences, loss_mean, self._run.response_tokens)
-        for indices in self._split_micro_batches(sequences)[self._ranks.data_rank]:
-            yield build_micro_batch(
-                [sequences[index].load() for index in indices], [weights[index] for index in indices]
-            )
+
+        def load(indices: Sequence[int]) -> MicroBatch:
+            loaded = [sequences[index].load() for index in indices]
+            batch = build_micro_batch(loaded, [weights[index] for index in indices])
+            return _copy_to_device(batch, self._ranks.device)
+
+        return [partial(load, indices) for indices in self._split_micro_batches(sequences)[self._ranks.data_rank]]
 
     def _run_update(
         self,
@@ -190,10 +193,10 @@ class Trainer:
         """
         counts = [sequence.num_loss_tokens for sequence in sequences]
         totals = MinibatchTotals(max(1, sum(counts)), max(1, sum(map(bool, counts))))
-        batches = self._iter_micro_batches(sequences)
+        loads = self._list_micro_batches(sequences)
         outputs = [
-            self._forward_backward(batch, totals, compute_loss, old_N)
-            for batch, old_N in zip(batches, old_logprobs or repeat(None), strict=False)
+            self._forward_backward(load(), totals, compute_loss, old_N)
+            for load, old_N in zip(loads, old_logprobs or [None] * len(loads), strict=True)
         ]
         sums = reduce_outputs(outputs, self._ranks)
         if mismatch_limit:
@@ -203,7 +206,6 @@ class Trainer:
     def _forward_backward(
         self, batch: MicroBatch, totals: MinibatchTotals, compute_loss: ObjectiveFunction, old_N: Tensor | None
     ) -> LossOutput:
-        batch = _copy_to_device(batch, self._ranks.device)
         reference = self._reference if self.stage == "rl" else None
         reference_N = None if reference is None else self._score_without_gradient(reference, batch).logprobs_N
         scores = self._score(self.model, batch)
@@ -224,7 +226,7 @@ class Trainer:
 
     def _score_without_gradient(self, model: CausalLM, batch: MicroBatch) -> TokenScores:
         with torch.no_grad():
-            scores = self._score(model, _copy_to_device(batch, self._ranks.device))
+            scores = self._score(model, batch)
         reshard_parameters(model)
         return scores
 
@@ -318,7 +320,7 @@ def _copy_to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
     """From page-locked memory, so that the copy overlaps with the GPU's work."""
     if device.type == "cpu":
         return batch
-    tensors = {name: each for name, each in batch._asdict().items() if isinstance(each, Tensor) and each.is_cpu}
+    tensors = {name: each for name, each in batch._asdict().items() if isinstance(each, Tensor)}
     return batch._replace(**{name: each.pin_memory().to(device, non_blocking=True) for name, each in tensors.items()})
 
 

@@ -38,7 +38,7 @@ def test_stored_sequences_equal_the_samples_and_are_described_without_reading_th
 def test_each_of_two_ranks_reads_at_most_55_percent_of_the_tokens(tmp_path: Path) -> None:
     stored = store_batch(tmp_path, 1, rows(1, groups=12, size=4))
     shares = split_micro_batches(stored, 2, 128)
-    num_bytes = sum(sequence.entry.num_bytes for sequence in stored)
+    num_bytes = sum(sequence.num_bytes for sequence in stored)
     read = [sum(len(stored[index].read_bytes()) for indices in share for index in indices) for share in shares]
     assert sum(read) == num_bytes
     assert max(read) <= 0.55 * num_bytes
@@ -52,7 +52,7 @@ def test_a_truncated_file_is_reported_with_the_trajectory(tmp_path: Path) -> Non
 
 
 def test_a_part_that_arrives_again_replaces_the_file(tmp_path: Path) -> None:
-    store_batch(tmp_path, 1, rows(2, groups=2) and [replace(each, advantage=9.0) for each in rows(1, groups=2)])
+    store_batch(tmp_path, 1, [replace(each, advantage=9.0) for each in rows(1, groups=2)])
     assert [each.load().advantage for each in store_batch(tmp_path, 1, rows(1, groups=2))] == [
         each.advantage for each in rows(1, groups=2)
     ]
