@@ -57,11 +57,14 @@ class Generator:
         recipe: str = "",
         recorder: str = "",
         fetch: FetchToNode | None = None,
+        load_timeout_s: float | None = None,
     ) -> None:
-        """`incarnation` counts the starts of this engine. EngineJoined goes to `arbiter` and `recipe`, the load after
-        each load of weights to `recorder`.
+        """`incarnation` counts the starts of this engine. EngineJoined goes to `recipe`, and to `arbiter` when the engine
+        has loaded the weights that `recipe` sends; without `recipe`, to `arbiter` at once. The load after each load of
+        weights goes to `recorder`.
 
         `fetch` copies weights to this machine or raises WeightsRefused; None if the learner runs on this machine.
+        `load_timeout_s` limits the transfer and the load of weights; run() raises EngineFailure after it.
         """
         self._name = name
         self._incarnation = incarnation
@@ -72,11 +75,14 @@ class Generator:
         self._recipe = recipe
         self._recorder = recorder
         self._fetch = fetch
+        self._load_timeout_s = load_timeout_s
         self._latest_leases: RecentDict[int, int] = RecentDict()  # by trajectory
         self._in_flight: dict[int, int] = {}  # by trajectory, the lease of its turn in the engine
         self._aborted: set[int] = set()  # trajectories of turns in flight
         self._weights_lock = asyncio.Lock()  # held while weights are loaded
         self._announced_version = 0  # the newest one published
+        self._loaded_digest = ""  # of the weights that were loaded last
+        self._joined_arbiter = asyncio.Event()
         self._weights_ready = asyncio.Event()  # set while the engine has the announced version
         self._num_generating = 0  # turns in the engine
         self._is_idle = asyncio.Event()
@@ -92,12 +98,12 @@ class Generator:
         capacity = await self._engine.start()
         self._update_weights_ready()
         self._logger.info("engine.started", kv_tokens=capacity.kv_tokens, page_tokens=capacity.page_tokens)
-        joined = EngineJoined(
-            self._name, capacity.kv_tokens, capacity.page_tokens, self._engine.version, self._incarnation
-        )
+        self._capacity = capacity
         try:
-            for decider in filter(None, (self._recipe, self._arbiter)):
-                await self._bus.send(decider, joined)
+            if self._recipe:
+                await self._bus.send(self._recipe, self._build_joined())
+            else:
+                await self._join_arbiter()
             async with asyncio.TaskGroup() as group:
                 reporting = group.create_task(self._report_load())
                 await serve(self._bus, self._dispatch)
@@ -108,6 +114,7 @@ class Generator:
 
     async def _report_load(self) -> None:
         """Until cancelled: every REPORT_INTERVAL_S while the load changes, and once when it has settled."""
+        await self._joined_arbiter.wait()
         while True:
             await self._load_may_have_changed.wait()
             await asyncio.sleep(REPORT_INTERVAL_S)
@@ -115,6 +122,15 @@ class Generator:
                 await self._bus.send(self._arbiter, report)
             elif not self._in_flight:
                 self._load_may_have_changed.clear()
+
+    async def _join_arbiter(self) -> None:
+        if not self._joined_arbiter.is_set():
+            await self._bus.send(self._arbiter, self._build_joined())
+            self._joined_arbiter.set()
+
+    def _build_joined(self) -> EngineJoined:
+        capacity, version = self._capacity, self._engine.version
+        return EngineJoined(self._name, capacity.kv_tokens, capacity.page_tokens, version, self._incarnation)
 
     def _log_load(self) -> EngineLoadReported | None:
         """Log the load. None if it has not changed since the last report."""
@@ -236,22 +252,24 @@ class Generator:
             self._weights_ready.set()
 
     async def _load_weights(self, sender: str, weights: WeightsPublished) -> None:
-        """Weights that are not newer than the engine's are acknowledged again and not loaded.
+        """Weights that the engine holds, and older ones, are acknowledged again and not loaded.
 
-        Weights that cannot be loaded are not acknowledged: a restarted learner is writing them, and announces them again.
+        A restarted learner may train the engine's version again, with other bits: the digest tells them apart. Weights that
+        cannot be loaded are not acknowledged: a restarted learner is writing them, and announces them again.
         """
         began = self._clock()
         async with self._weights_lock:
             if self._is_asleep and self._sleep_request is not None and weights.version < self._sleep_request.version:
                 return  # of a version before the sleep; newer ones end it
-            if self._is_asleep or weights.version > self._engine.version:
+            if self._is_asleep or self._is_newer(weights):
                 try:
-                    await self._engine.load_weights(await self._fetch_weights(weights))
+                    await self._fetch_and_load(weights)
                 except WeightsRefused as refusal:
                     self._logger.error("weights.refused", version=weights.version, cause=str(refusal))
                     return
-                self._is_asleep = False
+                self._is_asleep, self._loaded_digest = False, weights.digest
         self._update_weights_ready()
+        await self._join_arbiter()
         load_s = self._clock() - began
         load = self._engine.get_load()
         self._logger.info(
@@ -260,6 +278,24 @@ class Generator:
         if self._recorder:  # before the step ends
             await self._bus.send(self._recorder, self._build_load_report())
         await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s, self._incarnation))
+
+    def _is_newer(self, weights: WeightsPublished) -> bool:
+        held = self._engine.version
+        return weights.version > held or (weights.version == held and weights.digest != self._loaded_digest)
+
+    async def _fetch_and_load(self, weights: WeightsPublished) -> None:
+        """Raises WeightsRefused, or EngineFailure after load_timeout_s."""
+        stage = "transfer to this machine"
+        try:
+            async with asyncio.timeout(self._load_timeout_s):
+                fetched = await self._fetch_weights(weights)
+                stage = "load into the engine"
+                await self._engine.load_weights(fetched)
+        except TimeoutError:
+            raise EngineFailure(
+                f"{self._name} has no weights of version {weights.version} ({weights.num_bytes:,} bytes) after "
+                f"engine.load_timeout_s = {self._load_timeout_s:g} s: the {stage} stalls"
+            ) from None
 
     async def _fetch_weights(self, weights: WeightsPublished) -> WeightsPublished:
         """Meanwhile the engine generates with its present weights."""

@@ -120,6 +120,7 @@ async def run_generator(
             recipe=RECIPE,
             recorder=RECORDER,
             fetch=fetch,
+            load_timeout_s=run.engine.load_timeout_s,
         )
         with engine_gone.raising_engine_failure():
             await generator.run()

@@ -1,8 +1,10 @@
-"""Measure weight transfer to other nodes, over loopback with CURVE, against a plain file copy. JSON last.
+"""Measure the transfer of weights to an engine of the machine and to other nodes. JSON last.
 
     python -m benchmarks.weights [--quick] [--mib MIB] [--nodes N] [--rounds N]
 
-The server is the process of a real run. Each round publishes a new version, copies its file,
+First the learner's publisher and the weights of an embedded engine, on this machine: CPU seconds per GB of
+float32, which do not depend on other load. Then other nodes, over loopback with CURVE, against a plain
+file copy. The server is the process of a real run. Each round publishes a new version, copies its file,
 fetches it with one node, and fetches it with several nodes at once, all in memory. Ratios are
 medians of the rounds' ratios. The lag is the longest delay of a fetching process's event loop; the
 server's memory is its maximum. All nodes and the server share the cores of this machine, unlike
@@ -28,13 +30,14 @@ from statistics import median
 import torch
 import uvloop
 
+from benchmarks.support.local_transfer import measure_local_transfer
 from benchmarks.support.process_memory import read_peak_resident_mib
 from bus.messages import WeightsPublished
 from bus.transport.curve_auth import generate_key, load_key
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.weight_transfer.shared_memory import WeightsPublisher
+from engine.learner.weight_publisher import WeightPublisher
 from engine.weight_transfer.weight_client import WeightsFetcher
 
 LOOPBACK = "127.0.0.1"
@@ -113,14 +116,15 @@ def read_process_cpu_s(pid: int) -> float:
 async def run_rounds(options: argparse.Namespace, folder: RunFolder, key: Path) -> dict[str, float]:
     num_bytes = options.mib * 2**20
     weights = {"a": torch.rand(num_bytes // 4)}
-    publisher = WeightsPublisher(folder.shared_memory)
+    publisher = WeightPublisher(folder.shared_memory, weights, torch.float32)
     taken: list[tuple[float, float, float]] = []
     server_cpu_s = node_cpu_s = 0.0
     lag = EventLoopLag()
     async with running_server(folder, key) as (pid, port):
         nodes = FetchingNodes(folder.shared_memory, port, key)
         for version in range(options.rounds):
-            published = publisher.publish(version, weights)
+            published = publisher.publish(version)
+            assert published is not None
             copy_s = nodes.copy(published)
             before = read_process_cpu_s(pid), time.process_time()
             async with lag:
@@ -152,7 +156,8 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
         folder.shared_memory.mkdir(mode=0o700)
         write_resolved(RunConfig(name="weights"), folder.config)
         try:
-            return await run_rounds(options, folder, generate_key(Path(name)))
+            local = measure_local_transfer(folder.shared_memory, quick=options.quick, rounds=options.rounds)
+            return local | await run_rounds(options, folder, generate_key(Path(name)))
         finally:
             shutil.rmtree(folder.shared_memory)
 

@@ -17,6 +17,7 @@ class EngineConfig(Section, frozen=True):
     threads: PositiveInt = 1  # of one engine on the CPU
     dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and KV cache
     device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU per engine; engines share GPUs if there are fewer
+    load_timeout_s: PositiveFloat = 600.0  # of a transfer and load of new weights; then the engine is restarted
     cuda_graphs: bool = True  # on cuda: launch steps without prefill as one graph
 
     def __post_init__(self) -> None:

@@ -170,12 +170,15 @@ class Recipe:
         return [*self._advance_if_synced(), *self._grant_gpu_memory_if_asleep()]
 
     def _on_weights_published(self, event: WeightsPublished) -> list[Send]:
-        """A restarted learner publishes the same version again; engines that loaded it keep it."""
+        """A restarted learner publishes the same version again; engines that loaded these weights keep them."""
         state = self.state
         if event.version < state.version:
             raise ProtocolError(f"version {event.version} after version {state.version}")
         if state.newest is None:  # the learner's checkpoint, from which the steps continue
             state.last_requested_step = event.version
+        if state.newest is not None and event.version == state.version and event.digest != state.newest.digest:
+            for engine in state.engines.values():  # trained again, with other bits
+                engine.loaded_version = min(engine.loaded_version, event.version - 1)
         state.newest = event
         if evaluations := state.step_evaluations:
             is_due = self._plan.is_due(event.version) and event.version > state.synced_version

@@ -19,7 +19,8 @@ from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL, ServerHandle, SGLangEngine
 from engine.sglang.weights import WeightTransport
 from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, PublishedLayout, TensorTransport
+from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
+from engine.weight_transfer.weight_layout import WeightLayout, load_layout
 
 MAX_PENDING = 65_536  # turns; the arbiter's leases keep them below this bound
 
@@ -39,7 +40,7 @@ def build_sglang_engine(
     `version`: of the checkpoint's weights. `incarnation`: counts the generator's starts.
     """
     name, index = process.replace("generator", "sglang", 1), parse_generator_index(process)
-    layout = PublishedLayout(checkpoint, getattr(torch, run.engine.dtype))
+    layout = load_layout(checkpoint, getattr(torch, run.engine.dtype))
     checksums = ChecksumRegistry(folder.shared_memory / "checksums", name)
     # New weights or the end of a step can interrupt turns, which then keep their tokens.
     may_interrupt = run.rl.max_staleness > 0 or run.rl.group_oversampling > 1
@@ -67,7 +68,7 @@ def _build_server(
 
 
 def _build_transport(
-    sglang: SGLangConfig, layout: PublishedLayout, checksums: ChecksumRegistry, scratch: Path
+    sglang: SGLangConfig, layout: WeightLayout, checksums: ChecksumRegistry, scratch: Path
 ) -> WeightTransport:
     """`scratch`: a folder in memory, used only by this engine."""
     match sglang.weights:

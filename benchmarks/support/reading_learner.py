@@ -68,6 +68,9 @@ class ReadingRank:
         }
         return TrainStepResult(step, metrics, None)
 
+    def save_if_due(self) -> None:
+        """It has no checkpoints."""
+
 
 async def lead(folder: RunFolder, ranks: RankGroup) -> None:
     run = load_run(folder.config)

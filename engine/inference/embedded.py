@@ -115,7 +115,7 @@ class EmbeddedEngine:
         future: asyncio.Future[int] = self._loop.create_future()
 
         def write(core: EngineCore) -> int:
-            load_published(weights, core.get_parameters())
+            load_published(weights, core.get_parameters(), self._dtype)
             return weights.version
 
         self._version = await self._post_and_wait(future, lambda: thread.load_weights(write, future))

@@ -2,8 +2,9 @@
 
 torchrun starts one process for each of several ranks. Rank 0 joins the bus as "learner" and broadcasts each piece of work to the other
 ranks. It stores GroupAccepted; it consumes BatchReady and produces StepTrained, then WeightsPublished: once at the
-start and once per batch. It waits only for its worker thread, and for the memory of engines that share its GPUs. Shutdown
-or SIGTERM ends it immediately: an unfinished step is abandoned, the last checkpoint remains.
+start and once per batch, before the checkpoint of the step. It waits only for its worker thread, and for the memory of
+engines that share its GPUs. Shutdown or SIGTERM ends it immediately: an unfinished step is abandoned, the last checkpoint
+remains. Shutdown lets it complete a checkpoint that it is saving.
 
 A later incarnation (`--incarnation`) first repeats the journal's steps after that checkpoint. It sends their StepTrained again,
 but publishes only the last weights: the earlier ones may be in the slot of the current ones.
@@ -15,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 import torch
@@ -39,6 +40,8 @@ from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, 
 from engine.learner.engine_gpu_memory import EngineGpuMemory
 from engine.learner.learner_rank import LearnerRank, TrainStepResult
 from engine.learner.sample_files import list_sequences
+
+Result = TypeVar("Result")
 
 
 class Learner:
@@ -67,7 +70,8 @@ class Learner:
         self._batches: asyncio.Queue[BatchReady] = asyncio.Queue()
         self._progress_send: asyncio.Task[None] | None = None
         self._logger = structlog.get_logger()
-        self._in_flight: Future[TrainStepResult] | None = None
+        self._in_flight: Future[Any] | None = None
+        self._is_saving = False
         self.stop = asyncio.Event()
 
     @property
@@ -76,8 +80,13 @@ class Learner:
         return self._in_flight is not None and not self._in_flight.done()
 
     async def run(self, resume_step: int | None) -> None:
-        """Run until Shutdown, or until `stop` is set. Raises the worker's exceptions."""
+        """Run until Shutdown, which waits for a checkpoint that is being saved, or until `stop` is set.
+
+        Raises the worker's exceptions.
+        """
         await wait_for_first(self._run_training(resume_step), self._receive_messages(), self.stop.wait())
+        if self._is_saving and self._in_flight is not None and not self.stop.is_set():
+            await asyncio.wrap_future(self._in_flight)
         self._logger.info("learner.stopped", abandoned=self.is_busy)
 
     async def _receive_messages(self) -> None:
@@ -124,15 +133,18 @@ class Learner:
     async def _run_step(self, batch: BatchReady, *, publish: bool) -> None:
         await self._gpu_memory.acquire(batch.step)
         await self._send_result(await self._run_in_worker(lambda: self._broadcast_and_train(batch, publish)))
+        self._is_saving = True
+        await self._run_in_worker(self._rank.save_if_due)
+        self._is_saving = False
 
     def _broadcast_and_train(self, batch: BatchReady, publish: bool) -> TrainStepResult:
         indexes = self._journal.read_indexes(batch)
         broadcast_object(self._ranks, (batch.step, indexes, publish))
         return self._rank.train(batch.step, list_sequences(indexes), publish=publish)
 
-    async def _run_in_worker(self, work: Callable[[], TrainStepResult]) -> TrainStepResult:
-        self._in_flight = self._worker.submit(work)
-        return await asyncio.wrap_future(self._in_flight)
+    async def _run_in_worker(self, work: Callable[[], Result]) -> Result:
+        future = self._in_flight = self._worker.submit(work)
+        return await asyncio.wrap_future(future)
 
     async def _send_result(self, trained: TrainStepResult) -> None:
         await self._bus.send(RECIPE, StepTrained(trained.step, trained.metrics))
@@ -187,6 +199,7 @@ def run_follower(run: RunConfig, folder: RunFolder, ranks: RankGroup, resume_ste
     while (work := broadcast_object(ranks)) is not None:
         step, indexes, publish = work
         rank.train(step, list_sequences(indexes), publish=publish)
+        rank.save_if_due()
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import structlog
+import torch
 
 from bus.messages import ProtocolError, WeightsPublished
 from configs.errors import UnusableInput
@@ -21,16 +22,16 @@ from engine.data.task_inputs import load_task_formats
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints
-from engine.learner.distributed import RankGroup, broadcast_object, gather_full_parameters
+from engine.learner.distributed import RankGroup, broadcast_object
 from engine.learner.minibatches import SftSampler
 from engine.learner.sample_exchange import exchange_samples
 from engine.learner.sample_files import StoredSequence
 from engine.learner.sharding import load_sharded_model
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
+from engine.learner.weight_publisher import WeightPublisher
 from engine.model.causal_lm import CausalLM
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
-from engine.weight_transfer.shared_memory import WeightsPublisher
 
 SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start
 
@@ -60,8 +61,9 @@ class LearnerRank:
         self._ranks = ranks
         self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
         self._partial_sft_checkpoint = folder.partial_cold_start
-        self._publisher = WeightsPublisher(folder.shared_memory, run.num_weight_versions) if ranks.is_leader else None
+        self._publisher: WeightPublisher | None = None
         self._trainer: Trainer | None = None
+        self._checkpoint_s = 0.0  # since the last result
         self._logger = structlog.get_logger()
 
     # ---------------------------------------------------------------- start
@@ -163,30 +165,41 @@ class LearnerRank:
     def train(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool = True) -> TrainStepResult:
         """One RL step; without sequences the weights do not change, but get a new version.
 
-        Raises ProtocolError for any step except the next one, and as Trainer.run_rl_step does.
+        The caller then sends the result, and calls save_if_due(): engines do not wait for the disk. The last step is saved
+        before its weights are published, because they end the run. Raises ProtocolError for any step except the next one, and as Trainer.run_rl_step does.
         """
         if step != self._step + 1:
             raise ProtocolError(f"step {step} cannot be trained after step {self._step}")
         began = time.monotonic()
         metrics = self._loaded_trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
         trained = time.monotonic()
-        self._loaded_trainer.check_weights()  # before a checkpoint of them is written
-        if self._is_checkpoint_due(step):
-            self._save_checkpoint(self._folder.get_checkpoint_path(step))
-            if self._journal is not None:
-                self._journal.delete_up_to(step)
+        self._loaded_trainer.check_weights()  # before they are published or saved
+        if step == self._run.rl.steps:
+            self._save_step(step)
         saved = time.monotonic()
         published = self._publish_weights() if publish else None
         metrics["train_s"] = trained - began
-        metrics["checkpoint_s"] = saved - trained
         metrics["publish_s"] = time.monotonic() - saved
+        metrics["checkpoint_s"], self._checkpoint_s = self._checkpoint_s, 0.0
         self._logger.info("step.trained", step=step, rank=self._ranks.rank, **metrics)
         return TrainStepResult(step, metrics, published)
+
+    def save_if_due(self) -> None:
+        """Save a checkpoint of the present step if one is due. Every rank calls it after each step. Raises DiskError."""
+        if self._is_checkpoint_due(self._step) and self._step < self._run.rl.steps:
+            self._save_step(self._step)
+
+    def _save_step(self, step: int) -> None:
+        began = time.monotonic()
+        self._save_checkpoint(self._folder.get_checkpoint_path(step))
+        if self._journal is not None:
+            self._journal.delete_up_to(step)
+        self._checkpoint_s += time.monotonic() - began
 
     def _is_checkpoint_due(self, step: int) -> bool:
         evaluation = self._run.evaluation
         is_evaluated = evaluation.saves_evaluated_steps and step % evaluation.every == 0
-        return is_evaluated or step % self._run.learner.checkpoint_every == 0 or step == self._run.rl.steps
+        return is_evaluated or step % self._run.learner.checkpoint_every == 0
 
     def close(self) -> None:
         """Remove the published weights."""
@@ -203,8 +216,13 @@ class LearnerRank:
         return self._loaded_trainer.step
 
     def _publish_weights(self) -> WeightsPublished | None:
-        parameters = gather_full_parameters(self._loaded_trainer.model)
-        return self._publisher.publish(self._step, parameters) if self._publisher is not None else None
+        run = self._run
+        if self._publisher is None:
+            parameters, dtype = dict(self._loaded_trainer.model.named_parameters()), getattr(torch, run.engine.dtype)
+            self._publisher = WeightPublisher(
+                self._folder.shared_memory, parameters, dtype, run.num_weight_versions, self._ranks
+            )
+        return self._publisher.publish(self._step)
 
     def _save_checkpoint(self, checkpoint: Path) -> None:
         self._loaded_trainer.save(checkpoint, self._initial_checkpoint)

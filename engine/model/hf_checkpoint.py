@@ -76,7 +76,7 @@ def _fill_parameter(parameter: Tensor, source: Any) -> None:
 
 
 def _find_first_row(parameter: Tensor) -> int:
-    """The row of the whole tensor with which this rank's part starts: FSDP cuts rows into equal parts, rounded up."""
+    """The row of the whole tensor with which this rank's part starts."""
     if not isinstance(parameter, DTensor):
         return 0
     num_parts, part = 1, 0
@@ -84,7 +84,13 @@ def _find_first_row(parameter: Tensor) -> int:
         if placement.is_shard():
             assert placement.is_shard(0) and num_parts == 1, f"unknown placements {parameter.placements}"
             num_parts, part = parameter.device_mesh.size(dim), parameter.device_mesh.get_local_rank(dim)
-    return min(part * -(-parameter.shape[0] // num_parts), parameter.shape[0])
+    return find_shard_rows(len(parameter), part, num_parts).start
+
+
+def find_shard_rows(num_rows: int, part: int, num_parts: int) -> slice:
+    """The rows of one part: FSDP cuts rows into equal parts, rounded up."""
+    part_rows = -(-num_rows // num_parts)
+    return slice(min(part * part_rows, num_rows), min((part + 1) * part_rows, num_rows))
 
 
 @contextmanager

@@ -1,117 +1,97 @@
-"""Passes new weights to the generators of a machine through shared memory, in slots that are used in turn.
+"""Reads published weights from a slot in shared memory, which the reader maps and locks instead of copying it."""
 
-engine.weight_transfer.slot_file defines a slot's file. Its header is invalid while the parameters are written. The
-message carries the digest too. A reader copies the parameters first and then checks the copy, so that it detects a slot
-that was overwritten at any time.
-"""
-
-import hashlib
+import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bus.messages import WeightsPublished
-from configs.atomic_write import raising_disk_errors
 from engine.contract import WeightsRefused
 from engine.weight_transfer.slot_file import (
-    HEADER,
-    HEADER_BYTES,
-    UNFINISHED_VERSION,
-    SlotHeader,
-    build_header,
-    get_slot_path,
+    compute_file_bytes,
+    digest_table,
+    find_damaged_chunk,
+    get_chunk_table,
     parse_header,
 )
+from engine.weight_transfer.weight_layout import WeightLayout, get_layout, view_body
 
-_NO_DIGEST = "00" * 16
+_TRANSPOSED_ROWS = 256  # of a matrix that are transposed at once, in the processor's cache
 
 
-class WeightsPublisher:
-    """Writes each version into slot `version % num_slots`: earlier versions stay readable while generators load them.
+@contextmanager
+def open_published(published: WeightsPublished, layout: WeightLayout) -> Generator[dict[str, Tensor]]:
+    """Views of the published parameters, verified; valid and unchanged inside the context.
 
-    `folder` is in shared memory and belongs to the run (RunFolder.shared_memory); the launcher removes it.
+    Raises WeightsRefused if the slot does not hold these weights.
     """
-
-    def __init__(self, folder: Path, num_slots: int = 2) -> None:
-        self._folder = folder
-        self._slots: list[mmap.mmap | None] = [None] * num_slots
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def publish(self, version: int, parameters: Mapping[str, Tensor]) -> WeightsPublished:
-        """Write all parameters; returns the message for the generators. Raises DiskError if the memory is full."""
-        num_bytes = 4 * sum(parameter.numel() for parameter in parameters.values())
-        number = version % len(self._slots)
-        slot = self._open_slot(number, HEADER_BYTES + num_bytes)
-        slot[: HEADER.size] = SlotHeader(UNFINISHED_VERSION, num_bytes, _NO_DIGEST).pack()
-        body = np.frombuffer(slot, np.float32, num_bytes // 4, HEADER_BYTES)
-        for parameter, part in _iter_parts(body, parameters):
-            part.copy_(parameter.detach())
-        published = WeightsPublished(
-            version, str(get_slot_path(self._folder, number)), num_bytes, _compute_digest(body)
-        )
-        slot[: HEADER.size] = build_header(published).pack()
-        return published
-
-    def close(self) -> None:
-        """Remove the files. Processes with an open file keep its contents."""
-        for number in range(len(self._slots)):
-            self._slots[number] = None
-            get_slot_path(self._folder, number).unlink(missing_ok=True)
-
-    def _open_slot(self, number: int, size: int) -> mmap.mmap:
-        slot = self._slots[number]
-        if slot is None or len(slot) != size:
-            path = get_slot_path(self._folder, number)
-            with raising_disk_errors(path), path.open("a+b") as file:
-                file.truncate(size)
-                os.posix_fallocate(file.fileno(), 0, size)  # a full disk raises here, instead of a SIGBUS later
-                slot = mmap.mmap(file.fileno(), size)
-            self._slots[number] = slot
-        return slot
+    if published.num_bytes != layout.num_bytes:
+        raise WeightsRefused(f"weights have {published.num_bytes} bytes, but the model needs {layout.num_bytes}")
+    with _opened(Path(published.path)) as file, _share_locked(file):
+        yield layout.view(view_body(_map_verified(file, published), layout.num_bytes))
 
 
-def load_published(published: WeightsPublished, parameters: Mapping[str, Tensor]) -> None:
-    """Copy the published weights into `parameters`, or leave them unchanged and raise WeightsRefused."""
-    expected = 4 * sum(parameter.numel() for parameter in parameters.values())
-    if published.num_bytes != expected:
-        raise WeightsRefused(f"weights have {published.num_bytes} bytes, but the model needs {expected}")
-    body = _read_slot(published)
-    if _compute_digest(body) != published.digest:
-        raise WeightsRefused(f"weights of version {published.version} were overwritten or are damaged")
-    with torch.no_grad():
-        for parameter, part in _iter_parts(body, parameters):
-            parameter.copy_(part)
+def load_published(published: WeightsPublished, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Copy the published weights, which have `dtype`, into `parameters`, or leave them unchanged and raise
+    WeightsRefused."""
+    with open_published(published, get_layout(parameters, dtype)) as views, torch.no_grad():
+        for name, parameter in parameters.items():
+            _copy_into(parameter, views[name])
 
 
-def _read_slot(published: WeightsPublished) -> NDArray[np.float32]:
-    """A private copy of the parameters' bytes."""
+@contextmanager
+def _opened(path: Path) -> Generator[int]:
     try:
-        content = np.fromfile(published.path, np.uint8)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise WeightsRefused(f"weights cannot be read: {error.strerror}") from error
-    if len(content) != HEADER_BYTES + published.num_bytes:
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _share_locked(file: int) -> Generator[None]:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise WeightsRefused("the slot is being overwritten") from None
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # before the mapping ends, which keeps the file open
+
+
+def _map_verified(file: int, published: WeightsPublished) -> mmap.mmap:
+    content = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)  # writable for torch; nobody writes
+    if len(content) != compute_file_bytes(published.num_bytes):
         raise WeightsRefused(f"the file of the weights has {len(content)} bytes")
-    header = parse_header(content.data)
+    header, view = parse_header(content[:64]), memoryview(content)
     if header is None or (header.version, header.num_bytes) != (published.version, published.num_bytes):
         held = "no weights" if header is None else f"version {header.version}"
         raise WeightsRefused(f"the slot holds {held}, not {published.version}")
-    return content[HEADER_BYTES:].view(np.float32)
+    if digest_table(get_chunk_table(view, published.num_bytes), published.num_bytes) != published.digest:
+        raise WeightsRefused(f"the slot holds other weights of version {published.version}, or is damaged")
+    if (number := find_damaged_chunk(view, published.num_bytes)) is not None:
+        raise WeightsRefused(f"chunk {number} of the weights of version {published.version} is damaged")
+    return content
 
 
-def _iter_parts(body: NDArray[np.float32], parameters: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each parameter in the order of names, and its part of `body` in its shape."""
-    flat, start = torch.from_numpy(body), 0
-    for name in sorted(parameters):
-        parameter = parameters[name]
-        yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
-        start += parameter.numel()
-
-
-def _compute_digest(body: NDArray[np.float32]) -> str:
-    return hashlib.blake2b(body.data.cast("B"), digest_size=16).hexdigest()
+def _copy_into(parameter: Tensor, source: Tensor) -> None:
+    """Engines store matrices transposed, which torch copies ten times more slowly than in blocks."""
+    is_transposed = (
+        parameter.dim() == 2 and parameter.device.type == "cpu" and parameter.stride(0) < parameter.stride(1)
+    )
+    if not is_transposed:
+        parameter.copy_(source)
+        return
+    columns = parameter.t()
+    for start in range(0, len(source), _TRANSPOSED_ROWS):
+        block = source[start : start + _TRANSPOSED_ROWS]
+        columns[:, start : start + _TRANSPOSED_ROWS].copy_(block.t().contiguous())

@@ -1,25 +1,33 @@
 """The file format of published weights, and the requests for chunks of it over the network.
 
-A slot is a header, then all parameters as float32, sorted by name. The header is invalid while the parameters are
-written. So a reader that finds the same header before and after a read has read bytes of that version only.
+    offset 0          header: magic, policy version, bytes of the parameters, digest of the chunk table
+    offset 64         chunk table: the XXH3-128 digest of each DIGEST_CHUNK_BYTES of the parameters
+    body offset       the parameters (engine.weight_transfer.weight_layout), from a page boundary on
+
+The header is invalid while the parameters are written. The digest identifies the weights: two versions with equal
+parameters have equal digests, and a version that is trained again has another digest unless its bits are the same.
 
 A node requests a chunk by slot, version, digest, offset and length. The answer is the request's frame, then a frame with
 the bytes if the slot holds these weights.
 """
 
+import mmap
 import os
 import struct
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
+import xxhash
 
 from bus.messages import WeightsPublished
 
-HEADER = struct.Struct("<8sqq16s")  # magic, policy version, bytes of parameters, their digest
-HEADER_BYTES = 64  # keeps the parameters aligned
+HEADER = struct.Struct("<8sqq16s")
 MAGIC = b"asterism"
 UNFINISHED_VERSION = -1  # in place of the version while a slot is written
+DIGEST_CHUNK_BYTES = 16 * 2**20
+_TABLE_OFFSET = 64
+_DIGEST_BYTES = 16
 
 
 class SlotHeader(NamedTuple):
@@ -47,12 +55,58 @@ def has_weights(slot: Path, published: WeightsPublished) -> bool:
     """Whether the slot holds these weights, by its header and file size."""
     try:
         with slot.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            return size == HEADER_BYTES + published.num_bytes and parse_header(file.read(HEADER.size)) == build_header(
-                published
-            )
+            has_size = os.fstat(file.fileno()).st_size == compute_file_bytes(published.num_bytes)
+            return has_size and parse_header(file.read(HEADER.size)) == build_header(published)
     except FileNotFoundError:
         return False
+
+
+# ---------------------------------------------------------------- sizes and digests
+
+
+def count_digest_chunks(num_bytes: int) -> int:
+    return -(-num_bytes // DIGEST_CHUNK_BYTES)
+
+
+def get_body_offset(num_bytes: int) -> int:
+    """Of the parameters, in a slot with `num_bytes` of them."""
+    end = _TABLE_OFFSET + _DIGEST_BYTES * count_digest_chunks(num_bytes)
+    return -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def compute_file_bytes(num_bytes: int) -> int:
+    return get_body_offset(num_bytes) + num_bytes
+
+
+def get_chunk_table(slot: memoryview, num_bytes: int) -> memoryview:
+    """The bytes of the chunk table in the content of a slot."""
+    return slot[_TABLE_OFFSET : _TABLE_OFFSET + _DIGEST_BYTES * count_digest_chunks(num_bytes)]
+
+
+def digest_chunk(slot: memoryview, num_bytes: int, number: int) -> bytes:
+    """The digest of chunk `number` of the parameters in the content of a slot."""
+    start = number * DIGEST_CHUNK_BYTES
+    body = get_body_offset(num_bytes)
+    return xxhash.xxh3_128_digest(slot[body + start : body + min(start + DIGEST_CHUNK_BYTES, num_bytes)])
+
+
+def write_chunk_digest(slot: memoryview, num_bytes: int, number: int) -> None:
+    digest = digest_chunk(slot, num_bytes, number)
+    get_chunk_table(slot, num_bytes)[_DIGEST_BYTES * number : _DIGEST_BYTES * (number + 1)] = digest
+
+
+def digest_table(table: memoryview | bytes, num_bytes: int) -> str:
+    """The digest of the weights, from their chunk table."""
+    return xxhash.xxh3_128_hexdigest(bytes(table) + num_bytes.to_bytes(8, "little"))
+
+
+def find_damaged_chunk(slot: memoryview, num_bytes: int) -> int | None:
+    """The first chunk of the parameters that does not match the chunk table."""
+    table = get_chunk_table(slot, num_bytes)
+    for number in range(count_digest_chunks(num_bytes)):
+        if digest_chunk(slot, num_bytes, number) != bytes(table[_DIGEST_BYTES * number : _DIGEST_BYTES * (number + 1)]):
+            return number
+    return None
 
 
 def get_slot_path(folder: Path, number: int) -> Path:
@@ -88,7 +142,7 @@ def read_chunk(folder: Path, request: ChunkRequest) -> bytes | None:
             before = parse_header(os.pread(slot, HEADER.size, 0))
             if before is None or (before.version, before.digest) != (request.version, request.digest):
                 return None
-            chunk = os.pread(slot, request.length, HEADER_BYTES + request.offset)
+            chunk = os.pread(slot, request.length, get_body_offset(before.num_bytes) + request.offset)
             after = parse_header(os.pread(slot, HEADER.size, 0))
     except FileNotFoundError:
         return None

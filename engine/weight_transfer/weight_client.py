@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import mmap
 import os
 import threading
 import time
@@ -26,13 +27,18 @@ from bus.transport.curve_auth import ClusterKey, secure_client_socket
 from engine.contract import WeightsRefused
 from engine.weight_transfer.slot_file import (
     CHUNK_BYTES,
-    HEADER_BYTES,
     WINDOW_CHUNKS,
     ChunkRequest,
     build_header,
+    compute_file_bytes,
+    count_digest_chunks,
+    digest_table,
     encode_request,
+    get_body_offset,
+    get_chunk_table,
     get_slot_path,
     has_weights,
+    write_chunk_digest,
 )
 
 ANSWER_TIMEOUT_S = 10.0  # a connection without an answer for this long is closed
@@ -93,13 +99,13 @@ class WeightsFetcher:
 
     def _download(self, published: WeightsPublished, slot: Path, number: int, stop: threading.Event) -> None:
         part = slot.with_suffix(".part")
-        size = HEADER_BYTES + published.num_bytes
+        size = compute_file_bytes(published.num_bytes)
         try:
-            with part.open("wb", buffering=0) as file:
+            with part.open("w+b", buffering=0) as file:
                 os.posix_fallocate(file.fileno(), 0, size)  # a full memory raises here, not halfway through
                 transfer = _WeightsDownload(published, number, file.fileno(), self._chunk_bytes)
                 if self._download_with_retries(transfer, stop):
-                    os.pwrite(file.fileno(), build_header(published).pack(), 0)
+                    _complete_slot(file.fileno(), published)
                     part.replace(slot)
         finally:
             part.unlink(missing_ok=True)
@@ -181,8 +187,20 @@ class _WeightsDownload:
             raise WeightsRefused(f"the server no longer has weights of version {self.version}")
         if len(chunk) != request.length:
             raise WeightsRefused(f"the server sent {len(chunk)} bytes instead of {request.length}")
-        _pwrite_all(self._file, chunk.buffer, HEADER_BYTES + request.offset)
+        _pwrite_all(self._file, chunk.buffer, get_body_offset(self._published.num_bytes) + request.offset)
         del self._outstanding[frame]
+
+
+def _complete_slot(file: int, published: WeightsPublished) -> None:
+    """Write the chunk table and the header. Raises WeightsRefused if the received bytes have another digest."""
+    with mmap.mmap(file, 0) as slot, memoryview(slot) as content:
+        for number in range(count_digest_chunks(published.num_bytes)):
+            write_chunk_digest(content, published.num_bytes, number)
+        with get_chunk_table(content, published.num_bytes) as table:
+            digest = digest_table(table, published.num_bytes)
+    if digest != published.digest:
+        raise WeightsRefused(f"the received weights of version {published.version} are damaged")
+    os.pwrite(file, build_header(published).pack(), 0)
 
 
 def _pwrite_all(file: int, content: memoryview, offset: int) -> None:

@@ -4,22 +4,28 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from actors.generator import Generator
 from bus.messages import (
     CacheReleased,
     EngineAsleep,
+    EngineJoined,
     EngineSleepRequested,
     LeaseReleased,
     SessionEnded,
+    Shutdown,
     TurnAborted,
     TurnFailed,
     TurnGenerated,
     WeightsLoaded,
     WeightsPublished,
 )
+from bus.transport.in_process import Hub
 from engine import prefix_tracker
-from tests.actors.generators import FETCH_S, INCARNATION, STEP_S, Scene, open_scene, turn
+from engine.contract import EngineFailure
+from tests.actors.generators import FETCH_S, INCARNATION, STEP_S, Scene, ScriptedEngine, open_scene, turn
 
 
 @pytest.fixture
@@ -102,6 +108,51 @@ async def test_duplicate_and_older_weights_are_acknowledged_but_not_loaded(scene
     answers = await scene.receive(5)
     assert [answer.version for answer in answers if isinstance(answer, WeightsLoaded)] == [5, 6, 5, 6, 3]
     assert scene.engine.loaded_versions == [5, 6]
+
+
+async def test_a_version_that_was_trained_again_with_other_bits_is_loaded_again(scene: Scene) -> None:
+    again = replace(published(5), digest="ab" * 16)
+    await scene.send(published(5), again, again)
+    answers = await scene.receive(3)
+    assert [answer.version for answer in answers if isinstance(answer, WeightsLoaded)] == [5, 5, 5]
+    assert scene.engine.loaded_versions == [5, 5]
+
+
+async def test_the_arbiter_learns_of_an_engine_when_it_holds_the_published_weights() -> None:
+    hub, engine = Hub(), ScriptedEngine(-1)
+    head = hub.join("head", 100)
+    bus = hub.join("generator-0", 100)
+    generator = Generator("generator-0", bus, engine, "head/arbiter", INCARNATION, recipe="head/recipe")
+    running = asyncio.create_task(generator.run())
+    joined = await head.receive()
+    assert (joined.to, joined.message) == ("head/recipe", EngineJoined("generator-0", 1024, 16, -1, INCARNATION))
+    await asyncio.sleep(5.0)
+    assert head.waiting == 0
+    await head.send("generator-0", published(7))
+    joined, loaded = await head.receive(), await head.receive()
+    assert (joined.to, joined.message) == ("head/arbiter", EngineJoined("generator-0", 1024, 16, 7, INCARNATION))
+    assert isinstance(loaded.message, WeightsLoaded)
+    await head.send("generator-0", Shutdown())
+    await running
+
+
+async def test_a_stalled_load_of_weights_ends_the_generator_with_the_name_of_the_stage() -> None:
+    class StalledEngine(ScriptedEngine):
+        async def load_weights(self, weights: WeightsPublished) -> None:
+            await asyncio.Event().wait()
+
+    hub = Hub()
+    head, bus = hub.join("head", 100), hub.join("generator-0", 100)
+    generator = Generator("generator-0", bus, StalledEngine(4), "head/arbiter", INCARNATION, load_timeout_s=30.0)
+    await head.send("generator-0", published(5))
+    with pytest.raises(ExceptionGroup) as raised:
+        await generator.run()
+    (failure,) = raised.value.exceptions
+    while isinstance(failure, ExceptionGroup):
+        (failure,) = failure.exceptions
+    assert isinstance(failure, EngineFailure)
+    assert "generator-0 has no weights of version 5" in str(failure)
+    assert "after engine.load_timeout_s = 30 s: the load into the engine stalls" in str(failure)
 
 
 async def test_nothing_is_generated_before_the_newest_announced_weights_are_loaded() -> None:

@@ -170,11 +170,22 @@ def test_repeated_messages_of_a_restarted_learner_count_once() -> None:
     decider.decide(0.0, weights(1))
     decider.decide(0.0, WeightsLoaded("generator-0", 1, 0.1))
     assert not decider.decide(0.0, StepTrained(1, {}))
-    again = WeightsPublished(1, "/dev/shm/elsewhere", 8, "other")
+    again = replace(weights(1), path="/dev/shm/elsewhere")
     assert [(send.to, send.message) for send in decider.decide(0.0, again)] == [
         ("generator-1", replace(again, incarnation=1))
     ]
     assert StepRequested(2, 1) in [send.message for send in decider.decide(0.0, WeightsLoaded("generator-1", 1, 0.1))]
+
+
+def test_a_version_that_was_trained_again_with_other_bits_is_sent_to_every_engine() -> None:
+    decider = recipe(questions=0)
+    list_loaded(decider, 0)
+    decider.decide(0.0, weights(1))
+    decider.decide(0.0, WeightsLoaded("generator-0", 1, 0.1))
+    again = replace(weights(1), digest="other")
+    assert [send.to for send in decider.decide(0.0, again)] == ["generator-0", "generator-1"]
+    assert not decider.decide(0.0, WeightsLoaded("generator-1", 1, 0.1))
+    assert StepRequested(2, 1) in [send.message for send in decider.decide(0.0, WeightsLoaded("generator-0", 1, 0.1))]
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.sglang_engine import SGLangEngine
 from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.transports import DiskTransport, PublishedLayout
-from engine.weight_transfer.shared_memory import WeightsPublisher
+from engine.sglang.weights.transports import DiskTransport
+from engine.weight_transfer.weight_layout import load_layout
 from tests.engine.contract.bench import Traits
+from tests.engine.whole_publisher import WholePublisher
 from tests.sglang.serving import LONGEST
 
 PAGE = 16
@@ -73,7 +74,8 @@ class SGLangBench:
         connect: Callable[[str], SGLangClient] = SGLangClient,
     ) -> None:
         self.model, self.traits, self._connect = shared.requirements.model, traits, connect
-        self.publisher = WeightsPublisher(folder / "slots")
+        self._dtype: torch.dtype = getattr(torch, shared.requirements.engine.dtype)
+        self.publisher = WholePublisher(folder / "slots", self._dtype)
         self._shared, self._scarce, self._folder = shared, scarce, folder
 
     @asynccontextmanager
@@ -96,7 +98,7 @@ class SGLangBench:
         os.kill(victim, signal.SIGKILL)
 
     def _build_engine(self, shared: SharedServer, max_pending: int) -> SGLangEngine:
-        layout = PublishedLayout(self.model, getattr(torch, shared.requirements.engine.dtype))
+        layout = load_layout(self.model, self._dtype)
         checksums = ChecksumRegistry(self._folder / "checksums", "sglang-0")
         weights = DiskTransport(layout, checksums, self._folder / "for_server")
         return SGLangEngine(

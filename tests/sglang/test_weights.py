@@ -20,9 +20,10 @@ from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.weights import WeightTransport, build_extra_key
 from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, PublishedLayout, TensorTransport
-from engine.weight_transfer.shared_memory import WeightsPublisher
+from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
+from engine.weight_transfer.weight_layout import load_layout
 from tests.engine.tiny_models import save_small_model, small_config, small_model
+from tests.engine.whole_publisher import WholePublisher
 from tests.sglang.serving import sglang
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
@@ -41,7 +42,7 @@ class Served(NamedTuple):
     loop: asyncio.Runner
     client: SGLangClient
     transports: Mapping[str, WeightTransport]
-    publisher: WeightsPublisher
+    publisher: WholePublisher
     parameters: dict[str, Tensor]
     checksums: dict[str, str]
     logprobs: list[float]  # of the tokens that follow PROMPT greedily
@@ -63,7 +64,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(dtype)
     model = small_model(config=small_config(vocab_size=VOCABULARY, tie_word_embeddings=tied))
     save_small_model(folder, model)
-    layout = PublishedLayout(folder / "model", getattr(torch, dtype))
+    layout = load_layout(folder / "model", getattr(torch, dtype))
     checksums = ChecksumRegistry(folder / "checksums", "sglang-0")
     transports = {
         "disk": DiskTransport(layout, checksums, folder / "for_server"),
@@ -78,7 +79,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         try:
             initial_checksums = dict(loop.run(client.compute_checksums())[0].checksums)
             logprobs = get_logprobs(loop.run(client.generate(make_request(PROMPT, "before"))))
-            publisher = WeightsPublisher(folder / "published")
+            publisher = WholePublisher(folder / "published", getattr(torch, dtype))
             yield Served(
                 loop, client, transports, publisher, dict(model.named_parameters()), initial_checksums, logprobs
             )

@@ -141,14 +141,19 @@ class SimulatedLearner:
         self._computing()
         self._disk.trained(complete)
         self._step = batch.step
-        if batch.step % self._checkpoint_every == 0 or batch.step == self._steps:
-            await self._moment()
-            self._disk.checkpoints.add(batch.step)
-            await self._moment()
-            for step in [step for step in self._disk.journal if step <= batch.step]:
-                del self._disk.journal[step]
-            self._disk.groups.delete_up_to(batch.step)
+        if batch.step == self._steps:
+            await self._save(batch.step)
         await self._announce(batch.step, {"loss": 0.0}, publish=publish)
+        if batch.step % self._checkpoint_every == 0 and batch.step < self._steps:
+            await self._save(batch.step)
+
+    async def _save(self, saved: int) -> None:
+        await self._moment()
+        self._disk.checkpoints.add(saved)
+        await self._moment()
+        for step in [step for step in self._disk.journal if step <= saved]:
+            del self._disk.journal[step]
+        self._disk.groups.delete_up_to(saved)
 
     async def _announce(self, step: int, metrics: dict[str, float], *, publish: bool) -> None:
         await self._bus.send(RECIPE, StepTrained(step, metrics))

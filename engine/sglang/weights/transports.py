@@ -11,51 +11,35 @@ import pickle
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from bus.messages import WeightsPublished
 from engine.contract import EngineFailure, WeightsRefused
-from engine.model.causal_lm import CausalLM
-from engine.model.hf_checkpoint import load_model_config
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import ServerInfo, ServerStatusError, UpdateRefused
 from engine.sglang.weights.checksums import ChecksumRegistry
 from engine.sglang.weights.collective_thread import CollectiveThread
-from engine.weight_transfer.shared_memory import load_published
+from engine.weight_transfer.shared_memory import open_published
+from engine.weight_transfer.weight_layout import WeightLayout
 
 Bucket = Mapping[str, Tensor]
+_FILE_BYTES = 256 * 2**20  # of one file of the folder, if it has several parameters
 _HOST = "127.0.0.1"  # this machine's address for the server
 # Texts in a server's refusal that mean that it had started to write.
 _PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
 
 
-class PublishedLayout:
-    def __init__(self, model: Path, dtype: torch.dtype) -> None:
-        """`model`: checkpoint folder of the model that the learner publishes; the server uses the
-        same parameter names.
-
-        With tied embeddings there is no lm_head: the server uses the embedding.
-        """
-        with torch.device("meta"):
-            parameters = CausalLM(load_model_config(model)).named_parameters()
-        self._shapes = {name: parameter.shape for name, parameter in parameters}
-        self._dtype = dtype
-
-    def read(self, weights: WeightsPublished) -> dict[str, Tensor]:
-        """Copies of the parameters in separate memory. Raises WeightsRefused."""
-        parameters = {name: torch.empty(shape, dtype=self._dtype) for name, shape in self._shapes.items()}
-        load_published(weights, parameters)
-        return parameters
-
-    def read_buckets(self, weights: WeightsPublished, bucket_bytes: int) -> list[dict[str, Tensor]]:
-        return list(split_into_buckets(self.read(weights), bucket_bytes))
+@asynccontextmanager
+async def _open_published(weights: WeightsPublished, layout: WeightLayout) -> AsyncGenerator[Bucket]:
+    """Views of the published parameters. With tied embeddings there is no lm_head: the server uses the embedding."""
+    with ExitStack() as stack:
+        yield await asyncio.to_thread(stack.enter_context, open_published(weights, layout))
 
 
 def split_into_buckets(parameters: Mapping[str, Tensor], bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
@@ -70,6 +54,15 @@ def split_into_buckets(parameters: Mapping[str, Tensor], bucket_bytes: int) -> I
         filled_bytes += parameter.nbytes
     if bucket:
         yield bucket
+
+
+def _copy_tensors(bucket: Bucket) -> dict[str, Tensor]:
+    """In memory of their own: a view is saved and pickled with all the memory that it is a part of."""
+    return {name: tensor.clone() for name, tensor in bucket.items()}
+
+
+def _pickle_bucket(bucket: Bucket) -> bytes:
+    return pickle.dumps(list(_copy_tensors(bucket).items()), protocol=4)
 
 
 # ---------------------------------------------------------------- updates while requests are paused
@@ -150,7 +143,7 @@ async def _begin_update(client: SGLangClient) -> None:
 class DiskTransport:
     """After an update, the server reports this folder as its model path."""
 
-    def __init__(self, layout: PublishedLayout, checksums: ChecksumRegistry, folder: Path) -> None:
+    def __init__(self, layout: WeightLayout, checksums: ChecksumRegistry, folder: Path) -> None:
         """`folder`: used only by this engine and only during an update; should be in memory."""
         self._layout = layout
         self._checksums = checksums
@@ -158,7 +151,8 @@ class DiskTransport:
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         try:
-            await asyncio.to_thread(self._write, weights)
+            async with _open_published(weights, self._layout) as parameters:
+                await asyncio.to_thread(self._write, parameters)
             async with _generation_paused(client, weights, self._checksums):
                 await client.update_from_disk(self._folder, str(weights.version))
         finally:
@@ -167,11 +161,12 @@ class DiskTransport:
     async def close(self) -> None:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    def _write(self, weights: WeightsPublished) -> None:
-        parameters = self._layout.read(weights)
+    def _write(self, parameters: Bucket) -> None:
+        """One file per bucket: the server reads all files of the folder."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            save_file(parameters, self._folder / "model.safetensors", metadata={"format": "pt"})
+            for number, bucket in enumerate(split_into_buckets(parameters, _FILE_BYTES)):
+                save_file(_copy_tensors(bucket), self._folder / f"model-{number:05d}.safetensors", {"format": "pt"})
         except (OSError, SafetensorError) as error:
             raise WeightsRefused(f"weights cannot be written to {self._folder}: {error}") from error
 
@@ -179,7 +174,7 @@ class DiskTransport:
 class TensorTransport:
     """A payload is a pickle of [(name, tensor), ...]; each rank receives it whole."""
 
-    def __init__(self, layout: PublishedLayout, checksums: ChecksumRegistry, bucket_bytes: int) -> None:
+    def __init__(self, layout: WeightLayout, checksums: ChecksumRegistry, bucket_bytes: int) -> None:
         self._layout = layout
         self._checksums = checksums
         self._bucket_bytes = bucket_bytes
@@ -188,11 +183,12 @@ class TensorTransport:
         server = await client.get_server_info()
 
         async def send(bucket: Bucket, version: str | None) -> None:
-            payload = await asyncio.to_thread(pickle.dumps, list(bucket.items()), protocol=4)
+            payload = await asyncio.to_thread(_pickle_bucket, bucket)
             await client.update_from_tensor([payload] * server.tp_size, version)
 
-        buckets = await asyncio.to_thread(self._layout.read_buckets, weights, self._bucket_bytes)
-        await _update_in_buckets(client, weights, self._checksums, buckets, send)
+        async with _open_published(weights, self._layout) as parameters:
+            buckets = list(split_into_buckets(parameters, self._bucket_bytes))
+            await _update_in_buckets(client, weights, self._checksums, buckets, send)
 
     async def close(self) -> None:
         """Nothing stays open between updates."""
@@ -204,7 +200,7 @@ class ProcessGroupTransport:
 
     def __init__(
         self,
-        layout: PublishedLayout,
+        layout: WeightLayout,
         checksums: ChecksumRegistry,
         bucket_bytes: int,
         backend: Literal["gloo", "nccl"] = "gloo",
@@ -222,7 +218,13 @@ class ProcessGroupTransport:
         self.group: CollectiveThread | None = None
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        buckets = await asyncio.to_thread(self._layout.read_buckets, weights, self._bucket_bytes)
+        async with _open_published(weights, self._layout) as parameters:
+            buckets = list(split_into_buckets(parameters, self._bucket_bytes))
+            await self._broadcast_buckets(client, weights, buckets)
+
+    async def _broadcast_buckets(
+        self, client: SGLangClient, weights: WeightsPublished, buckets: Sequence[Bucket]
+    ) -> None:
         group = self.group or await self._join(client, await client.get_server_info())
 
         async def send(bucket: Bucket, version: str | None) -> None:

@@ -39,7 +39,7 @@ class BuiltEngine:
             arguments.update(options)
 
         monkeypatch.setattr(sglang_factory, "SGLangEngine", engine)
-        monkeypatch.setattr(sglang_factory, "PublishedLayout", layout)
+        monkeypatch.setattr(sglang_factory, "load_layout", layout)
         if not run.sglang.external_urls:
             monkeypatch.setattr(sglang_factory, "SGLangServer", started)
         sglang_factory.build_sglang_engine(

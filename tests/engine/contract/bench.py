@@ -14,7 +14,7 @@ from bus.messages import WeightsPublished
 from engine.contract import Capacity, Engine, EngineLoad, Generation, GenerationRequest
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import load_model
-from engine.weight_transfer.shared_memory import WeightsPublisher
+from tests.engine.whole_publisher import WholePublisher
 
 ORDINARY = 250  # ids below are in the vocabulary of every model here
 
@@ -33,7 +33,7 @@ class Traits(NamedTuple):
 class Bench(Protocol):
     model: Path
     traits: Traits
-    publisher: WeightsPublisher
+    publisher: WholePublisher
 
     def engine(
         self, *, scarce: bool = False, max_pending: int = 100

@@ -10,9 +10,9 @@ import torch
 
 from engine.contract import Capacity, Engine
 from engine.inference.embedded import EmbeddedEngine
-from engine.weight_transfer.shared_memory import WeightsPublisher
 from tests.engine.contract import CASES, IN_LOW_PRECISION, Case, sentence
 from tests.engine.contract.bench import Traits
+from tests.engine.whole_publisher import WholePublisher
 
 pytestmark = pytest.mark.real_clock
 LONGEST = 640
@@ -23,7 +23,7 @@ TRAITS = Traits(logprob_error=1e-4, max_running=RUNNING, prefix_tokens=1, forget
 
 class EmbeddedBench:
     def __init__(self, model: Path, slots: Path, dtype: torch.dtype = torch.float32) -> None:
-        self.model, self.publisher, self._dtype = model, WeightsPublisher(slots), dtype
+        self.model, self.publisher, self._dtype = model, WholePublisher(slots, dtype), dtype
         self.traits = TRAITS if dtype == torch.float32 else TRAITS._replace(logprob_error=0.3)
 
     @asynccontextmanager

@@ -131,6 +131,7 @@ def test_the_kl_term_is_relative_to_the_weights_before_rl_also_after_resuming(tm
         step = 2 if resumed else 1
         sequences = store_batch(folder.batches, step, rows(step))
         figures.append(rank.train(step, sequences).metrics["kl_reference"])
+        rank.save_if_due()
         rank.close()
     assert figures[0] == pytest.approx(0.0, abs=1e-9)  # before the first update
     assert figures[1] > 1e-6
@@ -158,7 +159,7 @@ def test_max_staleness_plus_one_versions_stay_readable(tmp_path: Path) -> None:
     model = load_model(folder.checkpoints / "init")
     for each in published:
         assert each is not None
-        load_published(each, dict(model.named_parameters()))
+        load_published(each, dict(model.named_parameters()), torch.float32)
     rank.close()
 
 
@@ -198,7 +199,24 @@ def test_old_checkpoints_are_deleted_except_step_0_and_the_last(tmp_path: Path) 
     rank.start(None, no_report)
     for step in range(1, 7):
         rank.train(step, [])
+        rank.save_if_due()
     assert list_saved_steps(folder.checkpoints) == [0, 4, 6]
+    rank.close()
+
+
+def test_weights_are_published_before_they_are_saved_except_in_the_last_step(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    rank = LearnerRank(run, folder, RankGroup())
+    rank.start(None, no_report)
+    last = run.rl.steps
+    for step in range(1, last):
+        trained = rank.train(step, [])
+        assert trained.published is not None
+        assert list_saved_steps(folder.checkpoints)[-1] == step - 1
+        rank.save_if_due()
+        assert list_saved_steps(folder.checkpoints)[-1] == step
+    rank.train(last, [])
+    assert list_saved_steps(folder.checkpoints)[-1] == last
     rank.close()
 
 
@@ -294,7 +312,7 @@ async def test_a_run_from_cold_start_to_shutdown(tmp_path: Path, ranks: int) -> 
         assert {"loss", "lr", "grad_norm", "tokens_per_s"} <= peers.metrics[0].values.keys()
         model = load_model(folder.checkpoints / "init")
         before = gather_full_parameters(load_model(folder.get_checkpoint_path(0)))
-        load_published(published, dict(model.named_parameters()))
+        load_published(published, dict(model.named_parameters()), torch.float32)
         torch.testing.assert_close(gather_full_parameters(model), before, rtol=0, atol=0)
 
         for step in (1, 2):
@@ -302,13 +320,13 @@ async def test_a_run_from_cold_start_to_shutdown(tmp_path: Path, ranks: int) -> 
             trained, published = await peers.receive_step()
             assert trained.step == step
             assert {"loss", "clip_fraction", "train_s", "publish_s", "checkpoint_s"} <= trained.metrics.keys()
-        load_published(published, dict(model.named_parameters()))
-        torch.testing.assert_close(gather_full_parameters(model), saved_weights(folder, 2), rtol=0, atol=0)
+        load_published(published, dict(model.named_parameters()), torch.float32)
         assert any(not torch.equal(before[name], after) for name, after in gather_full_parameters(model).items())
 
         await peers.head.send("learner", BatchReady(3, ()))
         trained, _ = await peers.receive_step()
         assert (trained.step, trained.metrics["updates"]) == (3, 0.0)
+        torch.testing.assert_close(gather_full_parameters(model), saved_weights(folder, 2), rtol=0, atol=0)
         await peers.head.send("learner", Shutdown())
         assert await peers.exit_code() == 0, await peers.read_output()
     assert list_saved_steps(folder.checkpoints) == [0, 2]

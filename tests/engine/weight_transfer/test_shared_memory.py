@@ -6,8 +6,12 @@ import torch
 from torch import Tensor
 
 from engine.contract import EngineFailure
-from engine.weight_transfer.shared_memory import HEADER_BYTES, WeightsPublisher, load_published
+from engine.weight_transfer.shared_memory import load_published, open_published
+from engine.weight_transfer.slot_file import get_body_offset
+from engine.weight_transfer.slot_writer import SlotWriter
+from engine.weight_transfer.weight_layout import get_layout
 from tests.engine.closeness import assert_close
+from tests.engine.whole_publisher import WholePublisher
 
 
 def parameters(value: float) -> dict[str, Tensor]:
@@ -19,90 +23,121 @@ def assert_holds(loaded: dict[str, Tensor], value: float) -> None:
 
 
 def test_published_weights_are_loaded_in_place(tmp_path: Path) -> None:
-    published = WeightsPublisher(tmp_path).publish(7, parameters(2.5))
+    published = WholePublisher(tmp_path).publish(7, parameters(2.5))
     target = parameters(0.0)
     address = target["a"].data_ptr()
-    load_published(published, target)
+    load_published(published, target, torch.float32)
     assert_holds(target, 2.5)
     assert target["a"].data_ptr() == address
-    assert (published.version, published.num_bytes) == (7, 4 * 12)
+    assert (published.version, published.num_bytes) == (7, 3 * 64)
 
 
-def test_parameters_of_a_bfloat16_model_are_cast(tmp_path: Path) -> None:
-    published = WeightsPublisher(tmp_path).publish(0, {"a": torch.tensor([1.0, 1 / 3])})
+def test_weights_are_published_in_the_dtype_of_the_engines(tmp_path: Path) -> None:
+    published = WholePublisher(tmp_path, torch.bfloat16).publish(0, {"a": torch.tensor([1.0, 1 / 3])})
     target = {"a": torch.zeros(2, dtype=torch.bfloat16)}
-    load_published(published, target)
+    load_published(published, target, torch.bfloat16)
     assert target["a"].tolist() == [1.0, torch.tensor(1 / 3).bfloat16().item()]
 
 
 def test_a_version_stays_readable_while_the_next_one_is_written(tmp_path: Path) -> None:
-    publisher = WeightsPublisher(tmp_path)
+    publisher = WholePublisher(tmp_path)
     first, second = publisher.publish(1, parameters(1.0)), publisher.publish(2, parameters(2.0))
     for published, value in ((first, 1.0), (second, 2.0)):
         target = parameters(0.0)
-        load_published(published, target)
+        load_published(published, target, torch.float32)
         assert_holds(target, value)
 
 
 def test_an_overwritten_version_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    publisher = WeightsPublisher(tmp_path)
+    publisher = WholePublisher(tmp_path)
     old = publisher.publish(1, parameters(1.0))
     publisher.publish(3, parameters(3.0))
     target = parameters(0.0)
     with pytest.raises(EngineFailure, match="holds version 3, not 1"):
-        load_published(old, target)
+        load_published(old, target, torch.float32)
     assert_holds(target, 0.0)
 
 
 def test_a_torn_write_is_refused_by_its_digest_and_changes_nothing(tmp_path: Path) -> None:
-    published = WeightsPublisher(tmp_path).publish(1, parameters(1.0))
+    published = WholePublisher(tmp_path).publish(1, parameters(1.0))
     with Path(published.path).open("r+b") as file:
-        file.seek(HEADER_BYTES + 9)
+        file.seek(get_body_offset(published.num_bytes) + 9)
         file.write(b"\x55")
     target = parameters(0.0)
-    with pytest.raises(EngineFailure, match="overwritten or are damaged"):
-        load_published(published, target)
+    with pytest.raises(EngineFailure, match="chunk 0 of the weights of version 1 is damaged"):
+        load_published(published, target, torch.float32)
     assert_holds(target, 0.0)
 
 
 def test_a_partly_written_slot_is_refused(tmp_path: Path) -> None:
-    publisher = WeightsPublisher(tmp_path)
-    published = publisher.publish(1, parameters(1.0))
-
-    class Killed(Exception):
-        pass
-
-    class Fatal(dict[str, Tensor]):
-        def __getitem__(self, name: str) -> Tensor:
-            if name == "b":
-                raise Killed
-            return super().__getitem__(name)
-
-    with pytest.raises(Killed):
-        publisher.publish(3, Fatal(parameters(3.0)))
+    published = WholePublisher(tmp_path).publish(1, parameters(1.0))
+    writer = SlotWriter(tmp_path, get_layout(parameters(0.0), torch.float32), 2)
+    writer.prepare(3)
+    with pytest.raises(EngineFailure, match="is being overwritten"):
+        load_published(published, parameters(0.0), torch.float32)
+    writer.open(3)["a"].fill_(3.0)
+    del writer  # as if its process were killed: the kernel releases the lock
     with pytest.raises(EngineFailure, match="holds version -1, not 1"):
-        load_published(published, parameters(0.0))
+        load_published(published, parameters(0.0), torch.float32)
+
+
+def test_a_slot_keeps_its_weights_while_an_engine_reads_it(tmp_path: Path) -> None:
+    publisher, layout = WholePublisher(tmp_path), get_layout(parameters(0.0), torch.float32)
+    first = publisher.publish(1, parameters(1.0))
+    with open_published(first, layout) as views:
+        third = publisher.publish(3, parameters(3.0))
+        assert third.path == first.path
+        assert_holds(views, 1.0)
+        with open_published(third, layout) as newer:
+            assert_holds(newer, 3.0)
+
+
+def test_a_slot_that_nobody_reads_is_overwritten_in_place(tmp_path: Path) -> None:
+    publisher = WholePublisher(tmp_path)
+    first = publisher.publish(1, parameters(1.0))
+    file = Path(first.path).stat().st_ino
+    load_published(first, parameters(0.0), torch.float32)
+    assert Path(publisher.publish(3, parameters(3.0)).path).stat().st_ino == file
+
+
+def test_the_digest_is_a_function_of_the_weights_alone(tmp_path: Path) -> None:
+    publisher = WholePublisher(tmp_path)
+    digests = [publisher.publish(number, parameters(value)).digest for number, value in enumerate((1.0, 2.0, 1.0))]
+    assert digests[0] == digests[2] != digests[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_matrices_that_an_engine_stores_transposed_are_loaded(tmp_path: Path, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = {"w": torch.randn(700, 33, generator=generator), "v": torch.randn(3, 5, generator=generator)}
+    published = WholePublisher(tmp_path, dtype).publish(1, weights)
+    fused = torch.zeros(33, 1000, dtype=dtype)
+    target = {"w": fused[:, 100:800].t(), "v": torch.zeros(5, 3, dtype=dtype).t()}
+    load_published(published, target, dtype)
+    assert all(torch.equal(target[name], each.to(dtype)) for name, each in weights.items())
+    assert not fused[:, :100].any()
+    assert not fused[:, 800:].any()
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    published = WeightsPublisher(tmp_path).publish(1, parameters(1.0))
-    with pytest.raises(EngineFailure, match="48 bytes, but the model needs 44"):
-        load_published(published, {"a": torch.zeros(11)})
+    published = WholePublisher(tmp_path).publish(1, parameters(1.0))
+    with pytest.raises(EngineFailure, match="192 bytes, but the model needs 64"):
+        load_published(published, {"a": torch.zeros(11)}, torch.float32)
 
 
 def test_a_missing_or_truncated_file_is_an_engine_failure(tmp_path: Path) -> None:
-    publisher = WeightsPublisher(tmp_path)
+    publisher = WholePublisher(tmp_path)
     published = publisher.publish(1, parameters(1.0))
-    os.truncate(published.path, HEADER_BYTES)
+    os.truncate(published.path, 64)
     with pytest.raises(EngineFailure, match="has 64 bytes"):
-        load_published(published, parameters(0.0))
+        load_published(published, parameters(0.0), torch.float32)
     publisher.close()
     with pytest.raises(EngineFailure, match="cannot be read: No such file"):
-        load_published(published, parameters(0.0))
+        load_published(published, parameters(0.0), torch.float32)
 
 
 def test_closing_removes_the_files(tmp_path: Path) -> None:
-    publisher = WeightsPublisher(tmp_path)
+    publisher = WholePublisher(tmp_path)
     for version in range(3):
         publisher.publish(version, parameters(1.0))
     publisher.close()
@@ -110,8 +145,8 @@ def test_closing_removes_the_files(tmp_path: Path) -> None:
 
 
 def test_a_publisher_reuses_the_files_of_a_killed_publisher(tmp_path: Path) -> None:
-    WeightsPublisher(tmp_path).publish(4, parameters(1.0))
-    published = WeightsPublisher(tmp_path).publish(4, parameters(2.0))
+    WholePublisher(tmp_path).publish(4, parameters(1.0))
+    published = WholePublisher(tmp_path).publish(4, parameters(2.0))
     target = parameters(0.0)
-    load_published(published, target)
+    load_published(published, target, torch.float32)
     assert_holds(target, 2.0)

@@ -19,10 +19,11 @@ from bus.transport.curve_auth import generate_key, load_key
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.weight_transfer.shared_memory import WeightsPublisher, load_published
+from engine.weight_transfer.shared_memory import load_published
 from engine.weight_transfer.weight_client import WeightsFetcher
 from tests.bus.networks import wait_until
 from tests.engine.weight_transfer.slow_link import LOOPBACK, link_to
+from tests.engine.whole_publisher import WholePublisher
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock, pytest.mark.timeout(60)]
 CHUNK = 64 * 2**10
@@ -42,7 +43,7 @@ class Scene:
             needed.mkdir(parents=True)
         write_resolved(RunConfig(name="weights"), self.folder.config)
         self.key = generate_key(path / "keys")
-        self.publisher = WeightsPublisher(self.folder.shared_memory)
+        self.publisher = WholePublisher(self.folder.shared_memory)
 
     def publish(self, version: int) -> WeightsPublished:
         return self.publisher.publish(version, {"a": torch.full((NUMBERS,), float(version))})
@@ -83,7 +84,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def assert_loads(published: WeightsPublished) -> None:
     target = {"a": torch.zeros(NUMBERS)}
-    load_published(published, target)
+    load_published(published, target, torch.float32)
     assert torch.all(target["a"] == published.version)
 
 

@@ -97,7 +97,7 @@ class FakeWeightServer(FakeServer):
         self._open = False
 
     async def _update_from_disk(self, body: Body) -> None:
-        self._store(load_file(Path(body["model_path"]) / "model.safetensors"), body)
+        self._store(_load_files(Path(body["model_path"])), body)
 
     async def _update_from_tensor(self, body: Body) -> None:
         assert self._open
@@ -134,3 +134,7 @@ class FakeWeightServer(FakeServer):
 def _join_broadcasts(weights: Sequence[Tensor], group: Any) -> None:
     for work in [group.broadcast(weight, 0) for weight in weights]:
         work.wait()
+
+
+def _load_files(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}

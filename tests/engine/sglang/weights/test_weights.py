@@ -14,18 +14,14 @@ from engine.contract import EngineFailure, WeightsRefused
 from engine.sglang.client import SGLangClient
 from engine.sglang.weights import WeightTransport, build_extra_key
 from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.transports import (
-    DiskTransport,
-    ProcessGroupTransport,
-    PublishedLayout,
-    TensorTransport,
-    split_into_buckets,
-)
-from engine.weight_transfer.shared_memory import WeightsPublisher
+from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport, split_into_buckets
+from engine.weight_transfer.shared_memory import open_published
+from engine.weight_transfer.weight_layout import load_layout
 from tests.engine.closeness import assert_close
 from tests.engine.sglang.fake_server import refusing, silent
 from tests.engine.sglang.weights.fake_weight_server import UPDATES, FakeWeightServer, UpdateError
 from tests.engine.tiny_models import save_small_model, small_config, small_model
+from tests.engine.whole_publisher import WholePublisher
 
 pytestmark = pytest.mark.real_clock
 SMALL_BUCKET = 8 * 2**10  # several for the small model
@@ -46,7 +42,11 @@ def server() -> FakeWeightServer:
 
 @pytest.fixture
 def weights(tmp_path: Path) -> WeightsPublished:
-    return WeightsPublisher(tmp_path).publish(7, dict(small_model(seed=7).named_parameters()))
+    return publish(tmp_path, torch.float32)
+
+
+def publish(folder: Path, dtype: torch.dtype) -> WeightsPublished:
+    return WholePublisher(folder, dtype).publish(7, dict(small_model(seed=7).named_parameters()))
 
 
 def assert_all_loaded(server: FakeWeightServer, dtype: torch.dtype = torch.float32) -> None:
@@ -69,7 +69,7 @@ def make(checkpoint: Path, tmp_path: Path) -> Make:
         bucket: int = SMALL_BUCKET,
         timeout_s: float = 20.0,
     ) -> WeightTransport:
-        layout, checksums = PublishedLayout(checkpoint, dtype), ChecksumRegistry(tmp_path / "checksums", "sglang-0")
+        layout, checksums = load_layout(checkpoint, dtype), ChecksumRegistry(tmp_path / "checksums", "sglang-0")
         match name:
             case "disk":
                 return DiskTransport(layout, checksums, folder / "for_server")
@@ -115,14 +115,14 @@ async def assert_update_breaks(
 async def test_a_server_receives_all_parameters_in_its_dtype_while_its_requests_are_paused(
     make: Make,
     server: FakeWeightServer,
-    weights: WeightsPublished,
+    tmp_path: Path,
     name: str,
     dtype: torch.dtype,
     has_paused_requests: bool,
 ) -> None:
     if has_paused_requests:
         server.handlers["/flush_cache"] = refusing(400, "Timed out waiting for idle state.")
-    await update(make(name, dtype), server, weights)
+    await update(make(name, dtype), server, publish(tmp_path, dtype))
     assert_all_loaded(server, dtype)
     during = [path for path in server.paths if path != "/init_weights_update_group"]
     assert during[0] == PAUSE
@@ -182,7 +182,7 @@ async def test_with_a_wrong_checksum_requests_stay_paused(make: Make, weights: W
 async def test_unreadable_weights_are_refused_before_any_pause(
     make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str
 ) -> None:
-    with pytest.raises(WeightsRefused, match="overwritten or are damaged"):
+    with pytest.raises(WeightsRefused, match="holds other weights of version 7, or is damaged"):
         await update(make(name), server, replace(weights, digest="00" * 16))
     assert server.paths == []
 
@@ -255,9 +255,9 @@ def test_tied_embeddings_are_published_once_and_untied_ones_with_their_head(tmp_
     for tied in (True, False):
         model = small_model(config=small_config(tie_word_embeddings=tied))
         folder = save_small_model(tmp_path, model)
-        published = WeightsPublisher(tmp_path / f"{tied}").publish(1, dict(model.named_parameters()))
-        names = PublishedLayout(folder, torch.float32).read(published).keys()
-        assert ("lm_head.weight" in names) is not tied
+        published = WholePublisher(tmp_path / f"{tied}").publish(1, dict(model.named_parameters()))
+        with open_published(published, load_layout(folder, torch.float32)) as views:
+            assert ("lm_head.weight" in views) is not tied
 
 
 def test_weights_with_the_same_version_but_another_digest_have_another_cache_key(weights: WeightsPublished) -> None:

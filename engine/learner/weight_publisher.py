@@ -1,0 +1,105 @@
+"""Publishes the weights of all ranks: each rank writes its own rows into a slot, in the dtype of the engines.
+
+No rank gathers a whole parameter. The slots are in the shared memory of the leading rank's machine. The ranks of that
+machine write directly. Ranks on other machines hold a part of the same copy only if a copy spans machines: they send their
+rows to the rank with the same local number, in buckets of BUCKET_BYTES. Other copies of the model send nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from bus.messages import WeightsPublished
+from engine.learner.distributed import RankGroup, wait_at_barrier
+from engine.model.hf_checkpoint import find_shard_rows
+from engine.weight_transfer.slot_writer import SlotWriter
+from engine.weight_transfer.weight_layout import get_layout
+
+BUCKET_BYTES = 64 * 2**20  # of float32 values that are converted or sent at once
+
+
+class WeightPublisher:
+    def __init__(
+        self,
+        folder: Path,
+        parameters: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        num_slots: int = 2,
+        ranks: RankGroup | None = None,
+    ) -> None:
+        """`parameters`: whole, or sharded over the ranks. `dtype`: of the published weights."""
+        self._ranks = ranks or RankGroup()
+        self._parameters = parameters
+        self._dtype = dtype
+        self._slots = SlotWriter(folder, get_layout(parameters, dtype), num_slots)
+
+    def publish(self, version: int) -> WeightsPublished | None:
+        """Every rank calls it; the leading rank returns the message for the engines.
+
+        Raises DiskError on the leading rank if the memory is full.
+        """
+        ranks = self._ranks
+        if ranks.is_leader:
+            self._slots.prepare(version)
+        wait_at_barrier(ranks)
+        if ranks.node == 0:
+            self._write_rows(version)
+        elif self._is_in_first_copy(ranks.rank):
+            self._send_rows()
+        wait_at_barrier(ranks)
+        if ranks.node == 0:
+            self._slots.digest(version, ranks.rank, min(ranks.local_world_size, ranks.world_size))
+        wait_at_barrier(ranks)
+        return self._slots.seal(version) if ranks.is_leader else None
+
+    def close(self) -> None:
+        """Remove the published weights."""
+        if self._ranks.is_leader:
+            self._slots.close()
+
+    def _write_rows(self, version: int) -> None:
+        """Of this rank, and of the ranks with its local number on other machines."""
+        slot, ranks = self._slots.open(version), self._ranks
+        for rank in range(ranks.rank, ranks.world_size, ranks.local_world_size):
+            if not self._is_in_first_copy(rank):
+                continue
+            for name, parameter in self._parameters.items():
+                rows = slot[name][self._find_rows(parameter, rank)]
+                if rank == ranks.rank:
+                    for block, source in zip(_iter_blocks(rows), _iter_blocks(_get_local(parameter)), strict=True):
+                        block.copy_(source)
+                else:
+                    for block in _iter_blocks(rows):
+                        received = torch.empty_like(block, device=ranks.device)
+                        dist.recv(received.view(torch.uint8), rank, ranks.tensor_group)
+                        block.copy_(received)
+
+    def _send_rows(self) -> None:
+        ranks = self._ranks
+        for parameter in self._parameters.values():
+            for block in _iter_blocks(_get_local(parameter)):
+                converted = block.to(self._dtype).contiguous()
+                dist.send(converted.view(torch.uint8), ranks.rank % ranks.local_world_size, ranks.tensor_group)
+
+    def _is_in_first_copy(self, rank: int) -> bool:
+        return self._ranks.find_data_rank(rank) < self._ranks.dims.dp_shard
+
+    def _find_rows(self, parameter: Tensor, rank: int) -> slice:
+        """The rows of the whole parameter that a rank of the first copy holds."""
+        if not isinstance(parameter, DTensor):
+            return slice(None)
+        return find_shard_rows(len(parameter), self._ranks.find_data_rank(rank), self._ranks.dims.dp_shard)
+
+
+def _get_local(parameter: Tensor) -> Tensor:
+    parameter = parameter.detach()
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _iter_blocks(rows: Tensor) -> Iterator[Tensor]:
+    """At most BUCKET_BYTES of float32 values each, and at least one row."""
+    return iter(rows.split(max(1, BUCKET_BYTES // (4 * max(1, rows[:1].numel()))))) if rows.numel() else iter(())

@@ -1,0 +1,136 @@
+"""Writes new weights into the slots in shared memory: all ranks of the leading rank's machine write one slot together.
+
+A slot is overwritten under an exclusive lock of its file. If an engine still reads the slot, a new file replaces it, and
+the engine keeps the old one. Overwriting is faster, because the file's pages are in memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import weakref
+from pathlib import Path
+
+from torch import Tensor
+
+from bus.messages import WeightsPublished
+from configs.atomic_write import raising_disk_errors
+from engine.weight_transfer.slot_file import (
+    HEADER,
+    UNFINISHED_VERSION,
+    SlotHeader,
+    build_header,
+    compute_file_bytes,
+    count_digest_chunks,
+    digest_table,
+    get_chunk_table,
+    get_slot_path,
+    write_chunk_digest,
+)
+from engine.weight_transfer.weight_layout import WeightLayout, view_body
+
+_NO_DIGEST = "00" * 16
+
+
+class SlotWriter:
+    """One rank's access to slot `version % num_slots`: earlier versions stay readable while engines load them.
+
+    The leading rank prepares a slot; then all ranks of its machine write and digest their parts; then it seals the slot.
+    `folder` is in shared memory and belongs to the run (RunFolder.shared_memory); the launcher removes it.
+    """
+
+    def __init__(self, folder: Path, layout: WeightLayout, num_slots: int) -> None:
+        self._folder = folder
+        self._layout = layout
+        self._slots: list[_Slot | None] = [None] * num_slots
+
+    def prepare(self, version: int) -> None:
+        """Invalidate the slot and allocate its memory. Raises DiskError if the memory is full."""
+        path = self._get_path(version)
+        with raising_disk_errors(path):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            slot = self._lock_present(version) or _create_slot(path, compute_file_bytes(self._layout.num_bytes))
+        slot.write_header(SlotHeader(UNFINISHED_VERSION, self._layout.num_bytes, _NO_DIGEST))
+        self._slots[version % len(self._slots)] = slot
+
+    def open(self, version: int) -> dict[str, Tensor]:
+        """Views of the parameters in the prepared slot, to be written."""
+        return self._layout.view(view_body(self._open_slot(version).content, self._layout.num_bytes))
+
+    def digest(self, version: int, part: int, num_parts: int) -> None:
+        """Write every `num_parts`-th digest of the chunk table, from `part` on, after all ranks have written."""
+        content = memoryview(self._open_slot(version).content)
+        for number in range(part, count_digest_chunks(self._layout.num_bytes), num_parts):
+            write_chunk_digest(content, self._layout.num_bytes, number)
+
+    def seal(self, version: int) -> WeightsPublished:
+        """Make the slot valid, after all ranks have written their digests; returns the message for the engines."""
+        slot, num_bytes = self._open_slot(version), self._layout.num_bytes
+        digest = digest_table(get_chunk_table(memoryview(slot.content), num_bytes), num_bytes)
+        published = WeightsPublished(version, str(self._get_path(version)), num_bytes, digest)
+        slot.write_header(build_header(published))
+        slot.unlock()
+        return published
+
+    def close(self) -> None:
+        """Remove the files. Processes with an open file keep its contents."""
+        for number in range(len(self._slots)):
+            self._slots[number] = None
+            get_slot_path(self._folder, number).unlink(missing_ok=True)
+
+    def _open_slot(self, version: int) -> _Slot:
+        number, path = version % len(self._slots), self._get_path(version)
+        slot = self._slots[number]
+        if slot is None or not slot.is_at(path):
+            slot = self._slots[number] = _Slot(path)
+        return slot
+
+    def _lock_present(self, version: int) -> _Slot | None:
+        """None if there is no such file, or one of another size, or an engine reads it."""
+        path = self._get_path(version)
+        if not path.exists():
+            return None
+        slot = self._open_slot(version)
+        if len(slot.content) == compute_file_bytes(self._layout.num_bytes) and slot.try_lock():
+            return slot
+        path.unlink()
+        return None
+
+    def _get_path(self, version: int) -> Path:
+        return get_slot_path(self._folder, version % len(self._slots))
+
+
+class _Slot:
+    """A mapped file. Its lock ends with the object, or with the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)
+        self.content = mmap.mmap(self._file, 0)
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the path still names this file."""
+        return path.exists() and os.path.samestat(path.stat(), os.fstat(self._file))
+
+    def try_lock(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def write_header(self, header: SlotHeader) -> None:
+        self.content[: HEADER.size] = header.pack()
+
+
+def _create_slot(path: Path, size: int) -> _Slot:
+    with path.open("xb") as file:
+        file.truncate(size)
+        os.posix_fallocate(file.fileno(), 0, size)  # a full memory raises here, instead of a SIGBUS later
+    slot = _Slot(path)
+    assert slot.try_lock(), f"{path} is new, but locked"
+    return slot

@@ -1,0 +1,57 @@
+"""Where each parameter lies in a slot: sorted by name, in one dtype, each at a multiple of 64 bytes."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from mmap import mmap
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model.hf_checkpoint import build_empty_model
+from engine.weight_transfer.slot_file import get_body_offset
+
+_ALIGNMENT = 64
+
+
+class _Place(NamedTuple):
+    start: int  # in values
+    shape: tuple[int, ...]
+
+
+class WeightLayout:
+    """The places of all parameters of a model. `num_bytes`: of the body of the slot."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._places: dict[str, _Place] = {}
+        step, start = _ALIGNMENT // dtype.itemsize, 0
+        for name in sorted(shapes):
+            self._places[name] = _Place(start, tuple(shapes[name]))
+            start += -(-prod(shapes[name]) // step) * step
+        self.num_bytes = start * dtype.itemsize
+
+    def view(self, body: Tensor) -> dict[str, Tensor]:
+        """Views of the parameters. `body`: uint8 [num_bytes]."""
+        values = body.view(self.dtype)
+        return {
+            name: values[place.start : place.start + prod(place.shape)].view(place.shape)
+            for name, place in self._places.items()
+        }
+
+
+def get_layout(parameters: Mapping[str, Tensor], dtype: torch.dtype) -> WeightLayout:
+    """`parameters`: whole or sharded."""
+    return WeightLayout({name: parameter.shape for name, parameter in parameters.items()}, dtype)
+
+
+def load_layout(folder: Path, dtype: torch.dtype) -> WeightLayout:
+    """Of the model in a checkpoint folder. Raises CheckpointError or UnsupportedModel."""
+    return get_layout(dict(build_empty_model(folder).named_parameters()), dtype)
+
+
+def view_body(slot: mmap, num_bytes: int) -> Tensor:
+    """The parameters in the content of a slot: uint8 [num_bytes]."""
+    return torch.from_numpy(np.frombuffer(slot, np.uint8, num_bytes, get_body_offset(num_bytes)))

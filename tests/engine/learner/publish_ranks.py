@@ -1,0 +1,38 @@
+"""`python -m tests.engine.learner.publish_ranks CHECKPOINT OUT DTYPE RANKS_PER_NODE LEARNER`: ranks publish a model twice.
+
+Ranks of later nodes cannot write to OUT/slots. Each rank writes the peak of its anonymous memory to OUT/RANK.json, the
+leading rank the second message to OUT/published.json.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+
+from engine.learner.distributed import join_ranks, leave_ranks
+from engine.learner.sharding import load_sharded_model
+from engine.learner.weight_publisher import WeightPublisher
+from tests.engine.learner.rank_probes import measuring_memory
+from tests.engine.learner.training_examples import small_run
+
+
+def main(checkpoint: str, out: str, dtype: str, ranks_per_node: str, settings: str) -> None:
+    torch.set_num_threads(1)
+    learner = small_run(**msgspec.json.decode(settings), ranks=4).learner
+    ranks = join_ranks(learner)._replace(local_world_size=int(ranks_per_node))
+    parameters = dict(load_sharded_model(Path(checkpoint), ranks, learner.dtype).named_parameters())
+    slots = Path(out) / "slots" if ranks.node == 0 else Path(out) / "another_node"
+    publisher = WeightPublisher(slots, parameters, getattr(torch, dtype), 1, ranks)
+    with measuring_memory() as peak:
+        publisher.publish(1)
+        published = publisher.publish(2)
+    if published is not None:
+        (Path(out) / "published.json").write_bytes(msgspec.json.encode(published))
+    (Path(out) / f"{ranks.rank}.json").write_text(json.dumps({"publishing_bytes": peak.growth}))
+    leave_ranks(ranks)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

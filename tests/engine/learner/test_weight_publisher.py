@@ -1,0 +1,86 @@
+"""All ranks publish a model together: each writes its own rows, and none holds more than a bucket of others."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from bus.messages import WeightsPublished
+from engine.learner import weight_publisher
+from engine.learner.weight_publisher import BUCKET_BYTES
+from engine.model.hf_checkpoint import load_model
+from engine.weight_transfer.shared_memory import load_published
+from tests.engine.learner.rank_processes import run_ranks
+from tests.engine.learner.test_sharding import MB, make_config, write_model
+from tests.engine.tiny_models import small_config
+from tests.engine.whole_publisher import WholePublisher
+
+slow = pytest.mark.slow
+
+
+class Publication(NamedTuple):
+    published: WeightsPublished
+    peaks: list[int]  # anonymous memory of each rank while it publishes
+
+
+def publish_on(
+    ranks: int, ranks_per_node: int, checkpoint: Path, out: Path, dtype: str, learner: dict[str, str | int]
+) -> Publication:
+    out.mkdir()
+    run_ranks(ranks, "publish_ranks", str(checkpoint), str(out), dtype, str(ranks_per_node), json.dumps(learner))
+    peaks = [json.loads((out / f"{rank}.json").read_text())["publishing_bytes"] for rank in range(ranks)]
+    return Publication(msgspec.json.decode((out / "published.json").read_bytes(), type=WeightsPublished), peaks)
+
+
+def load_weights(checkpoint: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: each.detach().to(dtype) for name, each in load_model(checkpoint).named_parameters()}
+
+
+def assert_holds(published: WeightsPublished, expected: dict[str, Tensor]) -> None:
+    loaded = {name: torch.zeros_like(each) for name, each in expected.items()}
+    load_published(published, loaded, next(iter(expected.values())).dtype)
+    assert all(torch.equal(loaded[name], each) for name, each in expected.items())
+
+
+@slow
+@pytest.mark.parametrize(
+    ("ranks", "ranks_per_node", "dtype", "learner"),
+    [
+        pytest.param(1, 1, "bfloat16", {"dtype": "bfloat16"}, id="one rank with a mesh"),
+        pytest.param(2, 2, "float32", {}, id="one node"),
+        pytest.param(4, 2, "bfloat16", {}, id="a copy on two nodes"),
+        pytest.param(4, 2, "float32", {"dp_replicate": 2}, id="a copy on each node"),
+    ],
+)
+def test_the_published_weights_are_those_of_all_ranks(
+    ranks: int, ranks_per_node: int, dtype: str, learner: dict[str, str | int], tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model", small_config(vocab_size=101, tie_word_embeddings=False))
+    out = tmp_path / "out"
+    publication = publish_on(ranks, ranks_per_node, model.folder, out, dtype, learner)
+    expected = load_weights(model.folder, getattr(torch, dtype))
+    assert_holds(publication.published, expected)
+    whole = WholePublisher(tmp_path / "whole", getattr(torch, dtype)).publish(2, expected)
+    assert publication.published.digest == whole.digest
+    assert not (out / "another_node").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+def test_publishing_300_mb_takes_a_rank_two_buckets(ranks_per_node: int, tmp_path: Path) -> None:
+    """A rank has its share of the weights already, so the rest of the bound is for two buckets and 150 MB."""
+    model = write_model(tmp_path / "model", make_config(num_layers=11, vocab_size=40_001))
+    assert model.num_bytes > 300 * MB
+    publication = publish_on(2, ranks_per_node, model.folder, tmp_path / "out", "bfloat16", {})
+    assert_holds(publication.published, load_weights(model.folder, torch.bfloat16))
+    assert max(publication.peaks) < 2 * BUCKET_BYTES + 50 * MB
+
+
+def test_parameters_larger_than_a_bucket_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_publisher, "BUCKET_BYTES", 100)
+    weights = {"w": torch.rand(31, 3), "v": torch.rand(7), "s": torch.tensor(2.0)[None]}
+    assert_holds(WholePublisher(tmp_path).publish(1, weights), weights)

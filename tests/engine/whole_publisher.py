@@ -1,0 +1,23 @@
+"""Publishes whole parameters as a learner with one rank does, other ones in each version."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bus.messages import WeightsPublished
+from engine.learner.weight_publisher import WeightPublisher
+
+
+class WholePublisher:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        self._folder, self._dtype = folder, dtype
+
+    def publish(self, version: int, parameters: Mapping[str, Tensor]) -> WeightsPublished:
+        published = WeightPublisher(self._folder, parameters, self._dtype).publish(version)
+        assert published is not None
+        return published
+
+    def close(self) -> None:
+        WeightPublisher(self._folder, {}, self._dtype).close()
