@@ -13,11 +13,12 @@ that arrive while it sleeps wait for the weights that wake it.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 import structlog
 
+from actors.engines.weight_loading import WeightLoader
 from actors.runtime.worker_loop import Work, serve
 from bus.bus import Bus
 from bus.messages import (
@@ -42,8 +43,6 @@ REPORT_INTERVAL_S = 0.25
 _LOAD_FIELDS = EngineLoad.__struct_fields__
 _ENDED_LEASE = 2**63 - 1  # recorded as the last lease of a trajectory that has ended
 
-FetchToNode = Callable[[WeightsPublished], Awaitable[WeightsPublished]]
-
 
 class Generator:
     def __init__(
@@ -56,32 +55,25 @@ class Generator:
         clock: Callable[[], float] = time.monotonic,
         recipe: str = "",
         recorder: str = "",
-        fetch: FetchToNode | None = None,
-        load_timeout_s: float | None = None,
+        loader: WeightLoader | None = None,
     ) -> None:
         """`incarnation` counts the starts of this engine. EngineJoined goes to `recipe`, and to `arbiter` when the engine
         has loaded the weights that `recipe` sends; without `recipe`, to `arbiter` at once. The load after each load of
-        weights goes to `recorder`.
-
-        `fetch` copies weights to this machine or raises WeightsRefused; None if the learner runs on this machine.
-        `load_timeout_s` limits the transfer and the load of weights; run() raises EngineFailure after it.
+        weights goes to `recorder`. `loader`: None if the learner runs on this machine; no time limit.
         """
-        self._name = name
-        self._incarnation = incarnation
+        self._name, self._incarnation = name, incarnation
         self._clock = clock
         self._bus = bus
         self._engine = engine
         self._arbiter = arbiter
         self._recipe = recipe
         self._recorder = recorder
-        self._fetch = fetch
-        self._load_timeout_s = load_timeout_s
+        self._loader = loader or WeightLoader(engine)
         self._latest_leases: RecentDict[int, int] = RecentDict()  # by trajectory
         self._in_flight: dict[int, int] = {}  # by trajectory, the lease of its turn in the engine
         self._aborted: set[int] = set()  # trajectories of turns in flight
         self._weights_lock = asyncio.Lock()  # held while weights are loaded
         self._announced_version = 0  # the newest one published
-        self._loaded_digest = ""  # of the weights that were loaded last
         self._joined_arbiter = asyncio.Event()
         self._weights_ready = asyncio.Event()  # set while the engine has the announced version
         self._num_generating = 0  # turns in the engine
@@ -254,20 +246,19 @@ class Generator:
     async def _load_weights(self, sender: str, weights: WeightsPublished) -> None:
         """Weights that the engine holds, and older ones, are acknowledged again and not loaded.
 
-        A restarted learner may train the engine's version again, with other bits: the digest tells them apart. Weights that
-        cannot be loaded are not acknowledged: a restarted learner is writing them, and announces them again.
+        Weights that cannot be loaded are not acknowledged: a restarted learner is writing them, and announces them again.
         """
         began = self._clock()
         async with self._weights_lock:
             if self._is_asleep and self._sleep_request is not None and weights.version < self._sleep_request.version:
                 return  # of a version before the sleep; newer ones end it
-            if self._is_asleep or self._is_newer(weights):
+            if self._is_asleep or self._loader.is_newer(weights):
                 try:
-                    await self._fetch_and_load(weights)
+                    await self._loader.load(weights)
                 except WeightsRefused as refusal:
                     self._logger.error("weights.refused", version=weights.version, cause=str(refusal))
                     return
-                self._is_asleep, self._loaded_digest = False, weights.digest
+                self._is_asleep = False
         self._update_weights_ready()
         await self._join_arbiter()
         load_s = self._clock() - began
@@ -278,31 +269,3 @@ class Generator:
         if self._recorder:  # before the step ends
             await self._bus.send(self._recorder, self._build_load_report())
         await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s, self._incarnation))
-
-    def _is_newer(self, weights: WeightsPublished) -> bool:
-        held = self._engine.version
-        return weights.version > held or (weights.version == held and weights.digest != self._loaded_digest)
-
-    async def _fetch_and_load(self, weights: WeightsPublished) -> None:
-        """Raises WeightsRefused, or EngineFailure after load_timeout_s."""
-        stage = "transfer to this machine"
-        try:
-            async with asyncio.timeout(self._load_timeout_s):
-                fetched = await self._fetch_weights(weights)
-                stage = "load into the engine"
-                await self._engine.load_weights(fetched)
-        except TimeoutError:
-            raise EngineFailure(
-                f"{self._name} has no weights of version {weights.version} ({weights.num_bytes:,} bytes) after "
-                f"engine.load_timeout_s = {self._load_timeout_s:g} s: the {stage} stalls"
-            ) from None
-
-    async def _fetch_weights(self, weights: WeightsPublished) -> WeightsPublished:
-        """Meanwhile the engine generates with its present weights."""
-        if self._fetch is None:
-            return weights
-        began = self._clock()
-        fetched = await self._fetch(weights)
-        fetch_s = self._clock() - began
-        self._logger.info("weights.fetched", version=weights.version, bytes=weights.num_bytes, fetch_s=fetch_s)
-        return fetched

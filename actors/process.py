@@ -58,7 +58,7 @@ from policies.rollout.rollout import Rollout
 from sandbox.contract import Isolation, SandboxFailure
 
 if TYPE_CHECKING:
-    from actors.generator import FetchToNode
+    from actors.engines.weight_loading import FetchToNode
 
 COUNTS_INTERVAL_S = 0.1  # between two log lines with the number of trajectories in each state
 # Version of the weights that an engine starts with: it generates nothing before it has the learner's weights.
@@ -105,6 +105,7 @@ async def _report_counts(observer: TrajectoryObserver) -> None:
 async def run_generator(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, open_bus: BusFactory
 ) -> None:
+    from actors.engines.weight_loading import WeightLoader
     from actors.generator import Generator
 
     engine_gone = EngineGoneSignal()
@@ -119,8 +120,7 @@ async def run_generator(
             incarnation=incarnation.number,
             recipe=RECIPE,
             recorder=RECORDER,
-            fetch=fetch,
-            load_timeout_s=run.engine.load_timeout_s,
+            loader=WeightLoader(engine, fetch, run.engine.load_timeout_s),
         )
         with engine_gone.raising_engine_failure():
             await generator.run()

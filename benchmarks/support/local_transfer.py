@@ -37,7 +37,7 @@ FULL = DecoderConfig(
 def measure_local_transfer(memory: Path, *, quick: bool, rounds: int) -> dict[str, float]:
     """CPU seconds per GB of the weights in float32, for engines in float32 and in bfloat16.
 
-    The lowest of the rounds, after one that allocates the slot.
+    The lowest of the rounds, after a first one, which allocates the slot.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)

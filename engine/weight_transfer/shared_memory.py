@@ -69,7 +69,7 @@ def _share_locked(file: int) -> Generator[None]:
 
 
 def _map_verified(file: int, published: WeightsPublished) -> mmap.mmap:
-    content = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)  # writable for torch; nobody writes
+    content = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)  # writable for torch, but never written
     if len(content) != compute_file_bytes(published.num_bytes):
         raise WeightsRefused(f"the file of the weights has {len(content)} bytes")
     header, view = parse_header(content[:64]), memoryview(content)

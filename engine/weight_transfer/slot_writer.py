@@ -43,7 +43,7 @@ class SlotWriter:
     def __init__(self, folder: Path, layout: WeightLayout, num_slots: int) -> None:
         self._folder = folder
         self._layout = layout
-        self._slots: list[_Slot | None] = [None] * num_slots
+        self._slots: list[_MappedSlot | None] = [None] * num_slots
 
     def prepare(self, version: int) -> None:
         """Invalidate the slot and allocate its memory. Raises DiskError if the memory is full."""
@@ -79,14 +79,14 @@ class SlotWriter:
             self._slots[number] = None
             get_slot_path(self._folder, number).unlink(missing_ok=True)
 
-    def _open_slot(self, version: int) -> _Slot:
+    def _open_slot(self, version: int) -> _MappedSlot:
         number, path = version % len(self._slots), self._get_path(version)
         slot = self._slots[number]
         if slot is None or not slot.is_at(path):
-            slot = self._slots[number] = _Slot(path)
+            slot = self._slots[number] = _MappedSlot(path)
         return slot
 
-    def _lock_present(self, version: int) -> _Slot | None:
+    def _lock_present(self, version: int) -> _MappedSlot | None:
         """None if there is no such file, or one of another size, or an engine reads it."""
         path = self._get_path(version)
         if not path.exists():
@@ -101,7 +101,7 @@ class SlotWriter:
         return get_slot_path(self._folder, version % len(self._slots))
 
 
-class _Slot:
+class _MappedSlot:
     """A mapped file. Its lock ends with the object, or with the process."""
 
     def __init__(self, path: Path) -> None:
@@ -127,10 +127,10 @@ class _Slot:
         self.content[: HEADER.size] = header.pack()
 
 
-def _create_slot(path: Path, size: int) -> _Slot:
+def _create_slot(path: Path, size: int) -> _MappedSlot:
     with path.open("xb") as file:
         file.truncate(size)
         os.posix_fallocate(file.fileno(), 0, size)  # a full memory raises here, instead of a SIGBUS later
-    slot = _Slot(path)
+    slot = _MappedSlot(path)
     assert slot.try_lock(), f"{path} is new, but locked"
     return slot

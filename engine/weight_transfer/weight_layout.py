@@ -1,4 +1,4 @@
-"""Where each parameter lies in a slot: sorted by name, in one dtype, each at a multiple of 64 bytes."""
+"""The place of each parameter in a slot: sorted by name, in one dtype, each at a multiple of 64 bytes."""
 
 from collections.abc import Mapping, Sequence
 from math import prod

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 from msgspec.structs import replace
 
+from actors.engines.weight_loading import WeightLoader
 from actors.generator import Generator
 from bus.addresses import RECORDER
 from bus.messages import (
@@ -134,7 +135,16 @@ async def open_scene(version: int = 4, *, is_remote: bool = False) -> AsyncItera
     scene = Scene(hub, engine)
     clock, fetch = asyncio.get_running_loop().time, scene.fetch if is_remote else None
     bus = hub.join("generator-0", 100)
-    actor = Generator("generator-0", bus, engine, "head/arbiter", INCARNATION, clock, recorder=RECORDER, fetch=fetch)
+    actor = Generator(
+        "generator-0",
+        bus,
+        engine,
+        "head/arbiter",
+        INCARNATION,
+        clock,
+        recorder=RECORDER,
+        loader=WeightLoader(engine, fetch, clock=clock),
+    )
     running = asyncio.create_task(actor.run())
     listening = asyncio.create_task(scene.listen())
     yield scene

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from actors.engines.weight_loading import WeightLoader
 from actors.generator import Generator
 from bus.messages import (
     CacheReleased,
@@ -143,7 +144,9 @@ async def test_a_stalled_load_of_weights_ends_the_generator_with_the_name_of_the
 
     hub = Hub()
     head, bus = hub.join("head", 100), hub.join("generator-0", 100)
-    generator = Generator("generator-0", bus, StalledEngine(4), "head/arbiter", INCARNATION, load_timeout_s=30.0)
+    engine = StalledEngine(4)
+    loader = WeightLoader(engine, timeout_s=30.0)
+    generator = Generator("generator-0", bus, engine, "head/arbiter", INCARNATION, loader=loader)
     await head.send("generator-0", published(5))
     with pytest.raises(ExceptionGroup) as raised:
         await generator.run()
@@ -151,7 +154,7 @@ async def test_a_stalled_load_of_weights_ends_the_generator_with_the_name_of_the
     while isinstance(failure, ExceptionGroup):
         (failure,) = failure.exceptions
     assert isinstance(failure, EngineFailure)
-    assert "generator-0 has no weights of version 5" in str(failure)
+    assert "the engine has no weights of version 5" in str(failure)
     assert "after engine.load_timeout_s = 30 s: the load into the engine stalls" in str(failure)
 
 

@@ -92,7 +92,7 @@ def test_a_slot_keeps_its_weights_while_an_engine_reads_it(tmp_path: Path) -> No
             assert_holds(newer, 3.0)
 
 
-def test_a_slot_that_nobody_reads_is_overwritten_in_place(tmp_path: Path) -> None:
+def test_an_unread_slot_is_overwritten_in_place(tmp_path: Path) -> None:
     publisher = WholePublisher(tmp_path)
     first = publisher.publish(1, parameters(1.0))
     file = Path(first.path).stat().st_ino
