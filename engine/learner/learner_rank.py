@@ -115,11 +115,13 @@ class LearnerRank:
         check_vocabulary(model.config, load_tokenizer(checkpoint))
         trainer = Trainer(model, self._run, self._ranks)
         if resume:
-            trainer.load(checkpoint)
+            with self._ranks.operation("load of the optimizer"):
+                trainer.load(checkpoint)
         return trainer
 
     def _load_model(self, checkpoint: Path) -> CausalLM:
-        return load_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
+        with self._ranks.operation("load of the weights"):
+            return load_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
 
     # ---------------------------------------------------------------- the cold start
 
@@ -167,6 +169,10 @@ class LearnerRank:
         """
         if step != self._step + 1:
             raise ProtocolError(f"step {step} cannot be trained after step {self._step}")
+        with self._ranks.operation(f"step {step}", is_limited=False):
+            return self._run_rl_step(step, sequences, publish=publish)
+
+    def _run_rl_step(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
         began = time.monotonic()
         metrics = self._loaded_trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
         trained = time.monotonic()
@@ -203,11 +209,13 @@ class LearnerRank:
         return self._loaded_trainer.step
 
     def _publish_weights(self) -> WeightsPublished | None:
-        parameters = gather_full_parameters(self._loaded_trainer.model)
-        return self._publisher.publish(self._step, parameters) if self._publisher is not None else None
+        with self._ranks.operation("publish"):
+            parameters = gather_full_parameters(self._loaded_trainer.model)
+            return self._publisher.publish(self._step, parameters) if self._publisher is not None else None
 
     def _save_checkpoint(self, checkpoint: Path) -> None:
-        self._loaded_trainer.save(checkpoint, self._initial_checkpoint)
+        with self._ranks.operation("save"):
+            self._loaded_trainer.save(checkpoint, self._initial_checkpoint)
         if self._ranks.is_leader:
             checkpoints = self._folder.checkpoints
             protected = list_protected_steps(self._run, checkpoints, list_saved_steps(checkpoints))
