@@ -129,8 +129,7 @@ class Trainer:
         check_token_ids(sequences, self.model.config.vocab_size)
         trained = [minibatch for minibatch in minibatches if any(sequence.num_loss_tokens for sequence in minibatch)]
         if distribute is not None:
-            with self._ranks.operation("exchange of samples"):
-                trained = distribute([(each, self._split_micro_batches(each)) for each in trained])
+            trained = distribute([(each, self._split_micro_batches(each)) for each in trained])
         old_logprobs = self._recompute_old_logprobs(trained)
         updates = list[OptimizerUpdate]()
         for minibatch, old in zip(trained, old_logprobs, strict=True):
@@ -227,10 +226,9 @@ class Trainer:
         return model(batch.token_ids_BT, tokens=tokens)
 
     def _score_without_gradient(self, model: CausalLM, batch: MicroBatch) -> TokenScores:
-        with self._ranks.operation("forward"):
-            with torch.no_grad():
-                scores = self._score(model, batch)
-            reshard_parameters(model)
+        with self._ranks.operation("forward"), torch.no_grad():
+            scores = self._score(model, batch)
+        reshard_parameters(model)
         return scores
 
     def _build_loss_input(

@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import re
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,6 +31,7 @@ from bus.messages import (
     RunFinished,
     Shutdown,
 )
+from bus.process.heartbeat import Heartbeat
 from bus.process.structured_log import DiskErrorHandler
 from bus.transport.address_book import AddressBook, TcpAddress
 from bus.transport.in_process import Hub
@@ -243,6 +246,26 @@ async def test_ranks_of_a_later_incarnation_replace_the_earlier_ones(site: Site)
     assert await site.receive() == NodeLeft("the run is over")
     await site.node
     assert site.children.processes["learner@3"].returncode == -9
+
+
+async def test_ranks_that_hang_are_killed_and_reported(site: Site) -> None:
+    await site.join()
+    await site.send(request_ranks(1))
+    sender = str(site.options.own_folder.sockets / "heartbeats")
+    heartbeat = Heartbeat("learner rank 1", 1, 0.0, 0, 0, 0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rank:
+        for _ in range(3):
+            rank.sendto(msgspec.json.encode(heartbeat), sender)
+            await site.send(NodeHeartbeat())
+            await asyncio.sleep(SETTINGS.heartbeat_s)
+    for _ in range(3):
+        await asyncio.sleep(SETTINGS.heartbeat_timeout_s / 2)
+        await site.send(NodeHeartbeat())
+    assert site.children.processes["learner@3"].returncode == -9
+    ended = await site.receive()
+    assert isinstance(ended, ProcessEnded)
+    assert (ended.process, ended.incarnation) == ("learner@3", 1)
+    assert re.fullmatch(r"learner@3 was killed by signal 9: learner rank 1: no heartbeat for \d\.\d s", ended.cause)
 
 
 async def test_a_healthy_executor_resets_its_failures_and_misdirected_messages_are_logged(site: Site) -> None:
