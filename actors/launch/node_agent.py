@@ -35,7 +35,7 @@ from bus.messages import (
     ProcessEnded,
     Shutdown,
 )
-from bus.process.exit_reason import read_exit_reason
+from bus.process.exit_reason import exit_reason_path, read_exit_reason
 from bus.process.heartbeat import Heartbeat, receiving_heartbeats
 from bus.process.structured_log import configure_logging
 from bus.process.waiting import SuspensionGuard, wait_for_first
@@ -232,7 +232,9 @@ class NodeAgent:
         senders = list_heartbeat_senders(self._run.learner.ranks, request.node_rank, request.num_nodes)
         watch = self._children.watch_heartbeats(senders, request.incarnation, self._run.supervision)
         self._learner_ranks_watch = watch
-        child = await self._children.spawn(name, argv, environment)
+        reason_path = exit_reason_path(self._folder, LEARNER)  # the ranks do not know the node
+        reason_path.unlink(missing_ok=True)
+        child = (await self._children.spawn(name, argv, environment))._replace(exit_reason_path=reason_path)
         self._learner_ranks_task = asyncio.create_task(self._watch_learner_ranks(child, request.incarnation, watch))
 
     async def _watch_learner_ranks(self, child: ChildProcess, incarnation: int, watch: HeartbeatWatch) -> None:

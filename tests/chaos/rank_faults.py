@@ -1,5 +1,5 @@
 """Faults at an operation of a learner rank: as `learner.loss` this module is GRPO's loss, and its import in a rank lets
-the rank kill or stop itself when it begins an operation.
+the rank kill or stop itself, or block its main thread, when it begins an operation.
 
 The nth incarnation of the learner has the nth fault in the environment variable.
 """
@@ -7,6 +7,7 @@ The nth incarnation of the learner has the nth fault in the environment variable
 import os
 import signal
 import sys
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
@@ -23,12 +24,19 @@ _VARIABLE = "ASTERISM_TEST_RANK_FAULTS"
 class RankFault(msgspec.Struct, frozen=True):
     rank: int
     step: int
-    operation: str  # of engine.learner: "forward and backward", "publish", "save"
-    signal: signal.Signals
+    operation: str  # of engine.learner: "forward and backward", "publish", "save", "barrier"
+    signal: signal.Signals | None  # None: block
 
 
 def make_environment(faults: Sequence[RankFault]) -> dict[str, str]:
     return {**os.environ, _VARIABLE: msgspec.json.encode(faults).decode()}
+
+
+def _happen(fault: RankFault) -> None:
+    if fault.signal is None:
+        threading.Event().wait()
+    else:
+        os.kill(os.getpid(), fault.signal)
 
 
 def _install(fault: RankFault) -> None:
@@ -39,7 +47,7 @@ def _install(fault: RankFault) -> None:
         with run(record, name, is_limited=is_limited):
             running = [each.name for each in record.running]
             if running[0] == f"step {fault.step}" and running[-1] == fault.operation:
-                os.kill(os.getpid(), fault.signal)
+                _happen(fault)
             yield
 
     OperationRecord.run = run_with_fault

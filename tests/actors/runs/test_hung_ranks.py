@@ -38,9 +38,11 @@ def undisturbed(finished_run: tuple[RunFolder, str], tmp_path_factory: pytest.Te
     return run_with_faults(tmp_path_factory.mktemp("undisturbed"), finished_run[0], [])[0]
 
 
-def run_with_faults(runs: Path, cold_start: RunFolder, faults: list[RankFault]) -> tuple[RunFolder, str]:
+def run_with_faults(
+    runs: Path, cold_start: RunFolder, faults: list[RankFault], *settings: str
+) -> tuple[RunFolder, str]:
     """The folder and the output of a run of three steps, which succeeds."""
-    command = command_line(runs, *from_cold_start_of(cold_start), *SETTINGS)
+    command = command_line(runs, *from_cold_start_of(cold_start), *SETTINGS, *settings)
     process = subprocess.Popen(
         command, cwd=ROOT, env=make_environment(faults), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -74,7 +76,24 @@ def test_a_stopped_follower_is_named_and_the_learner_restarts(
     tmp_path: Path, finished_run: tuple[RunFolder, str]
 ) -> None:
     faults = [RankFault(1, 2, "save", signal.SIGSTOP)]
-    check_restarts(*run_with_faults(tmp_path, finished_run[0], faults), faults)
+    settings = ("rl.prompts=2", "rl.rollouts=4", "evaluation.questions=0")
+    check_restarts(*run_with_faults(tmp_path, finished_run[0], faults, *settings), faults)
+
+
+@pytest.mark.nightly
+def test_a_rank_that_sends_heartbeats_but_makes_no_progress_is_restarted(
+    tmp_path: Path, finished_run: tuple[RunFolder, str], undisturbed: RunFolder
+) -> None:
+    """Rank 0 waits for it in a barrier, which has no timeout of its own."""
+    faults = [RankFault(1, 2, "barrier", None)]
+    folder, output = run_with_faults(tmp_path, finished_run[0], faults, "learner.collective_timeout_s=10")
+    assert len(list_process_ids(folder, "learner")) == 2
+    (hang,) = read_log_entries(folder, "process.timed_out")
+    operations = r"in step 2 since .* s, in save since .* s, in barrier since .* s, limit of save: 10 s"
+    assert re.match(rf"learner rank \d: {operations}", hang["cause"])
+    assert f"learner was killed by signal 9 ({hang['cause']}); it restarts" in output
+    assert list_losses(folder) == list_losses(undisturbed)
+    assert read_conserved_summary(folder)["trajectories_abandoned"] == 0
 
 
 @pytest.mark.nightly
