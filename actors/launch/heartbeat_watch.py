@@ -63,7 +63,8 @@ class HeartbeatWatch:
         slow = [sender for sender in self._paths if any(self._list_overdue(sender))]
         if not silent and not slow:
             return None
-        suspects = dict.fromkeys((*silent, *filter(self._is_late, self._started), *slow))
+        late = [sender for sender in self._paths if sender in self._started and self._is_late(sender)]
+        suspects = dict.fromkeys((*silent, *late, *slow))
         durations = [self._get_silence_s(sender) for sender in silent]
         durations += [operation.get_elapsed_s() for sender in slow for operation in self._list_overdue(sender)]
         return Hang("; ".join(map(self._describe, suspects)), max(durations))

@@ -133,10 +133,10 @@ class Supervisor:
         self._last_reasons[child.name] = reason
         if failures > 1 and reason is not None and reason.kind == "exception" and reason == last_reason:
             raise build_process_died_error(child, "twice in a row in the same way, the last time ")
-        cause = hang.cause if hang is not None else reason.text if reason is not None else ""
-        shown = f" ({cause})" if cause else ""
         if failures > self._settings.restarts:
-            last = f"{shown[1:]} " if hang is not None else ""
-            raise build_process_died_error(child, f"{failures} times in a row, the last time {last}")
+            last = f"the last time ({hang.cause}) " if hang is not None else "the last time "
+            raise build_process_died_error(child, f"{failures} times in a row, {last}")
         if self._print_line is not None:
-            self._print_line(f"{describe_exit(child)}{shown}; it restarts as incarnation {incarnation + 1}")
+            text = hang.cause if hang is not None else reason.text if reason is not None else ""
+            cause = f" ({text})" if text else ""
+            self._print_line(f"{describe_exit(child)}{cause}; it restarts as incarnation {incarnation + 1}")

@@ -26,9 +26,9 @@ from tests.processes import processes_that_name
 
 pytestmark = pytest.mark.slow
 
-OPERATIONS = ("forward and backward", "publish", "save")  # in the steps 1, 2 and 3
+OPERATIONS = ("publish", "forward and backward", "save")  # in the steps 1, 2 and 3
 SETTINGS = (
-    *(f"learner.loss={LOSS}", "learner.ranks=2", "rl.prompts=4", "rl.rollouts=8"),
+    *(f"learner.loss={LOSS}", "learner.ranks=2", "rl.prompts=4", "rl.rollouts=8", "rl.max_refill_groups=2"),
     *("supervision.heartbeat_s=0.5", "supervision.heartbeat_timeout_s=4", "determinism=strict"),
 )
 
