@@ -7,6 +7,7 @@ longer than its limit (bus.process.operations).
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from bus.process.heartbeat import Heartbeat
@@ -94,5 +95,5 @@ class HeartbeatWatch:
     def _describe(self, sender: str) -> str:
         parts = [f"no heartbeat for {self._get_silence_s(sender):.1f} s"] if self._is_late(sender) else []
         parts += filter(None, [describe_operations(self._load_operations(sender))])
-        parts += [f"limit of {each.name}: {each.limit_s:g} s" for each in self._list_overdue(sender)]
+        parts += [f"limit of {each.name}: {each.limit_s:g} s" for each in islice(self._list_overdue(sender), 1)]
         return f"{sender}: {', '.join(parts)}"

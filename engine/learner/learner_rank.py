@@ -95,7 +95,7 @@ class LearnerRank:
     def _resume_training(self, step: int) -> dict[str, float]:
         self._trainer = self._load_trainer(self._folder.get_checkpoint_path(step), resume=True)
         self._logger.info("training.resumed", step=step, rank=self._ranks.rank)
-        return {}
+        return {} if self._journal is None else self._journal.read_metrics(step)
 
     def _start_training(self, report: SftProgressCallback) -> dict[str, float]:
         metrics: dict[str, float] = {}
@@ -105,6 +105,7 @@ class LearnerRank:
             self._trainer = self._load_trainer(self._initial_checkpoint)
         self._loaded_trainer.check_weights()
         self._loaded_trainer.start_stage("rl")
+        self._write_metrics(metrics)
         self._save_checkpoint(self._folder.get_checkpoint_path(0))
         if self._ranks.is_leader:
             shutil.rmtree(self._partial_sft_checkpoint, ignore_errors=True)
@@ -176,18 +177,24 @@ class LearnerRank:
         began = time.monotonic()
         metrics = self._loaded_trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
         trained = time.monotonic()
+        metrics["train_s"] = trained - began
         self._loaded_trainer.check_weights()  # before a checkpoint of them is written
         if self._is_checkpoint_due(step):
+            self._write_metrics(metrics)
             self._save_checkpoint(self._folder.get_checkpoint_path(step))
             if self._journal is not None:
                 self._journal.delete_up_to(step)
         saved = time.monotonic()
         published = self._publish_weights() if publish else None
-        metrics["train_s"] = trained - began
         metrics["checkpoint_s"] = saved - trained
         metrics["publish_s"] = time.monotonic() - saved
         self._logger.info("step.trained", step=step, rank=self._ranks.rank, **metrics)
         return TrainStepResult(step, metrics, published)
+
+    def _write_metrics(self, metrics: dict[str, float]) -> None:
+        """Of the present step, for an incarnation that resumes from its checkpoint before they are reported."""
+        if self._journal is not None:
+            self._journal.write_metrics(self._step, metrics)
 
     def _is_checkpoint_due(self, step: int) -> bool:
         evaluation = self._run.evaluation

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.event_logs.diff import list_divergences
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     ROOT,
@@ -52,10 +53,6 @@ def run_with_faults(
         process.kill()
 
 
-def list_losses(folder: RunFolder) -> list[tuple[float, float]]:
-    return [(line["step"], line["loss"]) for line in metrics(folder, "step")]
-
-
 def check_restarts(folder: RunFolder, output: str, faults: list[RankFault]) -> None:
     """The learner was restarted once for each fault, a stopped rank was named, and no trajectory was lost."""
     assert len(list_process_ids(folder, "learner")) == len(faults) + 1
@@ -92,7 +89,7 @@ def test_a_rank_that_sends_heartbeats_but_makes_no_progress_is_restarted(
     operations = r"in step 2 since .* s, in save since .* s, in barrier since .* s, limit of save: 10 s"
     assert re.match(rf"learner rank \d: {operations}", hang["cause"])
     assert f"learner was killed by signal 9 ({hang['cause']}); it restarts" in output
-    assert list_losses(folder) == list_losses(undisturbed)
+    assert list_divergences(undisturbed, folder) == []  # trajectories, metrics and the last checkpoint are equal
     assert read_conserved_summary(folder)["trajectories_abandoned"] == 0
 
 
@@ -105,4 +102,4 @@ def test_a_rank_may_be_killed_or_stopped_in_a_step_a_publication_and_a_save(
     faults = [RankFault(rank, step, operation, number) for step, operation in enumerate(OPERATIONS, 1)]
     folder, output = run_with_faults(tmp_path, finished_run[0], faults)
     check_restarts(folder, output, faults)
-    assert list_losses(folder) == list_losses(undisturbed)
+    assert list_divergences(undisturbed, folder) == []  # trajectories, metrics and the last checkpoint are equal
