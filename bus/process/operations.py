@@ -69,6 +69,11 @@ class OperationRecord:
         with self._lock:
             return tuple(self._running)
 
+    def close(self) -> None:
+        """Remove the file."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
     @contextmanager
     def run(self, name: str, *, is_limited: bool = True) -> Generator[None]:
         """The caller runs the operation `name` while the context is open."""

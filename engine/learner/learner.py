@@ -232,6 +232,7 @@ def run_process(folder: RunFolder, incarnation: LearnerIncarnation) -> None:
                 run_follower(run, folder, ranks, incarnation.resume_step)
         if ranks.is_leader:  # its event loop sends the heartbeats
             uvloop.run(run_leader(run, folder, ranks, incarnation, make_zeromq_bus_factory(run, folder)))
+    operations.close()
     leave_ranks(ranks)
 
 

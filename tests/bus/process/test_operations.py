@@ -25,6 +25,8 @@ def test_the_file_has_the_operations_that_run_now_outer_ones_first(tmp_path: Pat
         assert list_names(path) == ["step 3"]
     assert list_names(path) == []
     assert list(tmp_path.iterdir()) == [path]
+    record.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_operations_of_an_earlier_incarnation_do_not_count(tmp_path: Path) -> None:
