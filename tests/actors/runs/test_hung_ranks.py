@@ -25,8 +25,9 @@ from tests.actors.runs.running import (
 from tests.chaos.rank_faults import LOSS, RankFault, make_environment
 from tests.processes import processes_that_name
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+PATIENCE_S = 600.0  # four starts of the learner on a busy machine
 OPERATIONS = ("publish", "forward and backward", "save")  # in the steps 1, 2 and 3
 SETTINGS = (
     *(f"learner.loss={LOSS}", "learner.ranks=2", "rl.prompts=4", "rl.rollouts=8", "rl.max_refill_groups=2"),
@@ -48,7 +49,7 @@ def run_with_faults(
         command, cwd=ROOT, env=make_environment(faults), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        return RunFolder(runs / "demo"), succeed(process)
+        return RunFolder(runs / "demo"), succeed(process, PATIENCE_S)
     finally:
         process.kill()
 
