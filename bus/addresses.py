@@ -27,6 +27,11 @@ def name_executor(index: int, node: int = 0) -> str:
     return _name_process("executor", index, node)
 
 
+def name_learner_rank(rank: int, num_ranks: int) -> str:
+    """The sender of a rank's heartbeats; no address. `rank` counts over all nodes."""
+    return LEARNER if num_ranks == 1 else f"{LEARNER} rank {rank}"
+
+
 def _name_process(kind: str, index: int, node: int) -> str:
     return f"{kind}-{index}@{node}" if node else f"{kind}-{index}"
 

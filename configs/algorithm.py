@@ -125,7 +125,7 @@ class LearnerConfig(Section, frozen=True):
     device: Literal["cpu", "cuda"] = "cpu"  # cuda: rank n of a node uses GPU n
     dtype: Literal["float32", "bfloat16"] = "float32"  # of products; weights, gradients and optimizer are float32
     dp_replicate: PositiveInt = 1  # copies of the model, each sharded over an equal part of all ranks
-    collective_timeout_s: PositiveFloat = 600.0  # of reductions and gathers of tensors; then the ranks exit
+    collective_timeout_s: PositiveFloat = 600.0  # of a collective, and of an operation of a rank: docs/learner.md
     loss: ImportPath = "grpo"  # "grpo", or a function by import path: docs/losses.md
     lr: LearningRate = 1e-6  # of AdamW
     final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of `lr`, reached linearly at the end of the run

@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 import structlog
 
+from actors.launch.heartbeat_watch import Hang, HeartbeatWatch
 from bus.bus import Bus
 from bus.messages import Shutdown
 from bus.process.exit_reason import exit_reason_path, read_exit_reason
 from bus.process.parent_death import PARENT_PID_VARIABLE
+from configs.machines import SupervisionConfig
 from configs.run_folder import RunFolder
 
 
@@ -80,6 +82,15 @@ class ChildProcesses:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+
+    def watch_heartbeats(self, senders: Sequence[str], incarnation: int, settings: SupervisionConfig) -> HeartbeatWatch:
+        """For a child that starts now."""
+        return HeartbeatWatch(senders, incarnation, settings, self._folder)
+
+    async def kill_hung(self, name: str, hang: Hang) -> None:
+        """Kill a child that runs, but hangs. A stopped process is killed, too; learner ranks die with torchrun's agent."""
+        self._logger.error("process.timed_out", name=name, cause=hang.cause, hung_s=round(hang.duration_s, 1))
+        await self.kill(name)
 
     async def shut_down(self, bus: Bus, name: str, timeout_s: float) -> None:
         """Send Shutdown, and kill the child if it does not end within `timeout_s`."""

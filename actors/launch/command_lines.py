@@ -1,8 +1,10 @@
 """Builds the command lines of a node's processes."""
 
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from bus.addresses import name_learner_rank
 from bus.transport.address_book import TcpAddress
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -24,6 +26,12 @@ class Rendezvous(NamedTuple):
     address: TcpAddress
     node_rank: int
     num_nodes: int
+
+
+def list_heartbeat_senders(ranks_per_node: int, node_rank: int, num_nodes: int) -> Sequence[str]:
+    """The ranks that a learner node starts."""
+    first, num_ranks = node_rank * ranks_per_node, num_nodes * ranks_per_node
+    return [name_learner_rank(rank, num_ranks) for rank in range(first, first + ranks_per_node)]
 
 
 class CommandLines:

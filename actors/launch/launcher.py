@@ -24,7 +24,7 @@ from actors.launch.child_processes import (
     build_thread_environment,
     describe_exit,
 )
-from actors.launch.command_lines import CommandLines, Rendezvous, compute_link_epoch
+from actors.launch.command_lines import CommandLines, Rendezvous, compute_link_epoch, list_heartbeat_senders
 from actors.launch.display import Display
 from actors.launch.executor_registry import ExecutorRegistry
 from actors.launch.host_address import build_rendezvous_environment
@@ -194,7 +194,9 @@ class Launcher:
             for name in list_generators(run)
         }
         learner = Program(
-            lambda incarnation: commands.build_learner_argv(step, incarnation, self._rendezvous), run.learner.threads
+            lambda incarnation: commands.build_learner_argv(step, incarnation, self._rendezvous),
+            run.learner.threads,
+            heartbeat_senders=list_heartbeat_senders(run.learner.ranks, 0, run.cluster.learner_nodes),
         )
         programs = {**executor_registry.build_programs(), **deciding, **generating, LEARNER: learner}
         if self._cluster is None:

@@ -14,7 +14,8 @@ import structlog
 
 from actors.launch.child_processes import ChildProcess, ChildProcesses, build_thread_environment, describe_exit
 from actors.launch.claim_run_folder import scratch_folders
-from actors.launch.command_lines import CommandLines, Rendezvous
+from actors.launch.command_lines import CommandLines, Rendezvous, list_heartbeat_senders
+from actors.launch.heartbeat_watch import HeartbeatWatch
 from actors.launch.host_address import build_rendezvous_environment, check_port_free
 from actors.launch.join_handshake import JoinOptions, PrintLine, open_run_folder, request_join
 from actors.launch.launcher import LogWriteFailure, wait_for_interrupt
@@ -34,8 +35,8 @@ from bus.messages import (
     ProcessEnded,
     Shutdown,
 )
-from bus.process.exit_reason import read_exit_reason
-from bus.process.heartbeat import receiving_heartbeats
+from bus.process.exit_reason import exit_reason_path, read_exit_reason
+from bus.process.heartbeat import Heartbeat, receiving_heartbeats
 from bus.process.structured_log import configure_logging
 from bus.process.waiting import SuspensionGuard, wait_for_first
 from bus.transport.address_book import TcpAddress, load_network, write_address_book, write_key_location
@@ -125,6 +126,7 @@ class NodeAgent:
         self._children = ChildProcesses(folder)
         self._last_message_at = asyncio.get_running_loop().time()
         self._learner_ranks_task: asyncio.Task[None] | None = None
+        self._learner_ranks_watch: HeartbeatWatch | None = None
         self._log_failure = LogWriteFailure()
         configure_logging(folder, f"{LAUNCHER}@{accepted.node_number}", run.log.level, self._log_failure.record)
         self._logger = structlog.get_logger()
@@ -142,9 +144,15 @@ class NodeAgent:
         programs = {name: self._build_program(name) for name in processes}
         supervisor = Supervisor(programs, self._children, self._run.supervision, print_line)
         supervisor.start()
+
+        def on_heartbeat(heartbeat: Heartbeat) -> None:
+            supervisor.on_heartbeat(heartbeat)
+            if self._learner_ranks_watch is not None:
+                self._learner_ranks_watch.on_heartbeat(heartbeat)
+
         cause = "the node failed"
         try:
-            with receiving_heartbeats(self._folder.sockets, supervisor.on_heartbeat):
+            with receiving_heartbeats(self._folder.sockets, on_heartbeat):
                 ending = await self._wait_for_ending(supervisor, interrupted)
             cause = {"over": "the run is over", "interrupted": "interrupted", "lost": "no message from node 0"}[ending]
         finally:
@@ -221,16 +229,25 @@ class NodeAgent:
             **build_thread_environment(self._run.learner.threads),
             **build_rendezvous_environment(self._host),
         }
-        child = await self._children.spawn(name, argv, environment)
-        self._learner_ranks_task = asyncio.create_task(self._watch_learner_ranks(child, request.incarnation))
+        senders = list_heartbeat_senders(self._run.learner.ranks, request.node_rank, request.num_nodes)
+        watch = self._children.watch_heartbeats(senders, request.incarnation, self._run.supervision)
+        self._learner_ranks_watch = watch
+        reason_path = exit_reason_path(self._folder, LEARNER)  # the ranks do not know the node
+        reason_path.unlink(missing_ok=True)
+        child = (await self._children.spawn(name, argv, environment))._replace(exit_reason_path=reason_path)
+        self._learner_ranks_task = asyncio.create_task(self._watch_learner_ranks(child, request.incarnation, watch))
 
-    async def _watch_learner_ranks(self, child: ChildProcess, incarnation: int) -> None:
-        if await child.process.wait() != 0:
+    async def _watch_learner_ranks(self, child: ChildProcess, incarnation: int, watch: HeartbeatWatch) -> None:
+        """Kill ranks that hang. Report a failure, so that node 0 restarts the ranks of all nodes."""
+        hang = await watch.wait_for_exit(child.process)
+        if hang is not None:
+            await self._children.kill_hung(child.name, hang)
+        if child.process.returncode != 0:
             self._logger.error(
                 "process.died", name=child.name, incarnation=incarnation, exit_code=child.process.returncode
             )
-            cause = f"{describe_exit(child)}: {read_exit_reason(child.output_path, child.exit_reason_path, 1)}"
-            await self._bus.send(LAUNCHER, ProcessEnded(child.name, incarnation, cause))
+            reason = hang.cause if hang else read_exit_reason(child.output_path, child.exit_reason_path, 1)
+            await self._bus.send(LAUNCHER, ProcessEnded(child.name, incarnation, f"{describe_exit(child)}: {reason}"))
 
     # ---------------------------------------------------------------- ending
 

@@ -1,11 +1,10 @@
-"""Keeps processes alive: starts each one, and restarts it after it dies or is killed for missing heartbeats.
+"""Keeps processes alive: starts each one, and restarts it after it dies or is killed because it hangs.
 
 Each start is an incarnation. Before a restart the supervisor pauses, twice as long after each consecutive failure; after
 too many of them, or two with the same exception, the run ends. `Program.on_exit` notifies other processes before the next incarnation starts.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import NoReturn
@@ -20,9 +19,9 @@ from actors.launch.child_processes import (
     build_thread_environment,
     describe_exit,
 )
+from actors.launch.heartbeat_watch import Hang, HeartbeatWatch
 from bus.process.exit_reason import ExitReason, load_exit_reason
 from bus.process.heartbeat import Heartbeat
-from bus.process.waiting import SuspensionGuard
 from configs.errors import EXIT_UNUSABLE
 from configs.machines import SupervisionConfig
 
@@ -42,6 +41,7 @@ class Program(msgspec.Struct, frozen=True):
     build_argv: Callable[[int], Sequence[str]]  # from the incarnation's number
     threads: int = 1
     environment: Mapping[str, str] = {}
+    heartbeat_senders: Sequence[str] = ()  # each must send heartbeats; empty: the process itself
     resets_failures: bool = True  # after supervision.failure_reset_s; False: only by mark_healthy
     startup_allowance_s: float = 0.0  # start-up time, after which failure_reset_s begins
     wait_before_start: Callable[[int], Awaitable[None]] | None = None
@@ -62,10 +62,9 @@ class Supervisor:
         self._programs = programs
         self._children = children
         self._settings = settings
-        self._incarnations: dict[str, int] = {}
         self._failures = dict.fromkeys(programs, 0)
         self._last_reasons: dict[str, ExitReason | None] = {}
-        self._last_heartbeats: dict[str, float] = {}  # time, from the present incarnation
+        self._watches: dict[str, HeartbeatWatch] = {}  # of the present incarnations
         self._tasks: list[asyncio.Task[None]] = []
         self._logger = structlog.get_logger()
 
@@ -90,8 +89,8 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        if self._incarnations.get(heartbeat.process) == heartbeat.incarnation:
-            self._last_heartbeats[heartbeat.process] = asyncio.get_running_loop().time()
+        for watch in self._watches.values():
+            watch.on_heartbeat(heartbeat)
 
     def mark_healthy(self, name: str) -> None:
         """Reset the failures of a process that has worked."""
@@ -105,43 +104,23 @@ class Supervisor:
         for incarnation in count(1):
             if program.wait_before_start is not None:
                 await program.wait_before_start(incarnation)
-            self._incarnations[name] = incarnation
-            self._last_heartbeats.pop(name, None)
+            senders = program.heartbeat_senders or (name,)
+            watch = self._watches[name] = self._children.watch_heartbeats(senders, incarnation, self._settings)
             began = loop.time()
             environment = {**build_thread_environment(program.threads), **program.environment}
             child = await self._children.spawn(name, program.build_argv(incarnation), environment)
-            await self._wait_for_exit(child, began)
-            del self._incarnations[name]
-            if (
-                program.resets_failures
-                and loop.time() - began >= program.startup_allowance_s + self._settings.failure_reset_s
-            ):
+            hang = await watch.wait_for_exit(child.process)
+            del self._watches[name]
+            if hang is not None:
+                await self._children.kill_hung(name, hang)
+            worked_s = loop.time() - began - (hang.duration_s if hang is not None else 0.0)
+            if program.resets_failures and worked_s >= program.startup_allowance_s + self._settings.failure_reset_s:
                 self._failures[name] = 0
             self._failures[name] += 1
-            await self._handle_exit(program, incarnation, child)
+            await self._handle_exit(program, incarnation, child, hang)
             await asyncio.sleep(self._settings.backoff_s * 2 ** (self._failures[name] - 1))
 
-    async def _wait_for_exit(self, child: ChildProcess, began: float) -> None:
-        """Return when the process exits, or kill it when its heartbeats time out."""
-        loop, settings = asyncio.get_running_loop(), self._settings
-        guard = SuspensionGuard(settings.heartbeat_s)
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(settings.heartbeat_s):  # wait_for may lose a cancellation
-                    await child.process.wait()
-                return
-            now, last = loop.time(), self._last_heartbeats.get(child.name)
-            if guard.check():
-                began = now
-                if last is not None:
-                    last = self._last_heartbeats[child.name] = now
-            silent_s = now - (began if last is None else last)
-            if silent_s > (settings.first_heartbeat_timeout_s if last is None else settings.heartbeat_timeout_s):
-                self._logger.error("process.timed_out", name=child.name, silent_s=round(silent_s, 1))
-                await self._children.kill(child.name)
-                return
-
-    async def _handle_exit(self, program: Program, incarnation: int, child: ChildProcess) -> None:
+    async def _handle_exit(self, program: Program, incarnation: int, child: ChildProcess, hang: Hang | None) -> None:
         exit_code, failures = child.process.returncode, self._failures[child.name]
         self._logger.error(
             "process.died", name=child.name, incarnation=incarnation, exit_code=exit_code, failures_in_a_row=failures
@@ -155,7 +134,9 @@ class Supervisor:
         if failures > 1 and reason is not None and reason.kind == "exception" and reason == last_reason:
             raise build_process_died_error(child, "twice in a row in the same way, the last time ")
         if failures > self._settings.restarts:
-            raise build_process_died_error(child, f"{failures} times in a row, the last time ")
+            last = f"the last time ({hang.cause}) " if hang is not None else "the last time "
+            raise build_process_died_error(child, f"{failures} times in a row, {last}")
         if self._print_line is not None:
-            cause = f" ({reason.text})" if reason else ""
+            text = hang.cause if hang is not None else reason.text if reason is not None else ""
+            cause = f" ({text})" if text else ""
             self._print_line(f"{describe_exit(child)}{cause}; it restarts as incarnation {incarnation + 1}")

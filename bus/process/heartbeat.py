@@ -9,6 +9,7 @@ no heartbeats, and because a full queue must not look like a dead process.
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -71,12 +72,11 @@ async def sending_heartbeats(
 ) -> AsyncGenerator[None]:
     """Send a heartbeat now and then every `interval_s` while the context is open. `get_bus`
     returns the process's bus, or None before it has one."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+    with _open_sender(sockets) as send:
 
         def send_heartbeat(lag_s: float) -> Heartbeat:
             heartbeat = Heartbeat(process, incarnation, round(lag_s, 4), *_read_queue_gauges(get_bus()))
-            with contextlib.suppress(OSError):  # the launcher is dead, or its queue is full
-                sender.sendto(_encoder.encode(heartbeat), str(sockets / _SOCKET_NAME))
+            send(heartbeat)
             return heartbeat
 
         task = asyncio.create_task(_send_heartbeats(send_heartbeat, interval_s), name="heartbeat")
@@ -84,6 +84,38 @@ async def sending_heartbeats(
             yield
         finally:
             task.cancel()
+
+
+@contextlib.contextmanager
+def sending_heartbeats_from_thread(process: str, incarnation: int, interval_s: float, sockets: Path) -> Generator[None]:
+    """The same from a thread, for a process without an event loop and a bus."""
+    stop = threading.Event()
+    with _open_sender(sockets) as send:
+
+        def send_until_stopped() -> None:
+            while True:
+                send(Heartbeat(process, incarnation, 0.0, 0, 0, 0))
+                if stop.wait(interval_s):
+                    return
+
+        thread = threading.Thread(target=send_until_stopped, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+@contextlib.contextmanager
+def _open_sender(sockets: Path) -> Generator[Callable[[Heartbeat], None]]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+
+        def send(heartbeat: Heartbeat) -> None:
+            with contextlib.suppress(OSError):  # the launcher is dead, or its queue is full
+                sender.sendto(_encoder.encode(heartbeat), str(sockets / _SOCKET_NAME))
+
+        yield send
 
 
 def _read_queue_gauges(bus: Bus | None) -> tuple[int, int, int]:

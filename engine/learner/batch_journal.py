@@ -1,5 +1,6 @@
 """The batches that the learner has received since its last checkpoint, and the samples of their groups.
 
+metrics.msgpack                of the step of the last checkpoint
 step_000012/
     group_00000345_0.samples   a part of an accepted group (engine.learner.sample_files)
     batch.msgpack              the frame of BatchReady: the batch is complete
@@ -13,6 +14,8 @@ import shutil
 import threading
 from pathlib import Path
 
+import msgspec
+
 from bus.codec import decode
 from bus.messages import BatchReady, GroupAccepted
 from configs.atomic_write import raising_disk_errors, write_atomically
@@ -21,6 +24,12 @@ from policies.groups.staleness import check_versions
 
 _FOLDER_NAME = re.compile(r"step_(\d{6,})")
 _BATCH_NAME = "batch.msgpack"
+_METRICS_NAME = "metrics.msgpack"
+
+
+class StepMetrics(msgspec.Struct, frozen=True):
+    step: int
+    metrics: dict[str, float]
 
 
 class BatchJournal:
@@ -63,6 +72,21 @@ class BatchJournal:
         folder = self._get_step_folder(batch.step)
         names = [_name_part(group.group_id, part) for group in batch.groups for part in range(group.num_parts)]
         return [read_index(folder / name) for name in names]
+
+    def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Call this before a checkpoint of `step`: a learner that is killed after it does not repeat the step.
+
+        Raises DiskError.
+        """
+        write_atomically(self._folder / _METRICS_NAME, msgspec.msgpack.encode(StepMetrics(step, metrics)))
+
+    def read_metrics(self, step: int) -> dict[str, float]:
+        """Empty if this launch of the run has not trained the step."""
+        path = self._folder / _METRICS_NAME
+        if not path.exists():
+            return {}
+        written = msgspec.msgpack.decode(path.read_bytes(), type=StepMetrics)
+        return written.metrics if written.step == step else {}
 
     def delete_up_to(self, step: int) -> None:
         """Call this after a checkpoint of `step`."""

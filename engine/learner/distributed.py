@@ -10,7 +10,10 @@ torch.autocast would keep the residual stream in float32, so that one rank and t
 """
 
 import os
+import re
 import sys
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -21,11 +24,19 @@ from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportP
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from bus.process.operations import OperationRecord
 from configs.algorithm import LearnerConfig
 from configs.errors import UnusableInput
 
 # Ranks wait in a broadcast while rollouts are collected. A dead rank is detected by its closed connection.
 CONTROL_TIMEOUT = timedelta(days=7)
+
+# gloo raises RuntimeError: "[/.../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:53155. This is ..."
+_GLOO_ERROR = re.compile(r"\[\S*/gloo/\S+\] (.+?)(?:\. |$)|(Application timeout caused pair closure)")
+
+
+class CollectiveFailed(Exception):
+    """A collective timed out, or another rank died: an outage. The text has rank, operations and their durations."""
 
 
 class ParallelDims(NamedTuple):
@@ -62,6 +73,7 @@ class RankGroup(NamedTuple):
     device: torch.device = torch.device("cpu")
     mesh: DeviceMesh | None = None  # 4-D, with the names of ParallelDims
     tensor_group: ProcessGroup | None = None  # all ranks
+    operations: OperationRecord = OperationRecord()  # of this process
 
     @property
     def is_leader(self) -> bool:
@@ -86,16 +98,28 @@ class RankGroup(NamedTuple):
         assert self.mesh is not None, "a single rank without a mesh has whole parameters"
         return self.mesh["dp_replicate", "dp_shard"] if self.dims.dp_replicate > 1 else self.mesh["dp_shard"]
 
+    def operation(self, name: str, *, is_limited: bool = True) -> AbstractContextManager[None]:
+        """Record that this rank runs the operation `name` while the context is open, in any thread.
+
+        The rank's heartbeats have it. If it takes longer than `learner.collective_timeout_s`, the launcher restarts the
+        learner. `is_limited = False`: an operation that waits for rollouts, or consists of other operations.
+        """
+        return self.operations.run(name, is_limited=is_limited)
+
     def select_device(self) -> None:
         """Make this rank's GPU the current one of the calling thread. Every thread that trains calls it first."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
 
+def read_rank() -> tuple[int, int]:
+    """The rank of this process and the number of ranks, from the environment that torchrun sets; without it, (0, 1)."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def join_ranks(learner: LearnerConfig) -> RankGroup:
     """Read the rank from the environment that torchrun sets; without it, a single rank. Raises UnusableInput."""
-    names = ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1)
-    rank, world_size, local_world_size = (int(os.environ.get(name, default)) for name, default in names)
+    (rank, world_size), local_world_size = read_rank(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     dims = compute_parallel_dims(world_size, learner.dp_replicate)
     ranks = RankGroup(rank, world_size, local_world_size, dims, _find_device(learner.device))
     ranks.select_device()
@@ -151,6 +175,20 @@ def leave_ranks(ranks: RankGroup) -> None:
         os._exit(0)
 
 
+@contextmanager
+def naming_failed_collectives(rank: int, operations: OperationRecord) -> Generator[None]:
+    """Raises CollectiveFailed for errors of gloo and NCCL; `operations` ran when they were raised."""
+    try:
+        yield
+    except RuntimeError as error:
+        match = _GLOO_ERROR.search(str(error))
+        if match is None and not isinstance(error, dist.DistError):
+            raise
+        cause = str(error) if match is None else match[1] or match[2]
+        where = f", {operations.failed}" if operations.failed else ""
+        raise CollectiveFailed(f"learner rank {rank}{where}: {cause}") from error
+
+
 def gather_full(tensor: Tensor) -> Tensor:
     """The whole tensor on every rank; a collective if the tensor is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -173,7 +211,8 @@ def find_non_finite_parameter(model: nn.Module, ranks: RankGroup) -> str | None:
 def all_reduce(ranks: RankGroup, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
     """In place, over all ranks; `values` are on the device of the ranks."""
     if ranks.tensor_group is not None:
-        dist.all_reduce(values, operation, ranks.tensor_group)
+        with ranks.operation("reduction"):
+            dist.all_reduce(values, operation, ranks.tensor_group)
     return values
 
 
@@ -182,10 +221,12 @@ def broadcast_object(ranks: RankGroup, item: Any = None) -> Any:
     if ranks.world_size == 1:
         return item
     items = [item]
-    dist.broadcast_object_list(items, src=0)
+    with ranks.operation("broadcast of rank 0", is_limited=False):
+        dist.broadcast_object_list(items, src=0)
     return items[0]
 
 
 def wait_at_barrier(ranks: RankGroup) -> None:
     if ranks.world_size > 1:
-        dist.barrier()
+        with ranks.operation("barrier"):
+            dist.barrier()

@@ -22,11 +22,12 @@ import structlog
 import torch
 import uvloop
 
-from bus.addresses import LAUNCHER, LEARNER, RECIPE, RECORDER
+from bus.addresses import LAUNCHER, LEARNER, RECIPE, RECORDER, name_learner_rank
 from bus.bus import Bus, BusFactory
 from bus.codec import decode
 from bus.messages import BatchReady, GpuMemoryGranted, GroupAccepted, MetricsRecorded, Progress, Shutdown, StepTrained
-from bus.process.heartbeat import sending_heartbeats
+from bus.process.heartbeat import sending_heartbeats, sending_heartbeats_from_thread
+from bus.process.operations import OperationRecord, operations_path
 from bus.process.process_main import make_process_parser, run_process_main
 from bus.process.structured_log import configure_logging
 from bus.process.waiting import wait_for_first
@@ -36,7 +37,15 @@ from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.learner.batch_journal import BatchJournal
-from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
+from engine.learner.distributed import (
+    CollectiveFailed,
+    RankGroup,
+    broadcast_object,
+    join_ranks,
+    leave_ranks,
+    naming_failed_collectives,
+    read_rank,
+)
 from engine.learner.engine_gpu_memory import EngineGpuMemory
 from engine.learner.learner_rank import LearnerRank, TrainStepResult
 from engine.learner.sample_files import list_sequences
@@ -126,7 +135,8 @@ class Learner:
                 batch = await asyncio.to_thread(self._journal.read, step)
                 await self._run_step(batch, publish=step == journaled_steps[-1])
         while True:
-            batch = await self._batches.get()
+            with self._ranks.operation("wait for a batch", is_limited=False):
+                batch = await self._batches.get()
             if batch.step > started.step:  # earlier incarnations have trained on the others
                 await self._run_step(batch, publish=True)
 
@@ -179,9 +189,9 @@ async def run_leader(
     learner = Learner(bus, run, rank, ranks, worker, journal, incarnation.number)
     loop.add_signal_handler(signal.SIGTERM, learner.stop.set)
     try:
-        async with sending_heartbeats(
-            LEARNER, incarnation.number, run.supervision.heartbeat_s, folder.sockets, lambda: bus
-        ):
+        sender = name_learner_rank(ranks.rank, ranks.world_size)
+        heartbeat_s = run.supervision.heartbeat_s
+        async with sending_heartbeats(sender, incarnation.number, heartbeat_s, folder.sockets, lambda: bus):
             await learner.run(incarnation.resume_step)
     finally:
         await bus.close()
@@ -212,7 +222,7 @@ def main() -> int:
         run_process(folder, incarnation)
 
     try:
-        return run_process_main(LEARNER, arguments, work, outages=(torch.distributed.DistError,))
+        return run_process_main(LEARNER, arguments, work, outages=(CollectiveFailed,))
     except OSError as error:
         structlog.get_logger().exception("process.failed")
         sys.stderr.write(f"{error}\n")
@@ -220,16 +230,28 @@ def main() -> int:
 
 
 def run_process(folder: RunFolder, incarnation: LearnerIncarnation) -> None:
-    """Raises UnusableInput for problems that a user can fix."""
+    """Raises UnusableInput for problems that a user can fix, and CollectiveFailed if another rank dies or hangs."""
     run = load_run(folder.config)
-    ranks = join_ranks(run.learner)
+    rank, num_ranks = read_rank()
+    sender, heartbeat_s = name_learner_rank(rank, num_ranks), run.supervision.heartbeat_s
+    path = operations_path(folder, sender)
+    operations = OperationRecord(run.learner.collective_timeout_s, path, incarnation.number)
+    with naming_failed_collectives(rank, operations):
+        with sending_heartbeats_from_thread(sender, incarnation.number, heartbeat_s, folder.sockets):
+            with operations.run("start of the process groups"):
+                ranks = join_ranks(run.learner)._replace(operations=operations)
+            _configure_process(run, folder, ranks)
+            if not ranks.is_leader:
+                run_follower(run, folder, ranks, incarnation.resume_step)
+        if ranks.is_leader:  # its event loop sends the heartbeats
+            uvloop.run(run_leader(run, folder, ranks, incarnation, make_zeromq_bus_factory(run, folder)))
+    operations.close()
+    leave_ranks(ranks)
+
+
+def _configure_process(run: RunConfig, folder: RunFolder, ranks: RankGroup) -> None:
     configure_logging(folder, LEARNER if ranks.is_leader else f"{LEARNER}-{ranks.rank}", run.log.level)
     torch.set_num_threads(run.learner.threads)
     if run.determinism == "strict":
         torch.use_deterministic_algorithms(True)  # other algorithms raise
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - slow
-    if ranks.is_leader:
-        uvloop.run(run_leader(run, folder, ranks, incarnation, make_zeromq_bus_factory(run, folder)))
-    else:
-        run_follower(run, folder, ranks, incarnation.resume_step)
-    leave_ranks(ranks)

@@ -63,6 +63,7 @@ class LearnerRank:
         self._partial_sft_checkpoint = folder.partial_cold_start
         self._publisher: WeightPublisher | None = None
         self._trainer: Trainer | None = None
+        self._metrics: dict[str, float] = {}  # of the last step
         self._checkpoint_s = 0.0  # since the last result
         self._logger = structlog.get_logger()
 
@@ -97,7 +98,7 @@ class LearnerRank:
     def _resume_training(self, step: int) -> dict[str, float]:
         self._trainer = self._load_trainer(self._folder.get_checkpoint_path(step), resume=True)
         self._logger.info("training.resumed", step=step, rank=self._ranks.rank)
-        return {}
+        return {} if self._journal is None else self._journal.read_metrics(step)
 
     def _start_training(self, report: SftProgressCallback) -> dict[str, float]:
         metrics: dict[str, float] = {}
@@ -107,6 +108,8 @@ class LearnerRank:
             self._trainer = self._load_trainer(self._initial_checkpoint)
         self._loaded_trainer.check_weights()
         self._loaded_trainer.start_stage("rl")
+        self._metrics = metrics
+        self._write_metrics(0)
         self._save_checkpoint(self._folder.get_checkpoint_path(0))
         if self._ranks.is_leader:
             shutil.rmtree(self._partial_sft_checkpoint, ignore_errors=True)
@@ -117,11 +120,13 @@ class LearnerRank:
         check_vocabulary(model.config, load_tokenizer(checkpoint))
         trainer = Trainer(model, self._run, self._ranks)
         if resume:
-            trainer.load(checkpoint)
+            with self._ranks.operation("load of the optimizer"):
+                trainer.load(checkpoint)
         return trainer
 
     def _load_model(self, checkpoint: Path) -> CausalLM:
-        return load_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
+        with self._ranks.operation("load of the weights"):
+            return load_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
 
     # ---------------------------------------------------------------- the cold start
 
@@ -166,19 +171,25 @@ class LearnerRank:
         """One RL step; without sequences the weights do not change, but get a new version.
 
         The caller then sends the result, and calls save_if_due(): engines do not wait for the disk. The last step is saved
-        before its weights are published, because they end the run. Raises ProtocolError for any step except the next one, and as Trainer.run_rl_step does.
+        before its weights are published, because they end the run. Raises ProtocolError for any step except the next
+        one, and as Trainer.run_rl_step does.
         """
         if step != self._step + 1:
             raise ProtocolError(f"step {step} cannot be trained after step {self._step}")
+        with self._ranks.operation(f"step {step}", is_limited=False):
+            return self._run_rl_step(step, sequences, publish=publish)
+
+    def _run_rl_step(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
         began = time.monotonic()
         metrics = self._loaded_trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
         trained = time.monotonic()
+        metrics["train_s"] = trained - began
+        self._metrics = metrics
         self._loaded_trainer.check_weights()  # before they are published or saved
         if step == self._run.rl.steps:
             self._save_step(step)
         saved = time.monotonic()
         published = self._publish_weights() if publish else None
-        metrics["train_s"] = trained - began
         metrics["publish_s"] = time.monotonic() - saved
         metrics["checkpoint_s"], self._checkpoint_s = self._checkpoint_s, 0.0
         self._logger.info("step.trained", step=step, rank=self._ranks.rank, **metrics)
@@ -191,10 +202,16 @@ class LearnerRank:
 
     def _save_step(self, step: int) -> None:
         began = time.monotonic()
+        self._write_metrics(step)
         self._save_checkpoint(self._folder.get_checkpoint_path(step))
         if self._journal is not None:
             self._journal.delete_up_to(step)
         self._checkpoint_s += time.monotonic() - began
+
+    def _write_metrics(self, step: int) -> None:
+        """For an incarnation that resumes from the checkpoint of the step before its metrics are reported."""
+        if self._journal is not None:
+            self._journal.write_metrics(step, self._metrics)
 
     def _is_checkpoint_due(self, step: int) -> bool:
         evaluation = self._run.evaluation
@@ -222,10 +239,12 @@ class LearnerRank:
             self._publisher = WeightPublisher(
                 self._folder.shared_memory, parameters, dtype, run.num_weight_versions, self._ranks
             )
-        return self._publisher.publish(self._step)
+        with self._ranks.operation("publish"):
+            return self._publisher.publish(self._step)
 
     def _save_checkpoint(self, checkpoint: Path) -> None:
-        self._loaded_trainer.save(checkpoint, self._initial_checkpoint)
+        with self._ranks.operation("save"):
+            self._loaded_trainer.save(checkpoint, self._initial_checkpoint)
         if self._ranks.is_leader:
             checkpoints = self._folder.checkpoints
             protected = list_protected_steps(self._run, checkpoints, list_saved_steps(checkpoints))

@@ -23,6 +23,11 @@ def exchange_samples(ranks: RankGroup, minibatches: Sequence[DealtMinibatch]) ->
 
     Every rank calls it with equal minibatches.
     """
+    with ranks.operation("exchange of samples"):
+        return _exchange(ranks, minibatches)
+
+
+def _exchange(ranks: RankGroup, minibatches: Sequence[DealtMinibatch]) -> list[list[StoredSequence]]:
     if ranks.node == 0:
         for rank in range(ranks.rank + ranks.local_world_size, ranks.world_size, ranks.local_world_size):
             for piece in _iter_pieces(_list_share(ranks, minibatches, rank)):

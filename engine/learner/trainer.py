@@ -194,14 +194,15 @@ class Trainer:
         counts = [sequence.num_loss_tokens for sequence in sequences]
         totals = MinibatchTotals(max(1, sum(counts)), max(1, sum(map(bool, counts))))
         loads = self._list_micro_batches(sequences)
-        outputs = [
-            self._forward_backward(load(), totals, compute_loss, old_N)
-            for load, old_N in zip(loads, old_logprobs or [None] * len(loads), strict=True)
-        ]
+        outputs = list[LossOutput]()
+        for load, old_N in zip(loads, old_logprobs or [None] * len(loads), strict=True):
+            with self._ranks.operation("forward and backward"):
+                outputs.append(self._forward_backward(load(), totals, compute_loss, old_N))
         sums = reduce_outputs(outputs, self._ranks)
         if mismatch_limit:
             check_mismatch(sums, totals, mismatch_limit)
-        return OptimizerUpdate(totals, sums, self._apply_gradients(lr_scale))
+        with self._ranks.operation("optimizer update"):
+            return OptimizerUpdate(totals, sums, self._apply_gradients(lr_scale))
 
     def _forward_backward(
         self, batch: MicroBatch, totals: MinibatchTotals, compute_loss: ObjectiveFunction, old_N: Tensor | None
@@ -225,7 +226,7 @@ class Trainer:
         return model(batch.token_ids_BT, tokens=tokens)
 
     def _score_without_gradient(self, model: CausalLM, batch: MicroBatch) -> TokenScores:
-        with torch.no_grad():
+        with self._ranks.operation("forward"), torch.no_grad():
             scores = self._score(model, batch)
         reshard_parameters(model)
         return scores

@@ -3,6 +3,8 @@
 import random
 from typing import Literal, NamedTuple
 
+from bus.addresses import name_learner_rank
+
 Action = Literal["kill", "stop", "partition", "switch off"]
 
 NUM_ENGINES, NUM_EXECUTORS = 2, 2
@@ -12,6 +14,8 @@ TARGETS = (
     *(f"generator-{index}" for index in range(NUM_ENGINES)),
     *(f"executor-{index}" for index in range(NUM_EXECUTORS)),
 )
+NUM_RANKS = 2  # in runs with several learner ranks; "learner" is torchrun's agent there
+RANK_TARGETS = tuple(name_learner_rank(rank, NUM_RANKS) for rank in range(NUM_RANKS))
 # The launcher with its processes: on host 0 the run, which is resumed; elsewhere a node, which joins again.
 LAUNCHER = "launcher"
 HOST = "host"  # all processes of a host
@@ -59,6 +63,21 @@ def plan(seed: int, num_events: int) -> list[Fault]:
     for _ in range(draw.randint(1, 4)):
         target = draw.choice((*TARGETS, LAUNCHER))
         action: Action = "stop" if target != LAUNCHER and draw.random() < 0.2 else "kill"
+        faults.append(Fault(target, action, *_draw_moment(draw, num_events)))
+    return faults
+
+
+def plan_ranks(seed: int, num_events: int) -> list[Fault]:
+    """1 to 4 faults of a run with NUM_RANKS learner ranks: two thirds hit a rank; half of these are stops."""
+    draw = random.Random(f"ranks of {seed}")
+    faults: list[Fault] = []
+    for _ in range(draw.randint(1, 4)):
+        action: Action = "stop" if draw.random() < 0.5 else "kill"
+        if draw.random() < 2 / 3:
+            target = draw.choice(RANK_TARGETS)
+        else:
+            target = draw.choice((*TARGETS, LAUNCHER))
+            action = "kill" if target == LAUNCHER else action
         faults.append(Fault(target, action, *_draw_moment(draw, num_events)))
     return faults
 

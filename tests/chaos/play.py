@@ -1,5 +1,6 @@
 """Runs real processes with the faults of a plan, and resumes the run after a kill of all of it."""
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -10,9 +11,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from bus.addresses import LEARNER
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import COLD_START, from_cold_start_of, launch, list_process_ids, whole_run
-from tests.chaos.plans import HEARTBEAT_TIMEOUT_S, LAUNCHER, NUM_ENGINES, NUM_EXECUTORS, Fault
+from tests.chaos.plans import HEARTBEAT_TIMEOUT_S, LAUNCHER, NUM_ENGINES, NUM_EXECUTORS, RANK_TARGETS, Fault
+from tests.processes import family
 
 STEPS, QUESTIONS = 4, 8
 SETTINGS = (
@@ -27,6 +30,7 @@ SETTINGS = (
     *(
         "supervision.heartbeat_s=0.5",
         f"supervision.heartbeat_timeout_s={HEARTBEAT_TIMEOUT_S}",
+        "supervision.first_heartbeat_timeout_s=90",  # a starting process may be stopped
         "supervision.restarts=9",
     ),
     "determinism=strict",
@@ -81,8 +85,9 @@ def run_cold_start(runs: Path) -> RunFolder:
     return whole_run(runs, *SETTINGS, "rl.steps=0", "evaluation.questions=0", *COLD_START)[0]
 
 
-def run_baseline(cold_start: RunFolder, runs: Path) -> Baseline:
-    folder, _ = whole_run(runs / "undisturbed", *SETTINGS, *from_cold_start_of(cold_start))
+def run_baseline(cold_start: RunFolder, runs: Path, ranks: int = 1) -> Baseline:
+    settings = (*SETTINGS, *from_cold_start_of(cold_start), f"learner.ranks={ranks}")
+    folder, _ = whole_run(runs / f"undisturbed-{ranks}", *settings)
     return Baseline(cold_start, folder, count_events(folder))
 
 
@@ -147,13 +152,13 @@ def _wait_for(fault: Fault, scene: Scene) -> bool:
 class OneMachine:
     """A run on this machine only."""
 
-    where = "one machine"
-
-    def __init__(self, cold_start: RunFolder, runs: Path) -> None:
+    def __init__(self, cold_start: RunFolder, runs: Path, ranks: int = 1) -> None:
+        """`ranks`: of the learner."""
         runs.mkdir(exist_ok=True)
+        self.where = "one machine" if ranks == 1 else f"one machine, {ranks} learner ranks"
         self.folder = RunFolder(runs / "demo")
         self._runs = runs
-        self._settings = (*SETTINGS, *from_cold_start_of(cold_start))
+        self._settings = (*SETTINGS, *from_cold_start_of(cold_start), f"learner.ranks={ranks}")
         self._output = runs / "run.txt"
 
     def start(self, *, resume: bool) -> None:
@@ -164,7 +169,12 @@ class OneMachine:
         return self._process.poll() is not None
 
     def hit(self, fault: Fault) -> str:
-        pid = self._process.pid if fault.target == LAUNCHER else _find_pid(self.folder, fault.target)
+        if fault.target == LAUNCHER:
+            pid: int | None = self._process.pid
+        elif fault.target in RANK_TARGETS:
+            pid = _find_rank(self.folder, RANK_TARGETS.index(fault.target))
+        else:
+            pid = _find_pid(self.folder, fault.target)
         return signal_process(pid, fault)
 
     def finish(self) -> tuple[int, str, list[str]]:
@@ -187,6 +197,16 @@ def _find_pid(folder: RunFolder, target: str) -> int | None:
     """Process id of the target's present incarnation."""
     started = list_process_ids(folder, target)
     return started[-1] if started else None
+
+
+def _find_rank(folder: RunFolder, rank: int) -> int | None:
+    """Process id of a rank of the learner's present incarnation, which torchrun's agent has started."""
+    agent = _find_pid(folder, LEARNER)
+    for pid in family(agent)[1:] if agent is not None else ():
+        with contextlib.suppress(OSError):  # it has exited
+            if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return pid
+    return None
 
 
 def find_leftovers(folder: RunFolder) -> Iterator[str]:

@@ -7,10 +7,12 @@ from tests.chaos.plans import (
     LAUNCHER,
     MAX_PAUSE_S,
     OTHER_HOST_TARGETS,
+    RANK_TARGETS,
     TARGETS,
     draw_num_hosts,
     plan,
     plan_over_hosts,
+    plan_ranks,
 )
 
 SEEDS = range(400)
@@ -21,6 +23,12 @@ OVER_HOSTS = [fault for faults in PLANNED.values() for fault in faults]
 def test_on_one_machine_all_processes_are_killed_and_all_but_the_launcher_stopped() -> None:
     drawn = {(fault.target, fault.action) for seed in SEEDS for fault in plan(seed, 1000)}
     assert drawn == {(target, action) for target in TARGETS for action in ("kill", "stop")} | {(LAUNCHER, "kill")}
+
+
+def test_with_several_learner_ranks_each_of_them_is_killed_and_stopped_too() -> None:
+    drawn = {(fault.target, fault.action) for seed in SEEDS for fault in plan_ranks(seed, 1000)}
+    targets = (*TARGETS, *RANK_TARGETS)
+    assert drawn == {(target, action) for target in targets for action in ("kill", "stop")} | {(LAUNCHER, "kill")}
 
 
 def test_over_hosts_all_faults_occur_on_all_hosts_except_that_host_0_is_never_switched_off() -> None:

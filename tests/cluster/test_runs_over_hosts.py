@@ -1,5 +1,7 @@
 """Runs of the tiny recipe over several hosts, with partitions, slow links and killed nodes."""
 
+import re
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ import pytest
 
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import from_cold_start_of, is_conserved
+from tests.chaos.rank_faults import LOSS, RankFault, make_environment
 from tests.cluster.hosts import Hosts
 from tests.cluster.running import ClusterRun
 
@@ -86,6 +89,24 @@ def test_a_node_that_is_disconnected_for_longer_joins_as_a_new_one(tmp_path: Pat
         assert run.list_nodes("node.left") == [1]
         assert len(run.read_log_entries("node.disconnected", "launcher@1")) == 1
         assert run.count_answers("TurnGenerated")["generator-0@2"] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_killed_or_stopped_rank_of_another_node_restarts_the_ranks_of_all_nodes(
+    tmp_path: Path, cold: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    for name, value in make_environment([RankFault(1, 2, "save", number)]).items():
+        monkeypatch.setenv(name, value)
+    settings = (f"learner.loss={LOSS}", "supervision.heartbeat_timeout_s=4")
+    with training_on_two_hosts(tmp_path, *cold, *settings) as (_, run):
+        assert_invariants(run, run.finish())
+        assert run.list_nodes("node.left") == []
+        (death,) = run.read_log_entries("node.process_died")
+        assert (death["name"], death["incarnation"]) == ("learner@1", 1)
+        if number == signal.SIGSTOP:
+            hang = r"learner rank 1: no heartbeat for .* s, in step 2 since .* s, in save since .* s"
+            assert re.fullmatch(f"learner@1 was killed by signal 9: {hang}", death["cause"])
 
 
 @pytest.mark.nightly

@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import re
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ from actors.launch import node_agent
 from actors.launch.child_processes import ProcessDied
 from actors.launch.join_handshake import JoinOptions
 from actors.launch.node_agent import NodeEnding, join_once
-from bus.addresses import LAUNCHER
+from bus.addresses import LAUNCHER, LEARNER
 from bus.messages import (
     AnyMessage,
     ExecutorHealthy,
@@ -29,6 +31,8 @@ from bus.messages import (
     RunFinished,
     Shutdown,
 )
+from bus.process.exit_reason import ExitReason, write_exit_reason
+from bus.process.heartbeat import Heartbeat
 from bus.process.structured_log import DiskErrorHandler
 from bus.transport.address_book import AddressBook, TcpAddress
 from bus.transport.in_process import Hub
@@ -243,6 +247,39 @@ async def test_ranks_of_a_later_incarnation_replace_the_earlier_ones(site: Site)
     assert await site.receive() == NodeLeft("the run is over")
     await site.node
     assert site.children.processes["learner@3"].returncode == -9
+
+
+async def test_the_failure_of_a_rank_is_reported_instead_of_the_lines_of_torchrun(site: Site) -> None:
+    await site.join()
+    folder = RunFolder(site.folder.path, scratch=site.options.own_folder.scratch)
+    write_exit_reason(folder, LEARNER, ExitReason("of an earlier incarnation", "outage"))
+    await site.send(request_ranks(1))
+    write_exit_reason(folder, LEARNER, ExitReason("learner rank 2, in save since 1.0 s: connection closed", "outage"))
+    (site.folder.logs / "learner@3.out").write_text("ChildFailedError\n")
+    site.children.processes["learner@3"].end(1)
+    ended = await site.receive()
+    assert isinstance(ended, ProcessEnded)
+    assert ended.cause == "learner@3 ended with exit code 1: learner rank 2, in save since 1.0 s: connection closed"
+
+
+async def test_ranks_that_hang_are_killed_and_reported(site: Site) -> None:
+    await site.join()
+    await site.send(request_ranks(1))
+    sender = str(site.options.own_folder.sockets / "heartbeats")
+    heartbeat = Heartbeat("learner rank 1", 1, 0.0, 0, 0, 0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rank:
+        for _ in range(3):
+            rank.sendto(msgspec.json.encode(heartbeat), sender)
+            await site.send(NodeHeartbeat())
+            await asyncio.sleep(SETTINGS.heartbeat_s)
+    for _ in range(3):
+        await asyncio.sleep(SETTINGS.heartbeat_timeout_s / 2)
+        await site.send(NodeHeartbeat())
+    assert site.children.processes["learner@3"].returncode == -9
+    ended = await site.receive()
+    assert isinstance(ended, ProcessEnded)
+    assert (ended.process, ended.incarnation) == ("learner@3", 1)
+    assert re.fullmatch(r"learner@3 was killed by signal 9: learner rank 1: no heartbeat for \d\.\d s", ended.cause)
 
 
 async def test_a_healthy_executor_resets_its_failures_and_misdirected_messages_are_logged(site: Site) -> None:

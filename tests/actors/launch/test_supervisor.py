@@ -1,6 +1,7 @@
 """Restarts of processes, mainly executors: their timing, the notices to rollouts, and the end of the run."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -229,6 +230,19 @@ async def test_a_process_without_heartbeats_is_killed_and_restarted(node: Node, 
     assert node.count_starts("other-0") == 1
     await asyncio.sleep(5)
     assert node.count_starts("other-0") == 2
+
+
+async def test_a_process_that_hangs_is_printed_with_the_cause_and_may_hang_only_so_often(node: Node) -> None:
+    failing = asyncio.create_task(node.supervisor.wait_for_failure())
+    node.stop_heartbeats("other-0")
+    with pytest.raises(
+        ProcessDied, match=r"other-0 ended 6 times in a row, the last time \(other-0: no heartbeat for 30"
+    ):
+        await failing
+    assert node.count_starts("other-0") == RESTARTS + 1
+    hang = r"other-0 was killed by signal 9 \(other-0: no heartbeat for \d+\.\d s\); it restarts as incarnation \d"
+    assert len(node.printed) == RESTARTS
+    assert all(re.fullmatch(hang, line) for line in node.printed)
 
 
 @pytest.mark.parametrize("suspended_s", [0.0, SETTINGS.first_heartbeat_timeout_s])

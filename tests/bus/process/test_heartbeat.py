@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.process.heartbeat import Heartbeat, receiving_heartbeats, sending_heartbeats
+from bus.process.heartbeat import Heartbeat, receiving_heartbeats, sending_heartbeats, sending_heartbeats_from_thread
 from bus.transport.in_process import Hub
 
 pytestmark = pytest.mark.real_clock
@@ -34,3 +34,13 @@ async def test_a_sender_without_a_receiver_continues_and_malformed_heartbeats_ar
             other.sendto(b"{", str(tmp_path / "heartbeats"))
             other.sendto(b"[1]", str(tmp_path / "heartbeats"))
             assert (await received.get()).process == "head"
+
+
+async def test_a_thread_sends_heartbeats_while_the_main_thread_works(tmp_path: Path) -> None:
+    received = asyncio.Queue[Heartbeat]()
+    with (
+        receiving_heartbeats(tmp_path, received.put_nowait),
+        sending_heartbeats_from_thread("learner rank 1", 3, 0.01, tmp_path),
+    ):
+        beats = [await received.get() for _ in range(3)]
+    assert {(beat.process, beat.incarnation) for beat in beats} == {("learner rank 1", 3)}

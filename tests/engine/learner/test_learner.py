@@ -34,6 +34,7 @@ from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.task_inputs import write_task_descriptions
+from engine.learner.batch_journal import BatchJournal
 from engine.learner.checkpoints import list_saved_steps, read_trainer_state
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.learner_rank import CheckpointNotFound, LearnerRank
@@ -119,6 +120,19 @@ def test_only_the_next_step_can_be_trained(rank: LearnerRank, tmp_path: Path) ->
         with pytest.raises(ProtocolError, match=f"step {step} cannot be trained after step 0"):
             rank.train(step, sequences)
     assert rank.train(1, sequences).step == 1
+
+
+def test_a_learner_that_was_killed_after_a_checkpoint_reports_the_metrics_of_its_step_again(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    rank = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
+    assert rank.start(None, no_report).metrics == {}
+    metrics = rank.train(1, store_batch(folder.batches, 1, rows(1))).metrics
+    resumed = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches)).start(None, no_report)
+    assert resumed.step == 1
+    assert set(metrics) - set(resumed.metrics) == {"checkpoint_s", "publish_s"}
+    assert resumed.metrics.items() <= metrics.items()
+    assert "loss" in resumed.metrics
+    rank.close()
 
 
 def test_the_kl_term_is_relative_to_the_weights_before_rl_also_after_resuming(tmp_path: Path) -> None:

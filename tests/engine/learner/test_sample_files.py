@@ -70,6 +70,18 @@ def test_only_complete_batches_are_listed_and_a_checkpoint_deletes_them(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000003"]
 
 
+def test_the_metrics_of_one_step_are_kept(tmp_path: Path) -> None:
+    journal = BatchJournal(tmp_path)
+    assert journal.read_metrics(2) == {}
+    journal.write_metrics(2, {"loss": 0.5, "ratio_max": float("inf")})
+    journal.delete_up_to(2)
+    assert BatchJournal(tmp_path).read_metrics(2) == {"loss": 0.5, "ratio_max": float("inf")}
+    journal.write_metrics(3, {"loss": 0.25})
+    assert (journal.read_metrics(2), journal.read_metrics(3)) == ({}, {"loss": 0.25})
+    journal.clear()
+    assert journal.read_metrics(3) == {}
+
+
 def test_tokens_of_a_version_that_the_step_may_not_train_on_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="tokens of version 1 to train on: step 1 takes version 0"):
         BatchJournal(tmp_path).write_group(GroupAccepted(1, 0, 0, tuple(rows(2))))

@@ -1,0 +1,134 @@
+"""When a child process with learner ranks counts as hung, and what the launcher reports. The clock is virtual."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from actors.launch.heartbeat_watch import Hang, HeartbeatWatch
+from bus.process.heartbeat import Heartbeat
+from bus.process.operations import RunningOperation, operations_path
+from configs.machines import SupervisionConfig
+from configs.run_folder import RunFolder
+from tests.simulation.clock import VirtualLoop
+from tests.simulation.processes import SimulatedProcess
+
+SETTINGS = SupervisionConfig(heartbeat_s=1.0, heartbeat_timeout_s=10.0, first_heartbeat_timeout_s=60.0)
+LEADER, FOLLOWER = RANKS = "learner rank 0", "learner rank 1"
+INCARNATION = 3
+LONG_AGO_S = 1e6  # before now, as the virtual clock cannot advance time.monotonic
+
+
+class WatchedRanks:
+    """Two ranks with heartbeats, and the watch of their process."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        folder.shared_memory.mkdir(parents=True)
+        self._folder = folder
+        self.process = SimulatedProcess()
+        self.watch = HeartbeatWatch(RANKS, INCARNATION, SETTINGS, folder)
+        self.waiting = asyncio.create_task(self.watch.wait_for_exit(self.process))  # pyright: ignore[reportArgumentType]
+
+    def run_operations(self, rank: str, *operations: tuple[str, float, float], incarnation: int = INCARNATION) -> None:
+        """Each: name, seconds since its start, limit."""
+        running = [RunningOperation(name, time.monotonic() - age_s, limit_s) for name, age_s, limit_s in operations]
+        content = {"incarnation": incarnation, "operations": running}
+        operations_path(self._folder, rank).write_bytes(msgspec.json.encode(content))
+
+    async def beat(self, ranks: Sequence[str], seconds: int, incarnation: int = INCARNATION) -> None:
+        for _ in range(seconds):
+            for rank in ranks:
+                self.watch.on_heartbeat(Heartbeat(rank, incarnation, 0.0, 0, 0, 0))
+            await asyncio.sleep(SETTINGS.heartbeat_s)
+
+    async def wait(self) -> Hang:
+        hang = await self.waiting
+        assert hang is not None
+        return hang
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setattr(RunFolder, "shared_memory", tmp_path / "memory")
+    return RunFolder(tmp_path)
+
+
+async def test_ranks_with_heartbeats_and_unlimited_operations_do_not_hang(folder: RunFolder) -> None:
+    ranks = WatchedRanks(folder)
+    ranks.run_operations(LEADER, ("wait for a batch", LONG_AGO_S, 0.0))
+    ranks.run_operations(FOLLOWER, ("step 2", LONG_AGO_S, 0.0), ("save", 500.0, 600.0))
+    await ranks.beat(RANKS, 1000)
+    assert not ranks.waiting.done()
+    ranks.process.end(1)
+    assert await ranks.waiting is None
+
+
+async def test_a_rank_without_heartbeats_is_named_with_its_operations(folder: RunFolder) -> None:
+    ranks = WatchedRanks(folder)
+    await ranks.beat(RANKS, 100)
+    ranks.run_operations(FOLLOWER, ("step 2", 14.0, 0.0), ("save", 4.0, 600.0))
+    await ranks.beat([LEADER], 10)
+    assert not ranks.waiting.done()
+    await ranks.beat([LEADER], 2)
+    hang = await ranks.wait()
+    assert hang.cause.startswith("learner rank 1: no heartbeat for 11.0 s, in step 2 since 14.")
+    assert ", in save since 4." in hang.cause
+    assert hang.duration_s == 11.0
+
+
+@pytest.mark.parametrize("others", [(LEADER, INCARNATION), (FOLLOWER, INCARNATION - 1), ("generator-0", INCARNATION)])
+async def test_heartbeats_of_others_do_not_replace_those_of_a_rank(folder: RunFolder, others: tuple[str, int]) -> None:
+    ranks = WatchedRanks(folder)
+    await ranks.beat(RANKS, 1)
+    sender, incarnation = others
+    await ranks.beat([sender], 15, incarnation)
+    assert FOLLOWER in (await ranks.wait()).cause
+
+
+async def test_a_rank_that_starts_has_a_longer_timeout(folder: RunFolder) -> None:
+    ranks = WatchedRanks(folder)
+    await ranks.beat([LEADER], 60)
+    assert not ranks.waiting.done()
+    await ranks.beat([LEADER], 3)
+    assert (await ranks.wait()).cause == "learner rank 1: no heartbeat for 61.0 s"
+
+
+async def test_an_operation_beyond_its_limit_hangs_although_the_rank_sends_heartbeats(folder: RunFolder) -> None:
+    ranks = WatchedRanks(folder)
+    await ranks.beat(RANKS, 20)
+    ranks.run_operations(LEADER, ("step 2", 30.0, 0.0), ("save", 9.0, 12.0))
+    ranks.run_operations(FOLLOWER, ("step 2", 30.0, 0.0), ("save", 13.0, 12.0), incarnation=INCARNATION - 1)
+    await ranks.beat(RANKS, 2)
+    assert not ranks.waiting.done()
+    ranks.run_operations(FOLLOWER, ("step 2", 30.0, 0.0), ("save", 13.0, 12.0))
+    await ranks.beat(RANKS, 2)
+    hang = await ranks.wait()
+    assert hang.cause.startswith("learner rank 1: in step 2 since 30.")
+    assert hang.cause.endswith(", limit of save: 12 s")
+    assert 13.0 <= hang.duration_s < 14.0
+
+
+async def test_a_late_rank_is_named_before_the_rank_that_waits_for_it(folder: RunFolder) -> None:
+    ranks = WatchedRanks(folder)
+    await ranks.beat(RANKS, 20)
+    await ranks.beat([LEADER], 5)
+    ranks.run_operations(LEADER, ("reduction", 5.0, 4.0))
+    await ranks.beat([LEADER], 2)
+    named = [part.partition(":")[0] for part in (await ranks.wait()).cause.split("; ")]
+    assert named == [FOLLOWER, LEADER]
+
+
+async def test_time_in_which_the_launcher_was_suspended_does_not_count(folder: RunFolder) -> None:
+    ranks = WatchedRanks(folder)
+    await ranks.beat(RANKS, 20)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.now += 1000.0
+    ranks.run_operations(LEADER, ("save", 1000.0, 12.0))
+    await ranks.beat(RANKS, 12)
+    assert not ranks.waiting.done()
+    await ranks.beat(RANKS, 3)
+    assert (await ranks.wait()).cause.startswith("learner rank 0: in save since 1000.")

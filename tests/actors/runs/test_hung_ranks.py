@@ -1,0 +1,106 @@
+"""Runs with two learner ranks, of which one is killed or stopped in the middle of an operation.
+
+The learner restarts as a whole, and the run ends as without the fault.
+"""
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from analysis.event_logs.diff import list_divergences
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import (
+    ROOT,
+    command_line,
+    from_cold_start_of,
+    list_process_ids,
+    metrics,
+    read_conserved_summary,
+    read_log_entries,
+    succeed,
+)
+from tests.chaos.rank_faults import LOSS, RankFault, make_environment
+from tests.processes import processes_that_name
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PATIENCE_S = 600.0  # four starts of the learner on a busy machine
+OPERATIONS = ("publish", "forward and backward", "save")  # in the steps 1, 2 and 3
+SETTINGS = (
+    *(f"learner.loss={LOSS}", "learner.ranks=2", "rl.prompts=4", "rl.rollouts=8", "rl.max_refill_groups=2"),
+    *("supervision.heartbeat_s=0.5", "supervision.heartbeat_timeout_s=4", "determinism=strict"),
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(finished_run: tuple[RunFolder, str], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return run_with_faults(tmp_path_factory.mktemp("undisturbed"), finished_run[0], [])[0]
+
+
+def run_with_faults(
+    runs: Path, cold_start: RunFolder, faults: list[RankFault], *settings: str
+) -> tuple[RunFolder, str]:
+    """The folder and the output of a run of three steps, which succeeds."""
+    command = command_line(runs, *from_cold_start_of(cold_start), *SETTINGS, *settings)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=make_environment(faults), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        return RunFolder(runs / "demo"), succeed(process, PATIENCE_S)
+    finally:
+        process.kill()
+
+
+def check_restarts(folder: RunFolder, output: str, faults: list[RankFault]) -> None:
+    """The learner was restarted once for each fault, a stopped rank was named, and no trajectory was lost."""
+    assert len(list_process_ids(folder, "learner")) == len(faults) + 1
+    assert [entry["name"] for entry in read_log_entries(folder, "process.died")] == ["learner"] * len(faults)
+    hangs = [entry["cause"] for entry in read_log_entries(folder, "process.timed_out")]
+    stops = [fault for fault in faults if fault.signal == signal.SIGSTOP]
+    assert len(hangs) == len(stops)
+    for fault, cause in zip(stops, hangs, strict=True):
+        operations = f"in step {fault.step} since .* s, in {fault.operation} since .* s"
+        assert re.match(f"learner rank {fault.rank}: no heartbeat for .* s, {operations}", cause), cause
+        assert f"learner was killed by signal 9 ({cause}); it restarts" in output
+    assert read_conserved_summary(folder)["trajectories_abandoned"] == 0
+    assert [line["step"] for line in metrics(folder, "step")] == [1, 2, 3]
+    assert not processes_that_name(str(folder.path))
+
+
+def test_a_stopped_follower_is_named_and_the_learner_restarts(
+    tmp_path: Path, finished_run: tuple[RunFolder, str]
+) -> None:
+    faults = [RankFault(1, 2, "save", signal.SIGSTOP)]
+    settings = ("rl.prompts=2", "rl.rollouts=4", "evaluation.questions=0")
+    check_restarts(*run_with_faults(tmp_path, finished_run[0], faults, *settings), faults)
+
+
+@pytest.mark.nightly
+def test_a_rank_that_sends_heartbeats_but_makes_no_progress_is_restarted(
+    tmp_path: Path, finished_run: tuple[RunFolder, str], undisturbed: RunFolder
+) -> None:
+    """Rank 0 waits for it in a barrier, which has no timeout of its own."""
+    faults = [RankFault(1, 2, "barrier", None)]
+    folder, output = run_with_faults(tmp_path, finished_run[0], faults, "learner.collective_timeout_s=10")
+    assert len(list_process_ids(folder, "learner")) == 2
+    (hang,) = read_log_entries(folder, "process.timed_out")
+    operations = r"in step 2 since .* s, in save since .* s, in barrier since .* s, limit of save: 10 s"
+    assert re.match(rf"learner rank \d: {operations}", hang["cause"])
+    assert f"learner was killed by signal 9 ({hang['cause']}); it restarts" in output
+    assert list_divergences(undisturbed, folder) == []  # trajectories, metrics and the last checkpoint are equal
+    assert read_conserved_summary(folder)["trajectories_abandoned"] == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_may_be_killed_or_stopped_in_a_step_a_publication_and_a_save(
+    tmp_path: Path, finished_run: tuple[RunFolder, str], undisturbed: RunFolder, rank: int, number: signal.Signals
+) -> None:
+    faults = [RankFault(rank, step, operation, number) for step, operation in enumerate(OPERATIONS, 1)]
+    folder, output = run_with_faults(tmp_path, finished_run[0], faults)
+    check_restarts(folder, output, faults)
+    assert list_divergences(undisturbed, folder) == []  # trajectories, metrics and the last checkpoint are equal

@@ -1,0 +1,60 @@
+"""Faults at an operation of a learner rank: as `learner.loss` this module is GRPO's loss, and its import in a rank lets
+the rank kill or stop itself, or block its main thread, when it begins an operation.
+
+The nth incarnation of the learner has the nth fault in the environment variable.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from bus.process.operations import OperationRecord
+from policies.losses.grpo import compute_grpo_loss
+
+__all__ = ["LOSS", "RankFault", "compute_grpo_loss", "make_environment"]
+LOSS = f"{__name__}:compute_grpo_loss"
+_VARIABLE = "ASTERISM_TEST_RANK_FAULTS"
+
+
+class RankFault(msgspec.Struct, frozen=True):
+    rank: int
+    step: int
+    operation: str  # of engine.learner: "forward and backward", "publish", "save", "barrier"
+    signal: signal.Signals | None  # None: block
+
+
+def make_environment(faults: Sequence[RankFault]) -> dict[str, str]:
+    return {**os.environ, _VARIABLE: msgspec.json.encode(faults).decode()}
+
+
+def _happen(fault: RankFault) -> None:
+    if fault.signal is None:
+        threading.Event().wait()
+    else:
+        os.kill(os.getpid(), fault.signal)
+
+
+def _install(fault: RankFault) -> None:
+    run = OperationRecord.run
+
+    @contextmanager
+    def run_with_fault(record: OperationRecord, name: str, *, is_limited: bool = True) -> Generator[None]:
+        with run(record, name, is_limited=is_limited):
+            running = [each.name for each in record.running]
+            if running[0] == f"step {fault.step}" and running[-1] == fault.operation:
+                _happen(fault)
+            yield
+
+    OperationRecord.run = run_with_fault
+
+
+if "RANK" in os.environ and _VARIABLE in os.environ:
+    _faults = msgspec.json.decode(os.environ[_VARIABLE], type=list[RankFault])
+    _incarnation = int(sys.argv[sys.argv.index("--incarnation") + 1])
+    if _incarnation <= len(_faults) and _faults[_incarnation - 1].rank == int(os.environ["RANK"]):
+        _install(_faults[_incarnation - 1])

@@ -1,0 +1,40 @@
+"""`python -m tests.engine.learner.failing_collectives MODE`: rank 1 dies, or is late, in a step; prints the
+failure of rank 0.
+
+The environment has the variables that torchrun sets. A late rank 1 ends with its standard input.
+"""
+
+import os
+import signal
+import sys
+
+import torch
+from torch import distributed as dist
+
+from bus.process.operations import OperationRecord
+from configs.algorithm import LearnerConfig
+from engine.learner.distributed import CollectiveFailed, all_reduce, join_ranks, naming_failed_collectives, read_rank
+
+
+def main(mode: str) -> None:
+    rank, _ = read_rank()
+    operations = OperationRecord()
+    with naming_failed_collectives(rank, operations):
+        ranks = join_ranks(LearnerConfig(ranks=2, collective_timeout_s=2.0))._replace(operations=operations)
+        all_reduce(ranks, torch.ones(3), dist.ReduceOp.SUM)
+        if rank == 1:
+            if mode == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            sys.stdin.read()
+            return
+        with operations.run("step 3"):
+            all_reduce(ranks, torch.ones(3), dist.ReduceOp.SUM)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except CollectiveFailed as error:
+        sys.stdout.write(f"{error}\n")
+        sys.stdout.flush()
+    os._exit(0)  # as engine.learner.distributed.leave_ranks
