@@ -201,6 +201,9 @@ def plan(
     mean_tokens_share: Annotated[
         float, typer.Option(min=0.01, max=1, help="Mean length of a trajectory, as a share of the longest.")
     ] = 0.5,
+    gpu_reserve_gib: Annotated[
+        float, typer.Option(min=0, help="Reserve of each GPU: CUDA context, NCCL, allocator.")
+    ] = 2.0,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure the rates of this machine, in some seconds.")
     ] = False,
@@ -213,7 +216,7 @@ def plan(
     from actors.cli.plan_command import PlanOptions, print_plan
 
     sizes = gpu_memory_gib, host_memory_gib, shared_memory_gib, disk_gib
-    options = PlanOptions(gpu, gpus, nodes, *sizes, mfu, mean_tokens_share, measure, json_file)
+    options = PlanOptions(gpu, gpus, nodes, *sizes, mfu, mean_tokens_share, gpu_reserve_gib, measure, json_file)
     raise typer.Exit(print_plan(config, override or [], options, make_console()))
 
 

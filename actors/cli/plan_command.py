@@ -9,9 +9,8 @@ from rich.console import Console
 
 from actors.cli.json_output import check_json_path, write_json
 from actors.cli.local_machine import detect_machine
-from analysis.planning.plan_inputs import PlanInputs
+from analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
 from analysis.planning.plan_table import build_plan_tables
-from analysis.planning.planned_machines import GIB, GPUS, Assumptions, PlannedMachines
 from analysis.planning.run_plan import RunPlan, build_plan
 from configs.errors import UnusableInput
 from configs.load import load_run
@@ -35,6 +34,7 @@ class PlanOptions(NamedTuple):
     disk_gib: float | None = None
     mfu: float = Assumptions().mfu
     mean_tokens_share: float = Assumptions().mean_tokens_share
+    gpu_reserve_gib: float = Assumptions().gpu_reserve_gib
     measures: bool = False
     json_file: Path | None = None
 
@@ -44,7 +44,7 @@ def print_plan(config: Path, overrides: Sequence[str], options: PlanOptions, con
     check_json_path(options.json_file)
     run = load_run(config, overrides)
     machines = choose_machines(run, options)
-    assumptions = Assumptions(mfu=options.mfu, mean_tokens_share=options.mean_tokens_share)
+    assumptions = Assumptions(options.mfu, options.mean_tokens_share, options.gpu_reserve_gib)
     plan = build_plan(PlanInputs(run, find_model_config(run), machines, assumptions))
     console.print(build_plan_tables(plan), soft_wrap=True)
     write_json(options.json_file, plan)

@@ -1,4 +1,4 @@
-"""Memory of one rank of the learner: what it holds between steps, and the largest of three moments of a step.
+"""Memory of one rank of the learner: its state between steps, and the largest of three moments of a step.
 
 at the logits       all activations and one chunk of logits; embedding or output matrix gathered
 at the last layer   all activations; two layers gathered, the gradients of one not yet reduced
@@ -11,7 +11,7 @@ from analysis.planning.activation_memory import FLOAT32_BYTES, ActivationMemory
 from analysis.planning.model_size import ModelSize
 
 MOMENTS = 2  # of AdamW
-_PREFETCHED_LAYERS = 2  # one that computes, one that is being gathered
+_PREFETCHED_LAYERS = 2  # the computing one and the next one
 
 
 class RankShare(NamedTuple):
@@ -80,8 +80,8 @@ def _count_gathered_at_logits(size: ModelSize, share: RankShare) -> float:
 
 
 def _count_gathered_at_layer(size: ModelSize, share: RankShare) -> float:
-    """Gathered layers, a buffer, the gradients of one layer, and in float32 those that are being reduced: of a layer or
-    of the output matrix. In a tied model also the embedding with its gradient."""
+    """Gathered layers, a buffer, the gradients of one layer, and the gradients in reduction, in float32: of a layer
+    or of the output matrix. In a tied model also the embedding with its gradient."""
     if not share.has_units:
         return 0.0
     layers = (_PREFETCHED_LAYERS + 2) * share.value_bytes * size.largest_layer

@@ -2,8 +2,7 @@
 
 from analysis.planning.activation_memory import FLOAT32_BYTES, compute_activation_memory
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
-from analysis.planning.plan_inputs import PlanInputs
-from analysis.planning.planned_machines import GIB
+from analysis.planning.plan_inputs import GIB, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedResource
 from engine.learner.sample_files import BYTES_PER_TOKEN
 
@@ -109,7 +108,7 @@ def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
 
 
 def _take_turns(learner: list[PlanItem], engine: list[PlanItem], inputs: PlanInputs) -> list[PlanItem]:
-    """With sglang.colocate: the larger of a step's peak and of the engines beside the state between steps."""
+    """With sglang.colocate: the larger of a step's peak and of the engines with the learner's state between steps."""
     held = compute_learner_rank(inputs).held
     generating = [PlanItem("learner between steps", held, "master weights and moments"), *engine]
     return max(learner, generating, key=lambda items: sum(item.bytes for item in items))

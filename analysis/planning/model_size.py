@@ -18,9 +18,7 @@ class ModelSize(NamedTuple):
     largest_layer: int
     num_layers: int
     largest_matrix: int
-    active: (
-        int  # those that compute with one token: of experts, the selected ones; not the embedding of an untied model
-    )
+    active: int  # in products with one token: of the experts only the selected ones, no embedding of an untied model
 
     @property
     def output(self) -> int:

@@ -1,19 +1,49 @@
-"""What a plan is computed from, and the derived sizes that several parts of it use."""
+"""The input of a plan: configuration, model, machines and assumptions; and sizes that several parts derive from it."""
 
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from analysis.planning.activation_memory import Checkpointing
 from analysis.planning.model_size import ModelSize, measure_model
-from analysis.planning.planned_machines import Assumptions, PlannedMachines
+from analysis.simulation.cluster_model import A100, H100, H200, MI300X, GpuSpec
 from configs.schema import RunConfig
 from engine.model.model_config import DecoderConfig
 
+GIB = 2**30
 VALUE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+# Memory in GB, bandwidth and dense bf16 rate from the data sheets of the SXM and OAM modules:
+# https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
+# https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet (H100)
+# https://www.nvidia.com/en-us/data-center/h200/
+# https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html
+GPUS = {"a100": A100, "h100": H100, "h200": H200, "mi300x": MI300X}
+
+
+class PlannedMachines(msgspec.Struct, frozen=True):
+    """Memory and disk are those of one node. None: unknown, and not compared."""
+
+    gpus: int = 0  # per node
+    gpu: GpuSpec | None = None
+    nodes: int = 1
+    host_memory_bytes: float | None = None
+    shared_memory_bytes: float | None = None  # of /dev/shm
+    disk_bytes: float | None = None  # free, where the run's folder is
+    cpu: GpuSpec | None = None  # measured rates of the processor, without memory
+
+
+class Assumptions(NamedTuple):
+    """Numbers that no file gives. They are printed with the plan."""
+
+    mfu: float = 0.4  # share of the learner's peak rate
+    mean_tokens_share: float = 0.5  # mean response over dialogue.response_tokens
+    gpu_reserve_gib: float = 2.0  # of each GPU: CUDA context, NCCL, fragments of the allocator
+    process_gib: float = 0.5  # of the host: interpreter and libraries of one learner rank or engine
 
 
 class PlanInputs:

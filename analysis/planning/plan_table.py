@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.planning.planned_machines import GIB
+from analysis.planning.plan_inputs import GIB
 from analysis.planning.resources import PlannedCount, PlannedResource
 from analysis.planning.run_plan import RunPlan
 
@@ -80,8 +80,8 @@ def describe_remedy(plan: RunPlan, short: PlannedResource | PlannedCount) -> str
     found = [change.format() for change in plan.changes if change.resource == short.name]
     if found:
         return f"set {', or '.join(found)}"
-    keys = f"lower {', '.join(short.keys)} together: no value of one or two of them suffices"
-    return f"{short.remedy}, or {keys}" if short.remedy else keys
+    keys = f"no value of one or two of these keys suffices: {', '.join(short.keys)}"
+    return f"{short.remedy}; {keys}" if short.remedy else keys
 
 
 def _format_bytes(num_bytes: float) -> str:

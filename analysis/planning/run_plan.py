@@ -14,7 +14,7 @@ from analysis.planning.storage_plan import plan_disk, plan_largest_message, plan
 
 _ALTERNATIVES = 3  # changes that are listed for a resource
 _FRACTIONS = 16  # of a present value that are tried
-_FACTORS = (2, 4, 8, 16, 32, 64)
+_FACTORS = tuple(2**power for power in range(1, 13))
 
 
 class RunPlan(msgspec.Struct, frozen=True):
@@ -123,15 +123,13 @@ def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
             yield from (value * factor for factor in _FACTORS)
         case "sglang.memory_share":
             yield from (round(value - step / 20, 2) for step in range(1, 20) if value > step / 20)
-        case (
-            "evaluation.every"
-            | "rl.max_staleness"
-            | "learner.keep_checkpoints"
-            | "engine.num_engines"
-            | "cluster.nodes"
-        ):
+        case "evaluation.every" | "rl.max_staleness":
             yield from range(value - 1, -1, -1)
+        case "learner.keep_checkpoints" | "engine.num_engines" | "cluster.nodes":
+            yield from range(value - 1, 0, -1)
         case "learner.dp_replicate":
             yield from (value // factor for factor in _FACTORS if value % factor == 0)
         case _:
-            yield from dict.fromkeys(value * part // _FRACTIONS for part in range(_FRACTIONS - 1, 0, -1))
+            fractions = [value * part // _FRACTIONS for part in range(_FRACTIONS - 1, 0, -1)]
+            halved = (value // _FRACTIONS // factor for factor in _FACTORS)
+            yield from (each for each in dict.fromkeys((*fractions, *halved)) if each)

@@ -121,5 +121,5 @@ def _estimate_cost(inputs: PlanInputs, device: GpuSpec) -> StepCostModel:
 
 
 def _count_read_parameters(size: ModelSize) -> int:
-    """Those that a step with many sequences reads: all experts, but not the embedding of an untied model."""
+    """A step with many sequences reads all experts, but not the embedding of an untied model."""
     return size.total - (size.embedding if size.head else 0)

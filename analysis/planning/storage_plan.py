@@ -8,7 +8,7 @@ from analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
 from bus.transport.packets import MAX_FRAME_BYTES
 from policies.groups.selection import MAX_PART_BYTES
 
-# Besides learner.keep_checkpoints: the one before RL, the last one, and one that is being written.
+# Besides learner.keep_checkpoints: before RL, the last one, and an unfinished one.
 _FURTHER_CHECKPOINTS = 3
 _EVALUATED_CHECKPOINTS = 2  # with evaluation.keep_best: the best one, and one in evaluation
 _SHARED_REMEDY = (
