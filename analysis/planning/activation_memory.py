@@ -61,9 +61,10 @@ def compute_layer_activations(
     # Bytes that a norm keeps of its input: the input, or in float32 the input and the normalized value.
     norm_input = value_bytes if has_fused_norm else 2 * FLOAT32_BYTES
     norms = 2 * width * (norm_input + value_bytes)
+    statistics = FLOAT32_BYTES * (2 + config.num_heads)
     if config.architecture.has_qk_norm:
+        statistics += FLOAT32_BYTES * (config.num_heads + config.num_kv_heads)
         norms += (heads + kv_heads) * norm_input
-    statistics = FLOAT32_BYTES * (2 + 2 * config.num_heads + config.num_kv_heads)
     attention = value_bytes * 2 * (heads + kv_heads)
     everything = norms + attention + statistics + value_bytes * (4 * inner + dispatched)
     gradients = value_bytes * (2 * inner + 2 * width)
