@@ -184,6 +184,42 @@ def doctor(
     raise typer.Exit(int(any(finding.status == "missing" for finding in findings.values())))
 
 
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="Configuration file in TOML.", metavar="CONFIG")],
+    override: SetOption = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="a100, h100, h200 or mi300x (default: plan for this machine).")
+    ] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs per node, with --gpu.")] = 8,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (default: cluster.nodes).")] = None,
+    gpu_memory_gib: Annotated[float | None, typer.Option(min=0, help="Memory of a GPU.")] = None,
+    host_memory_gib: Annotated[float | None, typer.Option(min=0, help="Main memory of a node.")] = None,
+    shared_memory_gib: Annotated[float | None, typer.Option(min=0, help="Size of /dev/shm of a node.")] = None,
+    disk_gib: Annotated[float | None, typer.Option(min=0, help="Free space for the run's folder.")] = None,
+    mfu: Annotated[float, typer.Option("--mfu", min=0.01, max=1, help="Share of the peak rate in training.")] = 0.4,
+    mean_tokens_share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Mean length of a trajectory, as a share of the longest.")
+    ] = 0.5,
+    gpu_reserve_gib: Annotated[
+        float, typer.Option(min=0, help="Reserve of each GPU: CUDA context, NCCL, allocator.")
+    ] = 2.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the rates of this machine, in some seconds.")
+    ] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Estimate memory, disk and seconds per step of CONFIG, and name the keys to change if it does not fit.
+
+    Needs only config.json of model.checkpoint. Exit with 1 if something does not fit.
+    """
+    from actors.cli.plan_command import PlanOptions, print_plan
+
+    sizes = gpu_memory_gib, host_memory_gib, shared_memory_gib, disk_gib
+    options = PlanOptions(gpu, gpus, nodes, *sizes, mfu, mean_tokens_share, gpu_reserve_gib, measure, json_file)
+    raise typer.Exit(print_plan(config, override or [], options, make_console()))
+
+
 @app.command(name="config")
 def show_config(
     config: Annotated[Path | None, typer.Argument(help="Configuration file in TOML (default: none).")] = None,

@@ -110,6 +110,7 @@ class SimulatedCluster(msgspec.Struct, frozen=True):
 
 
 QWEN3_14B = ModelShape("Qwen3-14B", parameters=14.8e9, layers=40, heads=40, kv_heads=8, head_dim=128)
+A100 = GpuSpec("A100-80GB", memory_bytes=80e9, bandwidth=2.04e12, flops=312e12)
 H100 = GpuSpec("H100-80GB", memory_bytes=80e9, bandwidth=3.35e12, flops=989e12)
 H200 = GpuSpec("H200-141GB", memory_bytes=141e9, bandwidth=4.8e12, flops=989e12)
 MI300X = GpuSpec("MI300X-192GB", memory_bytes=192e9, bandwidth=5.3e12, flops=1307e12, flops_share=0.4)

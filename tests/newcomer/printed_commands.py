@@ -17,6 +17,7 @@ REPLACED = {
     "asterism run CONFIG [--name NAME] [--set key=value] [--resume | --overwrite]": (
         "asterism run configs/tiny.toml --name readme"
     ),
+    "asterism plan CONFIG [--gpu NAME]": "asterism plan configs/tiny.toml --measure",
     "asterism config [CONFIG]": "asterism config configs/tiny.toml",
     "asterism task check FILE:NAME --data F": (
         "python examples/guess.py && asterism task check examples/guess.py:Game --data runs/examples/guess/rows.jsonl"

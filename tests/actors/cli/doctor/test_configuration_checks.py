@@ -29,7 +29,7 @@ from tests.engine.sglang.server.requirements import make_info
 from tests.engine.tiny_models import small_config
 
 GIB = 2**30
-INPUTS = ("data.train", "data.test", "model.checkpoint", "dialogue.stop_tokens", "main memory", "space")
+INPUTS = ("data.train", "data.test", "model.checkpoint", "dialogue.stop_tokens", "main memory", "space", "plan")
 SERVED = ("engine.kind=sglang", "dialogue.prompt_tokens=92", "dialogue.response_tokens=100")
 
 
@@ -196,7 +196,7 @@ class TestExternalServers:
         tiny = ("tiny.num_layers=2", f"runs_folder={tmp_path}", "engine.kv_tokens=8192")
         with answering(make_info()) as url:
             findings = found(*SERVED, *tiny, attach(url))
-            assert statuses(findings) == dict.fromkeys((*INPUTS[:3], "sglang.external_urls[0]"), "ok")
+            assert statuses(findings) == dict.fromkeys((*INPUTS[:3], "plan", "sglang.external_urls[0]"), "ok")
             made = tmp_path / "a" / "checkpoints" / "init"
             made.mkdir(parents=True)
             (made / "config.json").write_text(json.dumps(small_config().to_hf()))
@@ -216,6 +216,14 @@ class TestEmbedded:
     def test_an_invalid_checkpoint_is_reported_by_key(self, tmp_path: Path) -> None:
         detail = find_missing("model.checkpoint", f"model.checkpoint={tmp_path}")
         assert detail == f"{tmp_path / 'config.json'}: no such file"
+
+    def test_memory_that_the_plan_needs_and_the_machine_lacks_is_a_warning_with_a_value_that_fits(
+        self, checkpoint: Path
+    ) -> None:
+        settings = (f"model.checkpoint={checkpoint}", "learner.micro_batch_tokens=1000000000")
+        finding = found(*settings)["plan"]
+        assert (finding.status, finding.detail) == ("warning", "host memory may not suffice")
+        assert "host memory: set learner.micro_batch_tokens = " in finding.remedy
 
 
 class TestWithoutARun:

@@ -1,0 +1,105 @@
+"""`asterism plan`: does a configuration fit the machines, and how long does a step take?"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+from rich.console import Console
+
+from actors.cli.json_output import check_json_path, write_json
+from actors.cli.local_machine import detect_machine
+from analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
+from analysis.planning.plan_table import build_plan_tables
+from analysis.planning.run_plan import RunPlan, build_plan
+from configs.errors import UnusableInput
+from configs.load import load_run
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig, TinyConfig
+from engine.model.model_config import DecoderConfig, load_model_config
+
+_TINY_VOCABULARY = 512  # the generated tokenizer has fewer entries
+EXIT_DOES_NOT_FIT = 1
+
+
+class PlanOptions(NamedTuple):
+    """The command's arguments. Without `gpu` the plan is for this machine."""
+
+    gpu: str | None = None
+    gpus: int = 8  # per node
+    nodes: int | None = None
+    gpu_memory_gib: float | None = None
+    host_memory_gib: float | None = None
+    shared_memory_gib: float | None = None
+    disk_gib: float | None = None
+    mfu: float = Assumptions().mfu
+    mean_tokens_share: float = Assumptions().mean_tokens_share
+    gpu_reserve_gib: float = Assumptions().gpu_reserve_gib
+    measures: bool = False
+    json_file: Path | None = None
+
+
+def print_plan(config: Path, overrides: Sequence[str], options: PlanOptions, console: Console) -> int:
+    """Returns the exit code. Raises UnusableInput."""
+    check_json_path(options.json_file)
+    run = load_run(config, overrides)
+    machines = choose_machines(run, options)
+    assumptions = Assumptions(options.mfu, options.mean_tokens_share, options.gpu_reserve_gib)
+    plan = build_plan(PlanInputs(run, find_model_config(run), machines, assumptions))
+    console.print(build_plan_tables(plan), soft_wrap=True)
+    write_json(options.json_file, plan)
+    return EXIT_DOES_NOT_FIT if plan.shortfalls else 0
+
+
+def plan_local_run(run: RunConfig) -> RunPlan:
+    """On this machine. Raises UnusableInput."""
+    return build_plan(PlanInputs(run, find_model_config(run), detect_machine(run)))
+
+
+def find_model_config(run: RunConfig) -> DecoderConfig:
+    """Of model.checkpoint, which may lack weights; of [tiny] if the run has yet to create the model."""
+    folder = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
+    if run.tiny is not None and not folder.exists():
+        return _build_tiny_config(run.tiny)
+    return load_model_config(folder)
+
+
+def _build_tiny_config(tiny: TinyConfig) -> DecoderConfig:
+    return DecoderConfig(
+        vocab_size=_TINY_VOCABULARY,
+        hidden_size=tiny.hidden_size,
+        intermediate_size=tiny.intermediate_size,
+        num_layers=tiny.num_layers,
+        num_heads=tiny.num_heads,
+        num_kv_heads=tiny.num_kv_heads,
+        head_dim=tiny.head_dim,
+        tie_word_embeddings=True,
+    )
+
+
+def choose_machines(run: RunConfig, options: PlanOptions) -> PlannedMachines:
+    """This machine, or machines with the named GPU; then the sizes that the options give. Raises UnusableInput."""
+    if options.gpu is None:
+        machines = detect_machine(run, measures=options.measures)
+    else:
+        machines = _describe_machines(run, options)
+    gpu = machines.gpu
+    if options.gpu_memory_gib is not None:
+        if gpu is None:
+            raise UnusableInput(f"--gpu-memory-gib: name the GPU with --gpu; known are {', '.join(GPUS)}")
+        gpu = replace(gpu, memory_bytes=options.gpu_memory_gib * GIB)
+    sizes = {
+        "host_memory_bytes": options.host_memory_gib,
+        "shared_memory_bytes": options.shared_memory_gib,
+        "disk_bytes": options.disk_gib,
+    }
+    given = {name: size * GIB for name, size in sizes.items() if size is not None}
+    return replace(machines, gpu=gpu, nodes=options.nodes or machines.nodes, **given)
+
+
+def _describe_machines(run: RunConfig, options: PlanOptions) -> PlannedMachines:
+    if options.gpu not in GPUS:
+        raise UnusableInput(f"--gpu {options.gpu}: unknown GPU; known are {', '.join(GPUS)}")
+    if options.measures:
+        raise UnusableInput("--measure: measures this machine; leave out --gpu")
+    return PlannedMachines(gpus=options.gpus, gpu=GPUS[options.gpu], nodes=run.cluster.nodes)

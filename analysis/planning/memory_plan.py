@@ -1,0 +1,170 @@
+"""Memory of a GPU and of a node's host: learner, engines, weights on their way between them."""
+
+from analysis.planning.activation_memory import FLOAT32_BYTES, compute_activation_memory
+from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
+from analysis.planning.plan_inputs import GIB, PlanInputs
+from analysis.planning.resources import PlanItem, PlannedResource
+from engine.learner.sample_files import BYTES_PER_TOKEN
+
+TRANSFER_BUCKETS = 2  # of sglang.bucket_mib, of each rank while it publishes
+RECORD_BYTES = 13  # of a token on the bus: id, logprob, version, mask
+_LEARNER_KEYS = (
+    "learner.micro_batch_tokens",
+    "learner.activation_checkpointing",
+    "learner.dp_replicate",
+    "learner.ranks",
+    "cluster.learner_nodes",
+    "dialogue.response_tokens",
+)
+_GPU_REMEDY = "use GPUs with more memory or a smaller model.checkpoint"
+_HOST_REMEDY = "use nodes with more memory or a smaller model.checkpoint"
+_ENGINE_KEYS = ("sglang.memory_share", "engine.kv_tokens", "sglang.tensor_parallel", "engine.num_engines")
+
+
+def compute_learner_rank(inputs: PlanInputs) -> RankMemory:
+    learner = inputs.run.learner
+    activations = compute_activation_memory(
+        inputs.config,
+        inputs.micro_batch_tokens,
+        inputs.learner_value_bytes,
+        inputs.checkpointing,
+        has_fused_norm=learner.device == "cuda",
+        has_entropy_gradient=learner.entropy_coef > 0,
+    )
+    share = RankShare(
+        dp_shard=inputs.ranks // learner.dp_replicate,
+        value_bytes=inputs.learner_value_bytes,
+        has_units=inputs.ranks > 1 or learner.dtype != "float32",
+        has_reference=learner.kl_coef > 0,
+        accumulates=inputs.micro_batches > 1,
+    )
+    return compute_rank_memory(inputs.size, share, activations)
+
+
+# ---------------------------------------------------------------- engines
+
+
+def compute_engine_weights(inputs: PlanInputs) -> float:
+    """Of one GPU of an engine, or of an engine on a CPU. An embedded engine has a tied embedding twice."""
+    size = inputs.size
+    parameters = size.total if inputs.has_servers or size.head else size.total + size.embedding
+    shared_by = inputs.run.sglang.tensor_parallel if inputs.has_servers else 1
+    return inputs.engine_value_bytes * parameters / shared_by
+
+
+def compute_cached_token_bytes(inputs: PlanInputs) -> float:
+    """Of one KV token on one GPU. With more GPUs than key heads, several GPUs hold the same head."""
+    config, shared_by = inputs.config, inputs.run.sglang.tensor_parallel if inputs.has_servers else 1
+    heads = -(-config.num_kv_heads // shared_by)
+    return 2 * config.num_layers * heads * config.head_dim * inputs.engine_value_bytes
+
+
+def compute_cache_tokens(inputs: PlanInputs) -> int | None:
+    """KV tokens of one copy of the model; with engine.kv_tokens = 0 those of sglang.memory_share, None without a GPU."""
+    run, gpu = inputs.run, inputs.machines.gpu
+    if run.engine.kv_tokens:
+        return run.engine.kv_tokens // (run.sglang.data_parallel if inputs.has_servers else 1)
+    if gpu is None:
+        return None
+    free = run.sglang.memory_share * gpu.memory_bytes - compute_engine_weights(inputs)
+    return max(0, int(free // compute_cached_token_bytes(inputs)))
+
+
+def _list_engine_items(inputs: PlanInputs, count: int) -> list[PlanItem]:
+    tokens = compute_cache_tokens(inputs)
+    cache = 0.0 if tokens is None else tokens * compute_cached_token_bytes(inputs)
+    if inputs.run.engine.kv_tokens == 0:  # at least one trajectory
+        cache = max(cache, inputs.run.sequence_tokens * compute_cached_token_bytes(inputs))
+    engines = "1 engine" if count == 1 else f"{count} engines"
+    return [
+        PlanItem("engine weights", count * compute_engine_weights(inputs), f"{engines}, {inputs.run.engine.dtype}"),
+        PlanItem("KV cache", count * cache, f"{tokens:,} tokens" if tokens is not None else "of one trajectory"),
+    ]
+
+
+# ---------------------------------------------------------------- resources
+
+
+def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
+    """The most loaded GPU: the first one of the first node. None if the run uses no GPU."""
+    run, gpu = inputs.run, inputs.machines.gpu
+    trains, generates = run.learner.device == "cuda", run.engine.device == "cuda"
+    if not (trains or generates):
+        return None
+    items, keys = list[PlanItem](), list[str]()
+    if trains:
+        rank = compute_learner_rank(inputs)
+        items += _list_rank_items(rank, inputs)
+        keys += _LEARNER_KEYS
+    if generates and not run.sglang.external_urls:
+        engine_items = _list_engine_items(inputs, inputs.engines_per_gpu)
+        items = _take_turns(items, engine_items, inputs) if trains and run.sglang.colocate else items + engine_items
+        keys = [*_ENGINE_KEYS[:2], *keys, *_ENGINE_KEYS[2:]]
+    reserve = inputs.assumptions.gpu_reserve_gib * GIB
+    items.append(PlanItem("reserve", reserve, "CUDA context, NCCL, allocator"))
+    return PlannedResource(
+        "GPU memory", tuple(items), None if gpu is None else gpu.memory_bytes, tuple(keys), _GPU_REMEDY
+    )
+
+
+def _take_turns(learner: list[PlanItem], engine: list[PlanItem], inputs: PlanInputs) -> list[PlanItem]:
+    """With sglang.colocate: the larger of a step's peak and of the engines with the learner's state between steps."""
+    held = compute_learner_rank(inputs).held
+    generating = [PlanItem("learner between steps", held, "master weights and moments"), *engine]
+    return max(learner, generating, key=lambda items: sum(item.bytes for item in items))
+
+
+def _list_rank_items(rank: RankMemory, inputs: PlanInputs, count: int = 1) -> list[PlanItem]:
+    """Of `count` equal ranks."""
+    tokens = f"{inputs.micro_batch_tokens:,} tokens, checkpointing {inputs.checkpointing}"
+    items = [
+        PlanItem("parameters", rank.parameters, _describe_share(inputs)),
+        PlanItem("gradients", rank.gradients, "float32"),
+        PlanItem("optimizer", rank.moments + rank.optimizer, "two moments of AdamW, float32"),
+        PlanItem("reference model", rank.reference, "learner.kl_coef"),
+        PlanItem("gathered units", rank.gathered, f"{inputs.run.learner.dtype}, with their gradients"),
+        PlanItem("activations", rank.activations, tokens),
+        PlanItem("logits", rank.logits, f"peak {rank.moment}"),
+    ]
+    return [PlanItem(each.purpose, count * each.bytes, each.note) for each in items if each.bytes]
+
+
+def _describe_share(inputs: PlanInputs) -> str:
+    shared_by = inputs.ranks // inputs.run.learner.dp_replicate
+    return "float32" if shared_by == 1 else f"float32, 1/{shared_by}"
+
+
+def plan_host(inputs: PlanInputs) -> PlannedResource:
+    """Main memory of the first node. The sandbox's calls are not counted: its limits bound them."""
+    run, machines = inputs.run, inputs.machines
+    ranks, engines = run.learner.ranks, run.engine.num_engines
+    items, keys = list[PlanItem](), list[str]()
+    if run.learner.device == "cpu":
+        items += _list_rank_items(compute_learner_rank(inputs), inputs, ranks)
+        keys += _LEARNER_KEYS
+    bucket = min(run.sglang.bucket_mib * 2**20, FLOAT32_BYTES * inputs.size.total)
+    buckets = ranks * TRANSFER_BUCKETS * bucket
+    items.append(PlanItem("weight buckets", buckets, f"{TRANSFER_BUCKETS} of sglang.bucket_mib per rank"))
+    if run.engine.device == "cpu" and not run.sglang.external_urls:
+        items += _list_engine_items(inputs, engines)
+        keys = ["engine.kv_tokens", *keys, "engine.num_engines"]
+    items.append(PlanItem("weights in shared memory", count_slot_bytes(inputs), f"{run.num_weight_versions} versions"))
+    in_flight = run.rl.max_groups_in_flight * run.rl.rollouts
+    records = 2 * in_flight * inputs.mean_sequence_tokens * RECORD_BYTES  # rollout and group buffer
+    items.append(PlanItem("trajectories", records, f"{in_flight:,} with {inputs.mean_sequence_tokens:,.0f} tokens"))
+    processes = inputs.assumptions.process_gib * GIB * (ranks + engines + 3)
+    items.append(PlanItem("processes", processes, f"{ranks + engines + 3} interpreters"))
+    keys += ["sglang.bucket_mib", "rl.max_staleness", "learner.ranks"]
+    return PlannedResource(
+        "host memory", tuple(items), machines.host_memory_bytes, tuple(dict.fromkeys(keys)), _HOST_REMEDY
+    )
+
+
+def count_slot_bytes(inputs: PlanInputs) -> float:
+    """Published weights in float32, each version in its own slot."""
+    return inputs.run.num_weight_versions * FLOAT32_BYTES * inputs.size.total
+
+
+def count_batch_bytes(inputs: PlanInputs) -> float:
+    """Files of one step's batch."""
+    return inputs.trained_tokens * BYTES_PER_TOKEN

@@ -1,0 +1,155 @@
+"""The input of a plan: configuration, model, machines and assumptions; and sizes that several parts derive from it."""
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from analysis.planning.activation_memory import Checkpointing
+from analysis.planning.model_size import ModelSize, measure_model
+from analysis.simulation.cluster_model import A100, H100, H200, MI300X, GpuSpec
+from configs.schema import RunConfig
+from engine.model.model_config import DecoderConfig
+
+GIB = 2**30
+VALUE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+# Memory in GB, bandwidth and dense bf16 rate from the data sheets of the SXM and OAM modules:
+# https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
+# https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet (H100)
+# https://www.nvidia.com/en-us/data-center/h200/
+# https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html
+GPUS = {"a100": A100, "h100": H100, "h200": H200, "mi300x": MI300X}
+
+
+class PlannedMachines(msgspec.Struct, frozen=True):
+    """Memory and disk are those of one node. None: unknown, and not compared."""
+
+    gpus: int = 0  # per node
+    gpu: GpuSpec | None = None
+    nodes: int = 1
+    host_memory_bytes: float | None = None
+    shared_memory_bytes: float | None = None  # of /dev/shm
+    disk_bytes: float | None = None  # free, where the run's folder is
+    cpu: GpuSpec | None = None  # measured rates of the processor, without memory
+
+
+class Assumptions(NamedTuple):
+    """Numbers that no file gives. They are printed with the plan."""
+
+    mfu: float = 0.4  # share of the learner's peak rate
+    mean_tokens_share: float = 0.5  # mean response over dialogue.response_tokens
+    gpu_reserve_gib: float = 2.0  # of each GPU: CUDA context, NCCL, fragments of the allocator
+    process_gib: float = 0.5  # of the host: interpreter and libraries of one learner rank or engine
+
+
+class PlanInputs:
+    """`checkpointing` replaces learner.activation_checkpointing."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        config: DecoderConfig,
+        machines: PlannedMachines,
+        assumptions: Assumptions | None = None,
+        checkpointing: Checkpointing | None = None,
+    ) -> None:
+        self.run = run
+        self.config = config
+        self.machines = machines
+        self.assumptions = assumptions or Assumptions()
+        # Of a configuration without this key: no checkpointing.
+        configured = cast("Checkpointing", getattr(run.learner, "activation_checkpointing", "none"))
+        self.checkpointing: Checkpointing = checkpointing or configured
+
+    def change(self, changes: Mapping[str, Any]) -> "PlanInputs":
+        """With other values of configuration keys, such as {"learner.ranks": 2}. Raises ValueError if they are invalid."""
+        changes = dict(changes)
+        checkpointing = changes.pop("learner.activation_checkpointing", self.checkpointing)
+        run = self.run
+        for key, value in changes.items():
+            section, _, name = key.partition(".")
+            run = msgspec.structs.replace(
+                run, **{section: msgspec.structs.replace(getattr(run, section), **{name: value})}
+            )
+        changed = PlanInputs(run, self.config, self.machines, self.assumptions, checkpointing)
+        changed.size = self.size
+        return changed
+
+    @cached_property
+    def size(self) -> ModelSize:
+        return measure_model(self.config)
+
+    # ---------------------------------------------------------------- learner
+
+    @property
+    def ranks(self) -> int:
+        return self.run.learner.ranks * self.run.cluster.learner_nodes
+
+    @property
+    def learner_value_bytes(self) -> int:
+        return VALUE_BYTES[self.run.learner.dtype]
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Of the largest micro batch: a longer sequence has its own."""
+        return max(self.run.learner.micro_batch_tokens, self.run.sequence_tokens - 1)
+
+    @property
+    def micro_batches(self) -> int:
+        """Of one rank and one update, estimated."""
+        tokens = self.trained_tokens / self.run.learner.minibatches / self.ranks
+        return max(1, math.ceil(tokens / self.micro_batch_tokens))
+
+    # ---------------------------------------------------------------- trajectories of a step
+
+    @property
+    def mean_response_tokens(self) -> float:
+        return self.assumptions.mean_tokens_share * self.run.response_tokens
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        return self.assumptions.mean_tokens_share * (self.run.sequence_tokens - self.run.response_tokens)
+
+    @property
+    def mean_sequence_tokens(self) -> float:
+        return self.mean_response_tokens + self.mean_prompt_tokens
+
+    @property
+    def generated_trajectories(self) -> int:
+        return self.run.rl.started_groups * self.run.rl.rollouts
+
+    @property
+    def trained_trajectories(self) -> int:
+        kept = self.run.kept_trajectories if self.run.roc.enabled else self.run.rl.rollouts
+        return self.run.rl.prompts * kept
+
+    @property
+    def trained_tokens(self) -> float:
+        """Per step, prompts included."""
+        return self.trained_trajectories * self.mean_sequence_tokens
+
+    # ---------------------------------------------------------------- engines
+
+    @property
+    def engine_value_bytes(self) -> int:
+        return VALUE_BYTES[self.run.engine.dtype]
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether engines are SGLang servers."""
+        return self.run.engine.kind == "sglang"
+
+    @property
+    def gpus_per_engine(self) -> int:
+        return self.run.sglang.tensor_parallel * self.run.sglang.data_parallel if self.has_servers else 1
+
+    @property
+    def engines_per_gpu(self) -> int:
+        """On the most loaded GPU."""
+        if self.has_servers or not self.machines.gpus:
+            return 1
+        return math.ceil(self.run.engine.num_engines / self.machines.gpus)

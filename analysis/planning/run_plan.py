@@ -1,0 +1,135 @@
+"""The plan of a run: all resources, the seconds of a step, and the changes with which a resource suffices."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, product
+from typing import Any
+
+import msgspec
+
+from analysis.planning.memory_plan import count_batch_bytes, plan_gpu, plan_host
+from analysis.planning.plan_inputs import PlanInputs
+from analysis.planning.resources import KeyChange, PlannedCount, PlannedResource
+from analysis.planning.step_seconds import StepSeconds, estimate_step
+from analysis.planning.storage_plan import plan_disk, plan_largest_message, plan_shared_memory
+
+_ALTERNATIVES = 3  # changes that are listed for a resource
+_FRACTIONS = 16  # of a present value that are tried
+_FACTORS = tuple(2**power for power in range(1, 13))
+
+
+class RunPlan(msgspec.Struct, frozen=True):
+    name: str
+    model_type: str
+    parameters: int
+    layers: int
+    checkpointing: str
+    resources: tuple[PlannedResource, ...]
+    counts: tuple[PlannedCount, ...]
+    batch_bytes: float  # of a step, on disk
+    trained_tokens: float  # of a step
+    generated_tokens: float  # of a step
+    seconds: StepSeconds
+    changes: tuple[KeyChange, ...]  # for the resources that do not suffice
+    assumptions: dict[str, float]
+
+    @property
+    def shortfalls(self) -> list[PlannedResource | PlannedCount]:
+        return [each for each in (*self.counts, *self.resources) if not each.fits]
+
+
+def build_plan(inputs: PlanInputs) -> RunPlan:
+    resources, counts = _plan_resources(inputs), _plan_counts(inputs)
+    short = [each for each in (*counts.values(), *resources.values()) if not each.fits]
+    return RunPlan(
+        name=inputs.run.name,
+        model_type=inputs.config.model_type,
+        parameters=inputs.size.total,
+        layers=inputs.config.num_layers,
+        checkpointing=inputs.checkpointing,
+        resources=tuple(resources.values()),
+        counts=tuple(counts.values()),
+        batch_bytes=count_batch_bytes(inputs),
+        trained_tokens=inputs.trained_tokens,
+        generated_tokens=inputs.generated_trajectories * inputs.mean_response_tokens,
+        seconds=estimate_step(inputs),
+        changes=tuple(change for each in short for change in find_changes(inputs, each.name, each.keys)),
+        assumptions=inputs.assumptions._asdict(),
+    )
+
+
+def _plan_resources(inputs: PlanInputs) -> dict[str, PlannedResource]:
+    found = plan_gpu(inputs), plan_host(inputs), plan_shared_memory(inputs), plan_disk(inputs)
+    return {each.name: each for each in found if each is not None}
+
+
+def _plan_counts(inputs: PlanInputs) -> dict[str, PlannedCount]:
+    run, machines = inputs.run, inputs.machines
+    counts = [
+        plan_largest_message(inputs),
+        PlannedCount("nodes", run.cluster.nodes, machines.nodes, ("cluster.nodes", "cluster.learner_nodes")),
+    ]
+    has_gpus = machines.gpu is not None
+    if run.learner.device == "cuda":
+        limit = machines.gpus if has_gpus else None
+        counts.append(PlannedCount("GPUs of the learner", run.learner.ranks, limit, ("learner.ranks",)))
+    if run.engine.device == "cuda" and inputs.has_servers and not run.sglang.external_urls:
+        needed = run.engine.num_engines * inputs.gpus_per_engine
+        keys = ("engine.num_engines", "sglang.tensor_parallel", "sglang.data_parallel")
+        counts.append(PlannedCount("GPUs of the engines", needed, machines.gpus if has_gpus else None, keys))
+    return {each.name: each for each in counts}
+
+
+# ---------------------------------------------------------------- what to change
+
+
+def find_changes(inputs: PlanInputs, name: str, keys: Sequence[str]) -> list[KeyChange]:
+    """At most a few: with each the resource suffices, and no count is exceeded. One key each; two if no single one helps."""
+    values = {key: list(_list_values(inputs, key)) for key in keys}
+    found = [change for key in keys if (change := _try(inputs, name, [{key: value} for value in values[key]]))]
+    if not found:
+        pairs = combinations(keys, 2)
+        tried = ([{a: x, b: y} for x, y in product(values[a], values[b])] for a, b in pairs)
+        found = [change for changes in tried if (change := _try(inputs, name, changes))]
+    return found[:_ALTERNATIVES]
+
+
+def _try(inputs: PlanInputs, name: str, tried: Sequence[Mapping[str, Any]]) -> KeyChange | None:
+    """The first of `tried` that is valid and with which the resource suffices."""
+    for changes in tried:
+        try:
+            changed = inputs.change(changes)
+        except ValueError:
+            continue
+        resources, counts = _plan_resources(changed), _plan_counts(changed)
+        if name in counts or all(each.fits for each in counts.values()):
+            checked = counts.get(name) or resources.get(name)
+            if checked is not None and checked.fits:
+                return KeyChange(name, dict(changes))
+    return None
+
+
+def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
+    """Values to try, the smallest change first."""
+    if key == "learner.activation_checkpointing":
+        modes = ["none", "selective", "full"]
+        yield from modes[modes.index(inputs.checkpointing) + 1 :]
+        return
+    section, _, name = key.partition(".")
+    value = getattr(getattr(inputs.run, section), name)
+    match key:
+        case "learner.ranks" if inputs.run.learner.device == "cuda" and inputs.machines.gpus:
+            yield from dict.fromkeys((*(value * factor for factor in _FACTORS), inputs.machines.gpus))
+        case "sglang.tensor_parallel" | "cluster.learner_nodes":
+            yield from (value * factor for factor in _FACTORS)
+        case "sglang.memory_share":
+            yield from (round(value - step / 20, 2) for step in range(1, 20) if value > step / 20)
+        case "evaluation.every" | "rl.max_staleness":
+            yield from range(value - 1, -1, -1)
+        case "learner.keep_checkpoints" | "engine.num_engines" | "cluster.nodes":
+            yield from range(value - 1, 0, -1)
+        case "learner.dp_replicate":
+            yield from (value // factor for factor in _FACTORS if value % factor == 0)
+        case _:
+            fractions = [value * part // _FRACTIONS for part in range(_FRACTIONS - 1, 0, -1)]
+            halved = (value // _FRACTIONS // factor for factor in _FACTORS)
+            yield from (each for each in dict.fromkeys((*fractions, *halved)) if each)

@@ -1,0 +1,48 @@
+"""Shared memory, disk and messages of a run."""
+
+from analysis.planning.activation_memory import FLOAT32_BYTES
+from analysis.planning.learner_memory import MOMENTS
+from analysis.planning.memory_plan import RECORD_BYTES, count_batch_bytes, count_slot_bytes
+from analysis.planning.plan_inputs import VALUE_BYTES, PlanInputs
+from analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
+from bus.transport.packets import MAX_FRAME_BYTES
+from policies.groups.selection import MAX_PART_BYTES
+
+# Besides learner.keep_checkpoints: before RL, the last one, and an unfinished one.
+_FURTHER_CHECKPOINTS = 3
+_EVALUATED_CHECKPOINTS = 2  # with evaluation.keep_best: the best one, and one in evaluation
+_SHARED_REMEDY = (
+    "enlarge /dev/shm (`mount -o remount,size=...`, `docker run --shm-size`) or use a smaller model.checkpoint"
+)
+_DISK_REMEDY = "free some space or set runs_folder to a larger disk"
+_TURN_BYTES = 4  # of a token in a request to an engine
+
+
+def plan_shared_memory(inputs: PlanInputs) -> PlannedResource:
+    run = inputs.run
+    item = PlanItem("weights", count_slot_bytes(inputs), f"{run.num_weight_versions} versions in float32")
+    keys = ("rl.max_staleness", "evaluation.every")
+    return PlannedResource("shared memory", (item,), inputs.machines.shared_memory_bytes, keys, _SHARED_REMEDY)
+
+
+def plan_disk(inputs: PlanInputs) -> PlannedResource:
+    """Event logs are not counted: log.keep_steps bounds them."""
+    run, size = inputs.run, inputs.size
+    count = run.learner.keep_checkpoints + _FURTHER_CHECKPOINTS
+    count += _EVALUATED_CHECKPOINTS if run.evaluation.saves_evaluated_steps else 0
+    state = (1 + MOMENTS) * FLOAT32_BYTES * size.total
+    exported = VALUE_BYTES[run.learner.dtype] * size.total
+    items = (
+        PlanItem("checkpoints", count * state, f"{count} of master weights and moments, float32"),
+        PlanItem("exported models", count * exported, f"{count} in {run.learner.dtype}"),
+        PlanItem("batches", run.learner.checkpoint_every * count_batch_bytes(inputs), "since the last checkpoint"),
+    )
+    keys = ("learner.keep_checkpoints", "evaluation.every")
+    return PlannedResource("disk", items, inputs.machines.disk_bytes, keys, _DISK_REMEDY)
+
+
+def plan_largest_message(inputs: PlanInputs) -> PlannedCount:
+    """The longest frame: a group's part for the learner, a longer trajectory, or a turn's request."""
+    longest = inputs.run.sequence_tokens * max(RECORD_BYTES, _TURN_BYTES)
+    needed = max(longest, min(MAX_PART_BYTES, longest * inputs.run.rl.rollouts))
+    return PlannedCount("largest message", needed, MAX_FRAME_BYTES, ("dialogue.response_tokens",), "bytes")

@@ -1,0 +1,209 @@
+"""`analysis.planning`: what does not fit is named with the values of keys that suffice; the time of a step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from analysis.planning.memory_plan import compute_cached_token_bytes, plan_gpu
+from analysis.planning.model_size import measure_model
+from analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
+from analysis.planning.plan_table import describe_remedy
+from analysis.planning.resources import PlannedResource
+from analysis.planning.run_plan import RunPlan, build_plan
+from analysis.planning.step_seconds import compute_training_s, count_attention_flops, count_training_flops
+from analysis.planning.storage_plan import plan_disk
+from configs.load import load_run
+from engine.model.architectures import ARCHITECTURES
+from tests.analysis.planning.qwen3_models import read_qwen3
+from tests.engine.tiny_models import small_architecture
+
+ROOT = Path(__file__).parents[3]
+NODE = PlannedMachines(8, GPUS["h100"], 1, 1024 * GIB, 512 * GIB, 2048 * GIB)
+# Qwen3-14B on colocated servers: the largest sequences of the report's run.
+LONG = (
+    *("dialogue.prompt_tokens=1024", "dialogue.response_tokens=12288", "learner.micro_batch_tokens=16384"),
+    *("rl.prompts=512", "rl.rollouts=32", "bus.queue_messages=262144", "sglang.memory_share=0.75"),
+)
+CLUSTER = ("cluster.nodes=8", "cluster.learner_nodes=8", "cluster.key=key")
+
+
+def make_inputs(
+    model: str, *overrides: str, file: str = "qwen3_4b_8gpu", machines: PlannedMachines = NODE, **options: Any
+) -> PlanInputs:
+    run = load_run(ROOT / f"configs/{file}.toml", overrides)
+    return PlanInputs(run, read_qwen3(model), machines, **options)
+
+
+def find(plan: RunPlan, name: str) -> PlannedResource:
+    return next(each for each in plan.resources if each.name == name)
+
+
+def get_bytes(resource: PlannedResource) -> dict[str, float]:
+    return {item.purpose: item.bytes for item in resource.items}
+
+
+# ---------------------------------------------------------------- the shipped configurations
+
+
+def make_machines(gpu: str, gpus: int = 8, nodes: int = 1) -> PlannedMachines:
+    return PlannedMachines(gpus, GPUS[gpu], nodes, 1024 * GIB, 512 * GIB, 4096 * GIB)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        make_inputs("1.7B", file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1)),
+        make_inputs("4B", machines=make_machines("h100")),
+        make_inputs("14B", *LONG, machines=make_machines("h200"), checkpointing="full"),
+        make_inputs("14B", *LONG, *CLUSTER, machines=make_machines("mi300x", nodes=8), checkpointing="full"),
+    ],
+    ids=["1.7B on 1", "4B on 8", "14B on 8", "14B on 64"],
+)
+def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> None:
+    plan = build_plan(inputs)
+    assert plan.shortfalls == []
+    assert plan.seconds.step_s is not None
+    assert find(plan, "GPU memory").needed_bytes > 0.5 * inputs.machines.gpu.memory_bytes  # type: ignore[union-attr]
+
+
+def test_without_checkpointing_14b_does_not_fit_on_eight_gpus_and_the_mode_is_named() -> None:
+    plan = build_plan(make_inputs("14B", *LONG, machines=make_machines("h200")))
+    assert [each.name for each in plan.shortfalls] == ["GPU memory"]
+    assert {"learner.activation_checkpointing": "selective"} in [change.changes for change in plan.changes]
+
+
+# ---------------------------------------------------------------- what does not fit
+
+
+@pytest.mark.parametrize(
+    ("overrides", "machines", "resource", "key", "expected"),
+    [
+        ("learner.micro_batch_tokens=65536", {}, "GPU memory", "learner.micro_batch_tokens", range(9216, 16_384)),
+        ("learner.keep_checkpoints=9", {"disk_bytes": 500 * GIB}, "disk", "learner.keep_checkpoints", [6]),
+        ("rl.max_staleness=0", {"nodes": 1, "gpus": 4}, "GPUs of the engines", "engine.num_engines", [4]),
+    ],
+)
+def test_a_value_that_fits_is_named_and_the_next_larger_one_does_not_fit(
+    overrides: str, machines: dict[str, Any], resource: str, key: str, expected: range | list[int]
+) -> None:
+    inputs = make_inputs("4B", overrides, machines=replace(NODE, **machines))
+    plan = build_plan(inputs)
+    short = next(each for each in plan.shortfalls if each.name == resource)
+    (value,) = (change.changes[key] for change in plan.changes if change.changes.keys() == {key})
+    assert value in expected
+    assert f"{key} = {value}" in describe_remedy(plan, short)
+    assert resource not in [each.name for each in build_plan(inputs.change({key: value})).shortfalls]
+    section, name = key.split(".")
+    before = getattr(getattr(inputs.run, section), name)
+    larger = value + max(1, before // 16)
+    assert resource in [each.name for each in build_plan(inputs.change({key: larger})).shortfalls]
+
+
+def test_a_cache_that_does_not_fit_names_a_smaller_one() -> None:
+    machines = make_machines("h100", gpus=1)
+    plan = build_plan(make_inputs("1.7B", "engine.kv_tokens=262144", file="qwen3_1.7b_1gpu", machines=machines))
+    (change,) = (each for each in plan.changes if "engine.kv_tokens" in each.changes)
+    assert change.changes == {"engine.kv_tokens": 180_224}  # 11/16
+
+
+def test_two_keys_are_named_if_one_does_not_suffice() -> None:
+    machines = PlannedMachines(8, GPUS["h100"], 1)
+    plan = build_plan(make_inputs("8B", *LONG, "sglang.colocate=false", machines=machines))
+    assert [len(change.changes) for change in plan.changes if change.resource == "GPU memory"] != []
+    assert all(len(change.changes) == 2 for change in plan.changes if change.resource == "GPU memory")
+
+
+def test_what_no_key_changes_names_the_machine() -> None:
+    plan = build_plan(make_inputs("4B", machines=PlannedMachines(8, GPUS["h100"], shared_memory_bytes=GIB)))
+    (short,) = plan.shortfalls
+    assert describe_remedy(plan, short).startswith("enlarge /dev/shm")
+
+
+def test_unknown_machines_are_not_compared() -> None:
+    plan = build_plan(make_inputs("14B", machines=PlannedMachines()))
+    assert plan.shortfalls == []
+    assert plan.seconds.step_s is None
+    assert find(plan, "GPU memory").needed_bytes > 100 * GIB
+
+
+# ---------------------------------------------------------------- parts
+
+
+def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None:
+    inputs = make_inputs("1.7B", file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1))
+    assert compute_cached_token_bytes(inputs) == 2 * 28 * 8 * 128 * 2
+    gpu = plan_gpu(inputs)
+    assert gpu is not None
+    assert get_bytes(gpu)["KV cache"] == 65_536 * 114_688
+    assert get_bytes(gpu)["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # the tied embedding twice
+
+
+def test_tensor_parallel_gpus_share_weights_and_heads_but_not_more_ways_than_heads() -> None:
+    one, eight, sixteen = (
+        make_inputs("4B", f"sglang.tensor_parallel={size}", "engine.num_engines=1", "engine.kv_tokens=65536")
+        for size in (1, 8, 16)
+    )
+    assert compute_cached_token_bytes(one) == 8 * compute_cached_token_bytes(eight)
+    assert compute_cached_token_bytes(sixteen) == compute_cached_token_bytes(eight)
+
+
+def test_a_checkpoint_has_12_bytes_per_parameter_and_the_exported_model() -> None:
+    disk = get_bytes(plan_disk(make_inputs("4B", "learner.keep_checkpoints=4")))
+    assert disk["checkpoints"] == (4 + 3) * 12 * 4_022_468_096
+    assert disk["exported models"] == (4 + 3) * 2 * 4_022_468_096
+    assert disk["batches"] == 10 * 128 * 8 * 4608 * 9  # 10 steps of 128 groups with 8 kept trajectories
+
+
+def test_the_reference_model_and_engines_on_the_same_gpu_count() -> None:
+    plain, with_kl = (
+        get_bytes(find(build_plan(make_inputs("1.7B", *more, file="qwen3_1.7b_1gpu")), "GPU memory"))
+        for more in ((), ("learner.kl_coef=0.1",))
+    )
+    assert with_kl["reference model"] == 4 * 1_720_574_976
+    assert "reference model" not in plain
+
+
+# ---------------------------------------------------------------- seconds
+
+
+def test_a_step_of_the_report_takes_216_s_on_64_mi300x_and_33_min_on_8_h200() -> None:
+    """8,192 trajectories with 71M tokens; attention not counted, the embedding counted."""
+    config = read_qwen3("14B")
+    size = measure_model(config)
+    flops = count_training_flops(size.total, 71e6)
+    assert flops == pytest.approx(6.3e18, rel=0.01)
+    assert compute_training_s(flops, 64, GPUS["mi300x"].flops, mfu=0.35) == pytest.approx(216, rel=0.01)
+    assert compute_training_s(flops, 8, GPUS["h200"].flops, mfu=0.40) / 60 == pytest.approx(33, rel=0.01)
+    # A plan does not count the lookup in the embedding of an untied model, but counts attention.
+    attention = count_attention_flops(config, 8192, 71e6 / 8192)
+    assert count_training_flops(size.active, 71e6, attention) / flops == pytest.approx(1.067, abs=0.005)
+
+
+def test_the_assumed_share_of_the_peak_scales_the_time_of_training() -> None:
+    slow, fast = (build_plan(make_inputs("4B", assumptions=Assumptions(mfu=mfu))).seconds for mfu in (0.2, 0.4))
+    assert slow.training_s is not None
+    assert fast.training_s is not None
+    assert slow.training_s == pytest.approx(2 * fast.training_s)
+    assert slow.generation_s == fast.generation_s
+
+
+def test_with_staleness_generation_and_training_overlap() -> None:
+    base = ("sglang.colocate=false", "sglang.memory_share=0.3")
+    serial, parallel = (
+        build_plan(make_inputs("4B", *base, f"rl.max_staleness={staleness}")).seconds for staleness in (0, 1)
+    )
+    assert serial.generation_s is not None
+    assert serial.training_s is not None
+    assert serial.step_s == serial.generation_s + serial.training_s
+    assert parallel.step_s == max(serial.generation_s, serial.training_s)
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_every_architecture_has_a_plan(model_type: str) -> None:
+    run = load_run(ROOT / "configs/tiny.toml")
+    config = small_architecture(model_type)
+    plan = build_plan(PlanInputs(run, config, PlannedMachines(host_memory_bytes=64 * GIB)))
+    assert plan.shortfalls == []
+    assert plan.parameters == measure_model(config).total

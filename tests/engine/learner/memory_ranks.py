@@ -1,0 +1,102 @@
+"""`python -m tests.engine.learner.memory_ranks CASE OUT`: the memory of real learner steps on all ranks.
+
+Each rank writes OUT/RANK.json, a StepMemory. CASE is a MemoryCase as JSON.
+"""
+
+import gc
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from engine.learner.distributed import RankGroup, join_ranks, leave_ranks
+from engine.learner.sharding import shard_model
+from engine.learner.trainer import Trainer
+from engine.learner.training_sequence import TrainingSequence, build_training_sequence
+from engine.model.causal_lm import CausalLM
+from engine.model.model_config import DecoderConfig
+from tests.engine.learner.rank_probes import measuring_memory
+from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
+
+
+class MemoryCase(msgspec.Struct, frozen=True):
+    model: dict[str, Any]  # config.json
+    learner: dict[str, Any]  # settings of [learner]
+    sequence_tokens: int  # of each sequence; all tokens but the first are in the loss
+    num_sequences: int
+
+
+class StepMemory(msgspec.Struct, frozen=True):
+    """Anonymous memory above that before the model was created."""
+
+    model_bytes: int  # of the loaded model
+    peak_bytes: int  # of the model and two steps
+
+
+def make_sequences(case: MemoryCase, vocab_size: int, tokens: int) -> list[TrainingSequence]:
+    draws, length = np.random.default_rng(0), tokens + 1  # the last token is only predicted
+    mask = np.arange(length) > 0
+    return [
+        build_training_sequence(
+            draws.integers(0, vocab_size, length, dtype=np.int32),
+            mask,
+            np.full(length, -8.0, np.float32),
+            float(draws.normal()),
+            number,
+            number,
+        )
+        for number in range(case.num_sequences)
+    ]
+
+
+def warm_up(ranks: RankGroup, learner: dict[str, Any]) -> None:
+    """Allocate what torch and gloo allocate once per process."""
+    model = trainable_model()
+    shard_model(model, ranks, learner.get("dtype", "float32"))
+    Trainer(model, small_run(**learner), ranks).run_rl_step(rl_sequences(1))
+
+
+@torch.no_grad()
+def fill_randomly(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        _ = local.fill_(1.0) if local.dim() == 1 else local.normal_(0.0, 0.02)
+
+
+def measure(case: MemoryCase, ranks: RankGroup) -> StepMemory:
+    warm_up(ranks, case.learner)
+    gc.collect()
+    config = DecoderConfig.from_hf(case.model)
+    run = small_run(**case.learner)
+    # The first step creates the optimizer's state, the second one has the peak.
+    steps = [make_sequences(case, config.vocab_size, tokens) for tokens in (4, case.sequence_tokens)]
+    with measuring_memory() as peak:
+        with torch.device("meta"):
+            model = CausalLM(config)
+        shard_model(model, ranks, run.learner.dtype)
+        model.to_empty(device="cpu")
+        fill_randomly(model)
+        peak.update()
+        model_bytes = peak.growth
+        trainer = Trainer(model, run, ranks)
+        trainer.start_stage("rl")
+        for sequences in steps:
+            trainer.run_rl_step(sequences)
+    return StepMemory(model_bytes, peak.growth)
+
+
+def main(case: str, out: str) -> None:
+    torch.set_num_threads(1)
+    decoded = msgspec.json.decode(case, type=MemoryCase)
+    ranks = join_ranks(small_run(**decoded.learner).learner)
+    measured = measure(decoded, ranks)
+    (Path(out) / f"{ranks.rank}.json").write_bytes(msgspec.json.encode(measured))
+    leave_ranks(ranks)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
