@@ -302,7 +302,7 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     in_main_memory = run.learner.device == "cpu"
     model_bytes = run.learner.dp_replicate * weights_bytes // run.cluster.learner_nodes
     needs = {"the learner's weights, gradients and optimizer": _TRAINED_COPIES * model_bytes} if in_main_memory else {}
-    needs["weights in shared memory"] = run.num_weight_versions * weights_bytes
+    needs["weights in shared memory"] = run.num_weight_versions * _count_slot_bytes(checkpoint, run)
     if run.learner.kl_coef and in_main_memory:
         needs["the reference model (learner.kl_coef)"] = model_bytes
     if run.engine.kind == "embedded" and run.engine.device == "cpu":
@@ -322,6 +322,11 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     if needed > available:
         return CheckedInput(description, (f"only {available / _GIB:.1f} GiB are available; stop other programs",))
     return CheckedInput(description)
+
+
+def _count_slot_bytes(checkpoint: Path, run: RunConfig) -> int:
+    """Of one version of the published weights."""
+    return count_parameters(checkpoint) * (_FLOAT32_BYTES if run.engine.dtype == "float32" else 2)
 
 
 def read_memory_bytes() -> tuple[int, int]:
@@ -355,7 +360,11 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
     versions, kept = run.num_weight_versions, run.learner.keep_checkpoints
     kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best one, and the one in evaluation
     needs = {
-        "/dev/shm": (Path("/dev/shm"), versions * parameter_bytes, f"{versions} versions of the weights"),
+        "/dev/shm": (
+            Path("/dev/shm"),
+            versions * _count_slot_bytes(checkpoint, run),
+            f"{versions} versions of the weights",
+        ),
         "the disk of the run": (
             existing,
             max(0, (kept + 3) * _SAVED_COPIES * parameter_bytes - saved_bytes),

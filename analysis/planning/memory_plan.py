@@ -2,7 +2,7 @@
 
 from analysis.planning.activation_memory import FLOAT32_BYTES, compute_activation_memory
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
-from analysis.planning.plan_inputs import GIB, PlanInputs
+from analysis.planning.plan_inputs import GIB, VALUE_BYTES, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedResource
 from engine.learner.sample_files import BYTES_PER_TOKEN
 
@@ -161,8 +161,8 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
 
 
 def count_slot_bytes(inputs: PlanInputs) -> float:
-    """Published weights in float32, each version in its own slot."""
-    return inputs.run.num_weight_versions * FLOAT32_BYTES * inputs.size.total
+    """Published weights in engine.dtype, each version in its own slot."""
+    return inputs.run.num_weight_versions * VALUE_BYTES[inputs.run.engine.dtype] * inputs.size.total
 
 
 def count_batch_bytes(inputs: PlanInputs) -> float:

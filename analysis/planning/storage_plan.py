@@ -20,7 +20,7 @@ _TURN_BYTES = 4  # of a token in a request to an engine
 
 def plan_shared_memory(inputs: PlanInputs) -> PlannedResource:
     run = inputs.run
-    item = PlanItem("weights", count_slot_bytes(inputs), f"{run.num_weight_versions} versions in float32")
+    item = PlanItem("weights", count_slot_bytes(inputs), f"{run.num_weight_versions} versions in {run.engine.dtype}")
     keys = ("rl.max_staleness", "evaluation.every")
     return PlannedResource("shared memory", (item,), inputs.machines.shared_memory_bytes, keys, _SHARED_REMEDY)
 
