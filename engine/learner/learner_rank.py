@@ -20,19 +20,19 @@ from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
-from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints
+from engine.learner.checkpoint_schedule import CheckpointSchedule
+from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints, restore_replaced_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object, gather_full_parameters
 from engine.learner.minibatches import SftSampler
 from engine.learner.sample_exchange import exchange_samples
 from engine.learner.sample_files import StoredSequence
-from engine.learner.sharding import load_sharded_model
+from engine.learner.sharding import build_sharded_model, load_sharded_model
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
+from engine.learner.training_state import load_weights
 from engine.model.causal_lm import CausalLM
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import WeightsPublisher
-
-SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start
 
 SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
 
@@ -62,6 +62,7 @@ class LearnerRank:
         self._partial_sft_checkpoint = folder.partial_cold_start
         self._publisher = WeightsPublisher(folder.shared_memory, run.num_weight_versions) if ranks.is_leader else None
         self._trainer: Trainer | None = None
+        self._schedule = CheckpointSchedule(run, ranks)
         self._logger = structlog.get_logger()
 
     # ---------------------------------------------------------------- start
@@ -75,10 +76,12 @@ class LearnerRank:
         Raises UnusableInput for an unusable checkpoint, tokenizer or data file, and OSError for disk errors.
         """
         self._ranks.select_device()  # the leader trains in a thread of its own
+        if self._ranks.is_leader:
+            restore_replaced_checkpoints(self._folder.checkpoints)
         step = broadcast_object(self._ranks, self._choose_resume_step(resume_step))
         metrics = self._start_training(report) if step is None else self._resume_training(step)
         if self._run.learner.kl_coef:
-            self._loaded_trainer.set_reference(self._load_model(self._folder.get_checkpoint_path(0)))
+            self._loaded_trainer.set_reference(self._load_reference())
         has_later_batches = broadcast_object(self._ranks, any(each > self._step for each in journaled_steps))
         return TrainStepResult(self._step, metrics, None if has_later_batches else self._publish_weights())
 
@@ -105,21 +108,29 @@ class LearnerRank:
             self._trainer = self._load_trainer(self._initial_checkpoint)
         self._loaded_trainer.check_weights()
         self._loaded_trainer.start_stage("rl")
-        self._save_checkpoint(self._folder.get_checkpoint_path(0))
-        if self._ranks.is_leader:
-            shutil.rmtree(self._partial_sft_checkpoint, ignore_errors=True)
+        self._save_checkpoint(
+            self._folder.get_checkpoint_path(0),
+            is_exported=True,
+            on_pruned=lambda: shutil.rmtree(self._partial_sft_checkpoint, ignore_errors=True),
+        )
         return metrics
 
     def _load_trainer(self, checkpoint: Path, *, resume: bool = False) -> Trainer:
-        model = self._load_model(checkpoint)
+        make_model = build_sharded_model if resume else load_sharded_model
+        model = make_model(checkpoint, self._ranks, self._run.learner.dtype)
         check_vocabulary(model.config, load_tokenizer(checkpoint))
         trainer = Trainer(model, self._run, self._ranks)
         if resume:
             trainer.load(checkpoint)
         return trainer
 
-    def _load_model(self, checkpoint: Path) -> CausalLM:
-        return load_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
+    def _load_reference(self) -> CausalLM:
+        """The policy before RL, in float32."""
+        self._loaded_trainer.finish_saving()
+        checkpoint = self._folder.get_checkpoint_path(0)
+        model = build_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
+        load_weights(checkpoint, model, self._ranks)
+        return model
 
     # ---------------------------------------------------------------- the cold start
 
@@ -135,8 +146,8 @@ class LearnerRank:
         first, loss = trainer.step, 0.0
         while trainer.step < sft.steps:
             loss = self._run_sft_step(trainer, [sequences[index] for index in order.get_batch(trainer.step)], report)
-            if trainer.step % SFT_SAVE_EVERY == 0 and trainer.step < sft.steps:
-                self._save_checkpoint(self._partial_sft_checkpoint)
+            if self._schedule.is_due_in_cold_start(trainer.step):
+                self._save_checkpoint(self._partial_sft_checkpoint, is_exported=False)
         sft_s = time.monotonic() - began
         self._logger.info("cold_start.finished", steps=trainer.step - first, loss=loss, sft_s=sft_s)
         return {"loss": loss, "sft_s": sft_s, "sft_steps": float(trainer.step - first)}
@@ -171,10 +182,8 @@ class LearnerRank:
         metrics = self._loaded_trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
         trained = time.monotonic()
         self._loaded_trainer.check_weights()  # before a checkpoint of them is written
-        if self._is_checkpoint_due(step):
-            self._save_checkpoint(self._folder.get_checkpoint_path(step))
-            if self._journal is not None:
-                self._journal.delete_up_to(step)
+        if self._schedule.is_due(step):
+            self._save_step(step)
         saved = time.monotonic()
         published = self._publish_weights() if publish else None
         metrics["train_s"] = trained - began
@@ -183,13 +192,27 @@ class LearnerRank:
         self._logger.info("step.trained", step=step, rank=self._ranks.rank, **metrics)
         return TrainStepResult(step, metrics, published)
 
-    def _is_checkpoint_due(self, step: int) -> bool:
-        evaluation = self._run.evaluation
-        is_evaluated = evaluation.saves_evaluated_steps and step % evaluation.every == 0
-        return is_evaluated or step % self._run.learner.checkpoint_every == 0 or step == self._run.rl.steps
+    def _save_step(self, step: int) -> None:
+        journal = self._journal
+        self._save_checkpoint(
+            self._folder.get_checkpoint_path(step),
+            is_exported=self._schedule.is_exported(step),
+            on_pruned=(lambda: journal.delete_up_to(step)) if journal is not None else None,
+        )
+        if step == self._run.rl.steps:  # no later step reports an error of the write
+            self._loaded_trainer.finish_saving()
+
+    def finish_saving(self) -> None:
+        """Wait until the last checkpoint has its final name. Raises DiskError."""
+        if self._trainer is not None:
+            self._trainer.finish_saving()
 
     def close(self) -> None:
-        """Remove the published weights."""
+        """Wait for the last checkpoint, also if the rank ends with an error, and remove the published weights."""
+        try:
+            self.finish_saving()
+        except (UnusableInput, OSError, RuntimeError):
+            self._logger.exception("checkpoint.failed")
         if self._publisher is not None:
             self._publisher.close()
 
@@ -206,10 +229,18 @@ class LearnerRank:
         parameters = gather_full_parameters(self._loaded_trainer.model)
         return self._publisher.publish(self._step, parameters) if self._publisher is not None else None
 
-    def _save_checkpoint(self, checkpoint: Path) -> None:
-        self._loaded_trainer.save(checkpoint, self._initial_checkpoint)
-        if self._ranks.is_leader:
+    def _save_checkpoint(
+        self, checkpoint: Path, *, is_exported: bool, on_pruned: Callable[[], None] | None = None
+    ) -> None:
+        """Starts to write it. `on_pruned`: called on the leading rank, after older checkpoints are deleted."""
+
+        def prune() -> None:
             checkpoints = self._folder.checkpoints
             protected = list_protected_steps(self._run, checkpoints, list_saved_steps(checkpoints))
             stale = prune_checkpoints(checkpoints, self._run.learner.keep_checkpoints, protected)
             self._logger.info("checkpoint.saved", path=str(checkpoint), pruned=len(stale))
+            if on_pruned is not None:
+                on_pruned()
+
+        self._loaded_trainer.save(checkpoint, self._initial_checkpoint, is_exported=is_exported, on_committed=prune)
+        self._schedule.on_saved()
