@@ -64,7 +64,7 @@ class RankGroup(NamedTuple):
     device: torch.device = torch.device("cpu")
     mesh: DeviceMesh | None = None  # 4-D, with the names of ParallelDims
     tensor_group: ProcessGroup | None = None  # all ranks
-    checkpoint_group: ProcessGroup | None = None  # several ranks; only engine.learner.checkpoint_writer uses it
+    checkpoint_group: ProcessGroup | None = None  # several ranks; only engine.learner.saving.checkpoint_writer uses it
 
     @property
     def is_leader(self) -> bool:

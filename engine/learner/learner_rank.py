@@ -20,16 +20,16 @@ from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
-from engine.learner.checkpoint_schedule import CheckpointSchedule
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints, restore_replaced_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object, gather_full_parameters
 from engine.learner.minibatches import SftSampler
 from engine.learner.sample_exchange import exchange_samples
 from engine.learner.sample_files import StoredSequence
+from engine.learner.saving.checkpoint_schedule import CheckpointSchedule
+from engine.learner.saving.training_state import load_weights
 from engine.learner.sharding import build_sharded_model, load_sharded_model
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
-from engine.learner.training_state import load_weights
 from engine.model.causal_lm import CausalLM
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.shared_memory import WeightsPublisher

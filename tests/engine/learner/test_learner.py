@@ -36,11 +36,11 @@ from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.task_inputs import write_task_descriptions
-from engine.learner import checkpoint_writer
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.checkpoints import list_saved_steps, read_trainer_state
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.learner_rank import CheckpointNotFound, LearnerRank
+from engine.learner.saving import checkpoint_writer
 from engine.model.hf_checkpoint import load_model
 from engine.weight_transfer.shared_memory import load_published
 from tasks import MATH_PYTHON
@@ -176,7 +176,7 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
     made: tuple[RunConfig, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, folder = made
-    monkeypatch.setattr("engine.learner.checkpoint_schedule.SFT_SAVE_EVERY", 2)
+    monkeypatch.setattr("engine.learner.saving.checkpoint_schedule.SFT_SAVE_EVERY", 2)
 
     class Killed(Exception):
         pass

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from configs.atomic_write import DiskError
-from engine.learner import checkpoint_writer
-from engine.learner.checkpoint_writer import CheckpointWriter
 from engine.learner.checkpoints import get_partial_path, get_tensors_folder, list_saved_steps
 from engine.learner.distributed import RankGroup, gather_full_parameters
+from engine.learner.saving import checkpoint_writer
+from engine.learner.saving.checkpoint_writer import CheckpointWriter
 from engine.learner.sharding import build_sharded_model
 from engine.learner.trainer import Trainer
 from engine.model.causal_lm import CausalLM

@@ -29,7 +29,7 @@ from engine.learner.checkpoints import (
     write_trainer_state,
 )
 from engine.learner.distributed import RankGroup
-from engine.learner.training_state import StateDict, read_whole_weights, write_training_state
+from engine.learner.saving.training_state import StateDict, read_whole_weights, write_training_state
 from engine.model.hf_export import (
     MAX_SHARD_BYTES,
     Shapes,
