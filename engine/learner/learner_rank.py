@@ -113,6 +113,8 @@ class LearnerRank:
             is_exported=True,
             on_pruned=lambda: shutil.rmtree(self._partial_sft_checkpoint, ignore_errors=True),
         )
+        if self._run.rl.steps == 0:  # the run ends here
+            self._loaded_trainer.finish_saving()
         return metrics
 
     def _load_trainer(self, checkpoint: Path, *, resume: bool = False) -> Trainer:
