@@ -43,13 +43,15 @@ def capture_training_state(model: nn.Module, optimizers: Sequence[Optimizer], st
 def write_training_state(folder: Path, state: StateDict, ranks: RankGroup, on_written: Callable[[], None]) -> None:
     """Every rank calls it. `on_written` is called as soon as this rank no longer reads the state.
 
-    The files may not be on the disk yet. Raises torch's CheckpointException on all ranks if one of them fails.
+    The files may not be on the disk yet. If one rank fails, all ranks raise RuntimeError with its traceback.
     """
     writer = _ReproducibleWriter(folder, on_written)
-    with _without_process_group_warning():
-        save_tensors(
-            state, storage_writer=writer, process_group=ranks.checkpoint_group, no_dist=ranks.checkpoint_group is None
-        )
+    group = ranks.checkpoint_group
+    try:
+        with _without_process_group_warning():
+            save_tensors(state, storage_writer=writer, process_group=group, no_dist=group is None)
+    except CheckpointException as error:  # not an Exception
+        raise RuntimeError(str(error)) from error
 
 
 def load_training_state(
