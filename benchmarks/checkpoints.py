@@ -114,7 +114,8 @@ def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
         write_tokenizer(out / "tokenizer")
         run_round(trainer, sequences, 1, out)  # the first checkpoint imports modules
         for _ in range(rounds):
-            taken.append(tuple(run_round(trainer, sequences, steps, each) for each in (None, out)))
+            plain = run_round(trainer, sequences, steps, None)
+            taken.append((plain, run_round(trainer, sequences, steps, out)))
     return {
         f"parameters_{name}": _count_parameters(trainer.model),
         f"step_s_{name}": median(plain.wall_s for plain, _ in taken),
