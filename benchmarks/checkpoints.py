@@ -45,7 +45,7 @@ class TrainedModel(NamedTuple):
 
 MODELS = {
     "tiny": TrainedModel(width=96, layers=4, rows=256),  # about that of the demo, with the rows of its step
-    "small": TrainedModel(width=512, layers=6, rows=64),  # 17M parameters
+    "small": TrainedModel(width=512, layers=6, rows=64),  # 21M parameters
 }
 
 
