@@ -42,18 +42,14 @@ from engine.learner.loss_reduction import (
     compute_rl_metrics,
     reduce_outputs,
 )
-from engine.learner.minibatches import (
-    MicroBatch,
-    build_micro_batch,
-    build_rl_minibatches,
-    compute_token_weights,
-    split_micro_batches,
-)
+from engine.learner.minibatches import MicroBatch, build_micro_batch, build_rl_minibatches, compute_token_weights
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
+from engine.learner.packing import split_micro_batches
 from engine.learner.sharding import reshard_parameters
 from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence, check_token_ids
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import save_model
+from engine.model.training_flops import count_forward_flops
 from policies.losses.grpo import compute_sft_loss
 from policies.losses.policy_loss import LossInput, LossOutput
 from policies.losses.policy_objective import PolicyObjective
@@ -79,6 +75,7 @@ class Trainer:
         self._optimizers: list[Optimizer] = []
         self._base_lrs: list[float] = []
         self._learner = run.learner.resolve_auto(run.engine.dtype)
+        self._flops = count_forward_flops(model.config)
         self._objective = PolicyObjective(self._learner)
         self._reference: CausalLM | None = None
         torch.manual_seed(run.seed + ranks.rank)
@@ -165,7 +162,8 @@ class Trainer:
         return old_logprobs
 
     def _split_micro_batches(self, sequences: Sequence[SequenceSource]) -> RankShares:
-        return split_micro_batches(sequences, self._ranks.dims.num_data_ranks, self._learner.micro_batch_tokens)
+        num_shares, tokens = self._ranks.dims.num_data_ranks, self._learner.micro_batch_tokens
+        return split_micro_batches(sequences, num_shares, tokens, self._flops.attention_tokens)
 
     def _list_micro_batches(self, sequences: Sequence[SequenceSource]) -> list[Callable[[], MicroBatch]]:
         """Those of this rank. A call loads one onto the rank's device."""
@@ -222,7 +220,7 @@ class Trainer:
         temperature = self._run.sampling.temperature if is_rl else 1.0
         has_entropy_gradient = is_rl and self._learner.entropy_coef > 0
         tokens = ScoredTokens(batch.positions_N, batch.targets_N, temperature, has_entropy_gradient)
-        return model(batch.token_ids_BT, tokens=tokens)
+        return model(batch.token_ids_T[None], tokens=tokens, segments=batch.segments)
 
     def _score_without_gradient(self, model: CausalLM, batch: MicroBatch) -> TokenScores:
         with torch.no_grad():
@@ -320,8 +318,13 @@ def _copy_to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
     """From page-locked memory, so that the copy overlaps with the GPU's work."""
     if device.type == "cpu":
         return batch
-    tensors = {name: each for name, each in batch._asdict().items() if isinstance(each, Tensor)}
-    return batch._replace(**{name: each.pin_memory().to(device, non_blocking=True) for name, each in tensors.items()})
+
+    def move(tensors: dict[str, Any]) -> dict[str, Tensor]:
+        found = {name: each for name, each in tensors.items() if isinstance(each, Tensor)}
+        return {name: each.pin_memory().to(device, non_blocking=True) for name, each in found.items()}
+
+    segments = batch.segments._replace(**move(batch.segments._asdict()))
+    return batch._replace(segments=segments, **move(batch._asdict()))
 
 
 def _compute_cold_start_loss(batch: LossInput, _reference_logprobs_N: Tensor | None) -> LossOutput:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from engine.model.experts import SparseMlp
 from engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
 from engine.model.model_config import DecoderConfig
+from engine.model.packed_attention import Segments
 from engine.model.rope import compute_rope_tables
 from policies.losses.token_scores import ScoredTokens, TokenScores, compute_token_scores
 
@@ -31,8 +32,8 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x_BTE = x_BTE + self.self_attn(self.input_layernorm(x_BTE), cos, sin)
+    def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
+        x_BTE = x_BTE + self.self_attn(self.input_layernorm(x_BTE), cos, sin, segments)
         return x_BTE + self.mlp(self.post_attention_layernorm(x_BTE))
 
 
@@ -46,12 +47,12 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList([DecoderLayer(config, layer) for layer in range(config.num_layers)])
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, token_ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+    def forward(self, token_ids_BT: Tensor, positions_BT: Tensor, segments: Segments | None) -> Tensor:
         x_BTE = self.embed_tokens(token_ids_BT)
         tables = compute_rope_tables(positions_BT, self.config)
-        cos, sin = (table.to(x_BTE.dtype).unsqueeze(1) for table in tables)
+        cos, sin = (table.to(x_BTE.dtype).unsqueeze(2) for table in tables)
         for layer in self.layers:
-            x_BTE = layer(x_BTE, cos, sin)
+            x_BTE = layer(x_BTE, cos, sin, segments)
         return self.norm(x_BTE)
 
 
@@ -76,15 +77,22 @@ class CausalLM(nn.Module):
         self.lm_head = None if config.tie_word_embeddings else OutputHead(*head_sizes, bias=False)
 
     def forward(
-        self, token_ids_BT: Tensor, positions_BT: Tensor | None = None, tokens: ScoredTokens | None = None
+        self,
+        token_ids_BT: Tensor,
+        positions_BT: Tensor | None = None,
+        tokens: ScoredTokens | None = None,
+        segments: Segments | None = None,
     ) -> Tensor | TokenScores:
-        """Hidden states after the last norm, [B, T, E], or the scores of `tokens`. Rows may be right-padded.
+        """Hidden states after the last norm, [B, T, E], or the scores of `tokens`.
 
+        Each row is a sequence and may be right-padded; with `segments`, the only row contains several sequences.
         A sharded model (engine.learner.sharding) has its output matrix only during this call.
         """
-        if positions_BT is None:
+        if segments is not None:
+            positions_BT = segments.positions_T[None]
+        elif positions_BT is None:
             positions_BT = torch.arange(token_ids_BT.shape[1], device=token_ids_BT.device)[None]
-        hidden_BTE = self.model(token_ids_BT, positions_BT)
+        hidden_BTE = self.model(token_ids_BT, positions_BT, segments)
         if tokens is None:
             return hidden_BTE
         hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, tokens.positions_N)

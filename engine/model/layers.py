@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.model.model_config import DecoderConfig
+from engine.model.packed_attention import Segments, attend_rows, attend_segments
 from engine.model.rope import apply_rope
 
 
@@ -42,15 +43,18 @@ class Attention(nn.Module):
         self.q_norm = RmsNorm(head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
         self.k_norm = RmsNorm(head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
 
-    def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Causal over T. cos and sin are [B or 1, 1, T, head_dim]."""
+    def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
+        """Causal over each row, or over each segment of the only row. cos and sin are [B or 1, T, 1, head_dim]."""
         heads = (*x_BTE.shape[:-1], -1, self.head_dim)
-        q_BHTD = self.q_norm(self.q_proj(x_BTE).view(heads)).transpose(1, 2)
-        k_BKTD = self.k_norm(self.k_proj(x_BTE).view(heads)).transpose(1, 2)
-        v_BKTD = self.v_proj(x_BTE).view(heads).transpose(1, 2)
-        q_BHTD, k_BKTD = apply_rope(q_BHTD, cos, sin), apply_rope(k_BKTD, cos, sin)
-        out_BHTD = functional.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=True)
-        return self.o_proj(out_BHTD.transpose(1, 2).flatten(2))
+        q_BTHD = apply_rope(self.q_norm(self.q_proj(x_BTE).view(heads)), cos, sin)
+        k_BTKD = apply_rope(self.k_norm(self.k_proj(x_BTE).view(heads)), cos, sin)
+        v_BTKD = self.v_proj(x_BTE).view(heads)
+        if segments is None:
+            out_BTHD = attend_rows(q_BTHD, k_BTKD, v_BTKD)
+        else:
+            row = q_BTHD.squeeze(0), k_BTKD.squeeze(0), v_BTKD.squeeze(0)
+            out_BTHD = attend_segments(*row, segments).unsqueeze(0)
+        return self.o_proj(out_BTHD.flatten(2))
 
 
 class Mlp(nn.Module):
