@@ -6,8 +6,6 @@ with transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -60,7 +58,7 @@ class OutputHead(UninitializedLinear):
     """The output matrix of an untied model. A call computes scores: FSDP gathers the matrix once for all their chunks."""
 
     def forward(self, hidden_NE: Tensor, tokens: ScoredTokens) -> TokenScores:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return score_tokens(hidden_NE, tokens, self.compute_logits, self.out_features)
+        return score_tokens(hidden_NE, self.weight, tokens)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden, self.weight)
@@ -98,7 +96,7 @@ class CausalLM(nn.Module):
         hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, tokens.positions_N)
         if self.lm_head is not None:
             return self.lm_head(hidden_NE, tokens)
-        return score_tokens(hidden_NE, tokens, self.compute_logits, self.config.vocab_size)
+        return score_tokens(hidden_NE, self.model.embed_tokens.weight, tokens)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[..., E] -> [..., V], for whole models."""
@@ -107,16 +105,9 @@ class CausalLM(nn.Module):
         return functional.linear(hidden, self.model.embed_tokens.weight)
 
 
-def score_tokens(
-    hidden_NE: Tensor, tokens: ScoredTokens, compute_logits: Callable[[Tensor], Tensor], vocab_size: int
-) -> TokenScores:
+def score_tokens(hidden_NE: Tensor, weight_VE: Tensor, tokens: ScoredTokens) -> TokenScores:
     return compute_token_scores(
-        hidden_NE,
-        tokens.targets_N,
-        compute_logits,
-        vocab_size,
-        tokens.temperature,
-        entropy_gradient=tokens.entropy_gradient,
+        hidden_NE, weight_VE, tokens.targets_N, tokens.temperature, entropy_gradient=tokens.entropy_gradient
     )
 
 
