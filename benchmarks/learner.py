@@ -7,8 +7,9 @@ most 1,536 tokens; transformers trains on the same sequences. A model with 17M p
 All variants take turns within each round. Keys:
 
     tokens_per_s             of the learner
-    ratio_padded             tokens per CPU second, over those of transformers with padded micro batches
-    ratio_sorted             the same, with micro batches of sequences sorted by length
+    ratio_padded             tokens per CPU second, over those of transformers with one padded batch per update
+    ratio_padded_small       the same, with padded micro batches of at most 1,536 tokens, in the given order
+    ratio_sorted             the same, with such micro batches of sequences sorted by length
     bf16_ratio_17m           bfloat16 over float32
 
 Times are CPU seconds of the process; a ratio is the median over the rounds. Micro batches of 16,384 tokens are planned for
@@ -34,7 +35,7 @@ from benchmarks.support.transformers_training import PaddedTraining
 from configs.algorithm import LearnerConfig, RlConfig
 from configs.schema import RunConfig, TinyConfig
 from engine.learner.distributed import RankGroup, join_ranks, leave_ranks
-from engine.learner.packing import split_micro_batches
+from engine.learner.micro_batches.packing import split_micro_batches
 from engine.learner.sharding import shard_model
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_training_sequence
@@ -45,6 +46,7 @@ from tasks.tiny.prepare import build_model_config
 
 VOCABULARY = 450
 MICRO_BATCH_TOKENS = 1536
+UNLIMITED_TOKENS = 1 << 30
 LONG_MICRO_BATCH_TOKENS = 16_384
 RANKS, ROWS = 64, 4096
 MEDIAN_TOKENS, SIGMA, MOST_TOKENS = 7000, 0.5, 14_336
@@ -119,13 +121,15 @@ def measure_demo(rounds: int, count: int) -> dict[str, float]:
     config = build_model_config(TinyConfig(), VOCABULARY)
     variants: dict[str, RunStep] = {
         "learner": make_trainer(config, RankGroup()).run_rl_step,
-        "padded": PaddedTraining(config, MICRO_BATCH_TOKENS, is_sorted=False).run_step,
+        "padded": PaddedTraining(config, UNLIMITED_TOKENS, is_sorted=False).run_step,
+        "padded_small": PaddedTraining(config, MICRO_BATCH_TOKENS, is_sorted=False).run_step,
         "sorted": PaddedTraining(config, MICRO_BATCH_TOKENS, is_sorted=True).run_step,
     }
     speeds = measure(variants, rounds, count, VOCABULARY)
     return {
         "tokens_per_s": round(statistics.median(speeds["learner"])),
         "ratio_padded": compute_ratio(speeds, "learner", "padded"),
+        "ratio_padded_small": compute_ratio(speeds, "learner", "padded_small"),
         "ratio_sorted": compute_ratio(speeds, "learner", "sorted"),
     }
 

@@ -22,6 +22,7 @@ from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object, gather_full_parameters
+from engine.learner.micro_batches.load_metrics import compute_speed_metrics, measure_peak_memory, reset_peak_memory
 from engine.learner.minibatches import SftSampler
 from engine.learner.sample_exchange import exchange_samples
 from engine.learner.sample_files import StoredSequence
@@ -167,10 +168,14 @@ class LearnerRank:
         """
         if step != self._step + 1:
             raise ProtocolError(f"step {step} cannot be trained after step {self._step}")
-        began = time.monotonic()
-        metrics = self._loaded_trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
+        trainer, began = self._loaded_trainer, time.monotonic()
+        reset_peak_memory(self._ranks.device)
+        metrics = trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
         trained = time.monotonic()
-        self._loaded_trainer.check_weights()  # before a checkpoint of them is written
+        peak = self._run.learner.peak_tflops
+        metrics |= compute_speed_metrics(sequences, trainer.flops, trained - began, self._ranks.world_size, peak)
+        metrics |= measure_peak_memory(self._ranks.device)
+        trainer.check_weights()  # before a checkpoint of them is written
         if self._is_checkpoint_due(step):
             self._save_checkpoint(self._folder.get_checkpoint_path(step))
             if self._journal is not None:

@@ -1,13 +1,15 @@
 """Builds minibatches and packed micro batches.
 
-A minibatch is one optimizer update; engine/learner/packing.py deals it to the ranks as micro batches, one forward and
+A minibatch is one optimizer update; engine/learner/micro_batches/packing.py deals it to the ranks as micro batches, one forward and
 backward pass each. The result does not depend on the order in which rows arrived; no row is dropped.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -96,6 +98,16 @@ class MicroBatch(NamedTuple):
     num_sequences: int
 
 
+def map_tensors(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroBatch:
+    """With each tensor replaced."""
+
+    def select(fields: dict[str, object]) -> dict[str, Any]:
+        return {name: change(each) for name, each in fields.items() if isinstance(each, Tensor)}
+
+    segments = batch.segments._replace(**select(batch.segments._asdict()))
+    return batch._replace(segments=segments, **select(batch._asdict()))
+
+
 def build_micro_batch(sequences: Sequence[TrainingSequence], token_weights: Sequence[float]) -> MicroBatch:
     """`token_weights`: of each token of a sequence, in the minibatch's mean.
 
@@ -127,3 +139,29 @@ def build_micro_batch(sequences: Sequence[TrainingSequence], token_weights: Sequ
 
 def _concatenate(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> Tensor:
     return torch.from_numpy(np.concatenate([*parts, np.zeros(0, dtype)], dtype=dtype))
+
+
+def load_micro_batch(
+    sequences: Sequence[SequenceSource], weights: Sequence[float], indices: Sequence[int], *, is_pinned: bool
+) -> MicroBatch:
+    """Of these sequences of a minibatch. `is_pinned`: page-locked, so that its copy overlaps with the GPU's work."""
+    batch = build_micro_batch([sequences[index].load() for index in indices], [weights[index] for index in indices])
+    return map_tensors(batch, Tensor.pin_memory) if is_pinned else batch
+
+
+def iter_micro_batches(loads: Sequence[Callable[[], MicroBatch]], device: torch.device) -> Generator[MicroBatch]:
+    """On the device, in order."""
+    for batch in iter_prefetched(loads):
+        yield map_tensors(batch, partial(Tensor.to, device=device, non_blocking=True))
+
+
+def iter_prefetched(loads: Sequence[Callable[[], MicroBatch]]) -> Generator[MicroBatch]:
+    """The results of `loads`. While one trains, another thread prepares the next one. Raises as the loads do."""
+    with ThreadPoolExecutor(1, "prefetch") as pool:
+        pending = pool.submit(loads[0]) if loads else None
+        for load in [*loads[1:], None]:
+            if pending is None:
+                return
+            item = pending.result()
+            pending = pool.submit(load) if load is not None else None
+            yield item

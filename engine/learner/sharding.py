@@ -13,6 +13,7 @@ bfloat16, and gradients are reduced in float32.
 """
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -60,6 +61,19 @@ def _shard_unit(module: nn.Module, ranks: RankGroup, policy: MixedPrecisionPolic
     unit.set_gradient_divide_factor(1.0)
     unit.set_force_sum_reduction_for_comms(True)
     return unit
+
+
+def set_gradient_reduction(
+    model: nn.Module, reduce_gradients: Literal["each_micro_batch", "once"], *, is_last: bool
+) -> None:
+    """For the next backward pass; `is_last`: of an update.
+
+    Gradients are reduced over the copies of the model after the last micro batch. Within a copy they are reduced after
+    each one, or once; until then a rank holds float32 gradients of all parameters.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_all_reduce(is_last)
+        model.set_requires_gradient_sync(is_last or reduce_gradients == "each_micro_batch")
 
 
 def reshard_parameters(model: nn.Module) -> None:

@@ -14,6 +14,7 @@ from engine.model.experts import SparseMlp
 from engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
 from engine.model.model_config import DecoderConfig
 from engine.model.packed_attention import Segments
+from engine.model.recomputation import Recomputed, run_recomputed
 from engine.model.rope import compute_rope_tables
 from policies.losses.token_scores import ScoredTokens, TokenScores, compute_token_scores
 
@@ -30,7 +31,13 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
+        self.recomputed: Recomputed = "none"  # in the backward pass, to save memory
+
     def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
+        """FSDP gathers the parameters for the backward pass before this module recomputes activations."""
+        return run_recomputed(self.recomputed, self._compute, x_BTE, cos, sin, segments)
+
+    def _compute(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
         x_BTE = x_BTE + self.self_attn(self.input_layernorm(x_BTE), cos, sin, segments)
         return x_BTE + self.mlp(self.post_attention_layernorm(x_BTE))
 
@@ -97,6 +104,12 @@ class CausalLM(nn.Module):
         if self.lm_head is not None:
             return self.lm_head(hidden_NE, tokens)
         return score_tokens(hidden_NE, self.model.embed_tokens.weight, tokens)
+
+    def set_recomputed(self, recomputed: Recomputed) -> None:
+        """Which activations of the layers the backward pass recomputes."""
+        for layer in self.model.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.recomputed = recomputed
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[..., E] -> [..., V], for whole models."""

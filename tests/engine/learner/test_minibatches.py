@@ -1,10 +1,13 @@
+import threading
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.learner.minibatches import SftSampler, build_micro_batch, build_rl_minibatches
+from engine.learner.minibatches import MicroBatch, SftSampler, build_micro_batch, build_rl_minibatches, iter_prefetched
 from engine.learner.training_sequence import (
     TrainingSequence,
     build_rl_sequence,
@@ -103,3 +106,29 @@ def test_the_order_of_the_cold_start_is_a_function_of_seed_and_step() -> None:
 def test_a_cold_start_without_sequences_is_refused() -> None:
     with pytest.raises(ValueError, match="no sequence"):
         SftSampler(0, 4, 0)
+
+
+def test_micro_batches_are_prepared_in_order_and_one_ahead() -> None:
+    batch = build_micro_batch([], [])
+    begun = [threading.Event() for _ in range(3)]
+
+    def load(number: int) -> MicroBatch:
+        begun[number].set()
+        return batch._replace(num_sequences=number)
+
+    found = iter_prefetched([partial(load, number) for number in range(3)])
+    assert next(found).num_sequences == 0
+    assert begun[1].wait(timeout=30)
+    assert not begun[2].is_set()
+    assert [each.num_sequences for each in found] == [1, 2]
+    assert list(iter_prefetched([])) == []
+
+
+def test_an_error_of_a_prepared_micro_batch_is_raised_when_its_turn_comes() -> None:
+    def fail() -> MicroBatch:
+        raise OSError("unreadable")
+
+    found = iter_prefetched([partial(build_micro_batch, [], []), fail])
+    assert next(found).num_sequences == 0
+    with pytest.raises(OSError, match="unreadable"):
+        next(found)
