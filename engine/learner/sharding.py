@@ -58,22 +58,24 @@ def _shard_unit(module: nn.Module, ranks: RankGroup, policy: MixedPrecisionPolic
     """Gradients are summed over ranks, not averaged: the loss is already divided by the tokens of the whole minibatch."""
     unit = fully_shard(module, mesh=ranks.parameter_mesh, mp_policy=policy)
     assert isinstance(unit, FSDPModule)
-    unit.set_gradient_divide_factor(1.0)
+    if ranks.dims.num_data_ranks > 1:  # a single rank would divide by 1, which costs a pass over all gradients
+        unit.set_gradient_divide_factor(1.0)
     unit.set_force_sum_reduction_for_comms(True)
     return unit
 
 
 def set_gradient_reduction(
-    model: nn.Module, reduce_gradients: Literal["each_micro_batch", "once"], *, is_last: bool
+    model: nn.Module, ranks: RankGroup, reduce_gradients: Literal["each_micro_batch", "once"], *, is_last: bool
 ) -> None:
     """For the next backward pass; `is_last`: of an update.
 
     Gradients are reduced over the copies of the model after the last micro batch. Within a copy they are reduced after
-    each one, or once; until then a rank holds float32 gradients of all parameters.
+    each one, or once; until then a rank holds float32 gradients of all parameters, as a rank with a whole copy does anyway.
     """
     if isinstance(model, FSDPModule):
+        is_reduced_once = reduce_gradients == "once" or ranks.dims.dp_shard == 1
         model.set_requires_all_reduce(is_last)
-        model.set_requires_gradient_sync(is_last or reduce_gradients == "each_micro_batch")
+        model.set_requires_gradient_sync(is_last or not is_reduced_once)
 
 
 def reshard_parameters(model: nn.Module) -> None:

@@ -202,7 +202,8 @@ class Trainer:
         outputs: list[LossOutput] = []
         pairs = zip(iter_micro_batches(loads, self._ranks.device), old_logprobs or [None] * len(loads), strict=True)
         for number, (batch, old_N) in enumerate(pairs, start=1):
-            set_gradient_reduction(self.model, self._learner.reduce_gradients, is_last=number == len(loads))
+            is_last, reduced = number == len(loads), self._learner.reduce_gradients
+            set_gradient_reduction(self.model, self._ranks, reduced, is_last=is_last)
             outputs.append(self._forward_backward(batch, totals, compute_loss, old_N))
         sums = reduce_outputs(outputs, self._ranks)
         if mismatch_limit:

@@ -43,7 +43,8 @@ def build_segments(lengths: Sequence[int]) -> Segments:
 def attend_segments(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
     """[T, H, D]. One kernel for all segments on GPUs in 16 bits; otherwise a call for each segment.
 
-    On a CPU, calls are twice as fast as one call with padded segments.
+    On a CPU, calls are twice as fast as one call with padded segments, and the backward pass in float32 is three times as
+    fast as in bfloat16.
     """
     if varlen_attn is not None and _HAS_VARLEN and q_THD.is_cuda and q_THD.dtype in _VARLEN_DTYPES:
         longest, offsets = max(segments.lengths), segments.offsets
@@ -52,8 +53,11 @@ def attend_segments(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segme
         )
         assert isinstance(out_THD, Tensor)
         return out_THD
-    parts = zip(*(each.split(segments.lengths) for each in (q_THD, k_TKD, v_TKD)), strict=True)
-    return torch.cat([attend_rows(*(part[None] for part in of_segment)).squeeze(0) for of_segment in parts])
+    dtype = q_THD.dtype
+    exact = dtype if q_THD.is_cuda else torch.promote_types(dtype, torch.float32)
+    parts = zip(*(each.to(exact).split(segments.lengths) for each in (q_THD, k_TKD, v_TKD)), strict=True)
+    out_THD = torch.cat([attend_rows(*(part[None] for part in of_segment)).squeeze(0) for of_segment in parts])
+    return out_THD.to(dtype)
 
 
 def attend_rows(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor) -> Tensor:
