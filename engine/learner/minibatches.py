@@ -142,11 +142,11 @@ def _concatenate(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) 
 
 
 def load_micro_batch(
-    sequences: Sequence[SequenceSource], weights: Sequence[float], indices: Sequence[int], *, is_pinned: bool
+    sequences: Sequence[SequenceSource], weights: Sequence[float], indices: Sequence[int], device: torch.device
 ) -> MicroBatch:
-    """Of these sequences of a minibatch. `is_pinned`: page-locked, so that its copy overlaps with the GPU's work."""
+    """Of these sequences of a minibatch. For a GPU in page-locked memory: the copy then overlaps with the GPU's work."""
     batch = build_micro_batch([sequences[index].load() for index in indices], [weights[index] for index in indices])
-    return map_tensors(batch, Tensor.pin_memory) if is_pinned else batch
+    return map_tensors(batch, Tensor.pin_memory) if device.type == "cuda" else batch
 
 
 def iter_micro_batches(loads: Sequence[Callable[[], MicroBatch]], device: torch.device) -> Generator[MicroBatch]:

@@ -13,12 +13,12 @@ bfloat16, and gradients are reduced in float32.
 """
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from configs.algorithm import LearnerConfig
 from engine.learner.distributed import RankGroup
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import build_empty_model, fill_parameters
@@ -64,16 +64,14 @@ def _shard_unit(module: nn.Module, ranks: RankGroup, policy: MixedPrecisionPolic
     return unit
 
 
-def set_gradient_reduction(
-    model: nn.Module, ranks: RankGroup, reduce_gradients: Literal["each_micro_batch", "once"], *, is_last: bool
-) -> None:
+def set_gradient_reduction(model: nn.Module, ranks: RankGroup, learner: LearnerConfig, *, is_last: bool) -> None:
     """For the next backward pass; `is_last`: of an update.
 
     Gradients are reduced over the copies of the model after the last micro batch. Within a copy they are reduced after
     each one, or once; until then a rank holds float32 gradients of all parameters, as a rank with a whole copy does anyway.
     """
     if isinstance(model, FSDPModule):
-        is_reduced_once = reduce_gradients == "once" or ranks.dims.dp_shard == 1
+        is_reduced_once = learner.reduce_gradients == "once" or ranks.dims.dp_shard == 1
         model.set_requires_all_reduce(is_last)
         model.set_requires_gradient_sync(is_last or not is_reduced_once)
 

@@ -167,8 +167,7 @@ class Trainer:
             return [None] * len(minibatches)
         old_logprobs: list[OldLogprobs] = [None]
         for sequences in minibatches[1:]:
-            loads = self._list_micro_batches(sequences)
-            batches = iter_micro_batches(loads, self._ranks.device)
+            batches = iter_micro_batches(self._list_micro_batches(sequences), self._ranks.device)
             old_logprobs.append([self._score_without_gradient(self.model, each).logprobs_N for each in batches])
         return old_logprobs
 
@@ -181,8 +180,7 @@ class Trainer:
         loss_mean = self._learner.loss_mean if self.stage == "rl" else "tokens"
         weights = compute_token_weights(sequences, loss_mean, self._run.response_tokens)
         share = self._split_micro_batches(sequences)[self._ranks.data_rank]
-        is_pinned = self._ranks.device.type == "cuda"
-        return [partial(load_micro_batch, sequences, weights, indices, is_pinned=is_pinned) for indices in share]
+        return [partial(load_micro_batch, sequences, weights, indices, self._ranks.device) for indices in share]
 
     def _run_update(
         self,
@@ -198,12 +196,10 @@ class Trainer:
         """
         counts = [sequence.num_loss_tokens for sequence in sequences]
         totals = MinibatchTotals(max(1, sum(counts)), max(1, sum(map(bool, counts))))
-        loads = self._list_micro_batches(sequences)
-        outputs: list[LossOutput] = []
+        loads, outputs = self._list_micro_batches(sequences), list[LossOutput]()
         pairs = zip(iter_micro_batches(loads, self._ranks.device), old_logprobs or [None] * len(loads), strict=True)
         for number, (batch, old_N) in enumerate(pairs, start=1):
-            is_last, reduced = number == len(loads), self._learner.reduce_gradients
-            set_gradient_reduction(self.model, self._ranks, reduced, is_last=is_last)
+            set_gradient_reduction(self.model, self._ranks, self._learner, is_last=number == len(loads))
             outputs.append(self._forward_backward(batch, totals, compute_loss, old_N))
         sums = reduce_outputs(outputs, self._ranks)
         if mismatch_limit:

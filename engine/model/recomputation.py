@@ -25,7 +25,10 @@ _ATTENTION = {
 
 
 def run_recomputed(recomputed: Recomputed, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """`compute(*arguments)`, which draws no random numbers."""
+    """`compute(*arguments)`, which draws no random numbers.
+
+    Without gradients nothing is kept in any case.
+    """
     if recomputed == "none" or not torch.is_grad_enabled():
         return compute(*arguments)
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # imports torch's compiler

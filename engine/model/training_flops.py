@@ -1,6 +1,6 @@
 """Floating-point operations of training, from a model's sizes; a multiplication and an addition count as two.
 
-Only matrix products count: norms, activations and recomputed passes do not. Of experts, those that a token uses count.
+Only matrix products count: norms, activations and recomputed passes do not. Only the experts that a token uses count.
 """
 
 from __future__ import annotations
