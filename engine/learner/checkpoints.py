@@ -2,6 +2,7 @@
 
 step_000010/
     config.json, model.safetensors, tokenizer files
+    adapter/                    of a run with learner.lora_rank: adapters in the format of peft
     trainer/
         state.json              stage, step (which is the data position too), ranks, seed
         random_0.pt             random state of each rank
@@ -20,6 +21,7 @@ import msgspec
 from configs.atomic_write import DISK_ERRNOS, DiskError, raising_disk_errors
 
 CHECKPOINT_NAME = re.compile(r"step_(\d{6,})")
+FIRST_CHECKPOINT = "step_000000"  # the weights before RL, which LoRA freezes
 _OS_ERROR = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
 PARTIAL_SUFFIX = ".building"  # suffix of the hidden name of an incomplete folder
 

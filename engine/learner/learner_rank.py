@@ -19,6 +19,9 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
+from engine.learner.adapters.adapted_model import resume_from_checkpoint, start_from_folder, start_from_model
+from engine.learner.adapters.adapter_files import has_adapters
+from engine.learner.adapters.adapter_merger import AdapterMerger
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints
@@ -31,6 +34,8 @@ from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
 from engine.learner.weight_publisher import WeightPublisher
 from engine.model.causal_lm import CausalLM
+from engine.model.lora import check_lora_targets, get_lora_options, list_adapters, list_base_parameters
+from engine.model.model_config import load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 
 SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start
@@ -59,6 +64,7 @@ class LearnerRank:
         self._journal = journal
         self._folder = folder
         self._ranks = ranks
+        self._lora = get_lora_options(run.learner)
         self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
         self._partial_sft_checkpoint = folder.partial_cold_start
         self._publisher: WeightPublisher | None = None
@@ -106,19 +112,37 @@ class LearnerRank:
         else:
             self._trainer = self._load_trainer(self._initial_checkpoint)
         self._loaded_trainer.check_weights()
-        self._loaded_trainer.start_stage("rl")
+        self._start_rl()
         self._save_checkpoint(self._folder.get_checkpoint_path(0))
         if self._ranks.is_leader:
             shutil.rmtree(self._partial_sft_checkpoint, ignore_errors=True)
         return metrics
 
+    def _start_rl(self) -> None:
+        trainer, lora = self._loaded_trainer, self._lora
+        if lora is not None and not list_adapters(trainer.model):
+            dtype = self._run.learner.dtype
+            trainer.model = start_from_model(trainer.model, self._ranks, dtype, lora, self._run.seed)
+        trainer.start_stage("rl")
+
     def _load_trainer(self, checkpoint: Path, *, resume: bool = False) -> Trainer:
-        model = self._load_model(checkpoint)
+        model = self._load_policy(checkpoint, resume=resume)
         check_vocabulary(model.config, load_tokenizer(checkpoint))
         trainer = Trainer(model, self._run, self._ranks)
         if resume:
             trainer.load(checkpoint)
         return trainer
+
+    def _load_policy(self, checkpoint: Path, *, resume: bool) -> CausalLM:
+        """With adapters for RL, and without them for the cold start."""
+        ranks, dtype, lora = self._ranks, self._run.learner.dtype, self._lora
+        if lora is not None and resume and has_adapters(checkpoint):
+            return resume_from_checkpoint(checkpoint, self._folder.get_checkpoint_path(0), ranks, dtype, lora)
+        if lora is not None and not resume and not self._run.sft.steps:
+            return start_from_folder(checkpoint, ranks, dtype, lora, self._run.seed)
+        if lora is not None:
+            check_lora_targets(load_model_config(checkpoint), lora)  # before the cold start
+        return self._load_model(checkpoint)
 
     def _load_model(self, checkpoint: Path) -> CausalLM:
         return load_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
@@ -218,10 +242,9 @@ class LearnerRank:
     def _publish_weights(self) -> WeightsPublished | None:
         run = self._run
         if self._publisher is None:
-            parameters, dtype = dict(self._loaded_trainer.model.named_parameters()), getattr(torch, run.engine.dtype)
-            self._publisher = WeightPublisher(
-                self._folder.shared_memory, parameters, dtype, run.num_weight_versions, self._ranks
-            )
+            model, dtype = self._loaded_trainer.model, getattr(torch, run.engine.dtype)
+            slots = self._folder.shared_memory, list_base_parameters(model), dtype, run.num_weight_versions
+            self._publisher = WeightPublisher(*slots, self._ranks, AdapterMerger(model))
         return self._publisher.publish(self._step)
 
     def _save_checkpoint(self, checkpoint: Path) -> None:

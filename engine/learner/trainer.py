@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
+from engine.learner.adapters.adapter_files import save_adapters
+from engine.learner.adapters.adapter_merger import gather_adapter_parameters, gather_merged_parameters
 from engine.learner.checkpoints import (
     TrainerState,
     commit_checkpoint,
@@ -28,13 +30,7 @@ from engine.learner.checkpoints import (
     read_trainer_state,
     write_trainer_state,
 )
-from engine.learner.distributed import (
-    RankGroup,
-    find_non_finite_parameter,
-    gather_full,
-    gather_full_parameters,
-    wait_at_barrier,
-)
+from engine.learner.distributed import RankGroup, find_non_finite_parameter, gather_full, wait_at_barrier
 from engine.learner.loss_reduction import (
     MinibatchTotals,
     OptimizerUpdate,
@@ -54,6 +50,7 @@ from engine.learner.sharding import reshard_parameters
 from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence, check_token_ids
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import save_model
+from engine.model.lora import get_lora_options
 from policies.losses.grpo import compute_sft_loss
 from policies.losses.policy_loss import LossInput, LossOutput
 from policies.losses.policy_objective import PolicyObjective
@@ -278,10 +275,12 @@ class Trainer:
         wait_at_barrier(self._ranks)
 
     def _write_checkpoint(self, target: Path, tokenizer_folder: Path) -> None:
-        parameters = gather_full_parameters(self.model)
+        parameters = gather_merged_parameters(self.model)
+        adapters = gather_adapter_parameters(self.model)
         if self._ranks.is_leader:
             save_model(target, self.model.config, parameters, tokenizer_folder)
             get_trainer_folder(target).mkdir()
+            save_adapters(target, adapters, get_lora_options(self._learner))
         wait_at_barrier(self._ranks)
         if self.step:  # before the first step there is no state, and get_optimizer_state_dict would create one
             writer = _ReproducibleStateWriter(get_trainer_folder(target) / "optimizer", sync_files=False)

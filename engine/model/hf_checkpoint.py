@@ -31,7 +31,7 @@ _DEFAULT_TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clea
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> CausalLM:
     """The whole model in main memory. Raises CheckpointError or UnsupportedModel with the missing or invalid file."""
     model = build_empty_model(folder).to(dtype).to_empty(device="cpu")
-    fill_parameters(model, folder)
+    fill_parameters(dict(model.named_parameters()), folder)
     return model
 
 
@@ -41,30 +41,35 @@ def build_empty_model(folder: Path | str) -> CausalLM:
         return CausalLM(load_model_config(folder))
 
 
-def fill_parameters(model: CausalLM, folder: Path | str) -> None:
+def fill_parameters(parameters: Mapping[str, Tensor], folder: Path | str) -> None:
     """Read the weights into the parameters, cast to their dtype; of a sharded one, only the rows of this rank.
 
-    Ignores lm_head in a tied model. Needs BLOCK_BYTES besides the parameters. Raises
-    CheckpointError with the missing or invalid file.
+    `parameters`: all those of the model of config.json. Ignores lm_head in a tied model. Needs BLOCK_BYTES besides the
+    parameters. Raises CheckpointError with the missing or invalid file.
     """
     folder = Path(folder)
-    parameters = dict(model.named_parameters())
     missing = set(parameters)
     for file in list_weight_files(folder):
-        with _opening_weights(file) as weights:
-            check_names(file, weights.keys(), parameters)
-            for name in sorted(weights.keys() & parameters.keys()):
-                source = weights.get_slice(name)
-                check_shape(file, name, source.get_shape(), parameters[name].shape)
-                _fill_parameter(parameters[name], source)
-                missing.discard(name)
+        missing -= fill_from_file(parameters, file)
     check_complete(folder, missing)
 
 
+def fill_from_file(parameters: Mapping[str, Tensor], file: Path) -> set[str]:
+    """Read those parameters that the file contains; returns their names. Raises CheckpointError for other tensors."""
+    with _opening_weights(file) as weights:
+        check_names(file, weights.keys(), parameters)
+        found = set(weights.keys()) & parameters.keys()
+        for name in sorted(found):
+            source = weights.get_slice(name)
+            check_shape(file, name, source.get_shape(), parameters[name].shape)
+            fill_rows(parameters[name], source)
+    return found
+
+
 @torch.no_grad()
-def _fill_parameter(parameter: Tensor, source: Any) -> None:
-    """`source`: a slice of safetensors. Copies block by block into memory that torch has aligned: alignment may change the
-    summation order of a matrix product."""
+def fill_rows(parameter: Tensor, source: Any) -> None:
+    """`source`: the whole tensor, or a slice of safetensors. Copies the rows of this rank block by block into memory that
+    torch has aligned: alignment may change the summation order of a matrix product."""
     first_row = _find_first_row(parameter)
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     if not local.numel():
