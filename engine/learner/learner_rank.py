@@ -198,7 +198,8 @@ class LearnerRank:
     def save_if_due(self) -> None:
         """Save a checkpoint of the present step if one is due. Every rank calls it after each step. Raises DiskError."""
         if self._is_checkpoint_due(self._step) and self._step < self._run.rl.steps:
-            self._save_step(self._step)
+            with self._ranks.operation(f"step {self._step}", is_limited=False):
+                self._save_step(self._step)
 
     def _save_step(self, step: int) -> None:
         began = time.monotonic()
