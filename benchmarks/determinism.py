@@ -29,8 +29,7 @@ from engine.inference.kernels.attention_kernels import select_kernels
 from engine.inference.kernels.batch_invariance import TILE_ROWS, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
 from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.model_config import DecoderConfig
-from tasks.tiny.prepare import build_model_config
+from engine.model.model_config import DecoderConfig, build_tiny_config
 
 BATCHES = (1, 16, 64, 256)
 PROMPT_TOKENS, NEW_TOKENS, LONGEST, PAGE = 20, 100, 128, 16
@@ -59,7 +58,7 @@ def select_strict_matmul(config: DecoderConfig) -> tuple[Matmul, float]:
 
 
 def measure_engine(rounds: int) -> dict[str, float]:
-    config = build_model_config(TinyConfig(), VOCABULARY)
+    config = build_tiny_config(TinyConfig(), VOCABULARY)
     model = CausalLM(config)
     initialize_weights(model, 0)
     model.requires_grad_(False)

@@ -46,8 +46,8 @@ from configs.schema import TinyConfig
 from engine.contract import Capacity, GenerationRequest
 from engine.inference.embedded import EmbeddedEngine
 from engine.model.causal_lm import CausalLM, initialize_weights
+from engine.model.model_config import build_tiny_config
 from policies.arbiter.arbiter import PolicyName
-from tasks.tiny.prepare import build_model_config
 
 BATCHES = (1, 16, 64, 256)
 PROMPT_TOKENS = 20
@@ -56,7 +56,7 @@ POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 
 def write_checkpoint(folder: Path, seed: int) -> None:
     """The tiny model with random weights; without a tokenizer."""
-    config = build_model_config(TinyConfig(), VOCABULARY)
+    config = build_tiny_config(TinyConfig(), VOCABULARY)
     model = CausalLM(config)
     initialize_weights(model, seed)
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})

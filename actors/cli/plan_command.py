@@ -15,8 +15,8 @@ from analysis.planning.run_plan import RunPlan, build_plan
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.run_folder import RunFolder
-from configs.schema import RunConfig, TinyConfig
-from engine.model.model_config import DecoderConfig, load_model_config
+from configs.schema import RunConfig
+from engine.model.model_config import DecoderConfig, build_tiny_config, load_model_config
 
 _TINY_VOCABULARY = 512  # the generated tokenizer has fewer entries
 EXIT_DOES_NOT_FIT = 1
@@ -60,21 +60,8 @@ def find_model_config(run: RunConfig) -> DecoderConfig:
     """Of model.checkpoint, which may lack weights; of [tiny] if the run has yet to create the model."""
     folder = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
     if run.tiny is not None and not folder.exists():
-        return _build_tiny_config(run.tiny)
+        return build_tiny_config(run.tiny, _TINY_VOCABULARY)
     return load_model_config(folder)
-
-
-def _build_tiny_config(tiny: TinyConfig) -> DecoderConfig:
-    return DecoderConfig(
-        vocab_size=_TINY_VOCABULARY,
-        hidden_size=tiny.hidden_size,
-        intermediate_size=tiny.intermediate_size,
-        num_layers=tiny.num_layers,
-        num_heads=tiny.num_heads,
-        num_kv_heads=tiny.num_kv_heads,
-        head_dim=tiny.head_dim,
-        tie_word_embeddings=True,
-    )
 
 
 def choose_machines(run: RunConfig, options: PlanOptions) -> PlannedMachines:

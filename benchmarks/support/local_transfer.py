@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from engine.inference.fused_weights import FusedWeights
 from engine.learner.weight_publisher import WeightPublisher
@@ -12,16 +13,6 @@ from engine.model.causal_lm import CausalLM
 from engine.model.model_config import DecoderConfig
 from engine.weight_transfer.shared_memory import load_published
 
-QUICK = DecoderConfig(
-    vocab_size=2000,
-    hidden_size=256,
-    intermediate_size=768,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    tie_word_embeddings=True,
-)
 FULL = DecoderConfig(
     vocab_size=40_000,
     hidden_size=1024,
@@ -31,6 +22,9 @@ FULL = DecoderConfig(
     num_kv_heads=8,
     head_dim=64,
     tie_word_embeddings=False,
+)
+QUICK = replace(
+    FULL, vocab_size=2000, hidden_size=256, intermediate_size=768, num_layers=2, num_heads=4, num_kv_heads=2
 )
 
 

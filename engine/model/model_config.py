@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from configs.errors import UnusableInput
+from configs.schema import TinyConfig
 from engine.model.architectures import ARCHITECTURES, Architecture, find_problem
 from engine.model.rope_scaling import DefaultRope, RopeScaling, read_rope
 from engine.model.weight_files import CheckpointError, list_weight_files, read_json_object, read_weight_shapes
@@ -161,6 +162,20 @@ def _read_experts(fields: dict[str, Any]) -> dict[str, Any]:
     if "num_local_experts" in given:
         given.setdefault("num_experts", given["num_local_experts"])
     return given
+
+
+def build_tiny_config(tiny: TinyConfig, vocab_size: int) -> DecoderConfig:
+    """The model that a run with [tiny] generates."""
+    return DecoderConfig(
+        vocab_size=vocab_size,
+        hidden_size=tiny.hidden_size,
+        intermediate_size=tiny.intermediate_size,
+        num_layers=tiny.num_layers,
+        num_heads=tiny.num_heads,
+        num_kv_heads=tiny.num_kv_heads,
+        head_dim=tiny.head_dim,
+        tie_word_embeddings=True,
+    )
 
 
 def load_model_config(folder: Path | str) -> DecoderConfig:

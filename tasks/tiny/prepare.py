@@ -28,7 +28,7 @@ from configs.schema import RunConfig, TinyConfig
 from engine.data.task_inputs import load_task_formats
 from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.hf_checkpoint import save_model
-from engine.model.model_config import DecoderConfig
+from engine.model.model_config import build_tiny_config
 from tasks.tiny.cold_start_dialogues import TOOL, Messages, generate_dialogues
 from tasks.tiny.questions import generate_questions
 from tasks.tiny.task_texts import collect_added_texts, iter_task_texts
@@ -87,22 +87,8 @@ def iter_tokenizer_texts(dialogues: Iterable[Messages]) -> Iterator[str]:
             yield json.dumps(json.loads(call["function"]["arguments"])["code"])[1:-1]
 
 
-def build_model_config(tiny: TinyConfig, vocab_size: int) -> DecoderConfig:
-    """The sizes of the tiny model."""
-    return DecoderConfig(
-        vocab_size=vocab_size,
-        hidden_size=tiny.hidden_size,
-        intermediate_size=tiny.intermediate_size,
-        num_layers=tiny.num_layers,
-        num_heads=tiny.num_heads,
-        num_kv_heads=tiny.num_kv_heads,
-        head_dim=tiny.head_dim,
-        tie_word_embeddings=True,
-    )
-
-
 def _write_model(tiny: TinyConfig, seed: int, vocab_size: int, folder: RunFolder) -> None:
-    config = build_model_config(tiny, vocab_size)
+    config = build_tiny_config(tiny, vocab_size)
     model = CausalLM(config)
     initialize_weights(model, seed)
     save_model(folder.checkpoints / "init", config, model.state_dict(), folder.data / "tokenizer")

@@ -65,7 +65,8 @@ def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> 
     plan = build_plan(inputs)
     assert plan.shortfalls == []
     assert plan.seconds.step_s is not None
-    assert find(plan, "GPU memory").needed_bytes > 0.5 * inputs.machines.gpu.memory_bytes  # type: ignore[union-attr]
+    assert inputs.machines.gpu is not None
+    assert find(plan, "GPU memory").needed_bytes > 0.5 * inputs.machines.gpu.memory_bytes
 
 
 def test_without_checkpointing_14b_does_not_fit_on_eight_gpus_and_the_mode_is_named() -> None:
