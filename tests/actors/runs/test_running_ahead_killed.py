@@ -110,12 +110,16 @@ def has_started_work_for(folder: RunFolder, step: int) -> bool:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory, start: Start, finished_run: tuple[RunFolder, str]) -> Killed:
-    """Killed while the learner trains the second step and rollouts work for the third."""
+    """Killed while the learner trains the second step and rollouts work for the third.
+
+    The learner saves the first step after it has published its weights, so the rollouts may be earlier.
+    """
     runs = tmp_path_factory.mktemp("killed")
     folder = RunFolder(runs / "demo")
     arguments = (*SETTINGS, *from_cold_start_of(finished_run[0]))
     process = start(runs, *arguments)
     wait_until(lambda: has_started_work_for(folder, step=3), process)
+    wait_until(lambda: 1 in list_saved_steps(folder.checkpoints), process)
     process.kill()
     finish(process)
     succeed(start(runs, *arguments, "--resume"))
