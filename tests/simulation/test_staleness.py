@@ -83,13 +83,21 @@ def test_a_step_that_ends_with_the_first_groups_reports_its_shorter_batch() -> N
 
 
 class KilledWorld(World):
-    """A kill of all processes and of the launcher follows the metrics line of the second step."""
+    """A kill of all processes and of the launcher follows the metrics line and the checkpoint of the second step."""
 
     async def store_metrics(self, message: AnyMessage) -> None:
         await super().store_metrics(message)
-        assert isinstance(message, MetricsRecorded)
-        if (message.kind, message.step) == ("step", 2) and not self.deaths["launcher"]:
-            asyncio.get_running_loop().call_soon(lambda: self.kill_all(with_launcher=True))
+        if isinstance(message, MetricsRecorded) and (message.kind, message.step) == ("step", 2):
+            self._kill_after_checkpoint()
+
+    def _kill_after_checkpoint(self) -> None:
+        if self.deaths["launcher"]:
+            return
+        loop = asyncio.get_running_loop()
+        if 2 in self.disk.checkpoints:
+            loop.call_soon(lambda: self.kill_all(with_launcher=True))
+        else:
+            loop.call_later(0.001, self._kill_after_checkpoint)
 
 
 def test_a_resumed_run_keeps_the_groups_in_flight_for_later_steps() -> None:
