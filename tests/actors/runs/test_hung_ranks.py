@@ -87,7 +87,7 @@ def test_a_rank_that_sends_heartbeats_but_makes_no_progress_is_restarted(
     folder, output = run_with_faults(tmp_path, finished_run[0], faults, "learner.collective_timeout_s=10")
     assert len(list_process_ids(folder, "learner")) == 2
     (hang,) = read_log_entries(folder, "process.timed_out")
-    operations = r"in step 2 since .* s, in save since .* s, in barrier since .* s, limit of save: 10 s"
+    operations = r"in step 2 since .* s, in publish since .* s, in barrier since .* s, limit of publish: 10 s"
     assert re.match(rf"learner rank \d: {operations}", hang["cause"])
     assert f"learner was killed by signal 9 ({hang['cause']}); it restarts" in output
     assert list_divergences(undisturbed, folder) == []  # trajectories, metrics and the last checkpoint are equal
