@@ -132,6 +132,7 @@ def test_a_learner_that_was_killed_after_a_checkpoint_reports_the_metrics_of_its
     assert rank.start(None, no_report).metrics == {}
     metrics = rank.train(1, store_batch(folder.batches, 1, rows(1))).metrics
     rank.save_if_due()
+    rank.finish_saving()
     resumed = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches)).start(None, no_report)
     assert resumed.step == 1
     assert resumed.metrics == metrics
