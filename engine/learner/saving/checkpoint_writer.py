@@ -99,7 +99,7 @@ class CheckpointWriter:
 
     def _write(self, pending: PendingCheckpoint, state: StateDict) -> None:
         try:
-            name = f"save of {pending.checkpoint.name}"
+            name = f"save of step {pending.trainer_state.step}"
             with (
                 self._ranks.operation(name, is_limited=False),
                 naming_disk_errors(get_partial_path(pending.checkpoint)),
