@@ -117,6 +117,7 @@ class RocConfig(Section, frozen=True):
 
 Beta = Annotated[float, Meta(ge=0, lt=1)]
 LossMean = Literal["tokens", "group", "sequence", "constant"]
+Checkpointing = Literal["none", "selective", "full"]  # of activations
 
 
 class LearnerConfig(Section, frozen=True):
@@ -152,7 +153,7 @@ class LearnerConfig(Section, frozen=True):
     minibatches: PositiveInt = 1  # optimizer updates per step
     micro_batch_tokens: PositiveInt = 16_384  # per forward and backward pass
     # Activations that the backward pass recomputes, to save memory: docs/learner.md
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    activation_checkpointing: Checkpointing = "none"
     # When ranks add their gradients. once: after the last micro batch; needs 4 bytes per parameter on each rank.
     reduce_gradients: Literal["each_micro_batch", "once"] = "each_micro_batch"
     peak_tflops: NonNegativeFloat = 0.0  # of a rank's device, for the metric mfu; 0: no such metric

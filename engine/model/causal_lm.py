@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from configs.algorithm import Checkpointing
 from engine.model.experts import SparseMlp
 from engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
 from engine.model.model_config import DecoderConfig
 from engine.model.packed_attention import Segments
-from engine.model.recomputation import Recomputed, run_recomputed
+from engine.model.recomputation import run_recomputed
 from engine.model.rope import compute_rope_tables
 from policies.losses.token_scores import ScoredTokens, TokenScores, compute_token_scores
 
@@ -31,7 +32,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
-        self.recomputed: Recomputed = "none"  # in the backward pass, to save memory
+        self.recomputed: Checkpointing = "none"  # in the backward pass, to save memory
 
     def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
         """FSDP gathers the parameters for the backward pass before this module recomputes activations."""
@@ -105,7 +106,7 @@ class CausalLM(nn.Module):
             return self.lm_head(hidden_NE, tokens)
         return score_tokens(hidden_NE, self.model.embed_tokens.weight, tokens)
 
-    def set_recomputed(self, recomputed: Recomputed) -> None:
+    def set_recomputed(self, recomputed: Checkpointing) -> None:
         """Which activations of the layers the backward pass recomputes."""
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer)

@@ -8,12 +8,12 @@ full       keeps only the layer's input; costs one more forward pass of the laye
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Recomputed = Literal["none", "selective", "full"]
+from configs.algorithm import Checkpointing
 
 _ATTENTION = {
     "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -24,7 +24,7 @@ _ATTENTION = {
 }
 
 
-def run_recomputed(recomputed: Recomputed, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
+def run_recomputed(recomputed: Checkpointing, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """`compute(*arguments)`, which draws no random numbers.
 
     Without gradients nothing is kept in any case.

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from configs.algorithm import Checkpointing
 from engine.model.architectures import ARCHITECTURES
 from engine.model.causal_lm import CausalLM
 from engine.model.packed_attention import build_segments
-from engine.model.recomputation import Recomputed
 from policies.losses.token_scores import ScoredTokens
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # torch's checkpoint imports its compiler, in abo
 LENGTHS = (60, 4, 36)
 
 
-def compute_gradients(model: CausalLM, recomputed: Recomputed, count: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def compute_gradients(model: CausalLM, recomputed: Checkpointing, count: Callable[[Tensor], Tensor]) -> list[Tensor]:
     model.set_recomputed(recomputed)
     token_ids_T = torch.randint(0, VOCABULARY, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
     tokens = ScoredTokens(torch.arange(len(token_ids_T)), token_ids_T.flip(0))
