@@ -117,6 +117,7 @@ class RocConfig(Section, frozen=True):
 
 Beta = Annotated[float, Meta(ge=0, lt=1)]
 LossMean = Literal["tokens", "group", "sequence", "constant"]
+Checkpointing = Literal["none", "selective", "full"]  # of activations
 
 
 class LearnerConfig(Section, frozen=True):
@@ -150,7 +151,12 @@ class LearnerConfig(Section, frozen=True):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # see docs/losses.md
     entropy_coef: NonNegativeFloat = 0.0  # of the entropy bonus
     minibatches: PositiveInt = 1  # optimizer updates per step
-    micro_batch_tokens: PositiveInt = 16_384  # padded tokens per forward and backward pass
+    micro_batch_tokens: PositiveInt = 16_384  # per forward and backward pass
+    # Activations that the backward pass recomputes, to save memory: docs/learner.md
+    activation_checkpointing: Checkpointing = "none"
+    # When ranks add their gradients. once: after the last micro batch; needs 4 bytes per parameter on each rank.
+    reduce_gradients: Literal["each_micro_batch", "once"] = "each_micro_batch"
+    peak_tflops: NonNegativeFloat = 0.0  # of a rank's device, for the metric mfu; 0: no such metric
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
     checkpoint_every: PositiveInt = 10  # steps; the last step is always saved
     checkpoint_minutes: NonNegativeFloat = 0.0  # also after the first step that ends so long after a save; 0: never

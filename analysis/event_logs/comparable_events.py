@@ -43,6 +43,7 @@ _KINDS = (
 )
 _EXCLUDED_FIELDS = ("executor", "trajectory_id", "lease")  # worker, placement, part of the stream's name
 _CACHE_METRICS = ("recomputed_share",)  # depend on cache sizes and on the order in which requests arrive
+_MEASURED_METRICS = ("mfu", "peak_memory_gib")  # depend on time and memory of the machine
 _SORTS_LAST = (inf,)
 Timed = TypeVar("Timed", bound=msgspec.Struct)
 
@@ -197,7 +198,7 @@ def strip_times(message: Timed) -> Timed:
 
 
 def _drop_times(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if not _is_time(name)}
+    return {name: value for name, value in values.items() if not _is_time(name) and name not in _MEASURED_METRICS}
 
 
 def _is_time(name: str) -> bool:

@@ -3,24 +3,24 @@
 A layer keeps for its backward pass, per token, with E hidden size, A = heads * head_dim, C = kv_heads * head_dim, I
 intermediate size, in numbers:
 
-    each of two norms       E input, E output; on a CPU, where the norm is not one kernel, the input and its normalized
-                            value in float32, and the output
-    norms of heads          A + C inputs, in float32 with the normalized values on a CPU; only with has_qk_norm
-    attention               A queries and C keys after the rotation, C values, A outputs
+    each of two norms       E input, E output
+    norms of heads          A + C inputs; only with has_qk_norm
+    attention               A queries and C keys after the rotation, C values, A outputs; where no kernel computes all
+                            segments, in float32, and A outputs that are concatenated
     MLP                     4 I: gate, its activation, up, their product; with experts for each selected expert
 
 Small: the scales of norms and the log-sum-exp of attention. Its backward pass then needs 2 I + 2 E for gradients, before it
 frees the tensors above. tests/analysis/planning compares these numbers with the tensors of real passes.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from configs.algorithm import Checkpointing
 from engine.model.model_config import DecoderConfig
 
-Checkpointing = Literal["none", "selective", "full"]
-
 FLOAT32_BYTES = 4
-LOGITS_PER_CHUNK = 1 << 25  # policies.losses.token_scores.MAX_LOGITS_PER_CHUNK
+LOGITS_CHUNK_BYTES = 768 << 20  # as in policies.losses.token_scores, which imports torch
+_BYTES_PER_LOGIT = 12
 
 
 class LayerActivations(NamedTuple):
@@ -38,7 +38,7 @@ class ActivationMemory(NamedTuple):
     recomputed: float
     gradients: float
     ends: float  # the last norm, the scored hidden states, tables of the rotary embedding
-    logits: float  # of one chunk, during its forward pass or its recomputation
+    logits: float  # of one chunk in its forward or backward pass, and the gradient of the hidden states
 
     @property
     def at_logits(self) -> float:
@@ -52,31 +52,45 @@ class ActivationMemory(NamedTuple):
 
 
 def compute_layer_activations(
-    config: DecoderConfig, value_bytes: int, checkpointing: Checkpointing, *, has_fused_norm: bool
+    config: DecoderConfig, value_bytes: int, checkpointing: Checkpointing, *, has_packed_kernel: bool
 ) -> LayerActivations:
-    """`value_bytes`: of a number in the learner's dtype. `has_fused_norm`: on GPUs."""
+    """`value_bytes`: of a number in the learner's dtype.
+
+    `has_packed_kernel`: whether one kernel computes the attention of all segments: on GPUs in 16 bits.
+    """
     width, heads = config.hidden_size, config.num_heads * config.head_dim
     kv_heads = config.num_kv_heads * config.head_dim
     inner, dispatched = _count_mlp_values(config)
-    # Bytes that a norm keeps of its input: the input, or in float32 the input and the normalized value.
-    norm_input = value_bytes if has_fused_norm else 2 * FLOAT32_BYTES
-    norms = 2 * width * (norm_input + value_bytes)
+    norms = value_bytes * 4 * width
     statistics = FLOAT32_BYTES * (2 + config.num_heads)
     if config.architecture.has_qk_norm:
         statistics += FLOAT32_BYTES * (config.num_heads + config.num_kv_heads)
-        norms += (heads + kv_heads) * norm_input
-    attention = value_bytes * 2 * (heads + kv_heads)
+        norms += value_bytes * (heads + kv_heads)
+    attended_bytes = value_bytes if has_packed_kernel else FLOAT32_BYTES
+    attention = attended_bytes * 2 * (heads + kv_heads) + (0 if has_packed_kernel else value_bytes * heads)
     everything = norms + attention + statistics + value_bytes * (4 * inner + dispatched)
     gradients = value_bytes * (2 * inner + 2 * width)
     match checkpointing:
         case "none":
             return LayerActivations(everything, 0.0, gradients)
         case "selective":
-            # Inputs of the two blocks, results of all products and of attention.
-            kept = value_bytes * (2 * width + 2 * (heads + kv_heads) + 2 * inner + dispatched)
+            kept = value_bytes * (width + _count_kept_products(config)) + attended_bytes * heads
+            kept += FLOAT32_BYTES * config.num_heads
             return LayerActivations(kept, max(0.0, everything - kept), gradients)
         case "full":
             return LayerActivations(value_bytes * width, everything, gradients)
+
+
+def _count_kept_products(config: DecoderConfig) -> int:
+    """Values of the products that selective checkpointing keeps (engine/model/recomputation.py); none of experts."""
+    width, inner = config.hidden_size, config.intermediate_size
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    products = [(heads, width)]  # sizes of a row of the input and of the output
+    if not config.architecture.has_qkv_bias:
+        products += [(width, heads), (width, kv_heads), (width, kv_heads)]
+    if config.experts is None:
+        products += [(width, inner), (width, inner), (inner, width)]
+    return sum(outputs for inputs, outputs in products if outputs <= inputs)
 
 
 def _count_mlp_values(config: DecoderConfig) -> tuple[int, int]:
@@ -96,25 +110,25 @@ def compute_activation_memory(
     value_bytes: int,
     checkpointing: Checkpointing,
     *,
-    has_fused_norm: bool,
+    has_packed_kernel: bool,
     has_entropy_gradient: bool = False,
 ) -> ActivationMemory:
     """Of a micro batch in which each token is scored."""
-    layer = compute_layer_activations(config, value_bytes, checkpointing, has_fused_norm=has_fused_norm)
-    norm_input = value_bytes if has_fused_norm else 2 * FLOAT32_BYTES
-    end = config.hidden_size * (norm_input + value_bytes) + 2 * value_bytes * config.head_dim
+    layer = compute_layer_activations(config, value_bytes, checkpointing, has_packed_kernel=has_packed_kernel)
+    logits = _compute_logits_memory(config.vocab_size, tokens, value_bytes, has_entropy_gradient)
+    end = 2 * value_bytes * (config.hidden_size + config.head_dim)
     return ActivationMemory(
         layers=tokens * layer.kept * config.num_layers,
         recomputed=tokens * layer.recomputed,
         gradients=tokens * layer.gradients,
         ends=tokens * end,
-        logits=_compute_logits_memory(config.vocab_size, tokens, value_bytes, has_entropy_gradient),
+        logits=logits + tokens * value_bytes * config.hidden_size,
     )
 
 
 def _compute_logits_memory(vocab_size: int, tokens: int, value_bytes: int, has_entropy_gradient: bool) -> float:
-    """Four tensors in float32: logits, log probabilities, probabilities and the summands of the entropy."""
-    chunk = min(tokens, max(1, LOGITS_PER_CHUNK // vocab_size))
-    copies = 6 if has_entropy_gradient else 4
+    """Three tensors in float32: log probabilities, probabilities, and their gradient or the summands of the entropy."""
+    chunk = min(tokens, max(1, LOGITS_CHUNK_BYTES // (_BYTES_PER_LOGIT * vocab_size)))
+    factors = FLOAT32_BYTES if has_entropy_gradient else 0
     computed = value_bytes if value_bytes < FLOAT32_BYTES else 0  # the logits before their conversion
-    return chunk * vocab_size * (copies * FLOAT32_BYTES + computed)
+    return chunk * vocab_size * (_BYTES_PER_LOGIT + factors + computed)

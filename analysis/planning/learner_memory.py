@@ -2,7 +2,7 @@
 
 at the logits       all activations and one chunk of logits; embedding or output matrix gathered
 at the last layer   all activations; two layers gathered, the gradients of one not yet reduced
-at the optimizer    the temporary tensor of AdamW, one number per parameter
+at the optimizer    nothing else: AdamW is one kernel without temporary tensors
 """
 
 from typing import NamedTuple
@@ -22,6 +22,7 @@ class RankShare(NamedTuple):
     has_units: bool = False  # whether parameters are gathered: with several ranks, or in bfloat16
     has_reference: bool = False  # a second, frozen model for the KL term
     accumulates: bool = True  # whether an update has several micro batches, so that the next one finds gradients
+    reduces_once: bool = False  # after the last one; until then the rank has gradients of all parameters
 
 
 class RankMemory(NamedTuple):
@@ -34,7 +35,6 @@ class RankMemory(NamedTuple):
     activations: float  # at the moment of the peak
     logits: float
     gathered: float
-    optimizer: float
     moment: str
 
     @property
@@ -50,9 +50,11 @@ class RankMemory(NamedTuple):
 def compute_rank_memory(size: ModelSize, share: RankShare, activations: ActivationMemory) -> RankMemory:
     """At the largest of the moments of a step, after the first one."""
     shard = FLOAT32_BYTES * size.total / share.dp_shard
-    at_start = shard if share.accumulates else 0.0  # gradients, before the first backward pass of an update
+    at_start = 0.0  # gradients, before the first backward pass of an update
+    if share.accumulates:
+        at_start = FLOAT32_BYTES * size.total if share.reduces_once else shard
     reference = shard if share.has_reference else 0.0
-    zero = RankMemory(shard, 0.0, MOMENTS * shard, reference, 0.0, 0.0, 0.0, 0.0, "")
+    zero = RankMemory(shard, 0.0, MOMENTS * shard, reference, 0.0, 0.0, 0.0, "")
     moments = (
         zero._replace(
             gradients=at_start,
@@ -67,16 +69,19 @@ def compute_rank_memory(size: ModelSize, share: RankShare, activations: Activati
             gathered=_count_gathered_at_layer(size, share),
             moment="at the last layer",
         ),
-        zero._replace(gradients=shard, optimizer=shard, moment="at the optimizer"),
+        zero._replace(gradients=shard, moment="at the optimizer"),
     )
     return max(moments, key=lambda memory: memory.total)
 
 
 def _count_gathered_at_logits(size: ModelSize, share: RankShare) -> float:
-    """The output unit with its gradient, and the buffer of the last layer's gather."""
+    """The output unit, its gradient in float32, a chunk's summand of it, and the buffer of the last layer's gather."""
+    gradient = FLOAT32_BYTES * size.output
+    if share.value_bytes < FLOAT32_BYTES:
+        gradient += share.value_bytes * size.output
     if not share.has_units:
-        return 0.0
-    return share.value_bytes * (2 * size.output + size.largest_layer)
+        return gradient
+    return gradient + share.value_bytes * (size.output + size.largest_layer)
 
 
 def _count_gathered_at_layer(size: ModelSize, share: RankShare) -> float:

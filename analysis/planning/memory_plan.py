@@ -11,6 +11,7 @@ RECORD_BYTES = 13  # of a token on the bus: id, logprob, version, mask
 _LEARNER_KEYS = (
     "learner.micro_batch_tokens",
     "learner.activation_checkpointing",
+    "learner.reduce_gradients",
     "learner.dp_replicate",
     "learner.ranks",
     "cluster.learner_nodes",
@@ -27,8 +28,8 @@ def compute_learner_rank(inputs: PlanInputs) -> RankMemory:
         inputs.config,
         inputs.micro_batch_tokens,
         inputs.learner_value_bytes,
-        inputs.checkpointing,
-        has_fused_norm=learner.device == "cuda",
+        learner.activation_checkpointing,
+        has_packed_kernel=learner.device == "cuda" and learner.dtype == "bfloat16",
         has_entropy_gradient=learner.entropy_coef > 0,
     )
     share = RankShare(
@@ -37,6 +38,7 @@ def compute_learner_rank(inputs: PlanInputs) -> RankMemory:
         has_units=inputs.ranks > 1 or learner.dtype != "float32",
         has_reference=learner.kl_coef > 0,
         accumulates=inputs.micro_batches > 1,
+        reduces_once=learner.reduce_gradients == "once",
     )
     return compute_rank_memory(inputs.size, share, activations)
 
@@ -116,11 +118,12 @@ def _take_turns(learner: list[PlanItem], engine: list[PlanItem], inputs: PlanInp
 
 def _list_rank_items(rank: RankMemory, inputs: PlanInputs, count: int = 1) -> list[PlanItem]:
     """Of `count` equal ranks."""
-    tokens = f"{inputs.micro_batch_tokens:,} tokens, checkpointing {inputs.checkpointing}"
+    checkpointing = inputs.run.learner.activation_checkpointing
+    tokens = f"{inputs.micro_batch_tokens:,} tokens, checkpointing {checkpointing}"
     items = [
         PlanItem("parameters", rank.parameters, _describe_share(inputs)),
         PlanItem("gradients", rank.gradients, "float32"),
-        PlanItem("optimizer", rank.moments + rank.optimizer, "two moments of AdamW, float32"),
+        PlanItem("optimizer", rank.moments, "two moments of AdamW, float32"),
         PlanItem("reference model", rank.reference, "learner.kl_coef"),
         PlanItem("gathered units", rank.gathered, f"{inputs.run.learner.dtype}, with their gradients"),
         PlanItem("activations", rank.activations, tokens),

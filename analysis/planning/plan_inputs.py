@@ -3,11 +3,10 @@
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
-from analysis.planning.activation_memory import Checkpointing
 from analysis.planning.model_size import ModelSize, measure_model
 from analysis.simulation.cluster_model import A100, H100, H200, MI300X, GpuSpec
 from configs.schema import RunConfig
@@ -47,35 +46,27 @@ class Assumptions(NamedTuple):
 
 
 class PlanInputs:
-    """`checkpointing` replaces learner.activation_checkpointing."""
-
     def __init__(
         self,
         run: RunConfig,
         config: DecoderConfig,
         machines: PlannedMachines,
         assumptions: Assumptions | None = None,
-        checkpointing: Checkpointing | None = None,
     ) -> None:
         self.run = run
         self.config = config
         self.machines = machines
         self.assumptions = assumptions or Assumptions()
-        # Of a configuration without this key: no checkpointing.
-        configured = cast("Checkpointing", getattr(run.learner, "activation_checkpointing", "none"))
-        self.checkpointing: Checkpointing = checkpointing or configured
 
     def change(self, changes: Mapping[str, Any]) -> "PlanInputs":
         """With other values of configuration keys, such as {"learner.ranks": 2}. Raises ValueError if they are invalid."""
-        changes = dict(changes)
-        checkpointing = changes.pop("learner.activation_checkpointing", self.checkpointing)
         run = self.run
         for key, value in changes.items():
             section, _, name = key.partition(".")
             run = msgspec.structs.replace(
                 run, **{section: msgspec.structs.replace(getattr(run, section), **{name: value})}
             )
-        changed = PlanInputs(run, self.config, self.machines, self.assumptions, checkpointing)
+        changed = PlanInputs(run, self.config, self.machines, self.assumptions)
         changed.size = self.size
         return changed
 

@@ -45,7 +45,7 @@ def build_plan(inputs: PlanInputs) -> RunPlan:
         model_type=inputs.config.model_type,
         parameters=inputs.size.total,
         layers=inputs.config.num_layers,
-        checkpointing=inputs.checkpointing,
+        checkpointing=inputs.run.learner.activation_checkpointing,
         resources=tuple(resources.values()),
         counts=tuple(counts.values()),
         batch_bytes=count_batch_bytes(inputs),
@@ -110,13 +110,14 @@ def _try(inputs: PlanInputs, name: str, tried: Sequence[Mapping[str, Any]]) -> K
 
 def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
     """Values to try, the smallest change first."""
-    if key == "learner.activation_checkpointing":
-        modes = ["none", "selective", "full"]
-        yield from modes[modes.index(inputs.checkpointing) + 1 :]
-        return
     section, _, name = key.partition(".")
     value = getattr(getattr(inputs.run, section), name)
     match key:
+        case "learner.activation_checkpointing":
+            modes = ["none", "selective", "full"]
+            yield from modes[modes.index(value) + 1 :]
+        case "learner.reduce_gradients":
+            yield from ["each_micro_batch"] if value == "once" else []
         case "learner.ranks" if inputs.run.learner.device == "cuda" and inputs.machines.gpus:
             yield from dict.fromkeys((*(value * factor for factor in _FACTORS), inputs.machines.gpus))
         case "sglang.tensor_parallel" | "cluster.learner_nodes":

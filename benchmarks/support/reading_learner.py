@@ -22,7 +22,8 @@ with pausing_garbage_collector():  # as in engine/learner/__main__.py
     from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
     from engine.learner.learner import Learner
     from engine.learner.learner_rank import TrainStepResult
-    from engine.learner.minibatches import build_micro_batch, build_rl_minibatches, split_micro_batches
+    from engine.learner.micro_batches.packing import split_micro_batches
+    from engine.learner.minibatches import build_micro_batch, build_rl_minibatches
     from engine.learner.sample_exchange import exchange_samples
     from engine.learner.sample_files import StoredSequence, count_bytes, list_sequences
 

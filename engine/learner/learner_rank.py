@@ -23,6 +23,7 @@ from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints, restore_replaced_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object
+from engine.learner.micro_batches.load_metrics import compute_speed_metrics, measure_peak_memory, reset_peak_memory
 from engine.learner.minibatches import SftSampler
 from engine.learner.sample_exchange import exchange_samples
 from engine.learner.sample_files import StoredSequence
@@ -193,12 +194,15 @@ class LearnerRank:
             return self._run_rl_step(step, sequences, publish=publish)
 
     def _run_rl_step(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
-        began = time.monotonic()
-        metrics = self._loaded_trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
-        trained = time.monotonic()
-        metrics["train_s"] = trained - began
+        trainer, began = self._loaded_trainer, time.monotonic()
+        reset_peak_memory(self._ranks.device)
+        metrics = trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
+        train_s = metrics["train_s"] = time.monotonic() - began
+        peak = self._run.learner.peak_tflops
+        metrics |= compute_speed_metrics(sequences, trainer.flops, train_s, self._ranks.world_size, peak)
+        metrics |= measure_peak_memory(self._ranks.device)
         self._metrics = metrics
-        self._loaded_trainer.check_weights()  # before they are published or saved
+        trainer.check_weights()  # before they are published or saved
         if step == self._run.rl.steps:
             self._save_step(step)
         saved = time.monotonic()

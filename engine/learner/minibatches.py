@@ -1,13 +1,15 @@
-"""Builds minibatches and padded micro batches; all ranks together train on the same tokens.
+"""Builds minibatches and packed micro batches.
 
-A minibatch (one optimizer update) is dealt to the ranks by length, and each rank splits its share into micro batches
-(one forward and backward pass). The result does not depend on the order in which rows arrived; no row is dropped.
+A minibatch is one optimizer update; engine/learner/micro_batches/packing.py deals it to the ranks as micro batches, one forward and
+backward pass each. The result does not depend on the order in which rows arrived; no row is dropped.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.algorithm import LossMean
+from engine.learner.distributed import RankGroup
 from engine.learner.training_sequence import SequenceSource, Source, TrainingSequence
+from engine.model.packed_attention import Segments, build_segments
 from policies.seeded_random import shuffle_range
 
 
@@ -81,40 +85,12 @@ def compute_token_weights(
     return [1.0 / max(1, divisor) for divisor in divisors[loss_mean]]
 
 
-def split_micro_batches(
-    sequences: Sequence[SequenceSource], num_ranks: int, micro_batch_tokens: int
-) -> list[list[list[int]]]:
-    """For each rank its micro batches, as lists of indices; every rank has the same number of them, at least one.
-
-    A micro batch has at most `micro_batch_tokens` padded tokens; a longer sequence gets its own. Some may be empty.
-    Sequences without a token in the loss are left out.
-    """
-    counted = [index for index, sequence in enumerate(sequences) if sequence.num_loss_tokens]
-    longest_first = sorted(counted, key=lambda index: (-sequences[index].num_tokens, index))
-    lengths = [sequence.num_tokens - 1 for sequence in sequences]
-    by_rank = [
-        _pack_micro_batches(longest_first[rank::num_ranks], lengths, micro_batch_tokens) for rank in range(num_ranks)
-    ]
-    most = max(1, *(len(micro_batches) for micro_batches in by_rank))
-    return [micro_batches + [[]] * (most - len(micro_batches)) for micro_batches in by_rank]
-
-
-def _pack_micro_batches(longest_first: list[int], lengths: list[int], micro_batch_tokens: int) -> list[list[int]]:
-    micro_batches: list[list[int]] = []
-    width = 0
-    for index in longest_first:
-        if not micro_batches or (len(micro_batches[-1]) + 1) * width > micro_batch_tokens:
-            micro_batches.append([])
-            width = lengths[index]
-        micro_batches[-1].append(index)
-    return micro_batches
-
-
 class MicroBatch(NamedTuple):
-    """B sequences without their last token, padded on the right to T; N tokens in the loss."""
+    """Sequences without their last token, one after the other in T tokens; N tokens in the loss."""
 
-    token_ids_BT: Tensor  # int64
-    positions_N: Tensor  # int64, indices into the flattened [B * T] of the hidden states that predict the tokens
+    token_ids_T: Tensor  # int64
+    segments: Segments
+    positions_N: Tensor  # int64, indices into [T] of the hidden states that predict the tokens
     targets_N: Tensor  # int64
     logprobs_N: Tensor
     advantages_N: Tensor
@@ -123,17 +99,26 @@ class MicroBatch(NamedTuple):
     num_sequences: int
 
 
+def map_tensors(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroBatch:
+    """With each tensor replaced."""
+
+    def select(fields: dict[str, object]) -> dict[str, Any]:
+        return {name: change(each) for name, each in fields.items() if isinstance(each, Tensor)}
+
+    segments = batch.segments._replace(**select(batch.segments._asdict()))
+    return batch._replace(segments=segments, **select(batch._asdict()))
+
+
 def build_micro_batch(sequences: Sequence[TrainingSequence], token_weights: Sequence[float]) -> MicroBatch:
     """`token_weights`: of each token of a sequence, in the minibatch's mean.
 
-    Without sequences: one padding token and no loss, for the step's collectives.
+    Without sequences: one token without loss, for the step's collectives.
     """
-    width = max((len(sequence.token_ids) - 1 for sequence in sequences), default=1)
-    token_ids_BT = np.zeros((max(1, len(sequences)), width), np.int64)
-    positions: list[NDArray[np.int64]] = []
-    for row, sequence in enumerate(sequences):
-        token_ids_BT[row, : len(sequence.token_ids) - 1] = sequence.token_ids[:-1]
-        positions.append(np.flatnonzero(sequence.loss_mask) - 1 + row * width)
+    lengths = [len(sequence.token_ids) - 1 for sequence in sequences]
+    token_ids = [sequence.token_ids[:-1] for sequence in sequences] or [np.zeros(1, np.int32)]
+    starts = np.cumsum([0, *lengths])[:-1]
+    placed = zip(sequences, starts, strict=True)
+    positions = [np.flatnonzero(sequence.loss_mask) - 1 + start for sequence, start in placed]
     targets = [sequence.token_ids[sequence.loss_mask] for sequence in sequences]
     logprobs = [sequence.logprobs[sequence.loss_mask] for sequence in sequences]
     numbers = [np.full(sequence.num_loss_tokens, row, np.int64) for row, sequence in enumerate(sequences)]
@@ -141,7 +126,8 @@ def build_micro_batch(sequences: Sequence[TrainingSequence], token_weights: Sequ
     pairs = zip(sequences, token_weights, strict=True)
     weights = [np.full(sequence.num_loss_tokens, weight, np.float64) for sequence, weight in pairs]
     return MicroBatch(
-        torch.from_numpy(token_ids_BT),
+        _concatenate(token_ids, np.int64),
+        build_segments(lengths or [1]),
         _concatenate(positions, np.int64),
         _concatenate(targets, np.int64),
         _concatenate(logprobs, np.float32),
@@ -154,3 +140,32 @@ def build_micro_batch(sequences: Sequence[TrainingSequence], token_weights: Sequ
 
 def _concatenate(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> Tensor:
     return torch.from_numpy(np.concatenate([*parts, np.zeros(0, dtype)], dtype=dtype))
+
+
+def load_micro_batch(
+    sequences: Sequence[SequenceSource], weights: Sequence[float], indices: Sequence[int], device: torch.device
+) -> MicroBatch:
+    """Of these sequences of a minibatch. For a GPU in page-locked memory: the copy then overlaps with the GPU's work."""
+    batch = build_micro_batch([sequences[index].load() for index in indices], [weights[index] for index in indices])
+    return map_tensors(batch, Tensor.pin_memory) if device.type == "cuda" else batch
+
+
+def iter_micro_batches(loads: Sequence[Callable[[], MicroBatch]], ranks: RankGroup) -> Generator[MicroBatch]:
+    """On the rank's device, in order."""
+    prefetched = iter_prefetched(loads)
+    for _ in loads:
+        with ranks.operation("load of samples"):
+            batch = next(prefetched)
+        yield map_tensors(batch, partial(Tensor.to, device=ranks.device, non_blocking=True))
+
+
+def iter_prefetched(loads: Sequence[Callable[[], MicroBatch]]) -> Generator[MicroBatch]:
+    """The results of `loads`. While one trains, another thread prepares the next one. Raises as the loads do."""
+    with ThreadPoolExecutor(1, "prefetch") as pool:
+        pending = pool.submit(loads[0]) if loads else None
+        for load in [*loads[1:], None]:
+            if pending is None:
+                return
+            item = pending.result()
+            pending = pool.submit(load) if load is not None else None
+            yield item

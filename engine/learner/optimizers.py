@@ -92,14 +92,14 @@ def _shard_like(update: Tensor, parameter: Tensor) -> Tensor:
 def build_sft_optimizers(model: nn.Module, sft: SftConfig) -> list[Optimizer]:
     """AdamW for all parameters; with sft.optimizer = "muon", Muon for the layers' matrices."""
     matrices, others = _split_parameters(model) if sft.optimizer == "muon" else ([], list(model.parameters()))
-    adamw = AdamW(others, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay, foreach=True)
+    adamw = AdamW(others, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay, fused=True)
     return [Muon(matrices, lr=sft.muon_lr, weight_decay=sft.weight_decay), adamw] if matrices else [adamw]
 
 
 def build_rl_optimizers(model: nn.Module, learner: LearnerConfig) -> list[Optimizer]:
     """AdamW for all parameters: Muon's full-rank updates are too coarse for the small changes of RL."""
     return [
-        AdamW(model.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay, foreach=True)
+        AdamW(model.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay, fused=True)
     ]
 
 

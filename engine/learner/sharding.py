@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from configs.algorithm import LearnerConfig
 from engine.learner.distributed import RankGroup
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import build_empty_model, fill_parameters
@@ -63,9 +64,22 @@ def _shard_unit(module: nn.Module, ranks: RankGroup, policy: MixedPrecisionPolic
     """Gradients are summed over ranks, not averaged: the loss is already divided by the tokens of the whole minibatch."""
     unit = fully_shard(module, mesh=ranks.parameter_mesh, mp_policy=policy)
     assert isinstance(unit, FSDPModule)
-    unit.set_gradient_divide_factor(1.0)
+    if ranks.dims.num_data_ranks > 1:  # a single rank would divide by 1, which costs a pass over all gradients
+        unit.set_gradient_divide_factor(1.0)
     unit.set_force_sum_reduction_for_comms(True)
     return unit
+
+
+def set_gradient_reduction(model: nn.Module, ranks: RankGroup, learner: LearnerConfig, *, is_last: bool) -> None:
+    """For the next backward pass; `is_last`: of an update.
+
+    Gradients are reduced over the copies of the model after the last micro batch. Within a copy they are reduced after
+    each one, or once; until then a rank holds float32 gradients of all parameters, as a rank with a whole copy does anyway.
+    """
+    if isinstance(model, FSDPModule):
+        is_reduced_once = learner.reduce_gradients == "once" or ranks.dims.dp_shard == 1
+        model.set_requires_all_reduce(is_last)
+        model.set_requires_gradient_sync(is_last or not is_reduced_once)
 
 
 def reshard_parameters(model: nn.Module) -> None:

@@ -21,20 +21,23 @@ from engine.learner.loss_reduction import (
     compute_rl_metrics,
     reduce_outputs,
 )
+from engine.learner.micro_batches.load_metrics import compute_expert_metrics, compute_plan_metrics
+from engine.learner.micro_batches.packing import split_micro_batches
 from engine.learner.minibatches import (
     MicroBatch,
-    build_micro_batch,
     build_rl_minibatches,
     compute_token_weights,
-    split_micro_batches,
+    iter_micro_batches,
+    load_micro_batch,
 )
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
 from engine.learner.saving.checkpoint_writer import CheckpointWriter, ModelExport, PendingCheckpoint
 from engine.learner.saving.training_state import capture_training_state, load_training_state
-from engine.learner.sharding import reshard_parameters
+from engine.learner.sharding import reshard_parameters, set_gradient_reduction
 from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence, check_token_ids
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_export import MAX_SHARD_BYTES
+from engine.model.training_flops import count_forward_flops
 from policies.losses.grpo import compute_sft_loss
 from policies.losses.policy_loss import LossInput, LossOutput
 from policies.losses.policy_objective import PolicyObjective
@@ -58,6 +61,8 @@ class Trainer:
         self._optimizers: list[Optimizer] = []
         self._base_lrs: list[float] = []
         self._learner = run.learner.resolve_auto(run.engine.dtype)
+        self.flops = count_forward_flops(model.config)
+        model.set_recomputed(self._learner.activation_checkpointing)
         self._objective = PolicyObjective(self._learner)
         self._reference: CausalLM | None = None
         self._checkpoints = CheckpointWriter(ranks, run.learner.threads)
@@ -101,8 +106,8 @@ class Trainer:
         `distribute` receives the minibatches and makes the sequences of each rank loadable there.
 
         Returns loss and grad_norm (means over updates), lr, updates, updates_skipped, tokens (in the loss), rows,
-        ratio_mean, ratio_max, entropy (over all tokens), the metrics of the loss, and those of the mismatch between
-        engine and learner. Raises ValueError for token ids outside the vocabulary, OSError for unreadable sequences, and
+        ratio_mean, ratio_max, entropy (over all tokens), the metrics of the loss, those of the mismatch between engine
+        and learner, of the plan of micro batches, and of the load of experts. Raises ValueError for token ids outside the vocabulary, OSError for unreadable sequences, and
         UnusableInput above learner.mismatch_limit.
         """
         learner, steps = self._learner, self._run.rl.steps
@@ -110,8 +115,9 @@ class Trainer:
         minibatches = build_rl_minibatches(sequences, learner.minibatches, self._run.seed, self.step)
         check_token_ids(sequences, self.model.config.vocab_size)
         trained = [minibatch for minibatch in minibatches if any(sequence.num_loss_tokens for sequence in minibatch)]
+        planned = [(each, self._split_micro_batches(each)) for each in trained]
         if distribute is not None:
-            trained = distribute([(each, self._split_micro_batches(each)) for each in trained])
+            trained = distribute(planned)
         old_logprobs = self._recompute_old_logprobs(trained)
         updates = list[OptimizerUpdate]()
         for minibatch, old in zip(trained, old_logprobs, strict=True):
@@ -122,7 +128,8 @@ class Trainer:
         tokens = sum(update.totals.tokens for update in updates)
         self.step += 1
         counts = {"lr": lr_scale * learner.lr, "rows": float(len(sequences)), "tokens": float(tokens)}
-        return counts | compute_rl_metrics(updates)
+        plan = compute_plan_metrics(planned, learner.micro_batch_tokens, self.flops.attention_tokens)
+        return counts | compute_rl_metrics(updates) | plan | compute_expert_metrics(self.model, self._ranks)
 
     def check_weights(self) -> None:
         """Every rank calls it. Raises UnusableInput for weights that are not finite, naming the first parameter."""
@@ -142,24 +149,20 @@ class Trainer:
             return [None] * len(minibatches)
         old_logprobs: list[OldLogprobs] = [None]
         for sequences in minibatches[1:]:
-            loads = self._list_micro_batches(sequences)
-            old_logprobs.append([self._score_without_gradient(self.model, load()).logprobs_N for load in loads])
+            batches = iter_micro_batches(self._list_micro_batches(sequences), self._ranks)
+            old_logprobs.append([self._score_without_gradient(self.model, each).logprobs_N for each in batches])
         return old_logprobs
 
     def _split_micro_batches(self, sequences: Sequence[SequenceSource]) -> RankShares:
-        return split_micro_batches(sequences, self._ranks.dims.num_data_ranks, self._learner.micro_batch_tokens)
+        num_shares, tokens = self._ranks.dims.num_data_ranks, self._learner.micro_batch_tokens
+        return split_micro_batches(sequences, num_shares, tokens, self.flops.attention_tokens)
 
     def _list_micro_batches(self, sequences: Sequence[SequenceSource]) -> list[Callable[[], MicroBatch]]:
-        """Those of this rank. A call loads one onto the rank's device."""
+        """Those of this rank. A call loads one, into page-locked memory for a GPU."""
         loss_mean = self._learner.loss_mean if self.stage == "rl" else "tokens"
         weights = compute_token_weights(sequences, loss_mean, self._run.response_tokens)
-
-        def load(indices: Sequence[int]) -> MicroBatch:
-            loaded = [sequences[index].load() for index in indices]
-            batch = build_micro_batch(loaded, [weights[index] for index in indices])
-            return _copy_to_device(batch, self._ranks.device)
-
-        return [partial(load, indices) for indices in self._split_micro_batches(sequences)[self._ranks.data_rank]]
+        share = self._split_micro_batches(sequences)[self._ranks.data_rank]
+        return [partial(load_micro_batch, sequences, weights, indices, self._ranks.device) for indices in share]
 
     def _run_update(
         self,
@@ -175,11 +178,12 @@ class Trainer:
         """
         counts = [sequence.num_loss_tokens for sequence in sequences]
         totals = MinibatchTotals(max(1, sum(counts)), max(1, sum(map(bool, counts))))
-        loads = self._list_micro_batches(sequences)
-        outputs = list[LossOutput]()
-        for load, old_N in zip(loads, old_logprobs or [None] * len(loads), strict=True):
+        loads, outputs = self._list_micro_batches(sequences), list[LossOutput]()
+        pairs = zip(iter_micro_batches(loads, self._ranks), old_logprobs or [None] * len(loads), strict=True)
+        for number, (batch, old_N) in enumerate(pairs, start=1):
+            set_gradient_reduction(self.model, self._ranks, self._learner, is_last=number == len(loads))
             with self._ranks.operation("forward and backward"):
-                outputs.append(self._forward_backward(load(), totals, compute_loss, old_N))
+                outputs.append(self._forward_backward(batch, totals, compute_loss, old_N))
         sums = reduce_outputs(outputs, self._ranks)
         if mismatch_limit:
             check_mismatch(sums, totals, mismatch_limit)
@@ -205,7 +209,7 @@ class Trainer:
         temperature = self._run.sampling.temperature if is_rl else 1.0
         has_entropy_gradient = is_rl and self._learner.entropy_coef > 0
         tokens = ScoredTokens(batch.positions_N, batch.targets_N, temperature, has_entropy_gradient)
-        return model(batch.token_ids_BT, tokens=tokens)
+        return model(batch.token_ids_T[None], tokens=tokens, segments=batch.segments)
 
     def _score_without_gradient(self, model: CausalLM, batch: MicroBatch) -> TokenScores:
         with self._ranks.operation("forward"), torch.no_grad():
@@ -291,14 +295,6 @@ class Trainer:
         self.start_stage(state.stage)
         self.step = state.step
         load_training_state(checkpoint, self.model, self._optimizers, state.step, self._ranks)
-
-
-def _copy_to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    """From page-locked memory, so that the copy overlaps with the GPU's work."""
-    if device.type == "cpu":
-        return batch
-    tensors = {name: each for name, each in batch._asdict().items() if isinstance(each, Tensor)}
-    return batch._replace(**{name: each.pin_memory().to(device, non_blocking=True) for name, each in tensors.items()})
 
 
 def _compute_cold_start_loss(batch: LossInput, _reference_logprobs_N: Tensor | None) -> LossOutput:

@@ -6,15 +6,16 @@ with transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from configs.algorithm import Checkpointing
 from engine.model.experts import SparseMlp
 from engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
 from engine.model.model_config import DecoderConfig
+from engine.model.packed_attention import Segments
+from engine.model.recomputation import run_recomputed
 from engine.model.rope import compute_rope_tables
 from policies.losses.token_scores import ScoredTokens, TokenScores, compute_token_scores
 
@@ -31,8 +32,14 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x_BTE = x_BTE + self.self_attn(self.input_layernorm(x_BTE), cos, sin)
+        self.recomputed: Checkpointing = "none"  # in the backward pass, to save memory
+
+    def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
+        """FSDP gathers the parameters for the backward pass before this module recomputes activations."""
+        return run_recomputed(self.recomputed, self._compute, x_BTE, cos, sin, segments)
+
+    def _compute(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
+        x_BTE = x_BTE + self.self_attn(self.input_layernorm(x_BTE), cos, sin, segments)
         return x_BTE + self.mlp(self.post_attention_layernorm(x_BTE))
 
 
@@ -46,12 +53,12 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList([DecoderLayer(config, layer) for layer in range(config.num_layers)])
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, token_ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+    def forward(self, token_ids_BT: Tensor, positions_BT: Tensor, segments: Segments | None) -> Tensor:
         x_BTE = self.embed_tokens(token_ids_BT)
         tables = compute_rope_tables(positions_BT, self.config)
-        cos, sin = (table.to(x_BTE.dtype).unsqueeze(1) for table in tables)
+        cos, sin = (table.to(x_BTE.dtype).unsqueeze(2) for table in tables)
         for layer in self.layers:
-            x_BTE = layer(x_BTE, cos, sin)
+            x_BTE = layer(x_BTE, cos, sin, segments)
         return self.norm(x_BTE)
 
 
@@ -59,7 +66,7 @@ class OutputHead(UninitializedLinear):
     """The output matrix of an untied model. A call computes scores: FSDP gathers the matrix once for all their chunks."""
 
     def forward(self, hidden_NE: Tensor, tokens: ScoredTokens) -> TokenScores:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return score_tokens(hidden_NE, tokens, self.compute_logits, self.out_features)
+        return score_tokens(hidden_NE, self.weight, tokens)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden, self.weight)
@@ -76,21 +83,34 @@ class CausalLM(nn.Module):
         self.lm_head = None if config.tie_word_embeddings else OutputHead(*head_sizes, bias=False)
 
     def forward(
-        self, token_ids_BT: Tensor, positions_BT: Tensor | None = None, tokens: ScoredTokens | None = None
+        self,
+        token_ids_BT: Tensor,
+        positions_BT: Tensor | None = None,
+        tokens: ScoredTokens | None = None,
+        segments: Segments | None = None,
     ) -> Tensor | TokenScores:
-        """Hidden states after the last norm, [B, T, E], or the scores of `tokens`. Rows may be right-padded.
+        """Hidden states after the last norm, [B, T, E], or the scores of `tokens`.
 
+        Each row is a sequence and may be right-padded; with `segments`, the only row contains several sequences.
         A sharded model (engine.learner.sharding) has its output matrix only during this call.
         """
-        if positions_BT is None:
+        if segments is not None:
+            positions_BT = segments.positions_T[None]
+        elif positions_BT is None:
             positions_BT = torch.arange(token_ids_BT.shape[1], device=token_ids_BT.device)[None]
-        hidden_BTE = self.model(token_ids_BT, positions_BT)
+        hidden_BTE = self.model(token_ids_BT, positions_BT, segments)
         if tokens is None:
             return hidden_BTE
         hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, tokens.positions_N)
         if self.lm_head is not None:
             return self.lm_head(hidden_NE, tokens)
-        return score_tokens(hidden_NE, tokens, self.compute_logits, self.config.vocab_size)
+        return score_tokens(hidden_NE, self.model.embed_tokens.weight, tokens)
+
+    def set_recomputed(self, recomputed: Checkpointing) -> None:
+        """Which activations of the layers the backward pass recomputes."""
+        for layer in self.model.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.recomputed = recomputed
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[..., E] -> [..., V], for whole models."""
@@ -99,16 +119,9 @@ class CausalLM(nn.Module):
         return functional.linear(hidden, self.model.embed_tokens.weight)
 
 
-def score_tokens(
-    hidden_NE: Tensor, tokens: ScoredTokens, compute_logits: Callable[[Tensor], Tensor], vocab_size: int
-) -> TokenScores:
+def score_tokens(hidden_NE: Tensor, weight_VE: Tensor, tokens: ScoredTokens) -> TokenScores:
     return compute_token_scores(
-        hidden_NE,
-        tokens.targets_N,
-        compute_logits,
-        vocab_size,
-        tokens.temperature,
-        entropy_gradient=tokens.entropy_gradient,
+        hidden_NE, weight_VE, tokens.targets_N, tokens.temperature, entropy_gradient=tokens.entropy_gradient
     )
 
 

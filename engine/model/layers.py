@@ -1,10 +1,14 @@
 """The parts of a decoder layer for training, with transformers' parameter names: norm, attention and MLP."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import Function
 from torch.nn import functional
 
 from engine.model.model_config import DecoderConfig
+from engine.model.packed_attention import Segments, attend_rows, attend_segments
 from engine.model.rope import apply_rope
 
 
@@ -16,7 +20,33 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalizes the last dimension, in float32 or wider."""
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if x.is_cuda:
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        found: Tensor = _CpuRmsNorm.apply(x, self.weight, self.eps)  # pyright: ignore[reportAssignmentType]
+        return found
+
+
+class _CpuRmsNorm(Function):
+    """On CPUs, torch's own norm makes twice as many passes over memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        squares = torch.linalg.vecdot(exact, exact).div_(x.shape[-1])
+        inverse = squares.add_(eps).rsqrt_().unsqueeze(-1)
+        ctx.save_for_backward(x, weight, inverse)
+        return (exact * inverse).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """With r the inverse root and n the size, dx = r w g - x r^3 (w g . x) / n and dw = sum(r g x)."""
+        x, weight, inverse = ctx.saved_tensors
+        gradient, exact = gradients[0].to(inverse.dtype), x.to(inverse.dtype)
+        products = (gradient * exact).reshape(-1, x.shape[-1])
+        projections = torch.mv(products, weight.to(inverse.dtype)).view_as(inverse)
+        x_gradient = (gradient * weight).mul_(inverse)
+        x_gradient.addcmul_(exact, projections.mul_(inverse**3), value=-1.0 / x.shape[-1])
+        return x_gradient.to(x.dtype), torch.mv(products.t(), inverse.flatten()).to(weight.dtype), None
 
 
 class UninitializedLinear(nn.Linear):
@@ -42,15 +72,18 @@ class Attention(nn.Module):
         self.q_norm = RmsNorm(head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
         self.k_norm = RmsNorm(head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
 
-    def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Causal over T. cos and sin are [B or 1, 1, T, head_dim]."""
+    def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
+        """Causal over each row, or over each segment of the only row. cos and sin are [B or 1, T, 1, head_dim]."""
         heads = (*x_BTE.shape[:-1], -1, self.head_dim)
-        q_BHTD = self.q_norm(self.q_proj(x_BTE).view(heads)).transpose(1, 2)
-        k_BKTD = self.k_norm(self.k_proj(x_BTE).view(heads)).transpose(1, 2)
-        v_BKTD = self.v_proj(x_BTE).view(heads).transpose(1, 2)
-        q_BHTD, k_BKTD = apply_rope(q_BHTD, cos, sin), apply_rope(k_BKTD, cos, sin)
-        out_BHTD = functional.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=True)
-        return self.o_proj(out_BHTD.transpose(1, 2).flatten(2))
+        q_BTHD = apply_rope(self.q_norm(self.q_proj(x_BTE).view(heads)), cos, sin)
+        k_BTKD = apply_rope(self.k_norm(self.k_proj(x_BTE).view(heads)), cos, sin)
+        v_BTKD = self.v_proj(x_BTE).view(heads)
+        if segments is None:
+            out_BTHD = attend_rows(q_BTHD, k_BTKD, v_BTKD)
+        else:
+            row = q_BTHD.squeeze(0), k_BTKD.squeeze(0), v_BTKD.squeeze(0)
+            out_BTHD = attend_segments(*row, segments).unsqueeze(0)
+        return self.o_proj(out_BTHD.flatten(2))
 
 
 class Mlp(nn.Module):

@@ -31,6 +31,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "determinism": tuple(
         f"{kind}_over_fast_{batch}" for kind in ("strict", "tiles_64", "tiles_16", "tiles_4") for batch in BATCHES
     ),
+    "learner": (
+        *("tokens_per_s", "ratio_padded", "ratio_padded_small", "ratio_sorted", "bf16_ratio_17m", "fill"),
+        *("lockstep_loss_4096_rows_64_ranks", "plan_s"),
+    ),
     "mismatch": (
         *(f"cosine.{kind}.{row}" for kind in CORRECTIONS for row in ("small", "some", "far", "many")),
         *(f"norm.{kind}.{row}" for kind in CORRECTIONS for row in ("small", "some", "far", "many")),

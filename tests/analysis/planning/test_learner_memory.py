@@ -4,11 +4,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from analysis.planning.activation_memory import Checkpointing, compute_activation_memory, compute_layer_activations
+from analysis.planning.activation_memory import compute_activation_memory, compute_layer_activations
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
 from analysis.planning.model_size import measure_model
+from configs.algorithm import Checkpointing
 from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.model_config import DecoderConfig
+from engine.model.packed_attention import build_segments
 from policies.losses.token_scores import ScoredTokens
 from tests.analysis.planning.qwen3_models import QWEN3, read_qwen3
 from tests.engine.tiny_models import small_architecture
@@ -20,13 +22,13 @@ RANKS = (1, 8, 64)
 BY_HAND = {"1.7B": (31, 7, 4), "4B": (69, 13, 6), "8B": (141, 26, 12), "14B": (249, 42, 17)}
 # The same with the present units, and with all that a step needs at its peak. FSDP gathers the embedding of an untied
 # model only for its lookup, so 8B and 14B hold one of the two matrices. In addition: two gathered layers with a buffer,
-# gradients in reduction, the layer that is recomputed, and on few ranks the temporary tensor of AdamW.
-PLANNED = {"1.7B": (34, 9, 6), "4B": (80, 17, 10), "8B": (164, 29, 15), "14B": (295, 47, 22)}
+# gradients in reduction, and the layer that is recomputed.
+PLANNED = {"1.7B": (33, 9, 6), "4B": (73, 17, 10), "8B": (144, 29, 15), "14B": (254, 47, 22)}
 
 
 def plan_rank(model: str, ranks: int, checkpointing: Checkpointing = "full") -> RankMemory:
     config = read_qwen3(model)
-    activations = compute_activation_memory(config, TOKENS, 2, checkpointing, has_fused_norm=True)
+    activations = compute_activation_memory(config, TOKENS, 2, checkpointing, has_packed_kernel=True)
     return compute_rank_memory(measure_model(config), RankShare(ranks, 2, has_units=True), activations)
 
 
@@ -34,7 +36,7 @@ def plan_rank(model: str, ranks: int, checkpointing: Checkpointing = "full") -> 
 def test_the_table_of_full_checkpointing_is_computed_from_the_parts(model: str) -> None:
     config = read_qwen3(model)
     size = measure_model(config)
-    activations = compute_activation_memory(config, TOKENS, 2, "full", has_fused_norm=True)
+    activations = compute_activation_memory(config, TOKENS, 2, "full", has_packed_kernel=True)
     assert activations.layers == TOKENS * 2 * config.hidden_size * config.num_layers
     gigabytes = [(16 * size.total / ranks + 4 * size.ends + activations.layers) / 1e9 for ranks in RANKS]
     assert tuple(map(round, gigabytes)) == BY_HAND[model]
@@ -73,7 +75,8 @@ def test_stronger_checkpointing_needs_less_memory(model: str) -> None:
 
 def count_kept_bytes(config: DecoderConfig, dtype: torch.dtype) -> float:
     """Per token: the memory of the tensors that a forward pass keeps, without the parameters."""
-    batch, width = 2, 64
+    segments = build_segments([64, 64])
+    num_tokens = sum(segments.lengths)
     model = CausalLM(config)
     initialize_weights(model, 0)
     model = model.to(dtype)
@@ -86,11 +89,11 @@ def count_kept_bytes(config: DecoderConfig, dtype: torch.dtype) -> float:
             kept[address] = tensor  # the reference keeps the address in use
         return tensor
 
-    token_ids_BT = torch.arange(batch * width).view(batch, width) % config.vocab_size
-    positions_N = torch.arange(batch * width)
+    positions_N = torch.arange(num_tokens)
+    token_ids_T = positions_N % config.vocab_size
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(token_ids_BT, tokens=ScoredTokens(positions_N, token_ids_BT.flatten()))
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (batch * width)
+        model(token_ids_T[None], tokens=ScoredTokens(positions_N, token_ids_T), segments=segments)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / num_tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -98,5 +101,5 @@ def count_kept_bytes(config: DecoderConfig, dtype: torch.dtype) -> float:
 def test_a_layer_keeps_the_planned_bytes_for_its_backward_pass(model_type: str, dtype: torch.dtype) -> None:
     config = small_architecture(model_type)
     three, four = (count_kept_bytes(replace(config, num_layers=layers), dtype) for layers in (3, 4))
-    planned = compute_layer_activations(config, dtype.itemsize, "none", has_fused_norm=False)
+    planned = compute_layer_activations(config, dtype.itemsize, "none", has_packed_kernel=False)
     assert four - three == pytest.approx(planned.kept, rel=0.02)

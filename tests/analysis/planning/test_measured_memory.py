@@ -40,6 +40,9 @@ CASES = {
     ),
     "parameters": make_case(make_model(768, 3072, 5, 12, 4096), 64, 4),
     "bfloat16": make_case(make_model(512, 1536, 8, 8, 8192), 256, 4, dtype="bfloat16"),
+    "selective": make_case(make_model(512, 1536, 8, 8, 4096), 1024, 4, activation_checkpointing="selective"),
+    "full": make_case(make_model(512, 1536, 8, 8, 4096), 1024, 4, activation_checkpointing="full"),
+    "reduced once": make_case(make_model(768, 3072, 5, 12, 4096), 64, 4, reduce_gradients="once"),
 }
 
 
@@ -48,8 +51,15 @@ def plan(case: MemoryCase, ranks: int) -> RankMemory:
     is_float32 = case.learner.get("dtype", "float32") == "float32"
     value_bytes = 4 if is_float32 else 2
     tokens = case.learner["micro_batch_tokens"]
-    activations = compute_activation_memory(config, tokens, value_bytes, "none", has_fused_norm=False)
-    share = RankShare(ranks, value_bytes, has_units=ranks > 1 or not is_float32)
+    activations = compute_activation_memory(
+        config, tokens, value_bytes, case.learner.get("activation_checkpointing", "none"), has_packed_kernel=False
+    )
+    share = RankShare(
+        ranks,
+        value_bytes,
+        has_units=ranks > 1 or not is_float32,
+        reduces_once=case.learner.get("reduce_gradients") == "once",
+    )
     return compute_rank_memory(measure_model(config), share, activations)
 
 

@@ -21,12 +21,7 @@ from tests.engine.tiny_models import small_architecture
 
 ROOT = Path(__file__).parents[3]
 NODE = PlannedMachines(8, GPUS["h100"], 1, 1024 * GIB, 512 * GIB, 2048 * GIB)
-# Qwen3-14B on colocated servers: the largest sequences of the report's run.
-LONG = (
-    *("dialogue.prompt_tokens=1024", "dialogue.response_tokens=12288", "learner.micro_batch_tokens=16384"),
-    *("rl.prompts=512", "rl.rollouts=32", "bus.queue_messages=262144", "sglang.memory_share=0.75"),
-)
-CLUSTER = ("cluster.nodes=8", "cluster.learner_nodes=8", "cluster.key=key")
+KEEPS_ALL = "learner.activation_checkpointing=none"
 
 
 def make_inputs(
@@ -56,8 +51,8 @@ def make_machines(gpu: str, gpus: int = 8, nodes: int = 1) -> PlannedMachines:
     [
         make_inputs("1.7B", file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1)),
         make_inputs("4B", machines=make_machines("h100")),
-        make_inputs("14B", *LONG, machines=make_machines("h200"), checkpointing="full"),
-        make_inputs("14B", *LONG, *CLUSTER, machines=make_machines("mi300x", nodes=8), checkpointing="full"),
+        make_inputs("14B", file="rstar2_14b_8gpu", machines=make_machines("h200")),
+        make_inputs("14B", file="rstar2_14b_64gpu", machines=make_machines("mi300x", nodes=8)),
     ],
     ids=["1.7B on 1", "4B on 8", "14B on 8", "14B on 64"],
 )
@@ -70,7 +65,7 @@ def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> 
 
 
 def test_without_checkpointing_14b_does_not_fit_on_eight_gpus_and_the_mode_is_named() -> None:
-    plan = build_plan(make_inputs("14B", *LONG, machines=make_machines("h200")))
+    plan = build_plan(make_inputs("14B", KEEPS_ALL, file="rstar2_14b_8gpu", machines=make_machines("h200")))
     assert [each.name for each in plan.shortfalls] == ["GPU memory"]
     assert {"learner.activation_checkpointing": "selective"} in [change.changes for change in plan.changes]
 
@@ -111,7 +106,7 @@ def test_a_cache_that_does_not_fit_names_a_smaller_one() -> None:
 
 def test_two_keys_are_named_if_one_does_not_suffice() -> None:
     machines = PlannedMachines(8, GPUS["h100"], 1)
-    plan = build_plan(make_inputs("8B", *LONG, "sglang.colocate=false", machines=machines))
+    plan = build_plan(make_inputs("8B", KEEPS_ALL, "sglang.colocate=false", file="rstar2_14b_8gpu", machines=machines))
     assert [len(change.changes) for change in plan.changes if change.resource == "GPU memory"] != []
     assert all(len(change.changes) == 2 for change in plan.changes if change.resource == "GPU memory")
 

@@ -94,7 +94,11 @@ def score(model: CausalLM) -> list[float]:
     """Of a few tokens, without a backward pass."""
     batch = build_micro_batch(sequences(0, count=2), [1.0, 1.0])
     with torch.no_grad():
-        scores = model(batch.token_ids_BT, tokens=ScoredTokens(batch.positions_N, batch.targets_N))
+        scores = model(
+            batch.token_ids_T[None],
+            tokens=ScoredTokens(batch.positions_N, batch.targets_N),
+            segments=batch.segments,
+        )
     reshard_parameters(model)
     return scores.logprobs_N.tolist()
 

@@ -1,10 +1,13 @@
+import threading
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.learner.minibatches import SftSampler, build_micro_batch, build_rl_minibatches, split_micro_batches
+from engine.learner.minibatches import MicroBatch, SftSampler, build_micro_batch, build_rl_minibatches, iter_prefetched
 from engine.learner.training_sequence import (
     TrainingSequence,
     build_rl_sequence,
@@ -12,38 +15,6 @@ from engine.learner.training_sequence import (
     build_training_sequence,
 )
 from tests.engine.learner.training_examples import replace_tokens, rl_sequences, row
-
-LENGTHS = st.lists(st.integers(1, 50), max_size=40)
-
-
-def sequence(length: int, counted: bool = True) -> TrainingSequence:
-    ids = np.arange(length, dtype=np.int32)
-    return build_training_sequence(ids, np.full(length, counted), np.zeros(length, np.float32), 1.0)
-
-
-@given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
-def test_ranks_together_train_once_on_every_sequence_with_loss(lengths: list[int], ranks: int, tokens: int) -> None:
-    sequences = [sequence(length) for length in lengths]
-    shares = split_micro_batches(sequences, ranks, tokens)
-    dealt = [index for share in shares for indices in share for index in indices]
-    assert sorted(dealt) == [index for index, length in enumerate(lengths) if length > 1]
-
-
-@given(LENGTHS, st.integers(1, 4), st.integers(1, 200))
-def test_ranks_have_equally_many_micro_batches_within_the_bound(lengths: list[int], ranks: int, tokens: int) -> None:
-    sequences = [sequence(length) for length in lengths]
-    shares = split_micro_batches(sequences, ranks, tokens)
-    assert len(shares) == ranks
-    assert len({len(share) for share in shares}) == 1
-    assert shares[0]
-    for indices in (indices for share in shares for indices in share):
-        chosen = [sequences[index] for index in indices]
-        padded = build_micro_batch(chosen, [1.0] * len(chosen)).token_ids_BT.numel()
-        assert padded <= tokens or len(indices) <= 1
-
-
-def test_a_sequence_without_loss_tokens_is_left_out() -> None:
-    assert split_micro_batches([sequence(5, counted=False), sequence(4)], 1, 100) == [[[1]]]
 
 
 def test_a_micro_batch_has_the_position_that_predicts_each_loss_token() -> None:
@@ -54,7 +25,10 @@ def test_a_micro_batch_has_the_position_that_predicts_each_loss_token() -> None:
         np.array([1, 2], np.int32), np.array([False, True]), np.array([0, -3], np.float32), -0.5
     )
     batch = build_micro_batch([first, second], [0.5, 0.25])
-    assert batch.token_ids_BT.tolist() == [[5, 6, 7], [1, 0, 0]]
+    assert batch.token_ids_T.tolist() == [5, 6, 7, 1]
+    assert batch.segments.lengths == (3, 1)
+    assert batch.segments.offsets.tolist() == [0, 3, 4]
+    assert batch.segments.positions_T.tolist() == [0, 1, 2, 0]
     assert batch.positions_N.tolist() == [1, 2, 3]
     assert batch.targets_N.tolist() == [7, 8, 2]
     assert batch.logprobs_N.tolist() == [-1.0, -2.0, -3.0]
@@ -63,9 +37,9 @@ def test_a_micro_batch_has_the_position_that_predicts_each_loss_token() -> None:
     assert batch.weights_N.tolist() == [0.5, 0.5, 0.25]
 
 
-def test_an_empty_micro_batch_is_one_padding_token_without_loss() -> None:
+def test_an_empty_micro_batch_is_one_token_without_loss() -> None:
     batch = build_micro_batch([], [])
-    assert batch.token_ids_BT.tolist() == [[0]]
+    assert batch.token_ids_T.tolist() == [0]
     assert batch.num_sequences == 0
     tensors = [value for value in batch if isinstance(value, torch.Tensor)]
     assert [len(values) for values in tensors[1:]] == [0] * 6
@@ -132,3 +106,29 @@ def test_the_order_of_the_cold_start_is_a_function_of_seed_and_step() -> None:
 def test_a_cold_start_without_sequences_is_refused() -> None:
     with pytest.raises(ValueError, match="no sequence"):
         SftSampler(0, 4, 0)
+
+
+def test_micro_batches_are_prepared_in_order_and_one_ahead() -> None:
+    batch = build_micro_batch([], [])
+    begun = [threading.Event() for _ in range(3)]
+
+    def load(number: int) -> MicroBatch:
+        begun[number].set()
+        return batch._replace(num_sequences=number)
+
+    found = iter_prefetched([partial(load, number) for number in range(3)])
+    assert next(found).num_sequences == 0
+    assert begun[1].wait(timeout=30)
+    assert not begun[2].is_set()
+    assert [each.num_sequences for each in found] == [1, 2]
+    assert list(iter_prefetched([])) == []
+
+
+def test_an_error_of_a_prepared_micro_batch_is_raised_when_its_turn_comes() -> None:
+    def fail() -> MicroBatch:
+        raise OSError("unreadable")
+
+    found = iter_prefetched([partial(build_micro_batch, [], []), fail])
+    assert next(found).num_sequences == 0
+    with pytest.raises(OSError, match="unreadable"):
+        next(found)

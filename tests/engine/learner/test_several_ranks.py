@@ -15,7 +15,6 @@ from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.train_ranks import RankScript, make_model, run_script
 
 pytestmark = pytest.mark.slow
-FOUR = pytest.param(4, marks=pytest.mark.nightly)
 CASES = [*((stage, is_tied) for stage in ("sft", "rl", "recomputed") for is_tied in (True, False)), ("experts", True)]
 
 
@@ -63,6 +62,10 @@ def are_equal(one: Outcome, other: Outcome) -> bool:
     return norm <= 1e-6 and largest <= 1e-6
 
 
+def without_plan(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name not in ("fill", "imbalance")}
+
+
 def make_scripts(folder: Path, chunk_tokens: int = 0, **learner: Any) -> list[RankScript]:
     return [
         RankScript(
@@ -72,17 +75,26 @@ def make_scripts(folder: Path, chunk_tokens: int = 0, **learner: Any) -> list[Ra
     ]
 
 
-@pytest.mark.parametrize("ranks", [2, FOUR])
-def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, {"activation_checkpointing": "selective", "reduce_gradients": "once"}),
+        pytest.param(4, {"activation_checkpointing": "full"}, marks=pytest.mark.nightly),
+        pytest.param(2, {}, marks=pytest.mark.nightly),
+    ],
+)
+def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(
+    ranks: int, options: dict[str, Any], tmp_path: Path
+) -> None:
     """The ranks compute logits of different numbers of chunks."""
     alone = train(1, *make_scripts(tmp_path / "alone"))
-    together = train(ranks, *make_scripts(tmp_path / "together", chunk_tokens=5, micro_batch_tokens=40))
+    together = train(ranks, *make_scripts(tmp_path / "together", chunk_tokens=5, micro_batch_tokens=40, **options))
     for (stage, is_tied), one, several in zip(CASES, alone, together, strict=True):
         start = gather_full_parameters(make_model(stage, is_tied=is_tied))
         assert differences(one.parameters, start)[0] > 1e-3
         assert are_equal(one, several)
         for mine, other in zip(one.metrics, several.metrics, strict=True):
-            assert mine == pytest.approx(other, rel=1e-3, abs=1e-6)
+            assert without_plan(mine) == pytest.approx(without_plan(other), rel=1e-3, abs=1e-6)
         assert {form["is_sharded"] for form in several.state["parameters"].values()} == {True}
 
 

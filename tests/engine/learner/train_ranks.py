@@ -25,7 +25,7 @@ from engine.model.causal_lm import CausalLM
 from policies.losses import token_scores
 from tests.engine.learner.rank_probes import describe_parameters
 from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
-from tests.engine.tiny_models import VOCABULARY, write_tokenizer
+from tests.engine.tiny_models import write_tokenizer
 
 SFT_STAGES = ("sft", "experts")
 Step = Callable[[Trainer, int], dict[str, float]]
@@ -96,7 +96,7 @@ def describe_state(trainer: RecordingTrainer) -> dict[str, Any]:
 
 def run_script(script: RankScript, ranks: RankGroup) -> None:
     if script.chunk_tokens:
-        token_scores.MAX_LOGITS_PER_CHUNK = script.chunk_tokens * VOCABULARY
+        token_scores.count_chunk_tokens = lambda _: script.chunk_tokens
     trainer = make_trainer(script, ranks)
     metrics = [steps_of(script.stage)(trainer, step) for step in range(script.first, script.end)]
     parameters = gather_full_parameters(trainer.model)

@@ -1,0 +1,190 @@
+"""Measure the learner's speed on one core, and its plan of micro batches. JSON last.
+
+    python -m benchmarks.learner [--rounds 12] [--quick]
+
+The model of the demo (0.45M parameters) trains on 128 sequences of 18 to 175 tokens per update, in micro batches of at
+most 1,536 tokens; transformers trains on the same sequences. A model with 17M parameters trains in float32 and bfloat16.
+All variants take turns within each round. Keys:
+
+    tokens_per_s             of the learner
+    ratio_padded             tokens per CPU second, over those of transformers with one padded batch per update
+    ratio_padded_small       the same, with padded micro batches of at most 1,536 tokens, in the given order
+    ratio_sorted             the same, with such micro batches of sequences sorted by length
+    bf16_ratio_17m           bfloat16 over float32
+
+Times are CPU seconds of the process; a ratio is the median over the rounds. Micro batches of 16,384 tokens are planned for
+4,096 sequences of up to 14,336 tokens on 64 ranks, for the sizes of a model with 14B parameters. Keys:
+
+    fill                              tokens over the room of all micro batches; the mean of eight random steps
+    lockstep_loss_4096_rows_64_ranks  share of time in which ranks wait for the slowest one of each round
+    plan_s                            CPU seconds to plan one step
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.support.transformers_training import PaddedTraining
+from configs.algorithm import LearnerConfig, RlConfig
+from configs.schema import RunConfig, TinyConfig
+from engine.learner.distributed import RankGroup, join_ranks, leave_ranks
+from engine.learner.micro_batches.packing import split_micro_batches
+from engine.learner.sharding import shard_model
+from engine.learner.trainer import Trainer
+from engine.learner.training_sequence import TrainingSequence, build_training_sequence
+from engine.model.causal_lm import CausalLM, initialize_weights
+from engine.model.model_config import DecoderConfig, build_tiny_config
+from engine.model.training_flops import count_forward_flops
+
+VOCABULARY = 450
+MICRO_BATCH_TOKENS = 1536
+UNLIMITED_TOKENS = 1 << 30
+LONG_MICRO_BATCH_TOKENS = 16_384
+RANKS, ROWS = 64, 4096
+MEDIAN_TOKENS, SIGMA, MOST_TOKENS = 7000, 0.5, 14_336
+SHAPE_17M = DecoderConfig(
+    vocab_size=2048,
+    hidden_size=512,
+    intermediate_size=1536,
+    num_layers=5,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=64,
+    tie_word_embeddings=True,
+)
+SHAPE_14B = DecoderConfig(
+    vocab_size=151_936,
+    hidden_size=5120,
+    intermediate_size=17_408,
+    num_layers=40,
+    num_heads=40,
+    num_kv_heads=8,
+    head_dim=128,
+)
+
+RunStep = Callable[[Sequence[TrainingSequence]], object]
+
+
+def make_sequences(count: int, vocabulary: int, seed: int) -> list[TrainingSequence]:
+    """A prompt of 10 tokens; 7 of 10 later tokens are in the loss."""
+    draws = np.random.default_rng(seed)
+    sequences: list[TrainingSequence] = []
+    for number, length in enumerate(draws.integers(18, 176, count)):
+        mask = draws.random(length) < 0.7
+        mask[:10], mask[-1] = False, True
+        token_ids = draws.integers(0, vocabulary, length, dtype=np.int32)
+        logprobs = np.full(length, -np.log(vocabulary), np.float32)
+        sequences.append(
+            build_training_sequence(token_ids, mask, logprobs, float(draws.normal()), number // 16, number)
+        )
+    return sequences
+
+
+def make_trainer(config: DecoderConfig, ranks: RankGroup, **settings: Any) -> Trainer:
+    learner = LearnerConfig(
+        micro_batch_tokens=MICRO_BATCH_TOKENS, old_logprobs="engine", correction="none", mismatch_limit=0.0, **settings
+    )
+    model = CausalLM(config)
+    initialize_weights(model, 0)
+    shard_model(model, ranks, learner.dtype)
+    return Trainer(model, RunConfig(name="benchmark", rl=RlConfig(steps=1_000_000), learner=learner), ranks)
+
+
+def measure(variants: Mapping[str, RunStep], rounds: int, count: int, vocabulary: int) -> dict[str, list[float]]:
+    """Tokens per CPU second of each variant, by round; a first round is not counted."""
+    speeds: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(rounds + 1):
+        sequences = make_sequences(count, vocabulary, number)
+        tokens = sum(each.num_tokens for each in sequences)
+        for name, run_step in variants.items():
+            began = time.process_time()
+            run_step(sequences)
+            if number:
+                speeds[name].append(tokens / (time.process_time() - began))
+    return speeds
+
+
+def compute_ratio(speeds: Mapping[str, list[float]], name: str, other: str) -> float:
+    pairs = zip(speeds[name], speeds[other], strict=True)
+    return round(statistics.median(one / another for one, another in pairs), 3)
+
+
+def measure_demo(rounds: int, count: int) -> dict[str, float]:
+    config = build_tiny_config(TinyConfig(), VOCABULARY)
+    variants: dict[str, RunStep] = {
+        "learner": make_trainer(config, RankGroup()).run_rl_step,
+        "padded": PaddedTraining(config, UNLIMITED_TOKENS, is_sorted=False).run_step,
+        "padded_small": PaddedTraining(config, MICRO_BATCH_TOKENS, is_sorted=False).run_step,
+        "sorted": PaddedTraining(config, MICRO_BATCH_TOKENS, is_sorted=True).run_step,
+    }
+    speeds = measure(variants, rounds, count, VOCABULARY)
+    return {
+        "tokens_per_s": round(statistics.median(speeds["learner"])),
+        "ratio_padded": compute_ratio(speeds, "learner", "padded"),
+        "ratio_padded_small": compute_ratio(speeds, "learner", "padded_small"),
+        "ratio_sorted": compute_ratio(speeds, "learner", "sorted"),
+    }
+
+
+def measure_bfloat16(ranks: RankGroup, rounds: int, count: int) -> dict[str, float]:
+    variants: dict[str, RunStep] = {
+        "float32": make_trainer(SHAPE_17M, RankGroup()).run_rl_step,
+        "bfloat16": make_trainer(SHAPE_17M, ranks, dtype="bfloat16").run_rl_step,
+    }
+    speeds = measure(variants, rounds, count, SHAPE_17M.vocab_size)
+    return {"bf16_ratio_17m": compute_ratio(speeds, "bfloat16", "float32")}
+
+
+def plan_micro_batches(seeds: int) -> dict[str, float]:
+    """Of random steps."""
+    attention_tokens = count_forward_flops(SHAPE_14B).attention_tokens
+    fills: list[float] = []
+    losses: list[float] = []
+    began = time.process_time()
+    for seed in range(seeds):
+        draws = np.random.default_rng(seed)
+        lengths = np.minimum(MEDIAN_TOKENS * np.exp(SIGMA * draws.standard_normal(ROWS)), MOST_TOKENS).astype(int)
+        sequences = [make_row(length) for length in lengths.tolist()]
+        shares = split_micro_batches(sequences, RANKS, LONG_MICRO_BATCH_TOKENS, attention_tokens)
+        fills.append(float(sum(lengths - 1)) / (RANKS * len(shares[0]) * LONG_MICRO_BATCH_TOKENS))
+        costs_RM = np.array([[sum_costs(lengths[each] - 1, attention_tokens) for each in share] for share in shares])
+        losses.append(float(1 - costs_RM.mean(0).sum() / costs_RM.max(0).sum()))
+    return {
+        "fill": round(statistics.mean(fills), 4),
+        f"lockstep_loss_{ROWS}_rows_{RANKS}_ranks": round(statistics.mean(losses), 4),
+        "plan_s": round((time.process_time() - began) / seeds, 3),
+    }
+
+
+def make_row(length: int) -> TrainingSequence:
+    in_loss = np.arange(length) > 0
+    return TrainingSequence(np.zeros(length, np.int32), in_loss, np.zeros(length, np.float32), advantage=1.0)
+
+
+def sum_costs(lengths: np.ndarray, attention_tokens: float) -> float:
+    return float((lengths * (1 + lengths / attention_tokens)).sum())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.learner", description="Measure the learner's speed.")
+    parser.add_argument("--rounds", type=int, default=12, help="of each comparison")
+    parser.add_argument("--quick", action="store_true", help="one round with few sequences")
+    arguments = parser.parse_args()
+    rounds, count, seeds = (1, 16, 1) if arguments.quick else (arguments.rounds, 128, 8)
+    torch.set_num_threads(1)
+    ranks = join_ranks(LearnerConfig(dtype="bfloat16"))
+    figures = measure_demo(rounds, count) | measure_bfloat16(ranks, rounds, count) | plan_micro_batches(seeds)
+    print(json.dumps(figures))
+    leave_ranks(ranks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

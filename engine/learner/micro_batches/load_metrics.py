@@ -1,0 +1,80 @@
+"""Metrics of a step's speed: how full and even the micro batches are, model FLOP/s, memory and the load of the experts."""
+
+import resource
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed import ReduceOp
+
+from engine.learner.distributed import RankGroup, all_reduce
+from engine.learner.training_sequence import RankShares, SequenceSource
+from engine.model.experts import compute_expert_load, take_expert_counts
+from engine.model.training_flops import ForwardFlops
+
+GIB = 1 << 30
+_MAXRSS_UNIT = 1024  # bytes, on Linux
+
+
+def compute_plan_metrics(
+    minibatches: Sequence[tuple[Sequence[SequenceSource], RankShares]], micro_batch_tokens: int, attention_tokens: float
+) -> dict[str, float]:
+    """Of the micro batches of all ranks; empty without minibatches.
+
+    fill       tokens over micro batches times `micro_batch_tokens`; above 1 with longer sequences
+    imbalance  share of time in which ranks wait for the slowest one of each round, by the costs of packing.py
+    """
+    tokens, num_micro_batches, mean_cost, longest_cost = 0, 0, 0.0, 0.0
+    for sequences, shares in minibatches:
+        by_rank = [[[sequences[index].num_tokens - 1 for index in each] for each in share] for share in shares]
+        tokens += sum(sum(lengths) for share in by_rank for lengths in share)
+        num_micro_batches += sum(len(share) for share in by_rank)
+        costs_RM = np.array([[_sum_costs(lengths, attention_tokens) for lengths in share] for share in by_rank])
+        mean_cost += float(costs_RM.mean(0).sum())
+        longest_cost += float(costs_RM.max(0).sum())
+    if not longest_cost:
+        return {}
+    return {"fill": tokens / (num_micro_batches * micro_batch_tokens), "imbalance": 1 - mean_cost / longest_cost}
+
+
+def _sum_costs(lengths: Sequence[int], attention_tokens: float) -> float:
+    return sum(length * (1 + length / attention_tokens) for length in lengths)
+
+
+def compute_speed_metrics(
+    sequences: Sequence[SequenceSource], flops: ForwardFlops, train_s: float, num_ranks: int, peak_tflops: float
+) -> dict[str, float]:
+    """Tokens per second of all ranks, prompts included; with a peak of one rank also mfu, the share of all peaks."""
+    trained = [each for each in sequences if each.num_loss_tokens]
+    lengths = [each.num_tokens - 1 for each in trained]
+    speed = {"trained_tokens_per_s": sum(lengths) / train_s}
+    if not peak_tflops:
+        return speed
+    needed = flops.count_training(lengths, sum(each.num_loss_tokens for each in trained))
+    return speed | {"mfu": needed / (train_s * num_ranks * peak_tflops * 1e12)}
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def measure_peak_memory(device: torch.device) -> dict[str, float]:
+    """GiB: of tensors on the GPU since the reset, or resident in main memory since the start of the process."""
+    if device.type == "cuda":
+        return {"peak_memory_gib": torch.cuda.max_memory_allocated(device) / GIB}
+    return {"peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT / GIB}
+
+
+def compute_expert_metrics(model: nn.Module, ranks: RankGroup) -> dict[str, float]:
+    """Over the tokens of all ranks since the last call; empty for models without experts. Every rank calls it."""
+    counts_LX = take_expert_counts(model)
+    if counts_LX is None:
+        return {}
+    load = compute_expert_load(all_reduce(ranks, counts_LX, ReduceOp.SUM))
+    return {
+        "expert_load": load.max_over_mean,
+        "expert_load_worst": load.worst_max_over_mean,
+        "experts_idle_share": load.idle_share,
+    }

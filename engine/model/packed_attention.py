@@ -1,0 +1,67 @@
+"""Causal attention of packed sequences: T tokens of several sequences in one row, without padding.
+
+Each token attends to the tokens before it in its own segment. H query heads, K key and value heads, D head_dim.
+"""
+
+import inspect
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None
+
+# Older versions of torch lack the function, or its options for causal attention with fewer key heads.
+_VARLEN_OPTIONS = {"window_size", "enable_gqa"}
+_HAS_VARLEN = varlen_attn is not None and inspect.signature(varlen_attn).parameters.keys() >= _VARLEN_OPTIONS
+_VARLEN_DTYPES = (torch.bfloat16, torch.float16)  # of the flash kernels
+
+
+class Segments(NamedTuple):
+    """Where the sequences of a row begin and end."""
+
+    lengths: tuple[int, ...]  # of B segments; they add up to T
+    offsets: Tensor  # int32 [B + 1], from 0 to T
+    positions_T: Tensor  # int64, of each token in its segment
+
+
+def build_segments(lengths: Sequence[int]) -> Segments:
+    """In main memory."""
+    return Segments(
+        tuple(lengths),
+        torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
+        torch.cat([torch.arange(length) for length in lengths]),
+    )
+
+
+def attend_segments(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
+    """[T, H, D]. One kernel for all segments on GPUs in 16 bits; otherwise a call for each segment.
+
+    On a CPU, calls are twice as fast as one call with padded segments, and the backward pass in float32 is three times as
+    fast as in bfloat16.
+    """
+    if varlen_attn is not None and _HAS_VARLEN and q_THD.is_cuda and q_THD.dtype in _VARLEN_DTYPES:
+        longest, offsets = max(segments.lengths), segments.offsets
+        out_THD = varlen_attn(
+            q_THD, k_TKD, v_TKD, offsets, offsets, longest, longest, window_size=(-1, 0), enable_gqa=True
+        )
+        assert isinstance(out_THD, Tensor)
+        return out_THD
+    dtype = q_THD.dtype
+    exact = dtype if q_THD.is_cuda else torch.promote_types(dtype, torch.float32)
+    parts = zip(*(each.to(exact).split(segments.lengths) for each in (q_THD, k_TKD, v_TKD)), strict=True)
+    out_THD = torch.cat([attend_rows(*(part[None] for part in of_segment)).squeeze(0) for of_segment in parts])
+    return out_THD.to(dtype)
+
+
+def attend_rows(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor) -> Tensor:
+    """[B, T, H, D]. Each of B rows is one sequence."""
+    q_BHTD, k_BKTD, v_BKTD = (each.transpose(1, 2) for each in (q_BTHD, k_BTKD, v_BTKD))
+    out_BHTD = functional.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=True)
+    return out_BHTD.transpose(1, 2)

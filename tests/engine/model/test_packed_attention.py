@@ -1,0 +1,57 @@
+"""Packed sequences give the scores and gradients of padded rows."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.model.architectures import ARCHITECTURES
+from engine.model.causal_lm import CausalLM
+from engine.model.packed_attention import build_segments
+from policies.losses.token_scores import ScoredTokens
+from tests.engine.closeness import assert_close
+from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
+
+LENGTHS = (9, 1, 4, 17)
+
+
+def make_rows() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, VOCABULARY, (length,), generator=generator) for length in LENGTHS]
+
+
+def score_packed(model: CausalLM, rows: list[Tensor]) -> Tensor:
+    token_ids_T = torch.cat(rows)
+    tokens = ScoredTokens(torch.arange(len(token_ids_T)), token_ids_T.flip(0))
+    return model(token_ids_T[None], tokens=tokens, segments=build_segments(LENGTHS)).logprobs_N
+
+
+def score_padded(model: CausalLM, rows: list[Tensor]) -> Tensor:
+    token_ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    width = token_ids_BT.shape[1]
+    positions_N = torch.cat([row * width + torch.arange(length) for row, length in enumerate(LENGTHS)])
+    return model(token_ids_BT, tokens=ScoredTokens(positions_N, torch.cat(rows).flip(0))).logprobs_N
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_packed_and_padded_sequences_have_the_same_scores_and_gradients(model_type: str, tied: bool) -> None:
+    model = small_model(config=small_architecture(model_type, tie_word_embeddings=tied), std=0.1).requires_grad_(True)
+    rows = make_rows()
+    packed, padded = score_packed(model, rows), score_padded(model, rows)
+    assert_close(packed, padded, rtol=1e-6, atol=1e-6)
+    parameters = list(model.parameters())
+    found, expected = (torch.autograd.grad(each.sum(), parameters) for each in (packed, padded))
+    largest = max(float(gradient.abs().max()) for gradient in expected)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one / largest, other / largest, rtol=0, atol=1e-6)
+
+
+def test_a_segment_does_not_depend_on_its_neighbours() -> None:
+    model = small_model()
+    rows = make_rows()
+    before = score_packed(model, rows)
+    rows[0], rows[3] = rows[0].flip(0), rows[3].flip(0)
+    after = model(torch.cat(rows)[None], segments=build_segments(LENGTHS))
+    alone = model(rows[2][None])
+    assert_close(after[0, 10:14], alone[0])
+    assert not torch.equal(before, score_packed(model, rows))
