@@ -70,6 +70,16 @@ def test_without_checkpointing_14b_does_not_fit_on_eight_gpus_and_the_mode_is_na
     assert {"learner.activation_checkpointing": "selective"} in [change.changes for change in plan.changes]
 
 
+def test_gradients_reduced_once_are_undivided_and_the_other_value_of_the_key_is_named() -> None:
+    machines, share = make_machines("h100"), "sglang.memory_share=0.4"
+    each = make_inputs("14B", share, file="rstar2_14b_8gpu", machines=machines)
+    once = each.change({"learner.reduce_gradients": "once"})
+    assert build_plan(each).shortfalls == []
+    plan = build_plan(once)
+    assert get_bytes(find(plan, "GPU memory"))["gradients"] == 4 * 14_768_307_200
+    assert {"learner.reduce_gradients": "each_micro_batch"} in [change.changes for change in plan.changes]
+
+
 # ---------------------------------------------------------------- what does not fit
 
 
