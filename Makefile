@@ -19,7 +19,7 @@ WITH_TORCH := tests/engine tests/policies tests/tasks tests/actors/cli/doctor te
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment bridges-environment \
-	test test-without-docker test-sglang test-bridges coverage \
+	test test-without-docker test-sglang test-bridges bench-gpu coverage \
 	simulate-faults test-chaos nightly fuzz check \
 	fast-tests-with-torch fast-tests-without-torch format clean
 
@@ -85,6 +85,10 @@ test-without-docker: $(INSTALLED) ## the same without the tests that need a Dock
 
 test-sglang: $(INSTALLED) $(SGLANG_INSTALLED) ## run the tests with a real SGLang server, on the CPU
 	$(BIN)/python -m pytest -m sglang tests/sglang --durations=25
+
+# .venv has a CPU build of torch.
+bench-gpu: ## measure training, decoding and whole runs on one GPU, with the CUDA build of torch of PYTHON. SECTIONS=NAME,NAME for some
+	$(PYTHON) -m benchmarks.gpu $(if $(SECTIONS),--only $(SECTIONS))
 
 test-bridges: $(INSTALLED) $(BRIDGES_INSTALLED) ## run the tests of tasks/bridges with real MCP and OpenEnv servers
 	$(BIN)/python -m pytest -m bridges tests/bridges --durations=10

@@ -31,6 +31,14 @@ KEYS: dict[str, tuple[str, ...]] = {
     "determinism": tuple(
         f"{kind}_over_fast_{batch}" for kind in ("strict", "tiles_64", "tiles_16", "tiles_4") for batch in BATCHES
     ),
+    "gpu": (
+        *(
+            f"step_small_256.{key}"
+            for key in ("step_s", "share_of_gemm", "peak_gib", "peak_over_plan", "checkpointing")
+        ),
+        *("passes_small.passes_s", "head.head_gib", "weights_small.weights_s", "decode_small.share_of_bandwidth"),
+        *("demo.cpu_first_reward", "demo.device_first_reward", "demo.device_last_reward", "run_small.train_s"),
+    ),
     "learner": (
         *("tokens_per_s", "ratio_padded", "ratio_padded_small", "ratio_sorted", "bf16_ratio_17m", "fill"),
         *("lockstep_loss_4096_rows_64_ranks", "plan_s"),

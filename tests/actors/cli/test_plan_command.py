@@ -15,10 +15,10 @@ from actors.cli.main import app
 from actors.cli.plan_command import EXIT_DOES_NOT_FIT, PlanOptions, choose_machines, plan_local_run
 from analysis.planning.plan_inputs import GIB, GPUS, Assumptions
 from analysis.simulation.cluster_model import GpuSpec
+from benchmarks.support.qwen3_models import QWEN3
 from configs.errors import UnusableInput
 from configs.load import load_run
 from tests.actors.runs.running import ROOT
-from tests.analysis.planning.qwen3_models import QWEN3
 
 CONFIG_1GPU = ROOT / "configs/qwen3_1.7b_1gpu.toml"
 ONE_H100 = ("--gpu", "h100", "--gpus", "1")

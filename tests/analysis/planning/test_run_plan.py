@@ -14,9 +14,9 @@ from analysis.planning.resources import PlannedResource
 from analysis.planning.run_plan import RunPlan, build_plan
 from analysis.planning.step_seconds import compute_training_s, count_attention_flops, count_training_flops
 from analysis.planning.storage_plan import plan_disk
+from benchmarks.support.qwen3_models import read_qwen3
 from configs.load import load_run
 from engine.model.architectures import ARCHITECTURES
-from tests.analysis.planning.qwen3_models import read_qwen3
 from tests.engine.tiny_models import small_architecture
 
 ROOT = Path(__file__).parents[3]

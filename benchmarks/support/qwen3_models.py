@@ -30,6 +30,7 @@ def make_fields(
 
 
 QWEN3 = {
+    "0.6B": make_fields(1024, 3072, 28, 16, is_tied=True),
     "1.7B": make_fields(2048, 6144, 28, 16, is_tied=True),
     "4B": make_fields(2560, 9728, 36, 32, is_tied=True),
     "8B": make_fields(4096, 12_288, 36, 32, is_tied=False),
