@@ -153,7 +153,11 @@ class LearnerConfig(Section, frozen=True):
     micro_batch_tokens: PositiveInt = 16_384  # padded tokens per forward and backward pass
     max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
     checkpoint_every: PositiveInt = 10  # steps; the last step is always saved
+    checkpoint_minutes: NonNegativeFloat = 0.0  # also after the first step that ends so long after a save; 0: never
     keep_checkpoints: PositiveInt = 2  # older ones are deleted, except those of the cold start and of the last step
+    # Steps between checkpoints with a transformers model; 0: each checkpoint has one: docs/learner.md
+    export_every: Count = 0
+    export_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of its weights; auto: `dtype`
 
     def __post_init__(self) -> None:
         require(
@@ -175,13 +179,16 @@ class LearnerConfig(Section, frozen=True):
         )
 
     def resolve_auto(self, engine_dtype: str) -> LearnerConfig:
-        """With "auto" replaced in old_logprobs and correction."""
+        """With "auto" replaced in old_logprobs, correction and export_dtype."""
         is_float32 = engine_dtype == self.dtype == "float32"
         exact = is_float32 and self.correction in ("auto", "none")
         old_logprobs = ("engine" if exact else "recomputed") if self.old_logprobs == "auto" else self.old_logprobs
         default = "tis" if old_logprobs == "recomputed" and not is_float32 else "none"
         return replace(
-            self, old_logprobs=old_logprobs, correction=default if self.correction == "auto" else self.correction
+            self,
+            old_logprobs=old_logprobs,
+            correction=default if self.correction == "auto" else self.correction,
+            export_dtype=self.dtype if self.export_dtype == "auto" else self.export_dtype,
         )
 
 

@@ -1,9 +1,9 @@
-"""Atomic writes of files, and errors that name the file when a disk refuses a write."""
+"""Atomic and synchronized writes of files, and errors that name the file when a disk refuses a write."""
 
 import contextlib
 import errno
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,3 +41,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
+
+
+def sync_paths(paths: Iterable[Path]) -> None:
+    """Wait until the disk has the contents of these files, and the entries of these folders."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Before a rename, so that a power failure cannot leave empty files in a folder with its final name."""
+    sync_paths([*folder.rglob("*"), folder])

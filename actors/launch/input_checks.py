@@ -36,7 +36,7 @@ from tasks.hosting.task_services import build_host_command
 _MAX_CHECKED_ROWS = 100_000  # of a data file: about a second
 _GIB = 2**30
 _FLOAT32_BYTES = 4
-_SAVED_COPIES = 3  # in a checkpoint: the weights and two moments of the optimizer
+_SAVED_COPIES = 4  # in a checkpoint: the weights, two moments of the optimizer, and the exported model, at most
 _TRAINED_COPIES = 4  # in the learner's memory: also gradients
 _DATA_KEYS = ("data.train", "data.test", "sft.data", ".data", ".test")
 

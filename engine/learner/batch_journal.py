@@ -1,6 +1,6 @@
 """The batches that the learner has received since its last checkpoint, and the samples of their groups.
 
-metrics.msgpack                of the step of the last checkpoint
+metrics_000011.msgpack         of a step with a checkpoint, from before its checkpoint until the next one
 step_000012/
     group_00000345_0.samples   a part of an accepted group (engine.learner.sample_files)
     batch.msgpack              the frame of BatchReady: the batch is complete
@@ -24,12 +24,7 @@ from policies.groups.staleness import check_versions
 
 _FOLDER_NAME = re.compile(r"step_(\d{6,})")
 _BATCH_NAME = "batch.msgpack"
-_METRICS_NAME = "metrics.msgpack"
-
-
-class StepMetrics(msgspec.Struct, frozen=True):
-    step: int
-    metrics: dict[str, float]
+_METRICS_NAME = re.compile(r"metrics_(\d{6,})\.msgpack")
 
 
 class BatchJournal:
@@ -60,7 +55,7 @@ class BatchJournal:
 
     def list_steps(self) -> list[int]:
         """Those with a complete batch, in ascending order."""
-        return [step for step, folder in self._list_folders() if (folder / _BATCH_NAME).exists()]
+        return [step for step, folder in self._list_steps(_FOLDER_NAME) if (folder / _BATCH_NAME).exists()]
 
     def read(self, step: int) -> BatchReady:
         batch = decode((self._get_step_folder(step) / _BATCH_NAME).read_bytes()).message
@@ -78,26 +73,29 @@ class BatchJournal:
 
         Raises DiskError.
         """
-        write_atomically(self._folder / _METRICS_NAME, msgspec.msgpack.encode(StepMetrics(step, metrics)))
+        write_atomically(self._get_metrics_path(step), msgspec.msgpack.encode(metrics))
 
     def read_metrics(self, step: int) -> dict[str, float]:
         """Empty if this launch of the run has not trained the step."""
-        path = self._folder / _METRICS_NAME
-        if not path.exists():
-            return {}
-        written = msgspec.msgpack.decode(path.read_bytes(), type=StepMetrics)
-        return written.metrics if written.step == step else {}
+        path = self._get_metrics_path(step)
+        return msgspec.msgpack.decode(path.read_bytes(), type=dict[str, float]) if path.exists() else {}
 
     def delete_up_to(self, step: int) -> None:
-        """Call this after a checkpoint of `step`."""
+        """Call this after a checkpoint of `step`. Its metrics remain."""
         with self._lock:
-            for each, folder in self._list_folders():
+            for each, folder in self._list_steps(_FOLDER_NAME):
                 if each <= step:
                     shutil.rmtree(folder)
+            for each, path in self._list_steps(_METRICS_NAME):
+                if each < step:
+                    path.unlink()
 
-    def _list_folders(self) -> list[tuple[int, Path]]:
-        names = ((_FOLDER_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
+    def _list_steps(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
+        names = ((pattern.fullmatch(path.name), path) for path in self._folder.iterdir())
         return sorted((int(name[1]), path) for name, path in names if name)
+
+    def _get_metrics_path(self, step: int) -> Path:
+        return self._folder / f"metrics_{step:06d}.msgpack"
 
     def _get_step_folder(self, step: int) -> Path:
         return self._folder / f"step_{step:06d}"

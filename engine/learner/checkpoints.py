@@ -1,11 +1,11 @@
-"""Checkpoints of a run: a transformers folder with `trainer/` inside; a folder with a final name is complete.
+"""Names and folders of a run's checkpoints. A folder with a final name is complete and on the disk.
 
 step_000010/
-    config.json, model.safetensors, tokenizer files
+    config.json, tokenizer files
+    model.safetensors           the export (engine.model.hf_export): one file, or shards with an index; not in each checkpoint
     trainer/
         state.json              stage, step (which is the data position too), ranks, seed
-        random_0.pt             random state of each rank
-        optimizer/              torch.distributed.checkpoint; absent at the start of a stage
+        tensors/                torch.distributed.checkpoint: weights, optimizer, random states of each rank
 """
 
 import re
@@ -17,11 +17,12 @@ from typing import Literal
 
 import msgspec
 
-from configs.atomic_write import DISK_ERRNOS, DiskError, raising_disk_errors
+from configs.atomic_write import DISK_ERRNOS, DiskError, raising_disk_errors, sync_paths, sync_tree
 
 CHECKPOINT_NAME = re.compile(r"step_(\d{6,})")
 _OS_ERROR = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
 PARTIAL_SUFFIX = ".building"  # suffix of the hidden name of an incomplete folder
+_REPLACED_SUFFIX = f".replaced{PARTIAL_SUFFIX}"
 
 
 class TrainerState(msgspec.Struct, frozen=True):
@@ -33,6 +34,10 @@ class TrainerState(msgspec.Struct, frozen=True):
 
 def get_trainer_folder(checkpoint: Path) -> Path:
     return checkpoint / "trainer"
+
+
+def get_tensors_folder(checkpoint: Path) -> Path:
+    return get_trainer_folder(checkpoint) / "tensors"
 
 
 def write_trainer_state(checkpoint: Path, state: TrainerState) -> None:
@@ -70,12 +75,39 @@ def naming_disk_errors(folder: Path) -> Generator[None]:
 
 
 def commit_checkpoint(checkpoint: Path) -> None:
-    """Give the finished folder its final name. A checkpoint of an earlier attempt at the step is replaced."""
-    replaced = checkpoint.with_name(f".{checkpoint.name}.replaced{PARTIAL_SUFFIX}")
+    """Give the finished folder its final name after its files are on the disk.
+
+    A checkpoint of an earlier attempt at the step is replaced. If the process is killed between the two renames,
+    `restore_replaced_checkpoints` restores the earlier one.
+    """
+    partial, replaced = get_partial_path(checkpoint), _get_replaced_path(checkpoint)
+    sync_tree(partial)
     if checkpoint.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
         checkpoint.rename(replaced)
-    get_partial_path(checkpoint).rename(checkpoint)
+    partial.rename(checkpoint)
+    sync_paths([checkpoint.parent])
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def restore_replaced_checkpoints(checkpoints: Path) -> None:
+    """Undo replacements that a kill has interrupted. Call this before the checkpoints are read."""
+    for replaced in checkpoints.glob(f".*{_REPLACED_SUFFIX}"):
+        checkpoint = checkpoints / replaced.name.removeprefix(".").removesuffix(_REPLACED_SUFFIX)
+        if not checkpoint.exists():
+            replaced.rename(checkpoint)
+
+
+def _get_replaced_path(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f".{checkpoint.name}{_REPLACED_SUFFIX}")
+
+
+def delete_checkpoint(checkpoint: Path) -> None:
+    """Under a hidden name: a kill must not leave a part of a checkpoint under a final name."""
+    deleted = checkpoint.with_name(f".{checkpoint.name}.deleted{PARTIAL_SUFFIX}")
+    shutil.rmtree(deleted, ignore_errors=True)
+    checkpoint.rename(deleted)
+    shutil.rmtree(deleted)
 
 
 def list_saved_steps(checkpoints: Path) -> list[int]:
@@ -90,8 +122,10 @@ def prune_checkpoints(checkpoints: Path, keep: int, protected: Collection[int] =
     names = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in checkpoints.iterdir())
     newest_last = sorted((int(name[1]), path) for name, path in names if name)
     stale = [path for step, path in newest_last[: len(newest_last) - max(1, keep)] if step not in (0, *protected)]
-    for path in [*stale, *checkpoints.glob(f".*{PARTIAL_SUFFIX}")]:
-        shutil.rmtree(path)
+    for checkpoint in stale:
+        delete_checkpoint(checkpoint)
+    for leftover in checkpoints.glob(f".*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(leftover)
     return stale
 
 
@@ -99,4 +133,4 @@ def delete_checkpoints_after(checkpoints: Path, step: int) -> None:
     """Delete the checkpoints of later steps: the run resumes from `step`, and will write them again."""
     for later in list_saved_steps(checkpoints):
         if later > step:
-            shutil.rmtree(checkpoints / f"step_{later:06d}")
+            delete_checkpoint(checkpoints / f"step_{later:06d}")

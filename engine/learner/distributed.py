@@ -1,8 +1,9 @@
 """The ranks of the learner: device, device mesh, process groups, reductions and broadcasts.
 
-Two groups have all ranks. The control group (gloo) sends objects and waits at barriers, for as long as rollouts are
+Three groups have all ranks. The control group (gloo) sends objects and waits at barriers, for as long as rollouts are
 collected. The tensor group (NCCL on GPUs) and the dimensions of the mesh reduce and gather tensors; their collectives
-fail after `learner.collective_timeout_s`, because all ranks start them at about the same time.
+fail after `learner.collective_timeout_s`, because all ranks start them at about the same time. A third group (gloo) is for
+the background threads that write checkpoints.
 
 One rank that trains in float32 has neither groups nor a mesh. One rank that trains in bfloat16 has them: FSDP then keeps
 the float32 master weights, casts each unit to bfloat16 and gives float32 gradients, exactly as with several ranks.
@@ -30,6 +31,7 @@ from configs.errors import UnusableInput
 
 # Ranks wait in a broadcast while rollouts are collected. A dead rank is detected by its closed connection.
 CONTROL_TIMEOUT = timedelta(days=7)
+CHECKPOINT_TIMEOUT = timedelta(hours=1)  # ranks wait for the slowest one to write its part
 
 # gloo raises RuntimeError: "[/.../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:53155. This is ..."
 _GLOO_ERROR = re.compile(r"\[\S*/gloo/\S+\] (.+?)(?:\. |$)|(Application timeout caused pair closure)")
@@ -74,6 +76,7 @@ class RankGroup(NamedTuple):
     mesh: DeviceMesh | None = None  # 4-D, with the names of ParallelDims
     tensor_group: ProcessGroup | None = None  # all ranks
     operations: OperationRecord = OperationRecord()  # of this process
+    checkpoint_group: ProcessGroup | None = None  # several ranks; only engine.learner.saving.checkpoint_writer uses it
 
     @property
     def is_leader(self) -> bool:
@@ -160,7 +163,9 @@ def _with_mesh(ranks: RankGroup, timeout: timedelta) -> RankGroup:
     tensor_group = join_group([list(range(ranks.world_size))])
     by_dim = [join_group(ids.movedim(dim, -1).reshape(-1, size).tolist()) for dim, size in enumerate(ranks.dims)]
     mesh = DeviceMesh.from_group(by_dim, ranks.device.type, ids, mesh_dim_names=ParallelDims._fields)
-    return ranks._replace(mesh=mesh, tensor_group=tensor_group)
+    checkpoint_group = dist.new_group(timeout=CHECKPOINT_TIMEOUT, backend="gloo") if ranks.world_size > 1 else None
+    assert isinstance(checkpoint_group, ProcessGroup | None)
+    return ranks._replace(mesh=mesh, tensor_group=tensor_group, checkpoint_group=checkpoint_group)
 
 
 def leave_ranks(ranks: RankGroup) -> None:

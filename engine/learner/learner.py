@@ -3,8 +3,8 @@
 torchrun starts one process for each of several ranks. Rank 0 joins the bus as "learner" and broadcasts each piece of work to the other
 ranks. It stores GroupAccepted; it consumes BatchReady and produces StepTrained, then WeightsPublished: once at the
 start and once per batch, before the checkpoint of the step. It waits only for its worker thread, and for the memory of
-engines that share its GPUs. Shutdown or SIGTERM ends it immediately: an unfinished step is abandoned, the last checkpoint
-remains. Shutdown lets it complete a checkpoint that it is saving.
+engines that share its GPUs. Shutdown or SIGTERM ends it as soon as a checkpoint that is being written has its final name: an
+unfinished step is abandoned.
 
 A later incarnation (`--incarnation`) first repeats the journal's steps after that checkpoint. It sends their StepTrained again,
 but publishes only the last weights: the earlier ones may be in the slot of the current ones.
@@ -193,6 +193,8 @@ async def run_leader(
         heartbeat_s = run.supervision.heartbeat_s
         async with sending_heartbeats(sender, incarnation.number, heartbeat_s, folder.sockets, lambda: bus):
             await learner.run(incarnation.resume_step)
+            if not learner.stop.is_set():  # after SIGTERM, other ranks may be gone
+                await asyncio.to_thread(rank.finish_saving)
     finally:
         await bus.close()
         rank.close()
@@ -205,11 +207,14 @@ async def run_leader(
 def run_follower(run: RunConfig, folder: RunFolder, ranks: RankGroup, resume_step: int | None) -> None:
     """Run the leader's work on another rank, in the order of the leader's broadcasts."""
     rank = LearnerRank(run, folder, ranks)
-    rank.start(resume_step, lambda _step, _values: None)
-    while (work := broadcast_object(ranks)) is not None:
-        step, indexes, publish = work
-        rank.train(step, list_sequences(indexes), publish=publish)
-        rank.save_if_due()
+    try:
+        rank.start(resume_step, lambda _step, _values: None)
+        while (work := broadcast_object(ranks)) is not None:
+            step, indexes, publish = work
+            rank.train(step, list_sequences(indexes), publish=publish)
+            rank.save_if_due()
+    finally:
+        rank.close()
 
 
 def main() -> int:

@@ -21,19 +21,19 @@ from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
-from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints
+from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints, restore_replaced_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object
 from engine.learner.minibatches import SftSampler
 from engine.learner.sample_exchange import exchange_samples
 from engine.learner.sample_files import StoredSequence
-from engine.learner.sharding import load_sharded_model
+from engine.learner.saving.checkpoint_schedule import CheckpointSchedule
+from engine.learner.saving.training_state import load_weights
+from engine.learner.sharding import build_sharded_model, load_sharded_model
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
 from engine.learner.weight_publisher import WeightPublisher
 from engine.model.causal_lm import CausalLM
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
-
-SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start
 
 SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
 
@@ -65,6 +65,7 @@ class LearnerRank:
         self._trainer: Trainer | None = None
         self._metrics: dict[str, float] = {}  # of the last step
         self._checkpoint_s = 0.0  # since the last result
+        self._schedule = CheckpointSchedule(run, ranks)
         self._logger = structlog.get_logger()
 
     # ---------------------------------------------------------------- start
@@ -78,10 +79,12 @@ class LearnerRank:
         Raises UnusableInput for an unusable checkpoint, tokenizer or data file, and OSError for disk errors.
         """
         self._ranks.select_device()  # the leader trains in a thread of its own
+        if self._ranks.is_leader:
+            restore_replaced_checkpoints(self._folder.checkpoints)
         step = broadcast_object(self._ranks, self._choose_resume_step(resume_step))
         metrics = self._start_training(report) if step is None else self._resume_training(step)
         if self._run.learner.kl_coef:
-            self._loaded_trainer.set_reference(self._load_model(self._folder.get_checkpoint_path(0)))
+            self._loaded_trainer.set_reference(self._load_reference())
         has_later_batches = broadcast_object(self._ranks, any(each > self._step for each in journaled_steps))
         return TrainStepResult(self._step, metrics, None if has_later_batches else self._publish_weights())
 
@@ -110,13 +113,18 @@ class LearnerRank:
         self._loaded_trainer.start_stage("rl")
         self._metrics = metrics
         self._write_metrics(0)
-        self._save_checkpoint(self._folder.get_checkpoint_path(0))
-        if self._ranks.is_leader:
-            shutil.rmtree(self._partial_sft_checkpoint, ignore_errors=True)
+        self._save_checkpoint(
+            self._folder.get_checkpoint_path(0),
+            is_exported=True,
+            on_pruned=lambda: shutil.rmtree(self._partial_sft_checkpoint, ignore_errors=True),
+        )
+        if self._run.rl.steps == 0:  # the run ends here
+            self.finish_saving()
         return metrics
 
     def _load_trainer(self, checkpoint: Path, *, resume: bool = False) -> Trainer:
-        model = self._load_model(checkpoint)
+        make_model = build_sharded_model if resume else load_sharded_model
+        model = make_model(checkpoint, self._ranks, self._run.learner.dtype)
         check_vocabulary(model.config, load_tokenizer(checkpoint))
         trainer = Trainer(model, self._run, self._ranks)
         if resume:
@@ -124,9 +132,14 @@ class LearnerRank:
                 trainer.load(checkpoint)
         return trainer
 
-    def _load_model(self, checkpoint: Path) -> CausalLM:
-        with self._ranks.operation("load of the weights"):
-            return load_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
+    def _load_reference(self) -> CausalLM:
+        """The policy before RL, in float32."""
+        self.finish_saving()
+        checkpoint = self._folder.get_checkpoint_path(0)
+        with self._ranks.operation("load of the reference"):
+            model = build_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
+            load_weights(checkpoint, model, self._ranks)
+        return model
 
     # ---------------------------------------------------------------- the cold start
 
@@ -142,8 +155,8 @@ class LearnerRank:
         first, loss = trainer.step, 0.0
         while trainer.step < sft.steps:
             loss = self._run_sft_step(trainer, [sequences[index] for index in order.get_batch(trainer.step)], report)
-            if trainer.step % SFT_SAVE_EVERY == 0 and trainer.step < sft.steps:
-                self._save_checkpoint(self._partial_sft_checkpoint)
+            if self._schedule.is_due_in_cold_start(trainer.step):
+                self._save_checkpoint(self._partial_sft_checkpoint, is_exported=False)
         sft_s = time.monotonic() - began
         self._logger.info("cold_start.finished", steps=trainer.step - first, loss=loss, sft_s=sft_s)
         return {"loss": loss, "sft_s": sft_s, "sft_steps": float(trainer.step - first)}
@@ -196,17 +209,24 @@ class LearnerRank:
         return TrainStepResult(step, metrics, published)
 
     def save_if_due(self) -> None:
-        """Save a checkpoint of the present step if one is due. Every rank calls it after each step. Raises DiskError."""
-        if self._is_checkpoint_due(self._step) and self._step < self._run.rl.steps:
+        """Start to save a checkpoint of the present step if one is due. Every rank calls it after each step.
+
+        Raises DiskError of the previous checkpoint.
+        """
+        if self._step < self._run.rl.steps and self._schedule.is_due(self._step):
             with self._ranks.operation(f"step {self._step}", is_limited=False):
                 self._save_step(self._step)
 
     def _save_step(self, step: int) -> None:
-        began = time.monotonic()
+        began, journal = time.monotonic(), self._journal
         self._write_metrics(step)
-        self._save_checkpoint(self._folder.get_checkpoint_path(step))
-        if self._journal is not None:
-            self._journal.delete_up_to(step)
+        self._save_checkpoint(
+            self._folder.get_checkpoint_path(step),
+            is_exported=self._schedule.is_exported(step),
+            on_pruned=(lambda: journal.delete_up_to(step)) if journal is not None else None,
+        )
+        if step == self._run.rl.steps:  # no later step reports an error of the write
+            self.finish_saving()
         self._checkpoint_s += time.monotonic() - began
 
     def _write_metrics(self, step: int) -> None:
@@ -214,13 +234,17 @@ class LearnerRank:
         if self._journal is not None:
             self._journal.write_metrics(step, self._metrics)
 
-    def _is_checkpoint_due(self, step: int) -> bool:
-        evaluation = self._run.evaluation
-        is_evaluated = evaluation.saves_evaluated_steps and step % evaluation.every == 0
-        return is_evaluated or step % self._run.learner.checkpoint_every == 0
+    def finish_saving(self) -> None:
+        """Wait until the last checkpoint has its final name. Raises DiskError."""
+        if self._trainer is not None:
+            self._trainer.finish_saving()
 
     def close(self) -> None:
-        """Remove the published weights."""
+        """Wait for the last checkpoint, also if the rank ends with an error, and remove the published weights."""
+        try:
+            self.finish_saving()
+        except (UnusableInput, OSError, RuntimeError):
+            self._logger.exception("checkpoint.failed")
         if self._publisher is not None:
             self._publisher.close()
 
@@ -243,11 +267,18 @@ class LearnerRank:
         with self._ranks.operation("publish"):
             return self._publisher.publish(self._step)
 
-    def _save_checkpoint(self, checkpoint: Path) -> None:
-        with self._ranks.operation("save"):
-            self._loaded_trainer.save(checkpoint, self._initial_checkpoint)
-        if self._ranks.is_leader:
+    def _save_checkpoint(
+        self, checkpoint: Path, *, is_exported: bool, on_pruned: Callable[[], None] | None = None
+    ) -> None:
+        """Starts to write it. `on_pruned`: called on the leading rank, after older checkpoints are deleted."""
+
+        def prune() -> None:
             checkpoints = self._folder.checkpoints
             protected = list_protected_steps(self._run, checkpoints, list_saved_steps(checkpoints))
             stale = prune_checkpoints(checkpoints, self._run.learner.keep_checkpoints, protected)
             self._logger.info("checkpoint.saved", path=str(checkpoint), pruned=len(stale))
+            if on_pruned is not None:
+                on_pruned()
+
+        self._loaded_trainer.save(checkpoint, self._initial_checkpoint, is_exported=is_exported, on_committed=prune)
+        self._schedule.on_saved()

@@ -28,10 +28,16 @@ def load_sharded_model(folder: Path, ranks: RankGroup, dtype: str = "float32") -
 
     `dtype`: of computation. Raises CheckpointError or UnsupportedModel with the missing or invalid file.
     """
+    model = build_sharded_model(folder, ranks, dtype)
+    fill_parameters(model, folder)
+    return model
+
+
+def build_sharded_model(folder: Path, ranks: RankGroup, dtype: str = "float32") -> CausalLM:
+    """The model of the folder's config.json with uninitialized weights in float32, on the device of the rank."""
     model = build_empty_model(folder)
     shard_model(model, ranks, dtype)
     model.to_empty(device=ranks.device)
-    fill_parameters(model, folder)
     return model
 
 

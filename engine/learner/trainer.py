@@ -1,40 +1,19 @@
 """Training on one rank: updates of the cold start, GRPO steps, saving and resuming."""
 
-import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
-from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
-from engine.learner.checkpoints import (
-    TrainerState,
-    commit_checkpoint,
-    get_partial_path,
-    get_trainer_folder,
-    naming_disk_errors,
-    read_trainer_state,
-    write_trainer_state,
-)
-from engine.learner.distributed import (
-    RankGroup,
-    find_non_finite_parameter,
-    gather_full,
-    gather_full_parameters,
-    wait_at_barrier,
-)
+from engine.learner.checkpoints import TrainerState, read_trainer_state
+from engine.learner.distributed import RankGroup, find_non_finite_parameter, gather_full
 from engine.learner.loss_reduction import (
     MinibatchTotals,
     OptimizerUpdate,
@@ -50,10 +29,12 @@ from engine.learner.minibatches import (
     split_micro_batches,
 )
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
+from engine.learner.saving.checkpoint_writer import CheckpointWriter, ModelExport, PendingCheckpoint
+from engine.learner.saving.training_state import capture_training_state, load_training_state
 from engine.learner.sharding import reshard_parameters
 from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence, check_token_ids
 from engine.model.causal_lm import CausalLM
-from engine.model.hf_checkpoint import save_model
+from engine.model.hf_export import MAX_SHARD_BYTES
 from policies.losses.grpo import compute_sft_loss
 from policies.losses.policy_loss import LossInput, LossOutput
 from policies.losses.policy_objective import PolicyObjective
@@ -62,8 +43,6 @@ from policies.losses.token_scores import ScoredTokens, TokenScores
 OldLogprobs = list[Tensor] | None  # by micro batch of a minibatch
 Distribution = Callable[[Sequence[tuple[Sequence[Source], RankShares]]], Sequence[Sequence[Source]]]
 ObjectiveFunction = Callable[[LossInput, Tensor | None], LossOutput]  # with the reference's log probabilities
-
-BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # makes the state readable for another number of ranks
 
 
 class Trainer:
@@ -81,6 +60,7 @@ class Trainer:
         self._learner = run.learner.resolve_auto(run.engine.dtype)
         self._objective = PolicyObjective(self._learner)
         self._reference: CausalLM | None = None
+        self._checkpoints = CheckpointWriter(ranks, run.learner.threads)
         torch.manual_seed(run.seed + ranks.rank)
         self.start_stage("sft" if run.sft.steps else "rl")
 
@@ -94,6 +74,8 @@ class Trainer:
             else build_rl_optimizers(self.model, self._run.learner)
         )
         self._base_lrs = [optimizer.defaults["lr"] for optimizer in self._optimizers]
+        for optimizer in self._optimizers:
+            optimizer.register_step_pre_hook(self._wait_until_read)
 
     # ---------------------------------------------------------------- steps
 
@@ -269,52 +251,46 @@ class Trainer:
 
     # ---------------------------------------------------------------- saving and resuming
 
-    def save(self, checkpoint: Path, tokenizer_folder: Path) -> None:
-        """Every rank calls it. The folder's name is temporary until the end. Raises DiskError."""
-        target = get_partial_path(checkpoint)
-        with naming_disk_errors(target):
-            self._write_checkpoint(target, tokenizer_folder)
-            if self._ranks.is_leader:
-                commit_checkpoint(checkpoint)
-        wait_at_barrier(self._ranks)
+    def _wait_until_read(self, *_: object) -> None:
+        """Before an update: a checkpoint of the present weights and moments may still be read."""
+        self._checkpoints.wait_until_read()
 
-    def _write_checkpoint(self, target: Path, tokenizer_folder: Path) -> None:
-        parameters = gather_full_parameters(self.model)
-        if self._ranks.is_leader:
-            save_model(target, self.model.config, parameters, tokenizer_folder)
-            get_trainer_folder(target).mkdir()
-        wait_at_barrier(self._ranks)
-        if self.step:  # before the first step there is no state, and get_optimizer_state_dict would create one
-            writer = _ReproducibleStateWriter(get_trainer_folder(target) / "optimizer", sync_files=False)
-            with _without_process_group_warning():
-                save_tensors(self._get_optimizer_state(), storage_writer=writer, no_dist=self._ranks.world_size == 1)
-        random_state = BytesIO()  # for a full disk, torch.save to a file reports only "unexpected pos"
-        torch.save(torch.get_rng_state(), random_state)
-        (get_trainer_folder(target) / f"random_{self._ranks.rank}.pt").write_bytes(random_state.getvalue())
-        wait_at_barrier(self._ranks)
-        if self._ranks.is_leader:
-            write_trainer_state(target, TrainerState(self.stage, self.step, self._ranks.world_size, self._run.seed))
+    def save(
+        self,
+        checkpoint: Path,
+        tokenizer_folder: Path,
+        *,
+        is_exported: bool = True,
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+        on_committed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Every rank calls it. Starts to write a checkpoint, after the previous one has its final name.
+
+        `is_exported`: with a transformers model. `on_committed` is called on the leading rank, in another thread, after the
+        folder has its final name. Raises DiskError of the previous checkpoint.
+        """
+        shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
+        dtype = getattr(torch, self._learner.export_dtype)
+        export = ModelExport(self.model.config, shapes, tokenizer_folder, dtype, is_exported, max_shard_bytes)
+        trainer_state = TrainerState(self.stage, self.step, self._ranks.world_size, self._run.seed)
+        self._checkpoints.wait()
+        state = capture_training_state(self.model, self._optimizers, self.step, self._ranks)
+        self._checkpoints.start(PendingCheckpoint(checkpoint, trainer_state, export, on_committed), state)
+
+    def finish_saving(self) -> None:
+        """Wait until the checkpoint has its final name on every rank. Raises DiskError."""
+        self._checkpoints.wait()
 
     def load(self, checkpoint: Path) -> None:
-        """Resume from a checkpoint after its weights were loaded into the model; the number of ranks may differ.
+        """Weights, optimizer and random state; the number of ranks may differ. Every rank calls it.
 
-        A rank without a saved random state keeps its current one. Raises OSError if a file is missing.
+        A rank without a saved random state keeps its present one. Raises OSError without a state.json, and
+        CheckpointError for missing or damaged tensors.
         """
         state = read_trainer_state(checkpoint)
         self.start_stage(state.stage)
         self.step = state.step
-        if state.step:
-            tensors = self._get_optimizer_state()
-            reader = FileSystemReader(get_trainer_folder(checkpoint) / "optimizer")
-            with _without_process_group_warning():
-                load_tensors(tensors, storage_reader=reader, no_dist=self._ranks.world_size == 1)
-            set_optimizer_state_dict(self.model, self._optimizers, tensors, options=BY_NAME)
-        random_state = get_trainer_folder(checkpoint) / f"random_{self._ranks.rank}.pt"
-        if random_state.exists():
-            torch.set_rng_state(torch.load(random_state, weights_only=True))
-
-    def _get_optimizer_state(self) -> dict[str, Any]:
-        return get_optimizer_state_dict(self.model, self._optimizers, options=BY_NAME)
+        load_training_state(checkpoint, self.model, self._optimizers, state.step, self._ranks)
 
 
 def _copy_to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
@@ -327,18 +303,3 @@ def _copy_to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
 
 def _compute_cold_start_loss(batch: LossInput, _reference_logprobs_N: Tensor | None) -> LossOutput:
     return compute_sft_loss(batch)
-
-
-class _ReproducibleStateWriter(FileSystemWriter):
-    """Omits the path and the random number that torch adds to the tensors, so that equal states give equal bytes."""
-
-    def storage_meta(self) -> None:
-        return None
-
-
-@contextmanager
-def _without_process_group_warning() -> Generator[None]:
-    """Suppress torch's warning that there is no process group, which it gives even with no_dist."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-        yield

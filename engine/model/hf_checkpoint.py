@@ -1,7 +1,5 @@
 """Loads and saves models as transformers folders: config.json, safetensors, tokenizer."""
 
-import json
-import os
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -10,22 +8,16 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from configs.atomic_write import sync_tree
 from engine.model.causal_lm import CausalLM
+from engine.model.hf_export import make_readable, plan_shards, write_index, write_model_description, write_shard
 from engine.model.model_config import DecoderConfig, check_complete, check_names, check_shape, load_model_config
-from engine.model.tokenizer import load_tokenizer
-from engine.model.weight_files import CheckpointError, list_weight_files, read_json_object
-from policies.dialogue.chat_format import TURN_END
+from engine.model.weight_files import CheckpointError, list_weight_files
 
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "chat_template.jinja"),
-)
 BLOCK_BYTES = 64 * 2**20  # of a tensor in float32 that are read at once
-_DEFAULT_TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> CausalLM:
@@ -107,7 +99,7 @@ def _opening_weights(file: Path) -> Generator[Any]:
 def save_model(
     folder: Path | str, model_config: DecoderConfig, state_dict: Mapping[str, Tensor], tokenizer_folder: Path | str
 ) -> None:
-    """Writes a folder for AutoModelForCausalLM and AutoTokenizer. Raises OSError on disk errors.
+    """Writes a folder for AutoModelForCausalLM and AutoTokenizer from a whole model. Raises OSError on disk errors.
 
     Replaces an existing folder. If the process is killed, the folder is complete or missing. A
     kill between the two renames leaves the complete new folder under the name `.NAME.partial`.
@@ -120,7 +112,7 @@ def save_model(
     try:
         partial.mkdir()
         _write_files(partial, model_config, state_dict, source)
-        _fsync_folder(partial)
+        sync_tree(partial)
         if folder.exists():
             folder.rename(replaced)
         partial.rename(folder)
@@ -132,46 +124,12 @@ def save_model(
 
 def _write_files(folder: Path, config: DecoderConfig, state_dict: Mapping[str, Tensor], source: Path) -> None:
     dropped = {"lm_head.weight"} if config.tie_word_embeddings else set[str]()
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items() if name not in dropped}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    end_of_turn, kept = _find_end_of_turn(source), _read_kept_fields(source)
-    _write_json(folder / "config.json", {**config.to_hf(), **kept, "eos_token_id": end_of_turn, "dtype": dtype})
-    for name in (*TOKENIZER_FILES, "generation_config.json"):
-        if (source / name).exists():
-            shutil.copyfile(source / name, folder / name)
-    if not (source / "tokenizer_config.json").exists():  # transformers would assume Qwen2's
-        _write_json(folder / "tokenizer_config.json", {**_DEFAULT_TOKENIZER_CONFIG, "eos_token": TURN_END})
-    if not (source / "generation_config.json").exists():
-        _write_json(folder / "generation_config.json", {"do_sample": True, "eos_token_id": end_of_turn})
-
-
-def _find_end_of_turn(source: Path) -> int | list[int]:
-    """ChatML's token, or the tokens that the folder's configuration names, such as those of Llama 3."""
-    tokenizer = load_tokenizer(source)
-    if (token := tokenizer.find_token_id(TURN_END)) is not None:
-        return token
-    for path in (source / "generation_config.json", source / "config.json"):
-        if path.exists() and (found := read_json_object(path).get("eos_token_id")) is not None:
-            return found
-    return tokenizer.end_of_turn_id  # raises UnusableTokenizer
-
-
-def _read_kept_fields(source: Path) -> dict[str, Any]:
-    """Fields of the folder's config.json that do not describe the model's layers."""
-    fields = read_json_object(source / "config.json") if (source / "config.json").exists() else {}
-    return {name: fields[name] for name in ("bos_token_id", "pad_token_id") if name in fields}
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _fsync_folder(folder: Path) -> None:
-    """Before the rename, so that a power failure cannot leave empty files in the final folder."""
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    tensors = {name: tensor.detach().cpu() for name, tensor in state_dict.items() if name not in dropped}
+    dtype = next(iter(tensors.values())).dtype
+    write_model_description(folder, config, source, dtype)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    shards = plan_shards(shapes, dtype)
+    for shard in shards:
+        write_shard(folder, shard, shapes, dtype, lambda _names: tensors)
+    write_index(folder, shards, shapes, dtype)
+    make_readable(folder, folder.iterdir())

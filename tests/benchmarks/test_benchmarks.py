@@ -25,6 +25,9 @@ KEYS: dict[str, tuple[str, ...]] = {
         *("ratio_to_pyzmq_asyncio", "messages_per_s", "round_trip_p50_us", "round_trip_p99_us", "peers"),
         *("log_events_per_s", "story_ms_1m_events", "streamed_messages", "sender_mib", "receiver_mib"),
     ),
+    "checkpoints": tuple(
+        f"{figure}_tiny" for figure in ("parameters", "step_s", "step_saving_s", "ratio", "save_cpu_s", "cpu_ratio")
+    ),
     "determinism": tuple(
         f"{kind}_over_fast_{batch}" for kind in ("strict", "tiles_64", "tiles_16", "tiles_4") for batch in BATCHES
     ),

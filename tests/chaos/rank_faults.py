@@ -24,8 +24,17 @@ _VARIABLE = "ASTERISM_TEST_RANK_FAULTS"
 class RankFault(msgspec.Struct, frozen=True):
     rank: int
     step: int
-    operation: str  # of engine.learner: "forward and backward", "publish", "save", "barrier"
+    operation: str  # of engine.learner: "forward and backward", "publish", "barrier"; or "save", in the background
     signal: signal.Signals | None  # None: block
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """As the launcher reports them."""
+        return (f"save of step {self.step}",) if self.operation == "save" else (f"step {self.step}", self.operation)
+
+    def is_due(self, begun: str, running: Sequence[str]) -> bool:
+        """Whether the operation `begun`, one of the running ones, is that of the fault."""
+        return begun == self.operations[-1] and set(self.operations) <= set(running)
 
 
 def make_environment(faults: Sequence[RankFault]) -> dict[str, str]:
@@ -46,7 +55,7 @@ def _install(fault: RankFault) -> None:
     def run_with_fault(record: OperationRecord, name: str, *, is_limited: bool = True) -> Generator[None]:
         with run(record, name, is_limited=is_limited):
             running = [each.name for each in record.running]
-            if running[0] == f"step {fault.step}" and running[-1] == fault.operation:
+            if fault.is_due(name, running):
                 _happen(fault)
             yield
 

@@ -38,7 +38,8 @@ OTHER_KEYS = {
     *("learner.ranks", "learner.threads", "learner.micro_batch_tokens"),  # speed and memory
     *("learner.device", "learner.dtype", "learner.dp_replicate", "learner.collective_timeout_s"),
     "learner.mismatch_limit",  # ends a run, and changes no update
-    *("learner.checkpoint_every", "learner.keep_checkpoints"),
+    *("learner.checkpoint_every", "learner.checkpoint_minutes", "learner.keep_checkpoints"),
+    *("learner.export_every", "learner.export_dtype"),
     *("evaluation.questions", "evaluation.during", "evaluation.keep_best", "evaluation.sets"),
     *("evaluation.temperature", "evaluation.top_p", "evaluation.top_k"),
 }

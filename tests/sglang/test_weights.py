@@ -5,7 +5,8 @@ import os
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
-from typing import NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,8 +14,13 @@ import torch
 from torch import Tensor
 
 from bus.messages import WeightsPublished
+from configs.algorithm import LearnerConfig
 from configs.machines import EngineConfig
+from configs.schema import RunConfig
 from engine.contract import EngineFailure, WeightsRefused
+from engine.learner.distributed import RankGroup
+from engine.learner.trainer import Trainer
+from engine.model.hf_checkpoint import load_model
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
 from engine.sglang.server.compatibility import ServerRequirements
@@ -66,8 +72,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     dtype, tied = request.param
     folder = tmp_path_factory.mktemp(dtype)
     model = small_model(config=small_config(vocab_size=VOCABULARY, tie_word_embeddings=tied))
-    save_small_model(folder, model)
-    layout = load_layout(folder / "model", getattr(torch, dtype))
+    exported = export_in_shards(save_small_model(folder, model), folder / "step_000000", dtype)
+    layout = load_layout(exported, getattr(torch, dtype))
     checksums = ChecksumRegistry(folder / "checksums", "sglang-0")
     transports = {
         "disk": DiskTransport(layout, checksums, folder / "for_server"),
@@ -75,7 +81,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "group": ProcessGroupTransport(layout, checksums, BUCKET, timeout_s=60.0),
     }
     engine = EngineConfig(kind="sglang", kv_tokens=8192, max_running=16, page_tokens=1, dtype=dtype)
-    requirements = ServerRequirements(engine, sglang(PORT), folder / "model", SEQUENCE_TOKENS)
+    requirements = ServerRequirements(engine, sglang(PORT), exported, SEQUENCE_TOKENS)
     server = SGLangServer(requirements, log=folder / "log", scratch=folder / "scratch")
     with asyncio.Runner() as loop:
         client = SGLangClient(loop.run(server.start()))
@@ -89,6 +95,16 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         finally:
             for closed in (*transports.values(), client, server):
                 loop.run(closed.close())
+
+
+def export_in_shards(folder: Path, checkpoint: Path, dtype: Literal["float32", "bfloat16"]) -> Path:
+    """As the learner exports a checkpoint of a large model."""
+    run = RunConfig(name="export", learner=LearnerConfig(export_dtype=dtype))
+    trainer = Trainer(load_model(folder), run, RankGroup())
+    trainer.save(checkpoint, folder, max_shard_bytes=64 * 2**10)
+    trainer.finish_saving()
+    assert len(list(checkpoint.glob("model-*.safetensors"))) > 1
+    return checkpoint
 
 
 def make_request(ids: list[int], key: str, tokens: int = 4, *, stream: bool = False) -> GenerateRequest:

@@ -72,6 +72,7 @@ class SimulatedLearner:
         self._newest = max(disk.journal, default=-1)
         self._batches: asyncio.Queue[BatchReady] = asyncio.Queue()
         self._step = 0
+        self._committing: asyncio.Task[None] | None = None  # a checkpoint that is saved while training continues
 
     async def run(self, resume_step: int | None) -> None:
         """Train until Shutdown. Without `resume_step`, resume from the newest checkpoint."""
@@ -80,9 +81,12 @@ class SimulatedLearner:
             done, _ = await asyncio.wait([working, listening], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            if self._committing is not None:  # Shutdown waits for the checkpoint
+                await self._committing
         finally:
-            working.cancel()
-            listening.cancel()
+            for task in (working, listening, self._committing):
+                if task is not None:
+                    task.cancel()
 
     async def _moment(self) -> None:
         await asyncio.sleep(self._random.expovariate(20))
@@ -119,8 +123,8 @@ class SimulatedLearner:
         await self._memory.acquire(-1)
         self._computing()
         begun = self._step = max(disk.checkpoints, default=0) if resume_step is None else resume_step
-        await self._moment()
-        disk.checkpoints.add(self._step)
+        if self._step not in disk.checkpoints:
+            await self._save(self._step)
         await self._announce(self._step, {}, publish=not any(step > self._step for step in given))
         for step in given:
             if step > self._step:
@@ -148,7 +152,14 @@ class SimulatedLearner:
             await self._save(batch.step)
 
     async def _save(self, saved: int) -> None:
-        await self._moment()
+        if self._committing is not None:
+            await self._committing
+        self._committing = asyncio.create_task(self._commit(saved))
+        if saved == self._steps:
+            await self._committing
+
+    async def _commit(self, saved: int) -> None:
+        await asyncio.sleep(self._random.expovariate(1 / TRAINING_S))
         self._disk.checkpoints.add(saved)
         await self._moment()
         for step in [step for step in self._disk.journal if step <= saved]:

@@ -22,6 +22,7 @@ from configs.schema import RunConfig
 from engine.data.task_inputs import read_task_descriptions
 from engine.learner.checkpoints import CHECKPOINT_NAME
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
+from engine.model.weight_files import list_weight_files
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules, Trajectory
 from tasks.hosting.task_services import build_task_services
@@ -114,6 +115,8 @@ def _choose_checkpoint(folder: RunFolder, options: ForkOptions, versions: tuple[
             f"{checkpoint}: the run has not kept policy version {versions[0]}, which generated turn {options.turn} of "
             f"trajectory {options.trajectory}: {remedy}"
         )
+    if not list_weight_files(checkpoint)[0].exists():
+        raise UnusableInput(f"{checkpoint}: has no exported model (learner.export_every): {remedy}")
     return checkpoint
 
 

@@ -7,6 +7,7 @@ from configs.atomic_write import DiskError
 from engine.learner.checkpoints import (
     TrainerState,
     commit_checkpoint,
+    delete_checkpoint,
     get_partial_path,
     get_trainer_folder,
     is_resumable,
@@ -14,6 +15,7 @@ from engine.learner.checkpoints import (
     naming_disk_errors,
     prune_checkpoints,
     read_trainer_state,
+    restore_replaced_checkpoints,
     write_trainer_state,
 )
 
@@ -90,3 +92,45 @@ def test_other_errors_are_not_reported_as_disk_errors(tmp_path: Path, error: Bas
     with pytest.raises(type(error)) as stays, naming_disk_errors(tmp_path):
         raise error
     assert stays.value is error
+
+
+def test_a_kill_between_the_renames_of_a_replacement_keeps_the_earlier_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 5)
+    (tmp_path / "step_000005" / "old").touch()
+    rename = Path.rename
+
+    def rename_once(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", die)
+        return rename(path, target)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", rename_once)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 5)
+    monkeypatch.undo()
+    assert list_saved_steps(tmp_path) == []
+    restore_replaced_checkpoints(tmp_path)
+    assert list_saved_steps(tmp_path) == [5]
+    assert (tmp_path / "step_000005" / "old").exists()
+
+
+def test_a_kill_during_a_deletion_leaves_no_part_under_a_final_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 5)
+
+    def die(path: Path, **_: object) -> None:
+        if path.exists():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("shutil.rmtree", die)
+        delete_checkpoint(tmp_path / "step_000005")
+    assert list(tmp_path.glob("step_*")) == []
+    save(tmp_path, 6)
+    prune_checkpoints(tmp_path, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000006"]

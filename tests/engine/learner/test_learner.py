@@ -1,6 +1,7 @@
 """The learner: its rank in this process, and its process over the real bus."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from bus.messages import (
     WeightsPublished,
 )
 from bus.transport.zeromq import open_zmq_bus
+from configs.atomic_write import DiskError
 from configs.errors import UnusableInput
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
@@ -38,6 +40,7 @@ from engine.learner.batch_journal import BatchJournal
 from engine.learner.checkpoints import list_saved_steps, read_trainer_state
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.learner_rank import CheckpointNotFound, LearnerRank
+from engine.learner.saving import checkpoint_writer
 from engine.model.hf_checkpoint import load_model
 from engine.weight_transfer.shared_memory import load_published
 from tasks import MATH_PYTHON
@@ -100,6 +103,7 @@ def test_without_a_cold_start_step_0_is_the_initial_checkpoint(tmp_path: Path) -
     trained = rank.start(None, no_report)
     assert trained.published is not None
     assert (trained.step, trained.published.version) == (0, 0)
+    rank.finish_saving()
     initial, saved = (gather_full_parameters(load_model(folder.checkpoints / name)) for name in ("init", "step_000000"))
     torch.testing.assert_close(saved, initial, rtol=0, atol=0)
     rank.close()
@@ -128,6 +132,7 @@ def test_a_learner_that_was_killed_after_a_checkpoint_reports_the_metrics_of_its
     assert rank.start(None, no_report).metrics == {}
     metrics = rank.train(1, store_batch(folder.batches, 1, rows(1))).metrics
     rank.save_if_due()
+    rank.finish_saving()
     resumed = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches)).start(None, no_report)
     assert resumed.step == 1
     assert resumed.metrics == metrics
@@ -186,7 +191,7 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
     made: tuple[RunConfig, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, folder = made
-    monkeypatch.setattr("engine.learner.learner_rank.SFT_SAVE_EVERY", 2)
+    monkeypatch.setattr("engine.learner.saving.checkpoint_schedule.SFT_SAVE_EVERY", 2)
 
     class Killed(Exception):
         pass
@@ -195,13 +200,19 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
         if step == 3:
             raise Killed
 
+    killed = LearnerRank(run, folder, RankGroup())
     with pytest.raises(Killed):
-        LearnerRank(run, folder, RankGroup()).start(None, kill_at_three)
+        killed.start(None, kill_at_three)
+    killed.close()
+    assert not (folder.partial_cold_start / "model.safetensors").exists()
     seen: list[int] = []
     resumed = LearnerRank(run, folder, RankGroup())
     resumed.start(None, lambda step, values: seen.append(step))
-    straight_run, straight_folder = make_run(tmp_path / "straight")
-    LearnerRank(straight_run, straight_folder, RankGroup()).start(None, no_report)
+    resumed.close()
+    straight = LearnerRank(*make_run(tmp_path / "straight"), RankGroup())
+    straight.start(None, no_report)
+    straight.close()
+    straight_folder = RunFolder(tmp_path / "straight" / "run")
     assert seen == [3]
     torch.testing.assert_close(saved_weights(folder, 0), saved_weights(straight_folder, 0), rtol=0, atol=0)
     assert not (folder.checkpoints / "sft_partial").exists()
@@ -214,8 +225,60 @@ def test_old_checkpoints_are_deleted_except_step_0_and_the_last(tmp_path: Path) 
     for step in range(1, 7):
         rank.train(step, [])
         rank.save_if_due()
-    assert list_saved_steps(folder.checkpoints) == [0, 4, 6]
+    assert list_saved_steps(folder.checkpoints) == [0, 4, 6]  # the last step waits for its checkpoint
     rank.close()
+
+
+def test_checkpoints_without_an_export_are_saved_between_those_with_one(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=2)
+    run = replace(run, learner=replace(run.learner, keep_checkpoints=9, export_every=3))
+    rank = LearnerRank(run, folder, RankGroup())
+    rank.start(None, no_report)
+    for step in range(1, 7):
+        rank.train(step, [])
+        rank.save_if_due()
+    rank.close()
+    exported = [folder.get_checkpoint_path(step) / "model.safetensors" for step in (0, 2, 3, 4, 6)]
+    assert list_saved_steps(folder.checkpoints) == [0, 2, 3, 4, 6]
+    assert [path.exists() for path in exported] == [True, False, True, False, True]
+
+
+def test_batches_are_deleted_only_after_their_checkpoint_has_its_final_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    journal, seen = BatchJournal(folder.batches), list[list[int]]()
+
+    def record_saved(_step: int) -> None:
+        seen.append(list_saved_steps(folder.checkpoints))
+
+    monkeypatch.setattr(journal, "delete_up_to", record_saved)
+    rank = LearnerRank(run, folder, RankGroup(), journal)
+    rank.start(None, no_report)
+    for step in (1, 2):
+        rank.train(step, [])
+        rank.save_if_due()
+    rank.close()
+    assert [saved[-1] for saved in seen] == [1, 2]
+
+
+def test_a_failed_write_ends_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    rank = LearnerRank(run, folder, RankGroup())
+    rank.start(None, no_report)
+    rank.finish_saving()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_writer, "write_shard", fail)
+    rank.train(1, [])
+    rank.save_if_due()
+    with pytest.raises(DiskError, match=r"/\.step_000001\.building: No space left on device"):
+        rank.train(2, [])
+        rank.save_if_due()
+    rank.close()
+    assert list_saved_steps(folder.checkpoints) == [0]
 
 
 def test_weights_are_published_before_they_are_saved_except_in_the_last_step(tmp_path: Path) -> None:
@@ -226,8 +289,10 @@ def test_weights_are_published_before_they_are_saved_except_in_the_last_step(tmp
     for step in range(1, last):
         trained = rank.train(step, [])
         assert trained.published is not None
+        rank.finish_saving()
         assert list_saved_steps(folder.checkpoints)[-1] == step - 1
         rank.save_if_due()
+        rank.finish_saving()
         assert list_saved_steps(folder.checkpoints)[-1] == step
     rank.train(last, [])
     assert list_saved_steps(folder.checkpoints)[-1] == last
@@ -308,6 +373,12 @@ async def learner(folder: RunFolder, *arguments: str, ranks: int = 1) -> AsyncIt
             await process.wait()
 
 
+async def wait_for_checkpoint(folder: RunFolder, step: int) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while step not in list_saved_steps(folder.checkpoints):  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(0.01)
+
+
 def without_times(trained: StepTrained) -> dict[str, float]:
     return {name: value for name, value in trained.metrics.items() if not name.endswith("_s")}
 
@@ -325,7 +396,8 @@ async def test_a_run_from_cold_start_to_shutdown(tmp_path: Path, ranks: int) -> 
         assert [(each.kind, each.step) for each in peers.metrics] == [("sft", 1), ("sft", 2), ("sft", 3)]
         assert {"loss", "lr", "grad_norm", "tokens_per_s"} <= peers.metrics[0].values.keys()
         model = load_model(folder.checkpoints / "init")
-        before = gather_full_parameters(load_model(folder.get_checkpoint_path(0)))
+        await wait_for_checkpoint(folder, 0)
+        before = saved_weights(folder, 0)
         load_published(published, dict(model.named_parameters()), torch.float32)
         torch.testing.assert_close(gather_full_parameters(model), before, rtol=0, atol=0)
 
@@ -335,6 +407,8 @@ async def test_a_run_from_cold_start_to_shutdown(tmp_path: Path, ranks: int) -> 
             assert trained.step == step
             assert {"loss", "clip_fraction", "train_s", "publish_s", "checkpoint_s"} <= trained.metrics.keys()
         load_published(published, dict(model.named_parameters()), torch.float32)
+        await wait_for_checkpoint(folder, 2)
+        torch.testing.assert_close(gather_full_parameters(model), saved_weights(folder, 2), rtol=0, atol=0)
         assert any(not torch.equal(before[name], after) for name, after in gather_full_parameters(model).items())
 
         await peers.head.send("learner", BatchReady(3, ()))
@@ -365,6 +439,7 @@ async def test_a_killed_learner_resumes_from_its_newest_checkpoint_with_the_same
     async with learner(folder) as peers:
         await peers.receive_step()
         metrics["straight"] = await train(peers, 1, 2, 3)
+        await wait_for_checkpoint(folder, 2)
         peers.process.send_signal(signal.SIGKILL)
         assert await peers.exit_code() == -signal.SIGKILL
     async with learner(folder) as peers:

@@ -70,13 +70,15 @@ def test_only_complete_batches_are_listed_and_a_checkpoint_deletes_them(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000003"]
 
 
-def test_the_metrics_of_one_step_are_kept(tmp_path: Path) -> None:
+def test_the_metrics_of_a_step_are_kept_until_the_next_checkpoint(tmp_path: Path) -> None:
     journal = BatchJournal(tmp_path)
     assert journal.read_metrics(2) == {}
     journal.write_metrics(2, {"loss": 0.5, "ratio_max": float("inf")})
     journal.delete_up_to(2)
     assert BatchJournal(tmp_path).read_metrics(2) == {"loss": 0.5, "ratio_max": float("inf")}
     journal.write_metrics(3, {"loss": 0.25})
+    assert (journal.read_metrics(2)["loss"], journal.read_metrics(3)) == (0.5, {"loss": 0.25})
+    journal.delete_up_to(3)
     assert (journal.read_metrics(2), journal.read_metrics(3)) == ({}, {"loss": 0.25})
     journal.clear()
     assert journal.read_metrics(3) == {}

@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,12 +7,9 @@ from torch import Tensor
 
 from bus.messages import TrainingSample
 from configs.errors import UnusableInput
-from engine.learner.checkpoints import get_partial_path, list_saved_steps
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import build_rl_sequence, build_sft_sequence
-from engine.model.hf_checkpoint import load_model
-from tests.engine.learner import train_ranks
 from tests.engine.learner.training_examples import (
     replace_tokens,
     rl_sequences,
@@ -23,7 +19,6 @@ from tests.engine.learner.training_examples import (
     small_run,
     trainable_model,
 )
-from tests.engine.tiny_models import write_tokenizer
 
 pytestmark = pytest.mark.slow
 ONE = RankGroup()
@@ -37,12 +32,6 @@ def trainer(stage: str = "rl", **learner: float | str) -> Trainer:
 
 def parameters(made: Trainer) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in gather_full_parameters(made.model).items()}
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    write_tokenizer(tmp_path / "tokenizer")
-    return tmp_path / "tokenizer"
 
 
 # ---------------------------------------------------------------- steps
@@ -167,72 +156,3 @@ def test_weights_that_are_not_finite_are_reported_with_the_parameter() -> None:
         made.model.model.layers[1].mlp.up_proj.weight[3, 2] = float("nan")
     with pytest.raises(UnusableInput, match=r"not finite after step 0, first in model\.layers\.1\.mlp\.up_proj"):
         made.check_weights()
-
-
-# ---------------------------------------------------------------- saving and resuming
-
-
-@pytest.mark.parametrize("stage", ["sft", "rl"])
-def test_resumed_training_gives_the_same_bits(stage: str, tmp_path: Path, tokenizer: Path) -> None:
-    made = trainer(stage)
-    steps = train_ranks.steps_of(stage)
-    for step in range(2):
-        steps(made, step)
-    made.save(tmp_path / "step_000002", tokenizer)
-    resumed = Trainer(load_model(tmp_path / "step_000002"), small_run(), ONE)
-    resumed.load(tmp_path / "step_000002")
-    assert (resumed.stage, resumed.step) == (stage, 2)
-    for step in range(2, 4):
-        assert steps(resumed, step) == steps(made, step)
-    torch.testing.assert_close(parameters(resumed), parameters(made), rtol=0, atol=0)
-    assert torch.equal(torch.rand(3), _after(tmp_path / "step_000002"))
-
-
-def _after(checkpoint: Path) -> Tensor:
-    """Draws from the saved random state."""
-    generator = torch.Generator()
-    generator.set_state(torch.load(checkpoint / "trainer" / "random_0.pt", weights_only=True))
-    return torch.rand(3, generator=generator)
-
-
-def test_saving_does_not_change_later_training(tmp_path: Path, tokenizer: Path) -> None:
-    saved, unsaved = trainer(), trainer()
-    saved.save(tmp_path / "step_000000", tokenizer)
-    for step in range(2):
-        assert saved.run_rl_step(rl_sequences(step)) == unsaved.run_rl_step(rl_sequences(step))
-        saved.save(tmp_path / f"step_{step + 1:06d}", tokenizer)
-    torch.testing.assert_close(parameters(saved), parameters(unsaved), rtol=0, atol=0)
-
-
-def test_only_a_complete_checkpoint_has_its_name(
-    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = trainer()
-    made.run_rl_step(rl_sequences(0))
-
-    def die(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("engine.learner.trainer.write_trainer_state", die)
-        made.save(tmp_path / "step_000001", tokenizer)
-    assert list_saved_steps(tmp_path) == []
-    assert get_partial_path(tmp_path / "step_000001").exists()
-    made.save(tmp_path / "step_000001", tokenizer)
-    assert list_saved_steps(tmp_path) == [1]
-    assert not get_partial_path(tmp_path / "step_000001").exists()
-
-
-@pytest.mark.parametrize("stage", ["sft", "rl"])
-def test_equal_trainers_write_equal_bytes_in_any_folder(stage: str, tmp_path: Path, tokenizer: Path) -> None:
-    written: list[dict[str, bytes]] = []
-    for place in ("here", "there/as/well"):
-        made = trainer(stage)
-        made.run_sft_step(sequences(0)) if stage == "sft" else made.run_rl_step(rl_sequences(0))
-        folder = tmp_path / place / "step_000001"
-        folder.parent.mkdir(parents=True)
-        made.save(folder, tokenizer)
-        files = (path for path in folder.rglob("*") if path.is_file())
-        written.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
-    assert written[0].keys() == written[1].keys()
-    assert [name for name in written[0] if written[0][name] != written[1][name]] == []

@@ -19,7 +19,7 @@ from engine.learner.distributed import (
     leave_ranks,
     wait_at_barrier,
 )
-from engine.learner.sharding import load_sharded_model, shard_model
+from engine.learner.sharding import build_sharded_model, shard_model
 from engine.learner.trainer import Trainer
 from engine.model.causal_lm import CausalLM
 from policies.losses import token_scores
@@ -37,6 +37,7 @@ class RankScript(msgspec.Struct, frozen=True):
     first: int = 0
     end: int = 5
     saves: bool = False  # a checkpoint at the end
+    max_shard_bytes: int = 5 * 10**9  # of its export
     checkpoint: str = ""  # to resume from; empty: a new model
     is_tied: bool = True  # the new model
     learner: dict[str, Any] = {}  # settings
@@ -70,7 +71,7 @@ def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
     recomputed = {"old_logprobs": "recomputed", "correction": "tis"} if script.stage == "recomputed" else {}
     run = small_run(**recomputed, **script.learner)
     if script.checkpoint:
-        model = load_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype)
+        model = build_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype)
     else:
         model = make_model(script.stage, is_tied=script.is_tied)
         shard_model(model, ranks, run.learner.dtype)
@@ -108,7 +109,8 @@ def run_script(script: RankScript, ranks: RankGroup) -> None:
         (folder / "state.json").write_bytes(msgspec.json.encode(describe_state(trainer)))
     wait_at_barrier(ranks)
     if script.saves:
-        trainer.save(folder / "checkpoint", folder / "tokenizer")
+        trainer.save(folder / "checkpoint", folder / "tokenizer", max_shard_bytes=script.max_shard_bytes)
+        trainer.finish_saving()
 
 
 def main(encoded: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_a_kill_during_a_save_leaves_no_folder_and_the_next_save_succeeds(
         def die(_: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        monkeypatch.setattr("engine.model.hf_checkpoint._fsync_folder", die)
+        monkeypatch.setattr("engine.model.hf_checkpoint.sync_tree", die)
         save_model(target, CONFIG, state_dict, tokenizer)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -176,3 +177,14 @@ def test_the_end_of_a_turn_of_another_chat_format_is_kept(tmp_path: Path) -> Non
     save_model(tmp_path / "model", CONFIG, weights, source)
     fields = json.loads((tmp_path / "model" / "config.json").read_text())
     assert (fields["eos_token_id"], fields["bos_token_id"], fields["hidden_size"]) == ([1, 5], 3, CONFIG.hidden_size)
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o000])
+def test_the_files_are_readable_for_all_users_whatever_the_umask(tmp_path: Path, tokenizer: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        save_model(tmp_path / "model", CONFIG, small_model(config=CONFIG).state_dict(), tokenizer)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model").stat().st_mode) == 0o755
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "model").iterdir()} == {0o644}

@@ -147,6 +147,17 @@ def test_without_the_turns_checkpoint_the_existing_ones_are_named(folder: RunFol
     assert "step_000000, step_000002, step_000003" in error
 
 
+def test_a_checkpoint_without_an_exported_model_is_refused(folder: RunFolder) -> None:
+    weights = folder.get_checkpoint_path(0) / "model.safetensors"
+    number = str(answered(folder, 0).trajectory_id)
+    hidden = weights.rename(weights.with_suffix(".hidden"))
+    try:
+        error = refused("fork", str(folder.path), number, "--turn", "1")
+    finally:
+        hidden.rename(weights)
+    assert "step_000000: has no exported model (learner.export_every)" in error
+
+
 def test_a_checkpoint_of_another_vocabulary_is_refused(folder: RunFolder, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder.get_checkpoint_path(0), other)

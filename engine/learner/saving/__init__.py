@@ -1,0 +1,1 @@
+"""Writing checkpoints: the state of training with DCP, in the background, and the exported model."""

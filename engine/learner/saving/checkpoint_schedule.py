@@ -1,0 +1,44 @@
+"""When the learner saves a checkpoint, and which checkpoints have an export."""
+
+import time
+from collections.abc import Callable
+
+from configs.schema import RunConfig
+from engine.learner.distributed import RankGroup, broadcast_object
+
+SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start
+
+
+class CheckpointSchedule:
+    """All ranks make the same calls. Only the leading rank's clock counts; its decision is broadcast."""
+
+    def __init__(self, run: RunConfig, ranks: RankGroup, read_clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = run
+        self._ranks = ranks
+        self._read_clock = read_clock
+        self._last_saved_at = read_clock()
+
+    def on_saved(self) -> None:
+        self._last_saved_at = self._read_clock()
+
+    def is_due(self, step: int) -> bool:
+        """After an RL step."""
+        return self._is_export_requested(step) or step % self._run.learner.checkpoint_every == 0 or self._is_time_over()
+
+    def is_due_in_cold_start(self, step: int) -> bool:
+        """Before the last step of the cold start, after which there is a checkpoint anyway."""
+        return step < self._run.sft.steps and (step % SFT_SAVE_EVERY == 0 or self._is_time_over())
+
+    def is_exported(self, step: int) -> bool:
+        """Whether the checkpoint of the step has a transformers model."""
+        return self._run.learner.export_every == 0 or self._is_export_requested(step)
+
+    def _is_export_requested(self, step: int) -> bool:
+        """Step 0, the last step and evaluated steps are exported in any case."""
+        evaluation, every = self._run.evaluation, self._run.learner.export_every
+        is_evaluated = evaluation.saves_evaluated_steps and step % evaluation.every == 0
+        return step in (0, self._run.rl.steps) or is_evaluated or (every > 0 and step % every == 0)
+
+    def _is_time_over(self) -> bool:
+        limit_s = 60 * self._run.learner.checkpoint_minutes
+        return limit_s > 0 and broadcast_object(self._ranks, self._read_clock() - self._last_saved_at >= limit_s)

@@ -1,0 +1,170 @@
+"""Writes checkpoints in a background thread on each rank, while training continues.
+
+The thread reads weights and moments from the memory that training uses, so that no rank needs memory for a copy of them.
+`wait_until_read` lets the next optimizer update wait for it; forward and backward passes do not change this memory. The
+files are then in the page cache of each node. Next, the thread makes the export, from these files and without collectives,
+each rank its own shards; waits for the disk; and gives the folder its final name.
+
+All ranks make the same calls. Their threads communicate through a process group of their own.
+"""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from configs.atomic_write import sync_paths
+from engine.learner.checkpoints import (
+    TrainerState,
+    commit_checkpoint,
+    get_partial_path,
+    get_tensors_folder,
+    naming_disk_errors,
+    write_trainer_state,
+)
+from engine.learner.distributed import RankGroup
+from engine.learner.saving.training_state import StateDict, read_whole_weights, write_training_state
+from engine.model.hf_export import (
+    MAX_SHARD_BYTES,
+    Shapes,
+    make_readable,
+    plan_shards,
+    write_index,
+    write_model_description,
+    write_shard,
+)
+from engine.model.model_config import DecoderConfig
+
+
+class ModelExport(NamedTuple):
+    """How the transformers model of a checkpoint is written."""
+
+    config: DecoderConfig
+    shapes: Shapes  # of the weights, without duplicates of tied ones
+    tokenizer_folder: Path
+    dtype: torch.dtype
+    has_weights: bool = True  # False: only the configuration and the tokenizer
+    max_shard_bytes: int = MAX_SHARD_BYTES
+
+
+class PendingCheckpoint(NamedTuple):
+    checkpoint: Path
+    trainer_state: TrainerState
+    export: ModelExport
+    on_committed: Callable[[], None]  # called on the leading rank after the folder has its final name
+
+
+class CheckpointWriter:
+    """One checkpoint at a time."""
+
+    def __init__(self, ranks: RankGroup, threads: int) -> None:
+        self._ranks = ranks
+        self._thread = ThreadPoolExecutor(1, "checkpoint", self._start_thread, (threads,))
+        self._committed: Future[None] | None = None
+        self._is_read = threading.Event()
+        self._is_read.set()
+
+    def start(self, pending: PendingCheckpoint, state: StateDict) -> None:
+        """Waits for the previous checkpoint, and raises its error. The state may not change until it is read."""
+        self.wait()
+        self._is_read.clear()
+        self._committed = self._thread.submit(self._write, pending, state)
+
+    def wait_until_read(self) -> None:
+        """Until the state may change. The leading rank raises the error of a failed write, which ends all ranks."""
+        if not self._is_read.is_set():
+            with self._ranks.operation("wait for the checkpoint"):
+                self._is_read.wait()
+        if self._ranks.is_leader and self._committed is not None and self._committed.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until the checkpoint has its final name on every rank. Raises DiskError, and other errors of the write."""
+        committed, self._committed = self._committed, None
+        if committed is not None:
+            with self._ranks.operation("wait for the checkpoint"):
+                committed.result()
+
+    # ---------------------------------------------------------------- in the background thread
+
+    def _start_thread(self, threads: int) -> None:
+        self._ranks.select_device()
+        torch.set_num_threads(threads)
+
+    def _write(self, pending: PendingCheckpoint, state: StateDict) -> None:
+        try:
+            name = f"save of step {pending.trainer_state.step}"
+            with (
+                self._ranks.operation(name, is_limited=False),
+                naming_disk_errors(get_partial_path(pending.checkpoint)),
+            ):
+                self._write_folder(pending, state)
+        finally:
+            self._is_read.set()
+
+    def _write_folder(self, pending: PendingCheckpoint, state: StateDict) -> None:
+        target, ranks = get_partial_path(pending.checkpoint), self._ranks
+        self._on_leader(partial(_make_empty, target))
+        write_training_state(get_tensors_folder(target), state, ranks, self._is_read.set)
+        state.clear()
+        self._on_all_ranks(lambda: sync_paths(self._write_export(target, pending.export)))
+        self._on_leader(partial(_commit, pending))
+
+    def _write_export(self, target: Path, export: ModelExport) -> Iterable[Path]:
+        """The shards of this rank; on the leading rank the small files too. Returns all files that this rank has written."""
+        written = list(get_tensors_folder(target).glob(f"__{self._ranks.rank}_*"))
+        shards = plan_shards(export.shapes, export.dtype, export.max_shard_bytes) if export.has_weights else []
+        if self._ranks.is_leader:
+            write_model_description(target, export.config, export.tokenizer_folder, export.dtype)
+            write_index(target, shards, export.shapes, export.dtype)
+        for shard in shards[self._ranks.rank :: self._ranks.world_size]:
+            write_shard(
+                *(target, shard, export.shapes, export.dtype),
+                lambda names: read_whole_weights(
+                    get_tensors_folder(target), {name: export.shapes[name] for name in names}
+                ),
+            )
+            written.append(target / shard.file_name)
+        return written
+
+    def _on_leader(self, work: Callable[[], None]) -> None:
+        self._on_all_ranks(work if self._ranks.is_leader else lambda: None)
+
+    def _on_all_ranks(self, work: Callable[[], None]) -> None:
+        """Run `work` on each rank and wait for all. If it fails on one rank, every rank raises."""
+        if (group := self._ranks.checkpoint_group) is None:
+            work()
+            return
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as raised:
+            error = raised
+        texts: list[str | None] = [None] * self._ranks.world_size
+        dist.all_gather_object(texts, None if error is None else f"{type(error).__name__}: {error}", group)
+        if error is not None:
+            raise error
+        for rank, text in enumerate(texts):
+            if text is not None:
+                raise RuntimeError(f"checkpoint of rank {rank}: {text}")
+
+
+def _make_empty(target: Path) -> None:
+    """Remove what a killed save has left."""
+    if target.exists():
+        shutil.rmtree(target)
+    get_tensors_folder(target).mkdir(parents=True)
+
+
+def _commit(pending: PendingCheckpoint) -> None:
+    target = get_partial_path(pending.checkpoint)
+    make_readable(target, (path for path in target.iterdir() if path.is_file()))
+    write_trainer_state(target, pending.trainer_state)
+    commit_checkpoint(pending.checkpoint)
+    pending.on_committed()

@@ -1,0 +1,153 @@
+"""The state of training as tensors of torch.distributed.checkpoint (DCP), for any number of ranks.
+
+Names of the tensors: `model.PARAMETER`, `optimizer.state.PARAMETER.MOMENT`, `random.cpu_RANK` and `random.cuda_RANK`. The
+schedule follows from the stage and the step, which are in state.json (engine.learner.checkpoints), and from the
+configuration, as do the other options of the optimizer.
+
+Each rank reads and writes only its own shards, in float32.
+"""
+
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch.optim import Optimizer
+
+from engine.learner.checkpoints import get_tensors_folder
+from engine.learner.distributed import RankGroup
+from engine.model.weight_files import CheckpointError
+
+StateDict = dict[str, Any]
+
+_BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # makes the state readable for another number of ranks
+
+
+def capture_training_state(model: nn.Module, optimizers: Sequence[Optimizer], step: int, ranks: RankGroup) -> StateDict:
+    """Refers to the memory of weights and moments: write it before the next update. Random states are copies."""
+    state: StateDict = {"model": _list_weights(model), "random": _capture_random_states(ranks)}
+    if step:  # before the first step there is no optimizer state, and get_optimizer_state_dict would create one
+        state["optimizer"] = _select_moments(_get_optimizer_state(model, optimizers))
+    return state
+
+
+def write_training_state(folder: Path, state: StateDict, ranks: RankGroup, on_written: Callable[[], None]) -> None:
+    """Every rank calls it. `on_written` is called as soon as this rank no longer reads the state.
+
+    The files may not be on the disk yet. If one rank fails, all ranks raise RuntimeError with its traceback.
+    """
+    writer = _ReproducibleWriter(folder, on_written)
+    group = ranks.checkpoint_group
+    try:
+        with _without_process_group_warning():
+            save_tensors(state, storage_writer=writer, process_group=group, no_dist=group is None)
+    except CheckpointException as error:  # not an Exception
+        raise RuntimeError(str(error)) from error
+
+
+def load_training_state(
+    checkpoint: Path, model: nn.Module, optimizers: Sequence[Optimizer], step: int, ranks: RankGroup
+) -> None:
+    """Every rank calls it. A rank without a saved random state keeps its present one. Raises CheckpointError."""
+    reader = _open_tensors(checkpoint)
+    optimizer_state = _get_optimizer_state(model, optimizers) if step else {}
+    saved = reader.read_metadata().state_dict_metadata
+    random_states = {name: each for name, each in _capture_random_states(ranks).items() if f"random.{name}" in saved}
+    moments = _select_moments(optimizer_state)
+    state: StateDict = {"model": _list_weights(model), "optimizer": moments, "random": random_states}
+    _load(reader, state, no_dist=ranks.world_size == 1)
+    if step:
+        set_optimizer_state_dict(model, tuple(optimizers), optimizer_state | moments, options=_BY_NAME)
+    _restore_random_states(random_states, ranks)
+
+
+def load_weights(checkpoint: Path, model: nn.Module, ranks: RankGroup) -> None:
+    """Only the weights of a checkpoint of training. Every rank calls it. Raises CheckpointError."""
+    _load(_open_tensors(checkpoint), {"model": _list_weights(model)}, no_dist=ranks.world_size == 1)
+
+
+def read_whole_weights(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """Whole tensors in float32, by one rank alone. `folder`: with all files of DCP, as get_tensors_folder names it."""
+    weights = {name: torch.empty(tuple(shape)) for name, shape in shapes.items()}
+    _load(FileSystemReader(folder), {"model": weights}, no_dist=True)
+    return weights
+
+
+def _open_tensors(checkpoint: Path) -> FileSystemReader:
+    folder = get_tensors_folder(checkpoint)
+    if not (folder / ".metadata").exists():
+        raise CheckpointError(
+            f"{folder}: no training state. An older version has written this checkpoint, or its files are missing; to "
+            f"start a new run from its weights, set model.checkpoint = {str(checkpoint)!r} and sft.steps = 0"
+        )
+    return FileSystemReader(folder)
+
+
+def _load(reader: FileSystemReader, state: StateDict, *, no_dist: bool) -> None:
+    """Into the memory of `state`."""
+    try:
+        with _without_process_group_warning():
+            load_tensors(state, storage_reader=reader, no_dist=no_dist)
+    except CheckpointException as error:  # not an Exception
+        first = next(iter(error.failures.values()))[0]
+        raise CheckpointError(f"{reader.checkpoint_id}: {type(first).__name__}: {first}") from error
+
+
+def _list_weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _get_optimizer_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> StateDict:
+    return get_optimizer_state_dict(model, tuple(optimizers), options=_BY_NAME)
+
+
+def _select_moments(optimizer_state: StateDict) -> StateDict:
+    """Without options such as betas: DCP would store them once per parameter."""
+    return {name: each for name, each in optimizer_state.items() if name.startswith("state.")}
+
+
+def _capture_random_states(ranks: RankGroup) -> dict[str, Tensor]:
+    states = {f"cpu_{ranks.rank}": torch.get_rng_state()}
+    if ranks.device.type == "cuda":
+        states[f"cuda_{ranks.rank}"] = torch.cuda.get_rng_state(ranks.device)
+    return states
+
+
+def _restore_random_states(states: Mapping[str, Tensor], ranks: RankGroup) -> None:
+    if (state := states.get(f"cpu_{ranks.rank}")) is not None:
+        torch.set_rng_state(state)
+    if (state := states.get(f"cuda_{ranks.rank}")) is not None:
+        torch.cuda.set_rng_state(state, ranks.device)
+
+
+class _ReproducibleWriter(FileSystemWriter):
+    """Omits the path and the random number that torch adds to the tensors, so that equal states give equal bytes."""
+
+    def __init__(self, folder: Path, on_written: Callable[[], None]) -> None:
+        super().__init__(folder, sync_files=False)  # the caller synchronizes files and folders
+        self._on_written = on_written
+
+    def storage_meta(self) -> None:
+        return None
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        written = super().write_data(plan, planner)
+        self._on_written()
+        return written
+
+
+@contextmanager
+def _without_process_group_warning() -> Generator[None]:
+    """Suppress torch's warning that there is no process group, which it gives even with no_dist."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield
