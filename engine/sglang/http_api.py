@@ -141,6 +141,9 @@ class ServerInfo(msgspec.Struct, frozen=True):
     dp_size: int
     tp_size: int
     device: str
+    dtype: str
+    quantization: str | None
+    enable_dp_attention: bool
     enable_deterministic_inference: bool
     enable_priority_scheduling: bool
     disable_radix_cache: bool

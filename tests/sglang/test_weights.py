@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -16,7 +17,7 @@ from bus.messages import WeightsPublished
 from configs.algorithm import LearnerConfig
 from configs.machines import EngineConfig
 from configs.schema import RunConfig
-from engine.contract import WeightsRefused
+from engine.contract import EngineFailure, WeightsRefused
 from engine.learner.distributed import RankGroup
 from engine.learner.trainer import Trainer
 from engine.model.hf_checkpoint import load_model
@@ -26,6 +27,7 @@ from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.weights import WeightTransport, build_extra_key
 from engine.sglang.weights.checksums import ChecksumRegistry
+from engine.sglang.weights.server_parameters import compute_expected_checksums
 from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
 from engine.weight_transfer.weight_layout import load_layout
 from tests.engine.tiny_models import save_small_model, small_config, small_model
@@ -40,6 +42,7 @@ VOCABULARY = 280
 PROMPT = np.random.default_rng(0).integers(0, VOCABULARY, 100).tolist()
 TRANSPORTS = ("disk", "tensor", "group")
 BUCKET = 32 * 2**10  # several for the model
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class Served(NamedTuple):
@@ -129,6 +132,36 @@ def test_an_updated_server_has_the_checksums_of_one_started_from_these_weights(s
     served.loop.run(served.transports[transport].update(served.client, served.publish(first + 1)))
     assert served.loop.run(served.client.compute_checksums())[0].checksums == served.checksums
     assert served.loop.run(served.client.get_model_info()).weight_version == str(first + 1)
+
+
+def test_a_parameter_that_changes_on_its_way_is_named(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    update_from_tensor, update = SGLangClient.update_from_tensor, served.transports["tensor"].update
+
+    async def damage(client: SGLangClient, payloads: list[bytes], version: str | None) -> None:
+        bucket: list[tuple[str, Tensor]] = pickle.loads(payloads[0])
+        damaged = [(name, 2 * parameter if name == EMBEDDING else parameter) for name, parameter in bucket]
+        await update_from_tensor(client, [pickle.dumps(damaged)], version)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SGLangClient, "update_from_tensor", damage)
+        message = f"sglang-0 holds another {EMBEDDING} on rank 0 than the learner published in version 16"
+        with pytest.raises(EngineFailure, match=message):
+            served.loop.run(update(served.client, served.publish(16)))
+    served.loop.run(update(served.client, served.publish(17)))
+    assert served.loop.run(served.client.compute_checksums())[0].checksums == served.checksums
+
+
+def test_all_parameters_of_known_form_are_compared(served: Served) -> None:
+    """In float32 all of them; in bfloat16, embedding and norms, since another CPU server may pack the matrices."""
+    server = served.loop.run(served.client.get_server_info())
+    dtype = getattr(torch, server.dtype)
+    published = {name: parameter.to(dtype) for name, parameter in served.parameters.items()}
+    expected = compute_expected_checksums(published, server, 0, 0)
+    held = {name: checksum for name, checksum in served.checksums.items() if "cos_sin" not in name}
+    packed = ("_proj.weight", "lm_head.weight")
+    assert expected == {
+        name: checksum for name, checksum in held.items() if dtype == torch.float32 or not name.endswith(packed)
+    }
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -1,13 +1,14 @@
-"""Compares the checksums of servers that loaded the same weights.
+"""Compares the checksums of a server with those of the published weights, and of other servers.
 
-A server hashes the parameters that it computes with: fused, sharded and padded for its kernels. So
-the expected checksum can only come from another server: another replica, another engine on this
-machine, or an earlier incarnation of this one.
+A server hashes the parameters that it computes with: fused, sharded and padded for its kernels. A sample is
+compared with the published weights (server_parameters.py). All of them together are compared with another server
+that loaded the same weights: another replica, another engine on this machine, or an earlier incarnation of this
+one.
 """
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +24,19 @@ class ChecksumRegistry:
         """`name`: this engine's."""
         self._folder, self._name = folder, name
 
-    def verify(self, weights: WeightsPublished, server: ServerInfo, ranks: Sequence[RankChecksums]) -> None:
-        """Raises EngineFailure, which names the ranks or engines that differ."""
+    def verify(
+        self,
+        weights: WeightsPublished,
+        server: ServerInfo,
+        ranks: Sequence[RankChecksums],
+        expected: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        """Raises EngineFailure, which names the parameter, ranks or engines that differ.
+
+        `expected`: by tensor-parallel rank, checksums of some parameters.
+        """
+        if expected:
+            self._compare_with_published(weights, ranks, expected)
         checksum_by_shard: dict[tuple[int, int], str] = {}
         for number, rank in enumerate(ranks):
             if checksum_by_shard.setdefault(rank.model_shard, rank.per_gpu_checksum) != rank.per_gpu_checksum:
@@ -33,14 +45,31 @@ class ChecksumRegistry:
                     f"{len(ranks)} has a different checksum"
                 )
         checksum = hashlib.sha256(repr(sorted(checksum_by_shard.items())).encode()).hexdigest()[:16]
-        first_engine, expected = self._record_first(
+        first_engine, first = self._record_first(
             f"{weights.version}-{weights.digest[:16]}-{server.device}-{server.tp_size}", checksum
         )
-        if expected != checksum:
+        if first != checksum:
             raise EngineFailure(
                 f"{first_engine} and {self._name} loaded the same version {weights.version} but hold different "
-                f"weights: their checksums are {expected} and {checksum}"
+                f"weights: their checksums are {first} and {checksum}"
             )
+
+    def _compare_with_published(
+        self, weights: WeightsPublished, ranks: Sequence[RankChecksums], expected: Sequence[Mapping[str, str]]
+    ) -> None:
+        """A pipeline rank holds the parameters of its layers."""
+        held = {name for rank in ranks for name in rank.checksums}
+        for number, rank in enumerate(ranks):
+            for name, checksum in expected[rank.model_shard[0]].items():
+                if name not in held:
+                    raise EngineFailure(
+                        f"{self._name} lacks {name}, which the learner published in version {weights.version}"
+                    )
+                if rank.checksums.get(name, checksum) != checksum:
+                    raise EngineFailure(
+                        f"{self._name} holds another {name} on rank {number} than the learner published in version "
+                        f"{weights.version}: its checksum is {rank.checksums[name]} instead of {checksum}"
+                    )
 
     def _record_first(self, key: str, checksum: str) -> tuple[str, str]:
         """The first engine that recorded a checksum under `key`, and this checksum."""

@@ -10,7 +10,7 @@ import os
 import pickle
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import ServerInfo, ServerStatusError, UpdateRefused
 from engine.sglang.weights.checksums import ChecksumRegistry
 from engine.sglang.weights.collective_thread import CollectiveThread
+from engine.sglang.weights.server_parameters import compute_expected_checksums
 from engine.weight_transfer.shared_memory import open_published
 from engine.weight_transfer.weight_layout import WeightLayout
 
@@ -77,20 +78,25 @@ class UpdateProgress:
 
 @asynccontextmanager
 async def _generation_paused(
-    client: SGLangClient, weights: WeightsPublished, checksums: ChecksumRegistry
+    client: SGLangClient, weights: WeightsPublished, parameters: Bucket, checksums: ChecksumRegistry
 ) -> AsyncGenerator[UpdateProgress]:
-    """Pauses requests in place, and resumes them after a successful or refused update.
+    """Pauses requests in place, and resumes them after a successful or refused update to `parameters`.
 
     A refusal by the server becomes WeightsRefused; if some weights are loaded, or wrong ones, it
     becomes EngineFailure and requests stay paused.
     """
-    progress = UpdateProgress()
+    progress, server = UpdateProgress(), await client.get_server_info()
+    expected = [
+        await asyncio.to_thread(compute_expected_checksums, parameters, server, tp_rank, weights.version)
+        for tp_rank in range(server.tp_size)
+    ]
     await client.pause("in_place")
     try:
         yield progress
         progress.any_loaded = True
         await client.flush_cache()
-        await _verify_loaded(client, weights, checksums)
+        await _verify_version(client, weights)
+        checksums.verify(weights, server, await client.compute_checksums(), expected)
     except (UpdateRefused, ServerStatusError, WeightsRefused) as refusal:
         if progress.any_loaded or any(marker in str(refusal) for marker in _PARTIAL_UPDATE_MARKERS):
             raise EngineFailure(f"weights of version {weights.version} are partially loaded: {refusal}") from refusal
@@ -99,22 +105,23 @@ async def _generation_paused(
     await client.resume()
 
 
-async def _verify_loaded(client: SGLangClient, weights: WeightsPublished, checksums: ChecksumRegistry) -> None:
+async def _verify_version(client: SGLangClient, weights: WeightsPublished) -> None:
     loaded_version = (await client.get_model_info()).weight_version
     if loaded_version != str(weights.version):
         raise EngineFailure(f"the server reports version {loaded_version} after an update to {weights.version}")
-    checksums.verify(weights, await client.get_server_info(), await client.compute_checksums())
 
 
 async def _update_in_buckets(
     client: SGLangClient,
     weights: WeightsPublished,
+    parameters: Bucket,
     checksums: ChecksumRegistry,
-    buckets: Sequence[Bucket],
+    bucket_bytes: int,
     send: Callable[[Bucket, str | None], Awaitable[None]],
 ) -> None:
     """Pauses requests and sends all buckets; the last one carries the version, the others None."""
-    async with _generation_paused(client, weights, checksums) as progress:
+    buckets = list(split_into_buckets(parameters, bucket_bytes))
+    async with _generation_paused(client, weights, parameters, checksums) as progress:
         await _begin_update(client)
         try:
             for number, bucket in enumerate(buckets, 1):
@@ -153,8 +160,8 @@ class DiskTransport:
         try:
             async with _open_published(weights, self._layout) as parameters:
                 await asyncio.to_thread(self._write, parameters)
-            async with _generation_paused(client, weights, self._checksums):
-                await client.update_from_disk(self._folder, str(weights.version))
+                async with _generation_paused(client, weights, parameters, self._checksums):
+                    await client.update_from_disk(self._folder, str(weights.version))
         finally:
             await self.close()
 
@@ -187,8 +194,7 @@ class TensorTransport:
             await client.update_from_tensor([payload] * server.tp_size, version)
 
         async with _open_published(weights, self._layout) as parameters:
-            buckets = list(split_into_buckets(parameters, self._bucket_bytes))
-            await _update_in_buckets(client, weights, self._checksums, buckets, send)
+            await _update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
 
     async def close(self) -> None:
         """Nothing stays open between updates."""
@@ -219,12 +225,9 @@ class ProcessGroupTransport:
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         async with _open_published(weights, self._layout) as parameters:
-            buckets = list(split_into_buckets(parameters, self._bucket_bytes))
-            await self._broadcast_buckets(client, weights, buckets)
+            await self._broadcast(client, weights, parameters)
 
-    async def _broadcast_buckets(
-        self, client: SGLangClient, weights: WeightsPublished, buckets: Sequence[Bucket]
-    ) -> None:
+    async def _broadcast(self, client: SGLangClient, weights: WeightsPublished, parameters: Bucket) -> None:
         group = self.group or await self._join(client, await client.get_server_info())
 
         async def send(bucket: Bucket, version: str | None) -> None:
@@ -232,7 +235,7 @@ class ProcessGroupTransport:
             await self._run_both(group.broadcast(list(bucket.values())), server_call)
 
         try:
-            await _update_in_buckets(client, weights, self._checksums, buckets, send)
+            await _update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
         except WeightsRefused:
             await self._destroy_group(client, group)
             raise

@@ -240,6 +240,15 @@ async def test_after_a_refused_second_bucket_requests_stay_paused(
     assert server.weight_version == "default"
 
 
+@pytest.mark.parametrize("name", TRANSPORTS)
+async def test_an_update_to_a_server_without_a_published_parameter_fails(
+    make: Make, weights: WeightsPublished, name: str
+) -> None:
+    server = FakeWeightServer()
+    server.info["quantization"] = None
+    await assert_update_breaks(make(name), server, weights, r"sglang-0 lacks model\.")
+
+
 async def test_each_tensor_parallel_rank_gets_a_payload(make: Make, weights: WeightsPublished) -> None:
     server = FakeWeightServer(tp_size=2)
     await update(make("tensor"), server, weights)
