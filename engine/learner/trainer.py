@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -252,8 +253,14 @@ class Trainer:
     # ---------------------------------------------------------------- saving and resuming
 
     def _wait_until_read(self, *_: object) -> None:
-        """Before an update: a checkpoint of the present weights and moments may still be read."""
         self._checkpoints.wait_until_read()
+
+    def collect_state(self) -> list[Tensor]:
+        """Weights, moments, and weights of the reference, to be moved: waits until a checkpoint has read them."""
+        self._wait_until_read()
+        reference = [] if self._reference is None else self._reference.parameters()
+        states = [state.values() for optimizer in self._optimizers for state in optimizer.state.values()]
+        return [*self.model.parameters(), *chain.from_iterable(states), *reference]
 
     def save(
         self,
