@@ -125,7 +125,7 @@ class LearnerConfig(Section, frozen=True):
     device: Literal["cpu", "cuda"] = "cpu"  # cuda: rank n of a node uses GPU n
     dtype: Literal["float32", "bfloat16"] = "float32"  # of products; weights, gradients and optimizer are float32
     dp_replicate: PositiveInt = 1  # copies of the model, each sharded over an equal part of all ranks
-    # What is in main memory: docs/learner.md. optimizer: weights, gradients and moments, for an update on the CPU.
+    # Content of main memory: docs/learner.md. optimizer: weights, gradients and moments, for an update on the CPU.
     # between_steps: weights and moments while engines generate on the same GPU
     offload: Literal["none", "optimizer", "between_steps"] = "none"
     collective_timeout_s: PositiveFloat = 600.0  # of a collective, and of an operation of a rank: docs/learner.md

@@ -10,14 +10,23 @@ fills this same storage again: other tensors refer to it, such as FSDP's views o
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from itertools import chain
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from configs.schema import RunConfig
 from engine.learner.distributed import RankGroup, wait_at_barrier
+
+
+def list_state(model: nn.Module, optimizers: Iterable[Optimizer], reference: nn.Module | None) -> list[Tensor]:
+    """Weights, the tensors of optimizers, and the weights of the reference."""
+    states = [state.values() for optimizer in optimizers for state in optimizer.state.values()]
+    frozen = [] if reference is None else reference.parameters()
+    return [*model.parameters(), *chain.from_iterable(states), *frozen]
 
 
 class _MovedTensor(NamedTuple):
@@ -36,7 +45,7 @@ class StateOffload:
         self._offload_s = 0.0
 
     def release(self, collect_state: Callable[[], Iterable[Tensor]]) -> None:
-        """Returns when the memory of all ranks is free. `collect_state`: the tensors that may move; nobody reads them."""
+        """Returns when the memory of all ranks is free. `collect_state`: the tensors that move; no other thread reads them."""
         if not self._is_shared:
             return
         with self._measuring("release of the GPU"):

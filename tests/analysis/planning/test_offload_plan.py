@@ -22,7 +22,7 @@ def make_colocated(model: str, offload: str, *overrides: str, gpus: int = 1) -> 
 
 
 def count_free_cache_tokens(model: str, held: float) -> int:
-    """KV tokens beside the engine's weights in bfloat16 and the memory that the learner holds."""
+    """KV tokens in the memory that the engine's weights, in bfloat16, and the learner leave."""
     return int((GPU_BYTES - RESERVE - 2 * PARAMETERS[model] - held) / TOKEN_BYTES[model])
 
 
@@ -79,7 +79,7 @@ def test_a_reference_model_moves_too() -> None:
 def test_a_configuration_that_does_not_fit_names_the_offload_with_which_it_does(
     model: str, overrides: tuple[str, ...], expected: str
 ) -> None:
-    """4B: beside 0.8 * 141 GB there is no room for 48 GB. 8B: 16 bytes per parameter are 131 GB without activations."""
+    """4B: 0.8 * 141 GB leave no room for 48 GB. 8B: 16 bytes per parameter are 131 GB without activations."""
     inputs = make_colocated(model, "none", *overrides)
     plan = build_plan(inputs)
     assert [each.name for each in plan.shortfalls] == ["GPU memory"]
