@@ -5,9 +5,10 @@ collected. The tensor group (NCCL on GPUs) and the dimensions of the mesh reduce
 fail after `learner.collective_timeout_s`, because all ranks start them at about the same time. A third group (gloo) is for
 the background threads that write checkpoints.
 
-One rank that trains in float32 has neither groups nor a mesh, unless FSDP offloads its optimizer. One rank that trains in bfloat16 has them: FSDP then keeps
-the float32 master weights, casts each unit to bfloat16 and gives float32 gradients, exactly as with several ranks.
-torch.autocast would keep the residual stream in float32, so that one rank and two ranks would compute different losses.
+One rank that trains in float32 has neither groups nor a mesh, unless FSDP offloads its optimizer. One rank that trains in
+bfloat16 has them: FSDP then keeps the float32 master weights, casts each unit to bfloat16 and gives float32 gradients,
+exactly as with several ranks. torch.autocast would keep the residual stream in float32, so that one rank and two ranks
+would compute different losses.
 """
 
 import os
