@@ -86,9 +86,8 @@ test-without-docker: $(INSTALLED) ## the same without the tests that need a Dock
 test-sglang: $(INSTALLED) $(SGLANG_INSTALLED) ## run the tests with a real SGLang server, on the CPU
 	$(BIN)/python -m pytest -m sglang tests/sglang --durations=25
 
-# .venv has a CPU build of torch.
-bench-gpu: ## measure training, decoding and whole runs on one GPU, with the CUDA build of torch of PYTHON. SECTIONS=NAME,NAME for some
-	$(PYTHON) -m benchmarks.gpu $(if $(SECTIONS),--only $(SECTIONS))
+bench-gpu: $(INSTALLED) ## measure training, decoding and whole runs on one GPU. SECTIONS=NAME,NAME for some of it
+	$(BIN)/python -m benchmarks.gpu $(if $(SECTIONS),--only $(SECTIONS))
 
 test-bridges: $(INSTALLED) $(BRIDGES_INSTALLED) ## run the tests of tasks/bridges with real MCP and OpenEnv servers
 	$(BIN)/python -m pytest -m bridges tests/bridges --durations=10

@@ -126,6 +126,9 @@ class LearnerConfig(Section, frozen=True):
     device: Literal["cpu", "cuda"] = "cpu"  # cuda: rank n of a node uses GPU n
     dtype: Literal["float32", "bfloat16"] = "float32"  # of products; weights, gradients and optimizer are float32
     dp_replicate: PositiveInt = 1  # copies of the model, each sharded over an equal part of all ranks
+    # Content of main memory: docs/learner.md. optimizer: weights, gradients and moments, for an update on the CPU.
+    # between_steps: weights and moments while engines generate on the same GPU
+    offload: Literal["none", "optimizer", "between_steps"] = "none"
     collective_timeout_s: PositiveFloat = 600.0  # of a collective, and of an operation of a rank: docs/learner.md
     loss: ImportPath = "grpo"  # "grpo", or a function by import path: docs/losses.md
     lr: LearningRate = 1e-6  # of AdamW

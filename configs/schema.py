@@ -111,6 +111,7 @@ class RunConfig(Section, frozen=True):
             check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)
         _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
+        _require_useful_offload(self.learner, self.sft, self.sglang)
         require(
             self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
             f"log.keep_steps must exceed rl.max_staleness = {self.rl.max_staleness}, so that events of unfinished steps are kept",
@@ -224,6 +225,19 @@ def _require_equal_copies(learner: LearnerConfig, num_nodes: int) -> None:
         ranks % learner.dp_replicate == 0,
         f"learner.dp_replicate must divide the {ranks} ranks (learner.ranks times cluster.learner_nodes): "
         f"{learner.dp_replicate}",
+    )
+
+
+def _require_useful_offload(learner: LearnerConfig, sft: SftConfig, sglang: SGLangConfig) -> None:
+    require(
+        learner.offload != "between_steps" or sglang.colocate,
+        'learner.offload = "between_steps" needs sglang.colocate = true: no engine would use the freed memory; use '
+        '"optimizer" to train in less memory',
+    )
+    require(
+        learner.offload != "optimizer" or sft.steps == 0 or sft.optimizer != "muon",
+        'learner.offload = "optimizer" needs sft.optimizer = "adamw": Muon multiplies whole matrices, which takes too long '
+        "on a CPU",
     )
 
 

@@ -21,6 +21,7 @@ class RankShare(NamedTuple):
     value_bytes: int = 4  # of gathered parameters and of activations
     has_units: bool = False  # whether parameters are gathered: with several ranks, or in bfloat16
     has_reference: bool = False  # a second, frozen model for the KL term
+    offloads: bool = False  # learner.offload = "optimizer" on a GPU: shards are in main memory
     accumulates: bool = True  # whether an update has several micro batches, so that the next one finds gradients
     reduces_once: bool = False  # after the last one; until then the rank has gradients of all parameters
 
@@ -48,11 +49,12 @@ class RankMemory(NamedTuple):
 
 
 def compute_rank_memory(size: ModelSize, share: RankShare, activations: ActivationMemory) -> RankMemory:
-    """At the largest of the moments of a step, after the first one."""
-    shard = FLOAT32_BYTES * size.total / share.dp_shard
+    """On the device of the rank, at the largest of the moments of a step, after the first one."""
+    whole = FLOAT32_BYTES * size.total
+    shard = 0.0 if share.offloads else whole / share.dp_shard
     at_start = 0.0  # gradients, before the first backward pass of an update
     if share.accumulates:
-        at_start = FLOAT32_BYTES * size.total if share.reduces_once else shard
+        at_start = whole if share.reduces_once else shard
     reference = shard if share.has_reference else 0.0
     zero = RankMemory(shard, 0.0, MOMENTS * shard, reference, 0.0, 0.0, 0.0, "")
     moments = (
@@ -74,6 +76,12 @@ def compute_rank_memory(size: ModelSize, share: RankShare, activations: Activati
     return max(moments, key=lambda memory: memory.total)
 
 
+def compute_offloaded_memory(size: ModelSize, share: RankShare) -> RankMemory:
+    """What a rank with `offloads` has in main memory, during the update on the CPU."""
+    nothing = ActivationMemory(0.0, 0.0, 0.0, 0.0, 0.0)
+    return compute_rank_memory(size, share._replace(offloads=False, has_units=False), nothing)
+
+
 def _count_gathered_at_logits(size: ModelSize, share: RankShare) -> float:
     """The output unit, its gradient in float32, a chunk's summand of it, and the buffer of the last layer's gather."""
     gradient = FLOAT32_BYTES * size.output
@@ -90,5 +98,7 @@ def _count_gathered_at_layer(size: ModelSize, share: RankShare) -> float:
     if not share.has_units:
         return 0.0
     layers = (_PREFETCHED_LAYERS + 2) * share.value_bytes * size.largest_layer
+    if share.offloads:  # the shard of a layer, before its conversion
+        layers += FLOAT32_BYTES * size.largest_layer / share.dp_shard
     reduced = FLOAT32_BYTES * max(size.largest_layer, size.head)
     return layers + reduced + 2 * share.value_bytes * size.root

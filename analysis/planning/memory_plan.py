@@ -1,7 +1,7 @@
 """Memory of a GPU and of a node's host: learner, engines, weights on their way between them."""
 
 from analysis.planning.activation_memory import FLOAT32_BYTES, compute_activation_memory
-from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
+from analysis.planning.learner_memory import RankMemory, RankShare, compute_offloaded_memory, compute_rank_memory
 from analysis.planning.plan_inputs import GIB, VALUE_BYTES, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedResource
 from engine.learner.sample_files import BYTES_PER_TOKEN
@@ -12,6 +12,7 @@ _LEARNER_KEYS = (
     "learner.micro_batch_tokens",
     "learner.activation_checkpointing",
     "learner.reduce_gradients",
+    "learner.offload",
     "learner.dp_replicate",
     "learner.ranks",
     "cluster.learner_nodes",
@@ -32,15 +33,21 @@ def compute_learner_rank(inputs: PlanInputs) -> RankMemory:
         has_packed_kernel=learner.device == "cuda" and learner.dtype == "bfloat16",
         has_entropy_gradient=learner.entropy_coef > 0,
     )
-    share = RankShare(
+    return compute_rank_memory(inputs.size, _make_share(inputs), activations)
+
+
+def _make_share(inputs: PlanInputs) -> RankShare:
+    learner = inputs.run.learner
+    has_offload = learner.offload == "optimizer"
+    return RankShare(
         dp_shard=inputs.ranks // learner.dp_replicate,
         value_bytes=inputs.learner_value_bytes,
-        has_units=inputs.ranks > 1 or learner.dtype != "float32",
+        has_units=inputs.ranks > 1 or learner.dtype != "float32" or has_offload,
         has_reference=learner.kl_coef > 0,
+        offloads=has_offload and learner.device == "cuda",
         accumulates=inputs.micro_batches > 1,
         reduces_once=learner.reduce_gradients == "once",
     )
-    return compute_rank_memory(inputs.size, share, activations)
 
 
 # ---------------------------------------------------------------- engines
@@ -111,8 +118,8 @@ def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
 
 def _take_turns(learner: list[PlanItem], engine: list[PlanItem], inputs: PlanInputs) -> list[PlanItem]:
     """With sglang.colocate: the larger of a step's peak and of the engines with the learner's state between steps."""
-    held = compute_learner_rank(inputs).held
-    generating = [PlanItem("learner between steps", held, "master weights and moments"), *engine]
+    held = 0.0 if inputs.run.learner.offload == "between_steps" else compute_learner_rank(inputs).held
+    generating = [PlanItem("learner between steps", held, "master weights and moments"), *engine] if held else engine
     return max(learner, generating, key=lambda items: sum(item.bytes for item in items))
 
 
@@ -132,6 +139,13 @@ def _list_rank_items(rank: RankMemory, inputs: PlanInputs, count: int = 1) -> li
     return [PlanItem(each.purpose, count * each.bytes, each.note) for each in items if each.bytes]
 
 
+def _list_offloaded_items(inputs: PlanInputs, ranks: int) -> list[PlanItem]:
+    """In main memory, of a learner on GPUs."""
+    if inputs.run.learner.offload == "between_steps":
+        return [PlanItem("learner between steps", ranks * compute_learner_rank(inputs).held, "page-locked")]
+    return _list_rank_items(compute_offloaded_memory(inputs.size, _make_share(inputs)), inputs, ranks)
+
+
 def _describe_share(inputs: PlanInputs) -> str:
     shared_by = inputs.ranks // inputs.run.learner.dp_replicate
     return "float32" if shared_by == 1 else f"float32, 1/{shared_by}"
@@ -145,6 +159,9 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
     if run.learner.device == "cpu":
         items += _list_rank_items(compute_learner_rank(inputs), inputs, ranks)
         keys += _LEARNER_KEYS
+    elif run.learner.offload != "none":
+        items += _list_offloaded_items(inputs, ranks)
+        keys += ["learner.offload", "learner.dp_replicate"]
     bucket = min(run.sglang.bucket_mib * 2**20, FLOAT32_BYTES * inputs.size.total)
     buckets = ranks * TRANSFER_BUCKETS * bucket
     items.append(PlanItem("weight buckets", buckets, f"{TRANSFER_BUCKETS} of sglang.bucket_mib per rank"))

@@ -5,9 +5,10 @@ collected. The tensor group (NCCL on GPUs) and the dimensions of the mesh reduce
 fail after `learner.collective_timeout_s`, because all ranks start them at about the same time. A third group (gloo) is for
 the background threads that write checkpoints.
 
-One rank that trains in float32 has neither groups nor a mesh. One rank that trains in bfloat16 has them: FSDP then keeps
-the float32 master weights, casts each unit to bfloat16 and gives float32 gradients, exactly as with several ranks.
-torch.autocast would keep the residual stream in float32, so that one rank and two ranks would compute different losses.
+One rank that trains in float32 has neither groups nor a mesh, unless FSDP offloads its optimizer. One rank that trains in
+bfloat16 has them: FSDP then keeps the float32 master weights, casts each unit to bfloat16 and gives float32 gradients,
+exactly as with several ranks. torch.autocast would keep the residual stream in float32, so that one rank and two ranks
+would compute different losses.
 """
 
 import os
@@ -77,10 +78,16 @@ class RankGroup(NamedTuple):
     tensor_group: ProcessGroup | None = None  # all ranks
     operations: OperationRecord = OperationRecord()  # of this process
     checkpoint_group: ProcessGroup | None = None  # several ranks; only engine.learner.saving.checkpoint_writer uses it
+    offloads_optimizer: bool = False  # learner.offload = "optimizer"
 
     @property
     def is_leader(self) -> bool:
         return self.rank == 0
+
+    @property
+    def state_device(self) -> torch.device:
+        """Of weights, gradients and moments."""
+        return torch.device("cpu") if self.offloads_optimizer else self.device
 
     @property
     def node(self) -> int:
@@ -126,8 +133,10 @@ def join_ranks(learner: LearnerConfig) -> RankGroup:
     dims = compute_parallel_dims(world_size, learner.dp_replicate)
     ranks = RankGroup(rank, world_size, local_world_size, dims, _find_device(learner.device))
     ranks.select_device()
-    if world_size == 1 and learner.dtype == "float32":
+    offloads_optimizer = learner.offload == "optimizer"  # by FSDP
+    if world_size == 1 and learner.dtype == "float32" and not offloads_optimizer:
         return ranks
+    ranks = ranks._replace(offloads_optimizer=offloads_optimizer)
     alone: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if world_size == 1 else {}
     dist.init_process_group("gloo", timeout=CONTROL_TIMEOUT, **alone)
     return _with_mesh(ranks, timedelta(seconds=learner.collective_timeout_s))
@@ -148,6 +157,8 @@ def _find_device(kind: str) -> torch.device:
 def _with_mesh(ranks: RankGroup, timeout: timedelta) -> RankGroup:
     """Every rank creates the same groups in the same order. Dimensions with the same ranks share a group."""
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
+    if ranks.offloads_optimizer:  # the norm of the gradients is reduced in main memory
+        backend = f"cpu:gloo,cuda:{backend}"
     ids = torch.arange(ranks.world_size).reshape(ranks.dims)
     groups: dict[tuple[tuple[int, ...], ...], ProcessGroup] = {}
 
@@ -208,7 +219,7 @@ def find_non_finite_parameter(model: nn.Module, ranks: RankGroup) -> str | None:
     """The name of the first parameter with an infinity or a NaN. Every rank must call it."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     local = [each.to_local() if isinstance(each, DTensor) else each for each in parameters]
-    has_non_finite = torch.stack([(~each.detach().isfinite()).any() for each in local]).int()
+    has_non_finite = torch.stack([(~each.detach().isfinite()).any() for each in local]).int().to(ranks.device)
     found = all_reduce(ranks, has_non_finite, dist.ReduceOp.MAX).tolist()
     return next((name for name, is_bad in zip(names, found, strict=True) if is_bad), None)
 

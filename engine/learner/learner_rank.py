@@ -25,6 +25,7 @@ from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_che
 from engine.learner.distributed import RankGroup, broadcast_object
 from engine.learner.micro_batches.load_metrics import compute_speed_metrics, measure_peak_memory, reset_peak_memory
 from engine.learner.minibatches import SftSampler
+from engine.learner.offload.state_offload import StateOffload
 from engine.learner.sample_exchange import exchange_samples
 from engine.learner.sample_files import StoredSequence
 from engine.learner.saving.checkpoint_schedule import CheckpointSchedule
@@ -67,6 +68,7 @@ class LearnerRank:
         self._metrics: dict[str, float] = {}  # of the last step
         self._checkpoint_s = 0.0  # since the last result
         self._schedule = CheckpointSchedule(run, ranks)
+        self._offload = StateOffload(run, ranks)
         self._logger = structlog.get_logger()
 
     # ---------------------------------------------------------------- start
@@ -87,7 +89,10 @@ class LearnerRank:
         if self._run.learner.kl_coef:
             self._loaded_trainer.set_reference(self._load_reference())
         has_later_batches = broadcast_object(self._ranks, any(each > self._step for each in journaled_steps))
-        return TrainStepResult(self._step, metrics, None if has_later_batches else self._publish_weights())
+        published = None if has_later_batches else self._publish_weights()
+        if not has_later_batches:
+            self._offload.release(self._loaded_trainer.collect_state)
+        return TrainStepResult(self._step, metrics, published)
 
     def _choose_resume_step(self, requested_step: int | None) -> int | None:
         saved = list_saved_steps(self._folder.checkpoints)
@@ -194,6 +199,7 @@ class LearnerRank:
             return self._run_rl_step(step, sequences, publish=publish)
 
     def _run_rl_step(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
+        self._offload.restore()
         trainer, began = self._loaded_trainer, time.monotonic()
         reset_peak_memory(self._ranks.device)
         metrics = trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
@@ -208,6 +214,9 @@ class LearnerRank:
         saved = time.monotonic()
         published = self._publish_weights() if publish else None
         metrics["publish_s"] = time.monotonic() - saved
+        if publish:
+            self._offload.release(self._loaded_trainer.collect_state)
+        metrics |= self._offload.take_metrics()
         metrics["checkpoint_s"], self._checkpoint_s = self._checkpoint_s, 0.0
         self._logger.info("step.trained", step=step, rank=self._ranks.rank, **metrics)
         return TrainStepResult(step, metrics, published)

@@ -9,14 +9,15 @@ A unit gathers its parameters before its forward pass and again before its backw
                               the start of the forward to the end of the backward pass
 
 Parameters, gradients and the optimizer's state are float32 shards. With learner.dtype = "bfloat16" the gathered copies are
-bfloat16, and gradients are reduced in float32.
+bfloat16, and gradients are reduced in float32. With learner.offload = "optimizer" the shards are in main memory: a unit is
+copied to the GPU before it is gathered, and its reduced gradients are copied back.
 """
 
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from configs.algorithm import LearnerConfig
 from engine.learner.distributed import RankGroup
@@ -25,7 +26,7 @@ from engine.model.hf_checkpoint import build_empty_model, fill_parameters
 
 
 def load_sharded_model(folder: Path, ranks: RankGroup, dtype: str = "float32") -> CausalLM:
-    """In float32, on the device of the rank, which reads only its own rows of the files. Every rank must call it.
+    """In float32, on `state_device` of the rank, which reads only its own rows of the files. Every rank must call it.
 
     `dtype`: of computation. Raises CheckpointError or UnsupportedModel with the missing or invalid file.
     """
@@ -35,10 +36,10 @@ def load_sharded_model(folder: Path, ranks: RankGroup, dtype: str = "float32") -
 
 
 def build_sharded_model(folder: Path, ranks: RankGroup, dtype: str = "float32") -> CausalLM:
-    """The model of the folder's config.json with uninitialized weights in float32, on the device of the rank."""
+    """The model of the folder's config.json with uninitialized weights in float32, on `state_device` of the rank."""
     model = build_empty_model(folder)
     shard_model(model, ranks, dtype)
-    model.to_empty(device=ranks.device)
+    model.to_empty(device=ranks.state_device)
     return model
 
 
@@ -62,7 +63,9 @@ def shard_model(model: CausalLM, ranks: RankGroup, dtype: str = "float32") -> No
 
 def _shard_unit(module: nn.Module, ranks: RankGroup, policy: MixedPrecisionPolicy) -> FSDPModule:
     """Gradients are summed over ranks, not averaged: the loss is already divided by the tokens of the whole minibatch."""
-    unit = fully_shard(module, mesh=ranks.parameter_mesh, mp_policy=policy)
+    pin_memory = ranks.device.type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=pin_memory) if ranks.offloads_optimizer else OffloadPolicy()
+    unit = fully_shard(module, mesh=ranks.parameter_mesh, mp_policy=policy, offload_policy=offload)
     assert isinstance(unit, FSDPModule)
     if ranks.dims.num_data_ranks > 1:  # a single rank would divide by 1, which costs a pass over all gradients
         unit.set_gradient_divide_factor(1.0)

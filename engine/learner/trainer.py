@@ -30,6 +30,7 @@ from engine.learner.minibatches import (
     iter_micro_batches,
     load_micro_batch,
 )
+from engine.learner.offload.state_offload import list_state
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
 from engine.learner.saving.checkpoint_writer import CheckpointWriter, ModelExport, PendingCheckpoint
 from engine.learner.saving.training_state import capture_training_state, load_training_state
@@ -72,15 +73,14 @@ class Trainer:
     def start_stage(self, stage: Literal["sft", "rl"]) -> None:
         """Fresh optimizers, step 0."""
         self.stage, self.step = stage, 0
-        make_sft = stage == "sft"
         self._optimizers = (
             build_sft_optimizers(self.model, self._run.sft)
-            if make_sft
+            if stage == "sft"
             else build_rl_optimizers(self.model, self._run.learner)
         )
         self._base_lrs = [optimizer.defaults["lr"] for optimizer in self._optimizers]
         for optimizer in self._optimizers:
-            optimizer.register_step_pre_hook(self._wait_until_read)
+            optimizer.register_step_pre_hook(self._checkpoints.wait_until_read)
 
     # ---------------------------------------------------------------- steps
 
@@ -255,9 +255,10 @@ class Trainer:
 
     # ---------------------------------------------------------------- saving and resuming
 
-    def _wait_until_read(self, *_: object) -> None:
-        """Before an update: a checkpoint of the present weights and moments may still be read."""
+    def collect_state(self) -> list[Tensor]:
+        """Weights, moments, and weights of the reference, to be moved: waits until a checkpoint has read them."""
         self._checkpoints.wait_until_read()
+        return list_state(self.model, self._optimizers, self._reference)
 
     def save(
         self,

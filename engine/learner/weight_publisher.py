@@ -82,7 +82,7 @@ class WeightPublisher:
         ranks = self._ranks
         for parameter in self._parameters.values():
             for block in _iter_blocks(_get_local(parameter)):
-                converted = block.to(self._dtype).contiguous()
+                converted = block.to(ranks.device, self._dtype).contiguous()
                 dist.send(converted.view(torch.uint8), ranks.rank % ranks.local_world_size, ranks.tensor_group)
 
     def _is_in_first_copy(self, rank: int) -> bool:

@@ -101,6 +101,14 @@ NCCL = ("sglang.weights=group", "sglang.group_backend=nccl")
             ("sglang.colocate=true", 'sglang.external_urls=["http://localhost:30000"]'),
             "external_urls must be empty if colocate = true",
         ),
+        (
+            ("learner.offload=between_steps",),
+            'learner.offload = "between_steps" needs sglang.colocate = true',
+        ),
+        (
+            ("learner.offload=optimizer", "sft.steps=1", "sft.optimizer=muon"),
+            'learner.offload = "optimizer" needs sft.optimizer = "adamw"',
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_with_both_keys(overrides: tuple[str, ...], message: str):
@@ -122,6 +130,9 @@ def test_settings_that_contradict_each_other_are_refused_with_both_keys(override
         ("engine.kv_tokens=18464", "sglang.data_parallel=2"),
         ("engine.kind=embedded", "engine.kv_tokens=9216"),
         ("sglang.colocate=true",),
+        ("sglang.colocate=true", "learner.offload=between_steps"),
+        ("sglang.colocate=true", "learner.offload=optimizer"),
+        ("learner.offload=optimizer", "sft.steps=0", "sft.optimizer=muon"),
     ],
 )
 def test_settings_that_agree_are_accepted(overrides: tuple[str, ...]):

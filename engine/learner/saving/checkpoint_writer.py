@@ -76,8 +76,8 @@ class CheckpointWriter:
         self._is_read.clear()
         self._committed = self._thread.submit(self._write, pending, state)
 
-    def wait_until_read(self) -> None:
-        """Until the state may change. The leading rank raises the error of a failed write, which ends all ranks."""
+    def wait_until_read(self, *_: object) -> None:
+        """Until the state may change; also a hook of optimizers. The leading rank raises the error of a failed write, which ends all ranks."""
         if not self._is_read.is_set():
             with self._ranks.operation("wait for the checkpoint"):
                 self._is_read.wait()

@@ -36,7 +36,8 @@ def capture_training_state(model: nn.Module, optimizers: Sequence[Optimizer], st
     """Refers to the memory of weights and moments: write it before the next update. Random states are copies."""
     state: StateDict = {"model": _list_weights(model), "random": _capture_random_states(ranks)}
     if step:  # before the first step there is no optimizer state, and get_optimizer_state_dict would create one
-        state["optimizer"] = _select_moments(_get_optimizer_state(model, optimizers))
+        moments = _select_moments(_get_optimizer_state(model, optimizers))
+        state["optimizer"] = {name: each.detach() for name, each in moments.items()}  # may be moved: StateOffload
     return state
 
 

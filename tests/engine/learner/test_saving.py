@@ -131,7 +131,7 @@ def test_an_update_waits_until_the_checkpoint_has_read_the_weights(
 ) -> None:
     wait_until_read = CheckpointWriter.wait_until_read
 
-    def open_and_wait(writer: CheckpointWriter) -> None:
+    def open_and_wait(writer: CheckpointWriter, *_: object) -> None:
         gate.open()
         wait_until_read(writer)
 

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from bus.messages import BatchGroup, BatchReady, GroupAccepted, TokenRecord, TrainingSample
 from configs.algorithm import LearnerConfig, RlConfig, SftConfig
+from configs.machines import EngineConfig
 from configs.schema import RunConfig
+from configs.sglang_options import SGLangConfig
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.sample_files import StoredSequence, list_sequences
 from engine.learner.training_sequence import TrainingSequence, build_rl_sequence, build_training_sequence
@@ -31,11 +33,16 @@ def small_run(**learner: Any) -> RunConfig:
         "threads": 1,
         "mismatch_limit": 0.0,
     } | learner
+    offload = learner.get("offload", "none")
+    is_shared = offload == "between_steps"
+    optimizer = "adamw" if offload == "optimizer" else "muon"
     return RunConfig(
         name="small",
         seed=3,
-        sft=SftConfig(steps=10, warmup_steps=2, batch_size=12, lr=3e-3, optimizer="muon", muon_lr=0.02),
+        sft=SftConfig(steps=10, warmup_steps=2, batch_size=12, lr=3e-3, optimizer=optimizer, muon_lr=0.02),
         rl=RlConfig(steps=6),
+        engine=EngineConfig(kind="sglang" if is_shared else "embedded"),
+        sglang=SGLangConfig(colocate=is_shared),
         learner=LearnerConfig(**settings),
     )
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from analysis.planning.model_size import measure_model
 from benchmarks.generation import measure_engine_rate
-from benchmarks.support.gpu.training import fill_randomly, measure_seconds, synchronize
+from benchmarks.gpu.training import fill_randomly, measure_seconds, synchronize
 from engine.contract import Capacity
 from engine.inference.embedded import EmbeddedEngine
 from engine.inference.fused_weights import FusedWeights

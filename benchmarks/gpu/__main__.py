@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--only SECTION,SECTION] [--quick]
 
-Each section runs in a process of its own, so that one that fails or runs out of memory leaves the figures of the others;
+Each section runs in a process of its own, which may fail or run out of memory without a loss of other figures;
 the exit code is then 1, and the JSON has its error as SECTION.error. Sections and figures:
 
     step_MODEL_TOKENS    a GRPO step with two micro batches of TOKENS packed tokens: share_of_gemm (model FLOP/s over
@@ -26,9 +26,9 @@ from functools import partial
 
 import torch
 
-from benchmarks.support.gpu.runs import QUICK, compare_demo, run_large
-from benchmarks.support.gpu.serving import measure_decoding, measure_weights
-from benchmarks.support.gpu.training import measure_head, measure_passes, measure_step
+from benchmarks.gpu.runs import QUICK, compare_demo, run_large
+from benchmarks.gpu.serving import measure_decoding, measure_weights
+from benchmarks.gpu.training import measure_head, measure_passes, measure_step
 from benchmarks.support.qwen3_models import read_qwen3
 from configs.schema import TinyConfig
 from engine.model.model_config import build_tiny_config

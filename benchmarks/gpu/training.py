@@ -37,7 +37,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure_seconds(work: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """The shortest of the rounds, after one that does not count."""
+    """The shortest of the rounds, after a first one, which does not count."""
     taken: list[float] = []
     for _ in range(rounds + 1):
         synchronize(device)

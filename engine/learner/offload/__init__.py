@@ -1,0 +1,1 @@
+"""Freeing the GPU of a rank for engines that share it."""

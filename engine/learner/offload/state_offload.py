@@ -1,0 +1,113 @@
+"""Frees the GPU of a rank for engines that share it (sglang.colocate), from the publication of weights to the next step.
+
+The cached memory of the allocator is freed in any case. With learner.offload = "between_steps" the weights, the moments of
+the optimizer and the weights of the reference model move to page-locked main memory. Gradients exist only within an update.
+
+A tensor then refers to main memory, so that a checkpoint can read it, and its storage on the device has 0 bytes. The step
+fills this same storage again: other tensors refer to it, such as FSDP's views of the parameters.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from configs.schema import RunConfig
+from engine.learner.distributed import RankGroup, wait_at_barrier
+
+
+def list_state(model: nn.Module, optimizers: Iterable[Optimizer], reference: nn.Module | None) -> list[Tensor]:
+    """Weights, the tensors of optimizers, and the weights of the reference."""
+    states = [state.values() for optimizer in optimizers for state in optimizer.state.values()]
+    frozen = [] if reference is None else reference.parameters()
+    return [*model.parameters(), *chain.from_iterable(states), *frozen]
+
+
+class _MovedTensor(NamedTuple):
+    tensor: Tensor  # this rank's part of a parameter or moment; in main memory
+    on_device: Tensor  # the same elements; without memory
+
+
+class StateOffload:
+    """Between steps, all ranks call `release` and then `restore`. Does nothing if the rank shares no GPU."""
+
+    def __init__(self, run: RunConfig, ranks: RankGroup) -> None:
+        self._ranks = ranks
+        self._is_shared = run.sglang.colocate
+        self._moves_state = run.learner.offload == "between_steps"
+        self._moved: list[_MovedTensor] = []
+        self._offload_s = 0.0
+
+    def release(self, collect_state: Callable[[], Iterable[Tensor]]) -> None:
+        """Returns when the memory of all ranks is free. `collect_state`: the tensors that move; no other thread reads them."""
+        if not self._is_shared:
+            return
+        with self._measuring("release of the GPU"):
+            if self._moves_state:
+                self._move_to_host(collect_state())
+            if self._ranks.device.type == "cuda":
+                torch.cuda.empty_cache()
+            wait_at_barrier(self._ranks)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Move everything back. The copies in main memory do not change: a checkpoint may still read them."""
+        if not self._moved:
+            return
+        with self._measuring("return to the GPU"):
+            for tensor, on_device in self._moved:
+                source, target = tensor.untyped_storage(), on_device.untyped_storage()
+                target.resize_(source.nbytes())
+                _view_bytes(target).copy_(_view_bytes(source), non_blocking=True)
+            self._synchronize()
+            for tensor, on_device in self._moved:
+                tensor.data = on_device
+            self._moved.clear()
+
+    def take_metrics(self) -> dict[str, float]:
+        """`offload_s`: seconds in `release` and `restore` since the last call; without sharing, nothing."""
+        offload_s, self._offload_s = self._offload_s, 0.0
+        return {"offload_s": offload_s} if self._is_shared else {}
+
+    @torch.no_grad()
+    def _move_to_host(self, tensors: Iterable[Tensor]) -> None:
+        device_type = self._ranks.device.type
+        local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+        # Steps of AdamW are in main memory anyway.
+        copies = [(each, _copy_to_host(each)) for each in local if each.device.type == device_type]
+        self._synchronize()
+        for tensor, on_host in copies:
+            self._moved.append(_MovedTensor(tensor, tensor.detach()))
+            tensor.data = on_host
+        for _, on_device in self._moved:
+            on_device.untyped_storage().resize_(0)
+
+    def _synchronize(self) -> None:
+        if self._ranks.device.type == "cuda":
+            torch.cuda.synchronize(self._ranks.device)
+
+    @contextmanager
+    def _measuring(self, operation: str) -> Generator[None]:
+        began = time.monotonic()
+        with self._ranks.operation(operation):
+            yield
+        self._offload_s += time.monotonic() - began
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    """With the whole storage, which may have padding of FSDP. The copy may not be complete before a synchronization."""
+    source = tensor.untyped_storage()
+    copied = torch.empty(source.nbytes(), dtype=torch.uint8, pin_memory=tensor.is_cuda)
+    copied.copy_(_view_bytes(source), non_blocking=True)
+    on_host = torch.empty(0, dtype=tensor.dtype)
+    return on_host.set_(copied.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _view_bytes(storage: UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

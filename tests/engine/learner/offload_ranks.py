@@ -1,0 +1,94 @@
+"""`python -m tests.engine.learner.offload_ranks OUT LEARNER`: steps that free the memory of the device in between.
+
+LEARNER is a JSON object with settings of [learner]. Checkpoints: OUT/step_000002 is started before its state moves,
+OUT/step_000003 while it is moved. Each rank writes OUT/RANK.json, an OffloadReport; rank 0 also OUT/parameters.pt.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor, UntypedStorage
+from torch.distributed.fsdp import FSDPModule, OffloadPolicy
+from torch.distributed.tensor import DTensor
+
+from engine.learner.distributed import gather_full_parameters, join_ranks, leave_ranks, wait_at_barrier
+from engine.learner.offload.state_offload import StateOffload
+from engine.learner.sharding import shard_model
+from engine.learner.trainer import Trainer
+from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
+from tests.engine.tiny_models import write_tokenizer
+
+STEPS = 4
+SAVED_BEFORE, SAVED_WHILE_MOVED = 2, 3
+
+
+class OffloadReport(msgspec.Struct):
+    state_bytes: list[int]  # of the state on the device after each step; empty: nothing moves
+    resident_bytes: list[int]  # of the same storages, once the memory is released
+    policies: list[str]  # of FSDP's units
+    metrics: list[dict[str, float]]
+    offload_metrics: list[str]
+
+
+def get_storages(tensors: list[Tensor]) -> list[UntypedStorage]:
+    return [(each.to_local() if isinstance(each, DTensor) else each).untyped_storage() for each in tensors]
+
+
+def list_policies(model: torch.nn.Module) -> list[OffloadPolicy]:
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [group for state in states if (group := state._fsdp_param_group) is not None]
+    return [group.offload_policy for group in groups]
+
+
+def train(out: Path, trainer: Trainer, offload: StateOffload, report: OffloadReport) -> None:
+    storages: list[UntypedStorage] = []
+
+    def collect() -> list[Tensor]:
+        state = trainer.collect_state()
+        with torch.no_grad():
+            storages[:] = get_storages(state)
+        report.state_bytes.append(sum(each.nbytes() for each in storages))
+        return state
+
+    for step in range(STEPS):
+        offload.restore()
+        report.metrics.append(trainer.run_rl_step(rl_sequences(step)))
+        if trainer.step == SAVED_BEFORE:
+            trainer.save(out / "step_000002", out / "tokenizer")
+        offload.release(collect)
+        report.resident_bytes.append(sum(each.nbytes() for each in storages))
+        if trainer.step == SAVED_WHILE_MOVED:
+            trainer.save(out / "step_000003", out / "tokenizer")
+    trainer.finish_saving()
+    offload.restore()
+
+
+def main(out: str, settings: str) -> None:
+    torch.set_num_threads(1)
+    run, folder = small_run(**msgspec.json.decode(settings)), Path(out)
+    ranks = join_ranks(run.learner)
+    if ranks.is_leader:
+        write_tokenizer(folder / "tokenizer")
+    wait_at_barrier(ranks)
+    model, reference = (trainable_model(is_tied=False) for _ in range(2))
+    for each in (model, reference):
+        shard_model(each, ranks, run.learner.dtype)
+    trainer, offload = Trainer(model, run, ranks), StateOffload(run, ranks)
+    trainer.set_reference(reference)
+    trainer.start_stage("rl")
+    report = OffloadReport([], [], policies=[], metrics=[], offload_metrics=[])
+    train(folder, trainer, offload, report)
+    trainer.check_weights()
+    report.offload_metrics = list(offload.take_metrics())
+    report.policies = sorted({type(each).__name__ for each in list_policies(model)})
+    (folder / f"{ranks.rank}.json").write_bytes(msgspec.json.encode(report))
+    parameters = gather_full_parameters(model)
+    if ranks.is_leader:
+        torch.save(parameters, folder / "parameters.pt")
+    leave_ranks(ranks)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
