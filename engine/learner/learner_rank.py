@@ -19,9 +19,17 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
+from engine.learner.adapters.adapted_model import start_from_folder, start_from_model
+from engine.learner.adapters.adapter_merger import AdapterMerger
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
-from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints, restore_replaced_checkpoints
+from engine.learner.checkpoints import (
+    is_resumable,
+    list_saved_steps,
+    prune_checkpoints,
+    read_trainer_state,
+    restore_replaced_checkpoints,
+)
 from engine.learner.distributed import RankGroup, broadcast_object
 from engine.learner.minibatches import SftSampler
 from engine.learner.sample_exchange import exchange_samples
@@ -33,6 +41,8 @@ from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
 from engine.learner.weight_publisher import WeightPublisher
 from engine.model.causal_lm import CausalLM
+from engine.model.lora import check_lora_targets, get_lora_options, list_adapters, list_base_parameters
+from engine.model.model_config import load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 
 SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
@@ -59,6 +69,7 @@ class LearnerRank:
         self._journal = journal
         self._folder = folder
         self._ranks = ranks
+        self._lora = get_lora_options(run.learner)
         self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
         self._partial_sft_checkpoint = folder.partial_cold_start
         self._publisher: WeightPublisher | None = None
@@ -110,7 +121,7 @@ class LearnerRank:
         else:
             self._trainer = self._load_trainer(self._initial_checkpoint)
         self._loaded_trainer.check_weights()
-        self._loaded_trainer.start_stage("rl")
+        self._start_rl()
         self._metrics = metrics
         self._write_metrics(0)
         self._save_checkpoint(
@@ -122,15 +133,36 @@ class LearnerRank:
             self.finish_saving()
         return metrics
 
+    def _start_rl(self) -> None:
+        trainer, lora = self._loaded_trainer, self._lora
+        if lora is not None and not list_adapters(trainer.model):
+            self.finish_saving()  # of the cold start: the files of its weights
+            folder, dtype = self._initial_checkpoint, self._run.learner.dtype
+            trainer.model = start_from_model(trainer.model, folder, self._ranks, dtype, lora, self._run.seed)
+        trainer.start_stage("rl")
+
     def _load_trainer(self, checkpoint: Path, *, resume: bool = False) -> Trainer:
-        make_model = build_sharded_model if resume else load_sharded_model
-        model = make_model(checkpoint, self._ranks, self._run.learner.dtype)
+        model = self._build_policy(checkpoint) if resume else self._load_policy(checkpoint)
         check_vocabulary(model.config, load_tokenizer(checkpoint))
         trainer = Trainer(model, self._run, self._ranks)
         if resume:
             with self._ranks.operation("load of the optimizer"):
                 trainer.load(checkpoint)
         return trainer
+
+    def _load_policy(self, checkpoint: Path) -> CausalLM:
+        """With adapters for RL, and without them for the cold start."""
+        lora, dtype = self._lora, self._run.learner.dtype
+        if lora is None or self._run.sft.steps:
+            if lora is not None:
+                check_lora_targets(load_model_config(checkpoint), lora)  # before the cold start
+            return load_sharded_model(checkpoint, self._ranks, dtype)
+        return start_from_folder(checkpoint, self._ranks, dtype, lora, self._run.seed)
+
+    def _build_policy(self, checkpoint: Path) -> CausalLM:
+        """With the parameters of the checkpoint of training, uninitialized."""
+        is_adapted = read_trainer_state(checkpoint).stage == "rl"
+        return build_sharded_model(checkpoint, self._ranks, self._run.learner.dtype, self._lora if is_adapted else None)
 
     def _load_reference(self) -> CausalLM:
         """The policy before RL, in float32."""
@@ -260,10 +292,9 @@ class LearnerRank:
     def _publish_weights(self) -> WeightsPublished | None:
         run = self._run
         if self._publisher is None:
-            parameters, dtype = dict(self._loaded_trainer.model.named_parameters()), getattr(torch, run.engine.dtype)
-            self._publisher = WeightPublisher(
-                self._folder.shared_memory, parameters, dtype, run.num_weight_versions, self._ranks
-            )
+            model, dtype = self._loaded_trainer.model, getattr(torch, run.engine.dtype)
+            slots = self._folder.shared_memory, list_base_parameters(model), dtype, run.num_weight_versions
+            self._publisher = WeightPublisher(*slots, self._ranks, AdapterMerger(model))
         with self._ranks.operation("publish"):
             return self._publisher.publish(self._step)
 

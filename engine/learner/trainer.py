@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
+from engine.learner.adapters.adapter_files import describe_adapters
 from engine.learner.checkpoints import TrainerState, read_trainer_state
 from engine.learner.distributed import RankGroup, find_non_finite_parameter, gather_full
 from engine.learner.loss_reduction import (
@@ -35,6 +36,7 @@ from engine.learner.sharding import reshard_parameters
 from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence, check_token_ids
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_export import MAX_SHARD_BYTES
+from engine.model.lora import list_base_parameters
 from policies.losses.grpo import compute_sft_loss
 from policies.losses.policy_loss import LossInput, LossOutput
 from policies.losses.policy_objective import PolicyObjective
@@ -269,9 +271,9 @@ class Trainer:
         `is_exported`: with a transformers model. `on_committed` is called on the leading rank, in another thread, after the
         folder has its final name. Raises DiskError of the previous checkpoint.
         """
-        shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
-        dtype = getattr(torch, self._learner.export_dtype)
-        export = ModelExport(self.model.config, shapes, tokenizer_folder, dtype, is_exported, max_shard_bytes)
+        shapes = {name: tuple(parameter.shape) for name, parameter in list_base_parameters(self.model).items()}
+        dtype, adapters = getattr(torch, self._learner.export_dtype), describe_adapters(self.model)
+        export = ModelExport(self.model.config, shapes, tokenizer_folder, dtype, adapters, is_exported, max_shard_bytes)
         trainer_state = TrainerState(self.stage, self.step, self._ranks.world_size, self._run.seed)
         self._checkpoints.wait()
         state = capture_training_state(self.model, self._optimizers, self.step, self._ranks)

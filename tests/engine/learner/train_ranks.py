@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from engine.learner.adapters.adapted_model import initialize_adapters
 from engine.learner.distributed import (
     RankGroup,
     gather_full,
@@ -22,6 +23,7 @@ from engine.learner.distributed import (
 from engine.learner.sharding import build_sharded_model, shard_model
 from engine.learner.trainer import Trainer
 from engine.model.causal_lm import CausalLM
+from engine.model.lora import add_adapters, get_lora_options
 from policies.losses import token_scores
 from tests.engine.learner.rank_probes import describe_parameters
 from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
@@ -74,6 +76,9 @@ def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
         model = build_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype)
     else:
         model = make_model(script.stage, is_tied=script.is_tied)
+        if (lora := get_lora_options(run.learner)) is not None:
+            add_adapters(model, lora)
+            initialize_adapters(model, run.seed)
         shard_model(model, ranks, run.learner.dtype)
     trainer = RecordingTrainer(model, run, ranks)
     if script.checkpoint:
