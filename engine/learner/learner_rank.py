@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import structlog
 import torch
+from torch import nn
 
 from bus.messages import ProtocolError, WeightsPublished
 from configs.errors import UnusableInput
@@ -19,7 +20,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
-from engine.learner.adapters.adapted_model import start_from_folder, start_from_model
+from engine.learner.adapters.adapted_model import BasePolicy, start_from_folder, start_from_model
 from engine.learner.adapters.adapter_merger import AdapterMerger
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
@@ -164,14 +165,16 @@ class LearnerRank:
         is_adapted = read_trainer_state(checkpoint).stage == "rl"
         return build_sharded_model(checkpoint, self._ranks, self._run.learner.dtype, self._lora if is_adapted else None)
 
-    def _load_reference(self) -> CausalLM:
+    def _load_reference(self) -> nn.Module:
         """The policy before RL, in float32."""
+        if self._lora is not None:
+            return BasePolicy(self._loaded_trainer.model)
         self.finish_saving()
         checkpoint = self._folder.get_checkpoint_path(0)
         with self._ranks.operation("load of the reference"):
             model = build_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
             load_weights(checkpoint, model, self._ranks)
-        return model
+        return model.requires_grad_(False)
 
     # ---------------------------------------------------------------- the cold start
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
@@ -61,7 +61,7 @@ class Trainer:
         self._base_lrs: list[float] = []
         self._learner = run.learner.resolve_auto(run.engine.dtype)
         self._objective = PolicyObjective(self._learner)
-        self._reference: CausalLM | None = None
+        self._reference: nn.Module | None = None
         self._checkpoints = CheckpointWriter(ranks, run.learner.threads)
         torch.manual_seed(run.seed + ranks.rank)
         self.start_stage("sft" if run.sft.steps else "rl")
@@ -134,9 +134,9 @@ class Trainer:
                 "a damaged model.checkpoint, or a too high learner.lr or sft.lr. Earlier checkpoints are kept."
             )
 
-    def set_reference(self, model: CausalLM) -> None:
-        """The frozen policy of the KL term, sharded. Every rank calls it."""
-        self._reference = model.requires_grad_(False)
+    def set_reference(self, policy: nn.Module) -> None:
+        """The frozen policy of the KL term, sharded, with the calls of CausalLM. Every rank calls it."""
+        self._reference = policy
 
     def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[SequenceSource]]) -> list[OldLogprobs]:
         """With the present weights, by minibatch; None for the first one: its own forward pass computes them."""
@@ -202,14 +202,14 @@ class Trainer:
         output.loss.backward()
         return output._replace(loss=output.loss.detach())
 
-    def _score(self, model: CausalLM, batch: MicroBatch) -> TokenScores:
+    def _score(self, model: nn.Module, batch: MicroBatch) -> TokenScores:
         is_rl = self.stage == "rl"
         temperature = self._run.sampling.temperature if is_rl else 1.0
         has_entropy_gradient = is_rl and self._learner.entropy_coef > 0
         tokens = ScoredTokens(batch.positions_N, batch.targets_N, temperature, has_entropy_gradient)
         return model(batch.token_ids_BT, tokens=tokens)
 
-    def _score_without_gradient(self, model: CausalLM, batch: MicroBatch) -> TokenScores:
+    def _score_without_gradient(self, model: nn.Module, batch: MicroBatch) -> TokenScores:
         with self._ranks.operation("forward"), torch.no_grad():
             scores = self._score(model, batch)
         reshard_parameters(model)

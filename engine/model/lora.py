@@ -45,12 +45,13 @@ class LoraLinear(UninitializedLinear):
         has_bias = layer.bias is not None  # pyright: ignore[reportUnnecessaryComparison] - torch's types omit None
         super().__init__(layer.in_features, layer.out_features, bias=has_bias, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
-        device, self.options = layer.weight.device, options
+        device, self.options, self.is_enabled = layer.weight.device, options, True
         self.lora_A = UninitializedLinear(layer.in_features, options.rank, bias=False, device=device)
         self.lora_B = UninitializedLinear(options.rank, layer.out_features, bias=False, device=device)
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super().forward(x) + self.options.scale * self.lora_B(self.lora_A(x))
+        base = super().forward(x)
+        return base + self.options.scale * self.lora_B(self.lora_A(x)) if self.is_enabled else base
 
 
 def check_lora_targets(config: DecoderConfig, options: LoraOptions) -> None:

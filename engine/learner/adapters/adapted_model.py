@@ -1,16 +1,17 @@
-"""Models with adapters at the start of RL: from a folder, or from the model of the cold start."""
+"""Models with adapters at the start of RL: from a folder, or from the model of the cold start. Their frozen policy."""
 
 import math
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.learner.distributed import RankGroup, get_local
 from engine.learner.sharding import build_sharded_model, load_sharded_model
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import fill_rows
 from engine.model.lora import LoraOptions, list_adapters, list_base_parameters
+from policies.losses.token_scores import ScoredTokens, TokenScores
 
 
 def start_from_folder(folder: Path, ranks: RankGroup, dtype: str, options: LoraOptions, seed: int) -> CausalLM:
@@ -45,3 +46,22 @@ def initialize_adapters(model: nn.Module, seed: int) -> None:
         nn.init.kaiming_uniform_(whole_a, a=math.sqrt(5), generator=generator)
         fill_rows(layer.lora_A.weight, whole_a)
         get_local(layer.lora_B.weight).zero_()
+
+
+class BasePolicy(nn.Module):
+    """The frozen policy before RL: computes with a model's weights, and without its adapters. It needs no memory."""
+
+    def __init__(self, model: CausalLM) -> None:
+        super().__init__()
+        self._model = model
+
+    @torch.no_grad()
+    def forward(self, token_ids_BT: Tensor, tokens: ScoredTokens) -> TokenScores:
+        layers = list_adapters(self._model).values()
+        for layer in layers:
+            layer.is_enabled = False
+        try:
+            return self._model(token_ids_BT, tokens=tokens)
+        finally:
+            for layer in layers:
+                layer.is_enabled = True

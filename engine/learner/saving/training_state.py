@@ -61,7 +61,7 @@ def load_training_state(
     """Every rank calls it. A rank without a saved random state keeps its present one. Raises CheckpointError."""
     reader = _open_tensors(checkpoint)
     if frozen := _list_weights(model, 0).keys() - _list_weights(model, step):
-        load_weights(checkpoint.with_name(FIRST_CHECKPOINT), model, ranks, frozen)
+        _load_frozen_weights(checkpoint, model, ranks, frozen)
     optimizer_state = _get_optimizer_state(model, optimizers) if step else {}
     saved = reader.read_metadata().state_dict_metadata
     random_states = {name: each for name, each in _capture_random_states(ranks).items() if f"random.{name}" in saved}
@@ -73,10 +73,17 @@ def load_training_state(
     _restore_random_states(random_states, ranks)
 
 
-def load_weights(checkpoint: Path, model: nn.Module, ranks: RankGroup, names: Collection[str] | None = None) -> None:
-    """Only the weights `names`, by default all, of a checkpoint of step 0. Every rank calls it. Raises CheckpointError."""
-    weights = {name: each for name, each in _list_weights(model, 0).items() if names is None or name in names}
-    _load(_open_tensors(checkpoint), {"model": weights}, no_dist=ranks.world_size == 1)
+def load_weights(checkpoint: Path, model: nn.Module, ranks: RankGroup) -> None:
+    """Only the weights of a checkpoint that has all. Every rank calls it. Raises CheckpointError."""
+    _load(_open_tensors(checkpoint), {"model": _list_weights(model, 0)}, no_dist=ranks.world_size == 1)
+
+
+def _load_frozen_weights(checkpoint: Path, model: nn.Module, ranks: RankGroup, names: Collection[str]) -> None:
+    base = checkpoint.with_name(FIRST_CHECKPOINT)
+    if not base.exists():
+        raise CheckpointError(f"{base}: missing. Only this checkpoint has the frozen weights of {checkpoint.name}")
+    weights = {name: each for name, each in _list_weights(model, 0).items() if name in names}
+    _load(_open_tensors(base), {"model": weights}, no_dist=ranks.world_size == 1)
 
 
 def read_whole_weights(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:

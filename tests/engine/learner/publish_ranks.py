@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine.learner.adapters.adapter_files import fill_adapters, get_adapter_folder
 from engine.learner.adapters.adapter_merger import AdapterMerger
 from engine.learner.distributed import join_ranks, leave_ranks
 from engine.learner.sharding import load_sharded_model
 from engine.learner.weight_publisher import WeightPublisher
-from engine.model.lora import get_lora_options, list_adapter_parameters, list_base_parameters
+from engine.model.lora import get_lora_options, list_base_parameters
+from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import measuring_memory
 from tests.engine.learner.training_examples import small_run
 
@@ -25,9 +25,8 @@ def main(checkpoint: str, out: str, dtype: str, ranks_per_node: str, settings: s
     torch.set_num_threads(1)
     learner = small_run(**msgspec.json.decode(settings), ranks=4).learner
     ranks = join_ranks(learner)._replace(local_world_size=int(ranks_per_node))
-    model = load_sharded_model(Path(checkpoint), ranks, learner.dtype, lora := get_lora_options(learner))
-    if lora is not None:
-        fill_adapters(list_adapter_parameters(model), get_adapter_folder(Path(checkpoint)))
+    model = load_sharded_model(Path(checkpoint), ranks, learner.dtype, get_lora_options(learner))
+    fill_adapters(model)
     slots = Path(out) / "slots" if ranks.node == 0 else Path(out) / "another_node"
     publisher = WeightPublisher(
         slots, list_base_parameters(model), getattr(torch, dtype), 1, ranks, AdapterMerger(model)

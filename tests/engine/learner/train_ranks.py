@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.learner.adapters.adapted_model import initialize_adapters
+from engine.learner.checkpoints import FIRST_CHECKPOINT
 from engine.learner.distributed import (
     RankGroup,
     gather_full,
@@ -23,8 +23,9 @@ from engine.learner.distributed import (
 from engine.learner.sharding import build_sharded_model, shard_model
 from engine.learner.trainer import Trainer
 from engine.model.causal_lm import CausalLM
-from engine.model.lora import add_adapters, get_lora_options
+from engine.model.lora import add_adapters, get_lora_options, list_adapters
 from policies.losses import token_scores
+from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import describe_parameters
 from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
 from tests.engine.tiny_models import VOCABULARY, write_tokenizer
@@ -38,7 +39,7 @@ class RankScript(msgspec.Struct, frozen=True):
     out: str  # folder for parameters.pt, gradients.pt, metrics.json, state.json and `checkpoint`
     first: int = 0
     end: int = 5
-    saves: bool = False  # a checkpoint at the end
+    saves: bool = False  # a checkpoint at the end; of a new model with adapters also that of step 0
     max_shard_bytes: int = 5 * 10**9  # of its export
     checkpoint: str = ""  # to resume from; empty: a new model
     is_tied: bool = True  # the new model
@@ -73,12 +74,13 @@ def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
     recomputed = {"old_logprobs": "recomputed", "correction": "tis"} if script.stage == "recomputed" else {}
     run = small_run(**recomputed, **script.learner)
     if script.checkpoint:
-        model = build_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype)
+        lora = get_lora_options(run.learner)
+        model = build_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype, lora)
     else:
         model = make_model(script.stage, is_tied=script.is_tied)
         if (lora := get_lora_options(run.learner)) is not None:
             add_adapters(model, lora)
-            initialize_adapters(model, run.seed)
+            fill_adapters(model)
         shard_model(model, ranks, run.learner.dtype)
     trainer = RecordingTrainer(model, run, ranks)
     if script.checkpoint:
@@ -102,12 +104,15 @@ def describe_state(trainer: RecordingTrainer) -> dict[str, Any]:
 def run_script(script: RankScript, ranks: RankGroup) -> None:
     if script.chunk_tokens:
         token_scores.MAX_LOGITS_PER_CHUNK = script.chunk_tokens * VOCABULARY
-    trainer = make_trainer(script, ranks)
-    metrics = [steps_of(script.stage)(trainer, step) for step in range(script.first, script.end)]
-    parameters = gather_full_parameters(trainer.model)
-    folder = Path(script.out)
+    trainer, folder = make_trainer(script, ranks), Path(script.out)
     if ranks.is_leader:
         write_tokenizer(folder / "tokenizer")
+    wait_at_barrier(ranks)
+    if script.saves and list_adapters(trainer.model):
+        trainer.save(folder / FIRST_CHECKPOINT, folder / "tokenizer")
+    metrics = [steps_of(script.stage)(trainer, step) for step in range(script.first, script.end)]
+    parameters = gather_full_parameters(trainer.model)
+    if ranks.is_leader:
         torch.save(parameters, folder / "parameters.pt")
         torch.save(trainer.gradients, folder / "gradients.pt")
         (folder / "metrics.json").write_text(json.dumps(metrics))

@@ -1,15 +1,16 @@
-"""A small model with trained adapters, and its checkpoint, for the tests of LoRA."""
+"""A small model with trained adapters, for the tests of LoRA."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from engine.learner.adapters.adapted_model import initialize_adapters
-from engine.learner.adapters.adapter_files import save_adapters
+from engine.learner.adapters.adapter_merger import AdapterMerger
 from engine.model.causal_lm import CausalLM
-from engine.model.lora import LoraOptions, add_adapters, list_adapter_parameters
-from tests.engine.tiny_models import save_small_model, small_architecture, small_model
+from engine.model.hf_checkpoint import fill_rows
+from engine.model.lora import LoraOptions, add_adapters, list_adapters, list_base_parameters
+from tests.engine.tiny_models import small_architecture, small_model
 
 OPTIONS = LoraOptions(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
 SETTINGS: dict[str, Any] = {"lora_rank": 3, "lora_alpha": 12.0, "lora_targets": OPTIONS.targets}  # of [learner]
@@ -21,16 +22,21 @@ def adapted_model(model_type: str = "qwen3", options: LoraOptions = OPTIONS, *, 
     add_adapters(model, options)
     initialize_adapters(model, seed=5)
     if is_trained:
-        generator = torch.Generator().manual_seed(6)
-        with torch.no_grad():
-            for name, parameter in list_adapter_parameters(model).items():
-                if "lora_B" in name:
-                    parameter.normal_(0.0, 0.1, generator=generator)
+        fill_adapters(model)
     return model
 
 
-def save_with_adapters(folder: Path, model: CausalLM, options: LoraOptions = OPTIONS) -> Path:
-    """A transformers folder of the frozen weights, with the adapters inside."""
-    base = save_small_model(folder, small_model(config=model.config))
-    save_adapters(base, list_adapter_parameters(model), options)
-    return base
+def fill_adapters(model: nn.Module) -> None:
+    """Equal random values of A and B on any number of ranks."""
+    initialize_adapters(model, seed=5)
+    generator = torch.Generator().manual_seed(6)
+    for layer in list_adapters(model).values():
+        b = layer.lora_B.weight
+        fill_rows(b, torch.empty(b.shape).normal_(0.0, 0.1, generator=generator))
+
+
+def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
+    """The merged weights of a whole model by name."""
+    merger = AdapterMerger(model)
+    merger.gather()
+    return {name: merger.merge(name, each.detach(), 0) for name, each in list_base_parameters(model).items()}

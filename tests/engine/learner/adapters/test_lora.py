@@ -1,38 +1,29 @@
-"""LoRA: the layers, the files, the learner's steps, and the published weights."""
+"""LoRA: the layers, the learner's steps, and the published weights."""
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from bus.messages import WeightsPublished
 from configs.algorithm import LearnerConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.adapters.adapter_files import fill_adapters, get_adapter_folder
-from engine.learner.adapters.adapter_merger import gather_merged_parameters
+from engine.learner.adapters.adapted_model import BasePolicy
 from engine.learner.distributed import RankGroup
-from engine.learner.learner_rank import LearnerRank
 from engine.learner.trainer import Trainer
-from engine.model.hf_checkpoint import load_model, save_model
 from engine.model.lora import LoraOptions, get_lora_options, list_adapter_parameters, list_base_parameters
 from engine.model.model_config import UnsupportedModel
-from engine.model.weight_files import CheckpointError
 from engine.weight_transfer.shared_memory import load_published
-from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, save_with_adapters
+from policies.losses.token_scores import ScoredTokens
+from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, merge_adapters
 from tests.engine.learner.rank_processes import run_ranks
-from tests.engine.learner.test_learner import make_run, no_report
 from tests.engine.learner.test_several_ranks import are_equal, train
 from tests.engine.learner.train_ranks import RankScript
-from tests.engine.learner.training_examples import rl_sequences, rows, small_run, store_batch
-from tests.engine.tiny_models import random_ids, small_architecture, small_model
+from tests.engine.learner.training_examples import rl_sequences, small_run
+from tests.engine.tiny_models import random_ids, save_small_model, small_architecture, small_model
 
 pytestmark = pytest.mark.slow
 TOKENS = torch.from_numpy(random_ids(24, seed=1))[None].long()
@@ -43,7 +34,7 @@ def compute_logits(model: Any) -> Tensor:
         return model.compute_logits(model(TOKENS))
 
 
-# ---------------------------------------------------------------- layers and files
+# ---------------------------------------------------------------- layers
 
 
 def test_untrained_adapters_change_nothing_and_merged_ones_compute_the_same_logits() -> None:
@@ -51,7 +42,7 @@ def test_untrained_adapters_change_nothing_and_merged_ones_compute_the_same_logi
     assert torch.equal(compute_logits(adapted_model(is_trained=False)), compute_logits(base))
     adapted = adapted_model()
     difference = (compute_logits(adapted) - compute_logits(base)).abs().max()
-    base.load_state_dict(gather_merged_parameters(adapted))
+    base.load_state_dict(merge_adapters(adapted))
     assert difference > 0.1
     torch.testing.assert_close(compute_logits(base), compute_logits(adapted), rtol=1e-5, atol=1e-5)
 
@@ -70,41 +61,6 @@ def test_targets_are_all_or_different_projections(targets: Any) -> None:
         LearnerConfig(lora_targets=targets)
 
 
-def test_the_merged_export_equals_base_plus_adapter_in_transformers(tmp_path: Path) -> None:
-    """By the names and the definition of peft's files, without peft."""
-    from transformers import AutoModelForCausalLM
-
-    model = adapted_model()
-    folder = save_with_adapters(tmp_path, model)
-    config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
-    tensors = load_file(folder / "adapter" / "adapter_model.safetensors")
-    expected: Any = AutoModelForCausalLM.from_pretrained(folder)
-    for name, a_KI in tensors.items():
-        if name.endswith(".lora_A.weight"):
-            layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-            product = tensors[name.replace("lora_A", "lora_B")] @ a_KI
-            expected.get_parameter(f"{layer}.weight").data += config["lora_alpha"] / config["r"] * product
-    save_model(tmp_path / "merged", model.config, gather_merged_parameters(model), tmp_path / "tokenizer")
-    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert len(tensors) == 2 * 2 * len(config["target_modules"])
-    for name, parameter in expected.named_parameters():
-        torch.testing.assert_close(merged.get_parameter(name), parameter, rtol=0, atol=1e-6)
-    with torch.no_grad():
-        torch.testing.assert_close(merged(TOKENS).logits, expected(TOKENS).logits, rtol=1e-5, atol=1e-5)
-
-
-def test_adapters_are_read_as_they_were_saved_and_missing_ones_are_refused(tmp_path: Path) -> None:
-    model = adapted_model()
-    folder = get_adapter_folder(save_with_adapters(tmp_path, model))
-    read = adapted_model(is_trained=False)
-    fill_adapters(list_adapter_parameters(read), folder)
-    for name, parameter in list_adapter_parameters(model).items():
-        assert torch.equal(read.get_parameter(name), parameter)
-    more = adapted_model(options=OPTIONS._replace(targets=(*OPTIONS.targets, "up_proj")))
-    with pytest.raises(CheckpointError, match=r"4 tensors are missing, the first is .*up_proj"):
-        fill_adapters(list_adapter_parameters(more), folder)
-
-
 # ---------------------------------------------------------------- training
 
 
@@ -121,57 +77,41 @@ def test_a_step_changes_the_adapters_only_and_has_moments_for_them_only() -> Non
     assert {id(each) for each in optimizer.state} == {id(each) for each in adapters.values()}
 
 
-@pytest.mark.parametrize("learner", [{}, {"dtype": "bfloat16"}])
-def test_two_ranks_train_the_same_adapters_as_one(learner: dict[str, Any], tmp_path: Path) -> None:
+def make_scripts(folder: Path, **learner: Any) -> list[RankScript]:
     settings = SETTINGS | learner
-    (one,) = train(1, RankScript("rl", str(tmp_path / "one"), learner=settings))
-    (two,) = train(2, RankScript("rl", str(tmp_path / "two"), learner=settings))
-    assert {name.rsplit(".", 2)[1] for name in one.gradients} == {"lora_A", "lora_B"}
-    assert two.state["gradients"] == two.state["optimizer"] == ["torch.float32"]
-    if not learner:
-        assert are_equal(one, two)
+    return [RankScript("rl", str(folder / str(tied)), is_tied=tied, learner=settings) for tied in (True, False)]
 
 
-@pytest.mark.parametrize("sft_steps", [0, 2])
-def test_a_resumed_run_equals_an_uninterrupted_one(sft_steps: int, tmp_path: Path) -> None:
-    run, folder = make_lora_run(tmp_path, sft_steps)
-    straight = LearnerRank(run, folder, RankGroup())
-    straight.start(None, no_report)
-    for step in (1, 2, 3):
-        published = straight.train(step, store_batch(folder.batches, step, rows(step))).published
-        straight.save_if_due()
-    assert published is not None
-    expected = read_published(published, folder)
-    resumed = LearnerRank(run, folder, RankGroup())
-    assert resumed.start(2, no_report).step == 2
-    published = resumed.train(3, store_batch(folder.batches, 3, rows(3))).published
-    assert published is not None
-    found = read_published(published, folder)
-    start = load_model(folder.get_checkpoint_path(0)).state_dict()
-    assert all(torch.equal(found[name], each) for name, each in expected.items())
-    assert {name.split(".")[-2] for name, each in found.items() if not torch.equal(each, start[name])} == set(
-        OPTIONS.targets
-    )
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_adapters_and_their_gradients_do_not_depend_on_the_ranks(ranks: int, tmp_path: Path) -> None:
+    """With more ranks than rows of A, too."""
+    alone, together = train(1, *make_scripts(tmp_path / "one")), train(ranks, *make_scripts(tmp_path / "several"))
+    for one, several in zip(alone, together, strict=True):
+        assert {name.rsplit(".", 2)[1] for name in one.gradients} == {"lora_A", "lora_B"}
+        assert are_equal(one, several)
+        frozen = one.parameters.keys() - one.gradients.keys()
+        assert all(torch.equal(one.parameters[name], several.parameters[name]) for name in frozen)
 
 
-def make_lora_run(path: Path, sft_steps: int) -> tuple[RunConfig, RunFolder]:
-    run, folder = make_run(path, sft_steps=sft_steps)
-    learner = msgspec.structs.replace(run.learner, **SETTINGS)
-    return msgspec.structs.replace(run, learner=learner), folder
+def test_two_ranks_that_compute_in_bfloat16_have_float32_adapters(tmp_path: Path) -> None:
+    for rounded in train(2, *make_scripts(tmp_path, dtype="bfloat16")):
+        assert rounded.state["gradients"] == rounded.state["optimizer"] == ["torch.float32"]
+        assert {form["dtype"] for form in rounded.state["parameters"].values()} == {"torch.float32"}
 
 
-def read_published(published: WeightsPublished, folder: RunFolder) -> dict[str, Tensor]:
-    shapes = load_model(folder.get_checkpoint_path(0)).state_dict()
-    loaded = {name: torch.zeros_like(each) for name, each in shapes.items()}
-    load_published(published, loaded, torch.float32)
-    return loaded
-
-
-@pytest.fixture(autouse=True)
-def sweep(tmp_path: Path) -> Iterator[None]:
-    """The launcher's cleanup at a run's end."""
-    yield
-    shutil.rmtree(RunFolder(tmp_path / "run").shared_memory, ignore_errors=True)
+def test_the_policy_before_rl_computes_as_the_base_and_leaves_the_adapters_enabled() -> None:
+    model, base = adapted_model(), small_model(config=small_architecture("qwen3", vocab_size=280))
+    trainer = Trainer(model, small_run(**SETTINGS, kl_coef=1.0), RankGroup())
+    trainer.start_stage("rl")
+    trainer.set_reference(BasePolicy(model))
+    tokens = ScoredTokens(torch.arange(23), TOKENS[0, 1:])
+    scores, expected = BasePolicy(model)(TOKENS, tokens=tokens), base(TOKENS, tokens=tokens)
+    assert torch.equal(scores.logprobs_N, expected.logprobs_N)
+    assert not torch.equal(model(TOKENS, tokens=tokens).logprobs_N, expected.logprobs_N)
+    kept = Trainer(adapted_model(), small_run(**SETTINGS, kl_coef=1.0), RankGroup())
+    kept.start_stage("rl")
+    kept.set_reference(base.requires_grad_(False))
+    assert trainer.run_rl_step(rl_sequences(1)) == kept.run_rl_step(rl_sequences(1))
 
 
 # ---------------------------------------------------------------- publishing
@@ -179,11 +119,11 @@ def sweep(tmp_path: Path) -> Iterator[None]:
 
 def test_two_ranks_publish_the_merged_weights(tmp_path: Path) -> None:
     model = adapted_model()
-    folder, out = save_with_adapters(tmp_path, model), tmp_path / "out"
+    folder, out = save_small_model(tmp_path, small_model(config=model.config)), tmp_path / "out"
     out.mkdir()
     run_ranks(2, "publish_ranks", str(folder), str(out), "float32", "1", json.dumps(SETTINGS))
     published = msgspec.json.decode((out / "published.json").read_bytes(), type=WeightsPublished)
     loaded = {name: torch.zeros_like(each) for name, each in list_base_parameters(model).items()}
     load_published(published, loaded, torch.float32)
-    torch.testing.assert_close(loaded, gather_merged_parameters(model), rtol=0, atol=1e-6)
+    torch.testing.assert_close(loaded, merge_adapters(model), rtol=0, atol=1e-6)
     assert get_lora_options(small_run(**SETTINGS).learner) == OPTIONS
