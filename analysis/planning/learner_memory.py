@@ -21,6 +21,7 @@ class RankShare(NamedTuple):
     value_bytes: int = 4  # of gathered parameters and of activations
     has_units: bool = False  # whether parameters are gathered: with several ranks, or in bfloat16
     has_reference: bool = False  # a second, frozen model for the KL term
+    adapters: int | None = None  # their number of parameters if only they are trained
     accumulates: bool = True  # whether an update has several micro batches, so that the next one finds gradients
 
 
@@ -50,9 +51,11 @@ class RankMemory(NamedTuple):
 def compute_rank_memory(size: ModelSize, share: RankShare, activations: ActivationMemory) -> RankMemory:
     """At the largest of the moments of a step, after the first one."""
     shard = FLOAT32_BYTES * size.total / share.dp_shard
-    at_start = shard if share.accumulates else 0.0  # gradients, before the first backward pass of an update
+    adapters = FLOAT32_BYTES * (share.adapters or 0) / share.dp_shard
+    trained = shard if share.adapters is None else adapters
+    at_start = trained if share.accumulates else 0.0  # gradients, before the first backward pass of an update
     reference = shard if share.has_reference else 0.0
-    zero = RankMemory(shard, 0.0, MOMENTS * shard, reference, 0.0, 0.0, 0.0, 0.0, "")
+    zero = RankMemory(shard + adapters, 0.0, MOMENTS * trained, reference, 0.0, 0.0, 0.0, 0.0, "")
     moments = (
         zero._replace(
             gradients=at_start,
@@ -67,7 +70,7 @@ def compute_rank_memory(size: ModelSize, share: RankShare, activations: Activati
             gathered=_count_gathered_at_layer(size, share),
             moment="at the last layer",
         ),
-        zero._replace(gradients=shard, optimizer=shard, moment="at the optimizer"),
+        zero._replace(gradients=trained, optimizer=trained, moment="at the optimizer"),
     )
     return max(moments, key=lambda memory: memory.total)
 

@@ -35,7 +35,8 @@ def compute_learner_rank(inputs: PlanInputs) -> RankMemory:
         dp_shard=inputs.ranks // learner.dp_replicate,
         value_bytes=inputs.learner_value_bytes,
         has_units=inputs.ranks > 1 or learner.dtype != "float32",
-        has_reference=learner.kl_coef > 0,
+        has_reference=learner.kl_coef > 0 and learner.lora_rank == 0,
+        adapters=None if inputs.run.sft.steps else inputs.adapters,
         accumulates=inputs.micro_batches > 1,
     )
     return compute_rank_memory(inputs.size, share, activations)

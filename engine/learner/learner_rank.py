@@ -42,8 +42,8 @@ from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
 from engine.learner.weight_publisher import WeightPublisher
 from engine.model.causal_lm import CausalLM
-from engine.model.lora import check_lora_targets, get_lora_options, list_adapters, list_base_parameters
-from engine.model.model_config import load_model_config
+from engine.model.lora import list_adapters, list_base_parameters
+from engine.model.lora_options import get_lora_options
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 
 SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
@@ -155,8 +155,6 @@ class LearnerRank:
         """With adapters for RL, and without them for the cold start."""
         lora, dtype = self._lora, self._run.learner.dtype
         if lora is None or self._run.sft.steps:
-            if lora is not None:
-                check_lora_targets(load_model_config(checkpoint), lora)  # before the cold start
             return load_sharded_model(checkpoint, self._ranks, dtype)
         return start_from_folder(checkpoint, self._ranks, dtype, lora, self._run.seed)
 

@@ -21,7 +21,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from engine.learner.distributed import RankGroup
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import build_empty_model, fill_parameters
-from engine.model.lora import LoraOptions, add_adapters, list_base_parameters
+from engine.model.lora import add_adapters, list_base_parameters
+from engine.model.lora_options import LoraOptions
 
 
 def load_sharded_model(

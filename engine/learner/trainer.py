@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
-from engine.learner.adapters.adapter_files import describe_adapters
 from engine.learner.checkpoints import TrainerState, read_trainer_state
 from engine.learner.distributed import RankGroup, find_non_finite_parameter, gather_full
 from engine.learner.loss_reduction import (
@@ -30,6 +29,7 @@ from engine.learner.minibatches import (
     split_micro_batches,
 )
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
+from engine.learner.saving.adapter_export import describe_adapters
 from engine.learner.saving.checkpoint_writer import CheckpointWriter, ModelExport, PendingCheckpoint
 from engine.learner.saving.training_state import capture_training_state, load_training_state
 from engine.learner.sharding import reshard_parameters

@@ -6,36 +6,12 @@ W keeps its name in checkpoints. The adapter of a projection has the parameters 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
-from configs.algorithm import LearnerConfig, LoraTarget
 from engine.model.causal_lm import CausalLM
 from engine.model.layers import UninitializedLinear
-from engine.model.model_config import DecoderConfig, UnsupportedModel
-
-ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_TARGETS: tuple[LoraTarget, ...] = ("gate_proj", "up_proj", "down_proj")
-
-
-class LoraOptions(NamedTuple):
-    rank: int
-    alpha: float
-    targets: tuple[LoraTarget, ...]
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
-
-
-def get_lora_options(learner: LearnerConfig) -> LoraOptions | None:
-    """None: all parameters are trained."""
-    if learner.lora_rank == 0:
-        return None
-    targets = (*ATTENTION_TARGETS, *MLP_TARGETS) if learner.lora_targets == ("all",) else learner.lora_targets
-    return LoraOptions(learner.lora_rank, learner.lora_alpha, targets)
+from engine.model.lora_options import ATTENTION_TARGETS, LoraOptions, check_lora_targets
 
 
 class LoraLinear(UninitializedLinear):
@@ -52,17 +28,6 @@ class LoraLinear(UninitializedLinear):
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         base = super().forward(x)
         return base + self.options.scale * self.lora_B(self.lora_A(x)) if self.is_enabled else base
-
-
-def check_lora_targets(config: DecoderConfig, options: LoraOptions) -> None:
-    """Raises UnsupportedModel for adapters of experts."""
-    sparse = next((layer for layer in range(config.num_layers) if config.has_experts(layer)), None)
-    refused = [target for target in options.targets if target in MLP_TARGETS]
-    if sparse is not None and refused:
-        raise UnsupportedModel(
-            f"learner.lora_targets: {', '.join(refused)} of layer {sparse} belong to experts, which cannot have adapters; "
-            f"set learner.lora_targets = {list(ATTENTION_TARGETS)}"
-        )
 
 
 def add_adapters(model: CausalLM, options: LoraOptions) -> None:

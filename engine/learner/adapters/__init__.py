@@ -1,1 +1,1 @@
-"""Low-rank adapters (LoRA) of the learner: models with adapters, merged weights, and files in the format of peft."""
+"""Low-rank adapters (LoRA) of the learner: models with adapters, and the merged weights for engines."""

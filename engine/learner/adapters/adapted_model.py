@@ -10,7 +10,8 @@ from engine.learner.distributed import RankGroup, get_local
 from engine.learner.sharding import build_sharded_model, load_sharded_model
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import fill_rows
-from engine.model.lora import LoraOptions, list_adapters, list_base_parameters
+from engine.model.lora import list_adapters, list_base_parameters
+from engine.model.lora_options import LoraOptions
 from policies.losses.token_scores import ScoredTokens, TokenScores
 
 

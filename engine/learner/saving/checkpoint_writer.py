@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from configs.atomic_write import sync_paths
-from engine.learner.adapters.adapter_files import SavedAdapters, read_merged_weights, write_adapters
 from engine.learner.checkpoints import (
     FIRST_CHECKPOINT,
     TrainerState,
@@ -32,6 +31,7 @@ from engine.learner.checkpoints import (
     write_trainer_state,
 )
 from engine.learner.distributed import RankGroup
+from engine.learner.saving.adapter_export import SavedAdapters, read_merged_weights, write_adapters
 from engine.learner.saving.training_state import StateDict, read_whole_weights, write_training_state
 from engine.model.hf_export import (
     MAX_SHARD_BYTES,

@@ -15,7 +15,8 @@ from engine.learner.adapters.adapter_merger import AdapterMerger
 from engine.learner.distributed import join_ranks, leave_ranks
 from engine.learner.sharding import load_sharded_model
 from engine.learner.weight_publisher import WeightPublisher
-from engine.model.lora import get_lora_options, list_base_parameters
+from engine.model.lora import list_base_parameters
+from engine.model.lora_options import get_lora_options
 from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import measuring_memory
 from tests.engine.learner.training_examples import small_run

@@ -23,7 +23,8 @@ from engine.learner.distributed import (
 from engine.learner.sharding import build_sharded_model, shard_model
 from engine.learner.trainer import Trainer
 from engine.model.causal_lm import CausalLM
-from engine.model.lora import add_adapters, get_lora_options, list_adapters
+from engine.model.lora import add_adapters, list_adapters
+from engine.model.lora_options import get_lora_options
 from policies.losses import token_scores
 from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import describe_parameters

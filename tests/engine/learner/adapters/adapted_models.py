@@ -9,7 +9,8 @@ from engine.learner.adapters.adapted_model import initialize_adapters
 from engine.learner.adapters.adapter_merger import AdapterMerger
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import fill_rows
-from engine.model.lora import LoraOptions, add_adapters, list_adapters, list_base_parameters
+from engine.model.lora import add_adapters, list_adapters, list_base_parameters
+from engine.model.lora_options import LoraOptions
 from tests.engine.tiny_models import small_architecture, small_model
 
 OPTIONS = LoraOptions(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))

@@ -14,7 +14,8 @@ from configs.algorithm import LearnerConfig
 from engine.learner.adapters.adapted_model import BasePolicy
 from engine.learner.distributed import RankGroup
 from engine.learner.trainer import Trainer
-from engine.model.lora import LoraOptions, get_lora_options, list_adapter_parameters, list_base_parameters
+from engine.model.lora import list_adapter_parameters, list_base_parameters
+from engine.model.lora_options import LoraOptions, get_lora_options
 from engine.model.model_config import UnsupportedModel
 from engine.weight_transfer.shared_memory import load_published
 from policies.losses.token_scores import ScoredTokens

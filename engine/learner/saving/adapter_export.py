@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
 from engine.learner.saving.training_state import read_whole_weights
 from engine.model.hf_export import Shapes, make_readable
-from engine.model.lora import LoraOptions, list_adapter_parameters, list_adapters, merge_rows, name_adapter
+from engine.model.lora import list_adapter_parameters, list_adapters, merge_rows, name_adapter
+from engine.model.lora_options import LoraOptions
 
 _PREFIX = "base_model.model."  # of all names in peft's files
 
