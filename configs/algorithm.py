@@ -118,6 +118,7 @@ class RocConfig(Section, frozen=True):
 Beta = Annotated[float, Meta(ge=0, lt=1)]
 LossMean = Literal["tokens", "group", "sequence", "constant"]
 Checkpointing = Literal["none", "selective", "full"]  # of activations
+LoraTarget = Literal["all", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 class LearnerConfig(Section, frozen=True):
@@ -130,6 +131,9 @@ class LearnerConfig(Section, frozen=True):
     # between_steps: weights and moments while engines generate on the same GPU
     offload: Literal["none", "optimizer", "between_steps"] = "none"
     collective_timeout_s: PositiveFloat = 600.0  # of a collective, and of an operation of a rank: docs/learner.md
+    lora_rank: Count = 0  # RL trains low-rank adapters of the projections and freezes the weights; 0: none
+    lora_alpha: PositiveFloat = 32.0  # the adapters' product is scaled by lora_alpha / lora_rank
+    lora_targets: tuple[LoraTarget, ...] = ("all",)  # projections with adapters
     loss: ImportPath = "grpo"  # "grpo", or a function by import path: docs/losses.md
     lr: LearningRate = 1e-6  # of AdamW
     final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of `lr`, reached linearly at the end of the run
@@ -169,6 +173,11 @@ class LearnerConfig(Section, frozen=True):
     export_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of its weights; auto: `dtype`
 
     def __post_init__(self) -> None:
+        targets = self.lora_targets
+        require(
+            targets == ("all",) or (0 < len(targets) == len(set(targets)) and "all" not in targets),
+            f'lora_targets must be ["all"], or name projections once each: {list(targets)}',
+        )
         require(
             self.clip_dual == 0 or self.clip_dual > 1,
             f"clip_dual must exceed 1, or be 0 for no dual clip: {self.clip_dual:g}",

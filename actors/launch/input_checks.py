@@ -23,6 +23,7 @@ from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
 from engine.data.sft_dialogues import count_sft_dialogues
 from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
+from engine.model.lora.lora_options import LoraOptions, check_lora_targets, count_trained_parameters, get_lora_options
 from engine.model.model_config import check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.model.weight_files import count_parameters
@@ -37,7 +38,7 @@ _MAX_CHECKED_ROWS = 100_000  # of a data file: about a second
 _GIB = 2**30
 _FLOAT32_BYTES = 4
 _SAVED_COPIES = 4  # in a checkpoint: the weights, two moments of the optimizer, and the exported model, at most
-_TRAINED_COPIES = 4  # in the learner's memory: also gradients
+_TRAINING_NUMBERS = 3  # in the learner's memory per trained parameter: a gradient and two moments
 _DATA_KEYS = ("data.train", "data.test", "sft.data", ".data", ".test")
 
 
@@ -88,6 +89,8 @@ def list_input_checks(
         has_chatml = not all(task.get_dialogue().renderer for task in run.resolved_tasks)
         tokens = (TURN_START, TURN_END) if has_chatml else ()
         checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens)
+        if (lora := get_lora_options(run.learner)) is not None:
+            checks["learner.lora_targets"] = partial(_check_lora_targets, checkpoint, lora)
         if run.determinism == "strict":
             checks["determinism"] = partial(_check_strict_model, checkpoint)
         for task in run.resolved_tasks:
@@ -271,6 +274,11 @@ def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str])
     )
 
 
+def _check_lora_targets(folder: Path, options: LoraOptions) -> CheckedInput:
+    check_lora_targets(load_model_config(folder), options)
+    return CheckedInput(", ".join(options.targets))
+
+
 def _check_strict_model(folder: Path) -> CheckedInput:
     config = load_model_config(folder)
     if config.experts is not None:
@@ -300,10 +308,13 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     """Without activations, and without the memory of sandboxes and SGLang servers."""
     weights_bytes = count_parameters(checkpoint) * _FLOAT32_BYTES
     in_main_memory = run.learner.device == "cpu"
-    model_bytes = run.learner.dp_replicate * weights_bytes // run.cluster.learner_nodes
-    needs = {"the learner's weights, gradients and optimizer": _TRAINED_COPIES * model_bytes} if in_main_memory else {}
+    held, trained = count_trained_parameters(load_model_config(checkpoint), run)
+    copies = run.learner.dp_replicate / run.cluster.learner_nodes
+    model_bytes = round(copies * weights_bytes)
+    training_bytes = round(copies * _FLOAT32_BYTES * (held + _TRAINING_NUMBERS * trained))
+    needs = {"the learner's weights, gradients and optimizer": training_bytes} if in_main_memory else {}
     needs["weights in shared memory"] = run.num_weight_versions * _count_slot_bytes(checkpoint, run)
-    if run.learner.kl_coef and in_main_memory:
+    if run.learner.kl_coef and in_main_memory and not run.learner.lora_rank:
         needs["the reference model (learner.kl_coef)"] = model_bytes
     if run.engine.kind == "embedded" and run.engine.device == "cpu":
         value_bytes = 4 if run.engine.dtype == "float32" else 2
@@ -359,6 +370,9 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
     existing = next(path for path in (run_folder.absolute(), *run_folder.absolute().parents) if path.exists())
     versions, kept = run.num_weight_versions, run.learner.keep_checkpoints
     kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best one, and the one in evaluation
+    copies = (kept + 3) * _SAVED_COPIES
+    if run.learner.lora_rank:  # exported models; the frozen weights are saved once
+        copies = kept + 3 + _SAVED_COPIES
     needs = {
         "/dev/shm": (
             Path("/dev/shm"),
@@ -367,7 +381,7 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
         ),
         "the disk of the run": (
             existing,
-            max(0, (kept + 3) * _SAVED_COPIES * parameter_bytes - saved_bytes),
+            max(0, copies * parameter_bytes - saved_bytes),
             f"checkpoints (learner.keep_checkpoints = {run.learner.keep_checkpoints})",
         ),
     }

@@ -22,6 +22,7 @@ class RankShare(NamedTuple):
     has_units: bool = False  # whether parameters are gathered: with several ranks, or in bfloat16
     has_reference: bool = False  # a second, frozen model for the KL term
     offloads: bool = False  # learner.offload = "optimizer" on a GPU: shards are in main memory
+    adapters: int | None = None  # their number of parameters if only they are trained
     accumulates: bool = True  # whether an update has several micro batches, so that the next one finds gradients
     reduces_once: bool = False  # after the last one; until then the rank has gradients of all parameters
 
@@ -50,13 +51,14 @@ class RankMemory(NamedTuple):
 
 def compute_rank_memory(size: ModelSize, share: RankShare, activations: ActivationMemory) -> RankMemory:
     """On the device of the rank, at the largest of the moments of a step, after the first one."""
-    whole = FLOAT32_BYTES * size.total
-    shard = 0.0 if share.offloads else whole / share.dp_shard
+    whole, whole_adapters = FLOAT32_BYTES * size.total, FLOAT32_BYTES * (share.adapters or 0)
+    shard, adapters = (0.0 if share.offloads else each / share.dp_shard for each in (whole, whole_adapters))
+    trained, whole_trained = (shard, whole) if share.adapters is None else (adapters, whole_adapters)
     at_start = 0.0  # gradients, before the first backward pass of an update
     if share.accumulates:
-        at_start = whole if share.reduces_once else shard
+        at_start = whole_trained if share.reduces_once else trained
     reference = shard if share.has_reference else 0.0
-    zero = RankMemory(shard, 0.0, MOMENTS * shard, reference, 0.0, 0.0, 0.0, "")
+    zero = RankMemory(shard + adapters, 0.0, MOMENTS * trained, reference, 0.0, 0.0, 0.0, "")
     moments = (
         zero._replace(
             gradients=at_start,
@@ -71,7 +73,7 @@ def compute_rank_memory(size: ModelSize, share: RankShare, activations: Activati
             gathered=_count_gathered_at_layer(size, share),
             moment="at the last layer",
         ),
-        zero._replace(gradients=shard, moment="at the optimizer"),
+        zero._replace(gradients=trained, moment="at the optimizer"),
     )
     return max(moments, key=lambda memory: memory.total)
 

@@ -43,8 +43,9 @@ def _make_share(inputs: PlanInputs) -> RankShare:
         dp_shard=inputs.ranks // learner.dp_replicate,
         value_bytes=inputs.learner_value_bytes,
         has_units=inputs.ranks > 1 or learner.dtype != "float32" or has_offload,
-        has_reference=learner.kl_coef > 0,
+        has_reference=learner.kl_coef > 0 and learner.lora_rank == 0,
         offloads=has_offload and learner.device == "cuda",
+        adapters=None if inputs.run.sft.steps else inputs.adapters,
         accumulates=inputs.micro_batches > 1,
         reduces_once=learner.reduce_gradients == "once",
     )

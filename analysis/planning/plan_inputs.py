@@ -10,6 +10,7 @@ import msgspec
 from analysis.planning.model_size import ModelSize, measure_model
 from analysis.simulation.cluster_model import A100, H100, H200, MI300X, GpuSpec
 from configs.schema import RunConfig
+from engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
 from engine.model.model_config import DecoderConfig
 
 GIB = 2**30
@@ -69,6 +70,12 @@ class PlanInputs:
         changed = PlanInputs(run, self.config, self.machines, self.assumptions)
         changed.size = self.size
         return changed
+
+    @cached_property
+    def adapters(self) -> int | None:
+        """Parameters of adapters; None: RL trains all parameters."""
+        options = get_lora_options(self.run.learner)
+        return None if options is None else count_adapter_parameters(self.config, options)
 
     @cached_property
     def size(self) -> ModelSize:

@@ -30,15 +30,23 @@ def plan_disk(inputs: PlanInputs) -> PlannedResource:
     run, size = inputs.run, inputs.size
     count = run.learner.keep_checkpoints + _FURTHER_CHECKPOINTS
     count += _EVALUATED_CHECKPOINTS if run.evaluation.saves_evaluated_steps else 0
-    state = (1 + MOMENTS) * FLOAT32_BYTES * size.total
     exported = VALUE_BYTES[run.learner.dtype] * size.total
     items = (
-        PlanItem("checkpoints", count * state, f"{count} of master weights and moments, float32"),
+        PlanItem("checkpoints", _count_state_bytes(inputs, count), f"{count} of master weights and moments, float32"),
         PlanItem("exported models", count * exported, f"{count} in {run.learner.dtype}"),
         PlanItem("batches", run.learner.checkpoint_every * count_batch_bytes(inputs), "since the last checkpoint"),
     )
     keys = ("learner.keep_checkpoints", "evaluation.every")
     return PlannedResource("disk", items, inputs.machines.disk_bytes, keys, _DISK_REMEDY)
+
+
+def _count_state_bytes(inputs: PlanInputs, count: int) -> float:
+    """With adapters, one checkpoint has the frozen weights, and an unfinished one of the cold start has all weights."""
+    state = (1 + MOMENTS) * FLOAT32_BYTES
+    if inputs.adapters is None:
+        return count * state * inputs.size.total
+    of_cold_start = state * inputs.size.total if inputs.run.sft.steps else 0.0
+    return count * state * inputs.adapters + FLOAT32_BYTES * inputs.size.total + of_cold_start
 
 
 def plan_largest_message(inputs: PlanInputs) -> PlannedCount:

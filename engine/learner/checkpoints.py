@@ -3,6 +3,7 @@
 step_000010/
     config.json, tokenizer files
     model.safetensors           the export (engine.model.hf_export): one file, or shards with an index; not in each checkpoint
+    adapter/                    the export of a run with learner.lora_rank has its adapters in the format of peft, too
     trainer/
         state.json              stage, step (which is the data position too), ranks, seed
         tensors/                torch.distributed.checkpoint: weights, optimizer, random states of each rank
@@ -20,6 +21,7 @@ import msgspec
 from configs.atomic_write import DISK_ERRNOS, DiskError, raising_disk_errors, sync_paths, sync_tree
 
 CHECKPOINT_NAME = re.compile(r"step_(\d{6,})")
+FIRST_CHECKPOINT = "step_000000"  # the weights before RL, which LoRA freezes
 _OS_ERROR = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
 PARTIAL_SUFFIX = ".building"  # suffix of the hidden name of an incomplete folder
 _REPLACED_SUFFIX = f".replaced{PARTIAL_SUFFIX}"

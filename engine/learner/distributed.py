@@ -210,6 +210,12 @@ def gather_full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def get_local(parameter: Tensor) -> Tensor:
+    """The rows of this rank, detached."""
+    parameter = parameter.detach()
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
 def gather_full_parameters(model: nn.Module) -> dict[str, Tensor]:
     """All parameters by name, gathered, detached and in main memory. Every rank must call it."""
     return {name: gather_full(parameter.detach()).cpu() for name, parameter in model.named_parameters()}
@@ -218,8 +224,7 @@ def gather_full_parameters(model: nn.Module) -> dict[str, Tensor]:
 def find_non_finite_parameter(model: nn.Module, ranks: RankGroup) -> str | None:
     """The name of the first parameter with an infinity or a NaN. Every rank must call it."""
     names, parameters = zip(*model.named_parameters(), strict=True)
-    local = [each.to_local() if isinstance(each, DTensor) else each for each in parameters]
-    has_non_finite = torch.stack([(~each.detach().isfinite()).any() for each in local]).int().to(ranks.device)
+    has_non_finite = torch.stack([(~get_local(each).isfinite()).any() for each in parameters]).int().to(ranks.device)
     found = all_reduce(ranks, has_non_finite, dist.ReduceOp.MAX).tolist()
     return next((name for name, is_bad in zip(names, found, strict=True) if is_bad), None)
 

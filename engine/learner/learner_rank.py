@@ -19,6 +19,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
+from engine.learner.adapters.policy_models import PolicyModels
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints, restore_replaced_checkpoints
@@ -29,12 +30,11 @@ from engine.learner.offload.state_offload import StateOffload
 from engine.learner.sample_exchange import exchange_samples
 from engine.learner.sample_files import StoredSequence
 from engine.learner.saving.checkpoint_schedule import CheckpointSchedule
-from engine.learner.saving.training_state import load_weights
-from engine.learner.sharding import build_sharded_model, load_sharded_model
 from engine.learner.trainer import Trainer
 from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
-from engine.learner.weight_publisher import WeightPublisher
+from engine.learner.weight_publisher import AdapterMerger, WeightPublisher
 from engine.model.causal_lm import CausalLM
+from engine.model.lora.lora_linear import list_base_parameters
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 
 SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
@@ -61,6 +61,7 @@ class LearnerRank:
         self._journal = journal
         self._folder = folder
         self._ranks = ranks
+        self._models = PolicyModels(run, folder, ranks)
         self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
         self._partial_sft_checkpoint = folder.partial_cold_start
         self._publisher: WeightPublisher | None = None
@@ -87,7 +88,8 @@ class LearnerRank:
         step = broadcast_object(self._ranks, self._choose_resume_step(resume_step))
         metrics = self._start_training(report) if step is None else self._resume_training(step)
         if self._run.learner.kl_coef:
-            self._loaded_trainer.set_reference(self._load_reference())
+            self.finish_saving()
+            self._loaded_trainer.set_reference(self._models.load_reference(self._loaded_trainer.model))
         has_later_batches = broadcast_object(self._ranks, any(each > self._step for each in journaled_steps))
         published = None if has_later_batches else self._publish_weights()
         if not has_later_batches:
@@ -105,7 +107,7 @@ class LearnerRank:
         return None
 
     def _resume_training(self, step: int) -> dict[str, float]:
-        self._trainer = self._load_trainer(self._folder.get_checkpoint_path(step), resume=True)
+        self._trainer = self._resume_trainer(self._folder.get_checkpoint_path(step))
         self._logger.info("training.resumed", step=step, rank=self._ranks.rank)
         return {} if self._journal is None else self._journal.read_metrics(step)
 
@@ -114,9 +116,9 @@ class LearnerRank:
         if self._run.sft.steps:
             metrics = self._run_cold_start(report)
         else:
-            self._trainer = self._load_trainer(self._initial_checkpoint)
+            self._trainer = self._start_trainer()
         self._loaded_trainer.check_weights()
-        self._loaded_trainer.start_stage("rl")
+        self._start_rl()
         self._metrics = metrics
         self._write_metrics(0)
         self._save_checkpoint(
@@ -128,24 +130,26 @@ class LearnerRank:
             self.finish_saving()
         return metrics
 
-    def _load_trainer(self, checkpoint: Path, *, resume: bool = False) -> Trainer:
-        make_model = build_sharded_model if resume else load_sharded_model
-        model = make_model(checkpoint, self._ranks, self._run.learner.dtype)
-        check_vocabulary(model.config, load_tokenizer(checkpoint))
-        trainer = Trainer(model, self._run, self._ranks)
-        if resume:
-            with self._ranks.operation("load of the optimizer"):
-                trainer.load(checkpoint)
+    def _start_rl(self) -> None:
+        trainer = self._loaded_trainer
+        if self._models.needs_adapters(trainer.model):
+            self.finish_saving()  # of the cold start: the files of its weights
+            trainer.model = self._models.add_adapters(trainer.model)
+        trainer.start_stage("rl")
+
+    def _start_trainer(self) -> Trainer:
+        with self._ranks.operation("load of the weights"):
+            return self._make_trainer(self._models.load_initial(), self._initial_checkpoint)
+
+    def _resume_trainer(self, checkpoint: Path) -> Trainer:
+        trainer = self._make_trainer(self._models.build(checkpoint), checkpoint)
+        with self._ranks.operation("load of the optimizer"):
+            trainer.load(checkpoint)
         return trainer
 
-    def _load_reference(self) -> CausalLM:
-        """The policy before RL, in float32."""
-        self.finish_saving()
-        checkpoint = self._folder.get_checkpoint_path(0)
-        with self._ranks.operation("load of the reference"):
-            model = build_sharded_model(checkpoint, self._ranks, self._run.learner.dtype)
-            load_weights(checkpoint, model, self._ranks)
-        return model
+    def _make_trainer(self, model: CausalLM, tokenizer_folder: Path) -> Trainer:
+        check_vocabulary(model.config, load_tokenizer(tokenizer_folder))
+        return Trainer(model, self._run, self._ranks)
 
     # ---------------------------------------------------------------- the cold start
 
@@ -154,15 +158,14 @@ class LearnerRank:
         sft, began = self._run.sft, time.monotonic()
         sequences = self._read_sft_sequences()
         order = SftSampler(len(sequences), sft.batch_size, self._run.seed)
-        is_resuming = broadcast_object(self._ranks, is_resumable(self._partial_sft_checkpoint))
-        trainer = self._trainer = self._load_trainer(
-            self._partial_sft_checkpoint if is_resuming else self._initial_checkpoint, resume=is_resuming
-        )
+        partial_checkpoint = self._partial_sft_checkpoint
+        is_resuming = broadcast_object(self._ranks, is_resumable(partial_checkpoint))
+        trainer = self._trainer = self._resume_trainer(partial_checkpoint) if is_resuming else self._start_trainer()
         first, loss = trainer.step, 0.0
         while trainer.step < sft.steps:
             loss = self._run_sft_step(trainer, [sequences[index] for index in order.get_batch(trainer.step)], report)
             if self._schedule.is_due_in_cold_start(trainer.step):
-                self._save_checkpoint(self._partial_sft_checkpoint, is_exported=False)
+                self._save_checkpoint(partial_checkpoint, is_exported=False)
         sft_s = time.monotonic() - began
         self._logger.info("cold_start.finished", steps=trainer.step - first, loss=loss, sft_s=sft_s)
         return {"loss": loss, "sft_s": sft_s, "sft_steps": float(trainer.step - first)}
@@ -273,10 +276,9 @@ class LearnerRank:
     def _publish_weights(self) -> WeightsPublished | None:
         run = self._run
         if self._publisher is None:
-            parameters, dtype = dict(self._loaded_trainer.model.named_parameters()), getattr(torch, run.engine.dtype)
-            self._publisher = WeightPublisher(
-                self._folder.shared_memory, parameters, dtype, run.num_weight_versions, self._ranks
-            )
+            model, dtype = self._loaded_trainer.model, getattr(torch, run.engine.dtype)
+            slots = self._folder.shared_memory, list_base_parameters(model), dtype, run.num_weight_versions
+            self._publisher = WeightPublisher(*slots, self._ranks, AdapterMerger(model))
         with self._ranks.operation("publish"):
             return self._publisher.publish(self._step)
 

@@ -97,10 +97,9 @@ def build_sft_optimizers(model: nn.Module, sft: SftConfig) -> list[Optimizer]:
 
 
 def build_rl_optimizers(model: nn.Module, learner: LearnerConfig) -> list[Optimizer]:
-    """AdamW for all parameters: Muon's full-rank updates are too coarse for the small changes of RL."""
-    return [
-        AdamW(model.parameters(), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay, fused=True)
-    ]
+    """AdamW for all parameters that are not frozen: Muon's full-rank updates are too coarse for the small changes of RL."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [AdamW(trained, lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay, fused=True)]
 
 
 def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -23,21 +23,33 @@ from configs.algorithm import LearnerConfig
 from engine.learner.distributed import RankGroup
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import build_empty_model, fill_parameters
+from engine.model.lora.lora_linear import add_adapters, list_base_parameters
+from engine.model.lora.lora_options import LoraOptions
 
 
-def load_sharded_model(folder: Path, ranks: RankGroup, dtype: str = "float32") -> CausalLM:
+def load_sharded_model(
+    folder: Path, ranks: RankGroup, dtype: str = "float32", lora: LoraOptions | None = None
+) -> CausalLM:
     """In float32, on `state_device` of the rank, which reads only its own rows of the files. Every rank must call it.
 
-    `dtype`: of computation. Raises CheckpointError or UnsupportedModel with the missing or invalid file.
+    `dtype`: of computation. `lora`: add adapters without values. Raises CheckpointError or UnsupportedModel with the
+    missing or invalid file.
     """
-    model = build_sharded_model(folder, ranks, dtype)
-    fill_parameters(model, folder)
+    model = build_sharded_model(folder, ranks, dtype, lora)
+    fill_parameters(list_base_parameters(model), folder)
     return model
 
 
-def build_sharded_model(folder: Path, ranks: RankGroup, dtype: str = "float32") -> CausalLM:
-    """The model of the folder's config.json with uninitialized weights in float32, on `state_device` of the rank."""
+def build_sharded_model(
+    folder: Path, ranks: RankGroup, dtype: str = "float32", lora: LoraOptions | None = None
+) -> CausalLM:
+    """The model of the folder's config.json with uninitialized weights in float32, on `state_device` of the rank.
+
+    `lora`: with adapters. Frozen and trained parameters share the units.
+    """
     model = build_empty_model(folder)
+    if lora is not None:
+        add_adapters(model, lora)
     shard_model(model, ranks, dtype)
     model.to_empty(device=ranks.state_device)
     return model

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
@@ -32,12 +32,14 @@ from engine.learner.minibatches import (
 )
 from engine.learner.offload.state_offload import list_state
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
+from engine.learner.saving.adapter_export import describe_adapters
 from engine.learner.saving.checkpoint_writer import CheckpointWriter, ModelExport, PendingCheckpoint
 from engine.learner.saving.training_state import capture_training_state, load_training_state
 from engine.learner.sharding import reshard_parameters, set_gradient_reduction
 from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence, check_token_ids
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_export import MAX_SHARD_BYTES
+from engine.model.lora.lora_linear import list_base_parameters
 from engine.model.training_flops import count_forward_flops
 from policies.losses.grpo import compute_sft_loss
 from policies.losses.policy_loss import LossInput, LossOutput
@@ -65,7 +67,7 @@ class Trainer:
         self.flops = count_forward_flops(model.config)
         model.set_recomputed(self._learner.activation_checkpointing)
         self._objective = PolicyObjective(self._learner)
-        self._reference: CausalLM | None = None
+        self._reference: nn.Module | None = None
         self._checkpoints = CheckpointWriter(ranks, run.learner.threads)
         torch.manual_seed(run.seed + ranks.rank)
         self.start_stage("sft" if run.sft.steps else "rl")
@@ -139,9 +141,9 @@ class Trainer:
                 "a damaged model.checkpoint, or a too high learner.lr or sft.lr. Earlier checkpoints are kept."
             )
 
-    def set_reference(self, model: CausalLM) -> None:
-        """The frozen policy of the KL term, sharded. Every rank calls it."""
-        self._reference = model.requires_grad_(False)
+    def set_reference(self, policy: nn.Module) -> None:
+        """The frozen policy of the KL term, sharded, with the calls of CausalLM. Every rank calls it."""
+        self._reference = policy
 
     def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[SequenceSource]]) -> list[OldLogprobs]:
         """With the present weights, by minibatch; None for the first one: its own forward pass computes them."""
@@ -204,14 +206,14 @@ class Trainer:
         output.loss.backward()
         return output._replace(loss=output.loss.detach())
 
-    def _score(self, model: CausalLM, batch: MicroBatch) -> TokenScores:
+    def _score(self, model: nn.Module, batch: MicroBatch) -> TokenScores:
         is_rl = self.stage == "rl"
         temperature = self._run.sampling.temperature if is_rl else 1.0
         has_entropy_gradient = is_rl and self._learner.entropy_coef > 0
         tokens = ScoredTokens(batch.positions_N, batch.targets_N, temperature, has_entropy_gradient)
         return model(batch.token_ids_T[None], tokens=tokens, segments=batch.segments)
 
-    def _score_without_gradient(self, model: CausalLM, batch: MicroBatch) -> TokenScores:
+    def _score_without_gradient(self, model: nn.Module, batch: MicroBatch) -> TokenScores:
         with self._ranks.operation("forward"), torch.no_grad():
             scores = self._score(model, batch)
         reshard_parameters(model)
@@ -274,9 +276,9 @@ class Trainer:
         `is_exported`: with a transformers model. `on_committed` is called on the leading rank, in another thread, after the
         folder has its final name. Raises DiskError of the previous checkpoint.
         """
-        shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
-        dtype = getattr(torch, self._learner.export_dtype)
-        export = ModelExport(self.model.config, shapes, tokenizer_folder, dtype, is_exported, max_shard_bytes)
+        shapes = {name: tuple(parameter.shape) for name, parameter in list_base_parameters(self.model).items()}
+        dtype, adapters = getattr(torch, self._learner.export_dtype), describe_adapters(self.model)
+        export = ModelExport(self.model.config, shapes, tokenizer_folder, dtype, adapters, is_exported, max_shard_bytes)
         trainer_state = TrainerState(self.stage, self.step, self._ranks.world_size, self._run.seed)
         self._checkpoints.wait()
         state = capture_training_state(self.model, self._optimizers, self.step, self._ranks)

@@ -10,16 +10,41 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bus.messages import WeightsPublished
-from engine.learner.distributed import RankGroup, wait_at_barrier
+from engine.learner.distributed import RankGroup, gather_full, get_local, wait_at_barrier
 from engine.model.hf_checkpoint import find_shard_rows
+from engine.model.lora.lora_linear import list_adapters, merge_rows
 from engine.weight_transfer.slot_writer import SlotWriter
 from engine.weight_transfer.weight_layout import get_layout
 
 BUCKET_BYTES = 64 * 2**20  # of float32 values that are converted or sent at once
+
+
+class AdapterMerger:
+    """Adds the adapters to the weights, W + (alpha / r) B A, in the rows of this rank.
+
+    A rank has the same rows of W and of B. The matrices A are small: each rank gathers all of them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """`model`: with or without adapters, whole or sharded over the ranks."""
+        self._layers = {f"{name}.weight": layer for name, layer in list_adapters(model).items()}
+        self._whole_a: dict[str, Tensor] = {}
+
+    def gather(self) -> None:
+        """Every rank calls it before it merges the present weights."""
+        self._whole_a = {name: gather_full(layer.lora_A.weight.detach()) for name, layer in self._layers.items()}
+
+    def merge(self, name: str, block: Tensor, first_row: int) -> Tensor:
+        """`block`: rows of the weights `name` from `first_row` of this rank on. Without an adapter, the block itself."""
+        layer = self._layers.get(name)
+        if layer is None:
+            return block
+        rows_b = get_local(layer.lora_B.weight)[first_row : first_row + len(block)]
+        return merge_rows(block, rows_b, self._whole_a[name], layer.options.scale)
 
 
 class WeightPublisher:
@@ -30,11 +55,13 @@ class WeightPublisher:
         dtype: torch.dtype,
         num_slots: int = 2,
         ranks: RankGroup | None = None,
+        merger: AdapterMerger | None = None,
     ) -> None:
-        """`parameters`: whole, or sharded over the ranks. `dtype`: of the published weights."""
+        """`parameters`: whole, or sharded over the ranks. `dtype`: of the published weights. `merger`: adds adapters."""
         self._ranks = ranks or RankGroup()
         self._parameters = parameters
         self._dtype = dtype
+        self._merger = merger
         self._slots = SlotWriter(folder, get_layout(parameters, dtype), num_slots)
 
     def publish(self, version: int) -> WeightsPublished | None:
@@ -43,6 +70,8 @@ class WeightPublisher:
         Raises DiskError on the leading rank if the memory is full.
         """
         ranks = self._ranks
+        if self._merger is not None:
+            self._merger.gather()
         if ranks.is_leader:
             self._slots.prepare(version)
         wait_at_barrier(ranks)
@@ -70,7 +99,7 @@ class WeightPublisher:
             for name, parameter in self._parameters.items():
                 rows = slot[name][self._find_rows(parameter, rank)]
                 if rank == ranks.rank:
-                    for block, source in zip(_iter_blocks(rows), _iter_blocks(_get_local(parameter)), strict=True):
+                    for block, source in zip(_iter_blocks(rows), self._iter_own_blocks(name), strict=True):
                         block.copy_(source)
                 else:
                     for block in _iter_blocks(rows):
@@ -80,10 +109,17 @@ class WeightPublisher:
 
     def _send_rows(self) -> None:
         ranks = self._ranks
-        for parameter in self._parameters.values():
-            for block in _iter_blocks(_get_local(parameter)):
+        for name in self._parameters:
+            for block in self._iter_own_blocks(name):
                 converted = block.to(ranks.device, self._dtype).contiguous()
                 dist.send(converted.view(torch.uint8), ranks.rank % ranks.local_world_size, ranks.tensor_group)
+
+    def _iter_own_blocks(self, name: str) -> Iterator[Tensor]:
+        """The rows of this rank, with the adapter merged."""
+        first_row = 0
+        for block in _iter_blocks(get_local(self._parameters[name])):
+            yield block if self._merger is None else self._merger.merge(name, block, first_row)
+            first_row += len(block)
 
     def _is_in_first_copy(self, rank: int) -> bool:
         return self._ranks.find_data_rank(rank) < self._ranks.dims.dp_shard
@@ -93,11 +129,6 @@ class WeightPublisher:
         if not isinstance(parameter, DTensor):
             return slice(None)
         return find_shard_rows(len(parameter), self._ranks.find_data_rank(rank), self._ranks.dims.dp_shard)
-
-
-def _get_local(parameter: Tensor) -> Tensor:
-    parameter = parameter.detach()
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _iter_blocks(rows: Tensor) -> Iterator[Tensor]:

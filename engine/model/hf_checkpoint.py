@@ -23,7 +23,7 @@ BLOCK_BYTES = 64 * 2**20  # of a tensor in float32 that are read at once
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> CausalLM:
     """The whole model in main memory. Raises CheckpointError or UnsupportedModel with the missing or invalid file."""
     model = build_empty_model(folder).to(dtype).to_empty(device="cpu")
-    fill_parameters(model, folder)
+    fill_parameters(dict(model.named_parameters()), folder)
     return model
 
 
@@ -33,14 +33,13 @@ def build_empty_model(folder: Path | str) -> CausalLM:
         return CausalLM(load_model_config(folder))
 
 
-def fill_parameters(model: CausalLM, folder: Path | str) -> None:
+def fill_parameters(parameters: Mapping[str, Tensor], folder: Path | str) -> None:
     """Read the weights into the parameters, cast to their dtype; of a sharded one, only the rows of this rank.
 
-    Ignores lm_head in a tied model. Needs BLOCK_BYTES besides the parameters. Raises
-    CheckpointError with the missing or invalid file.
+    `parameters`: all those of the model of config.json. Ignores lm_head in a tied model. Needs BLOCK_BYTES besides the
+    parameters. Raises CheckpointError with the missing or invalid file.
     """
     folder = Path(folder)
-    parameters = dict(model.named_parameters())
     missing = set(parameters)
     for file in list_weight_files(folder):
         with _opening_weights(file) as weights:
@@ -48,15 +47,15 @@ def fill_parameters(model: CausalLM, folder: Path | str) -> None:
             for name in sorted(weights.keys() & parameters.keys()):
                 source = weights.get_slice(name)
                 check_shape(file, name, source.get_shape(), parameters[name].shape)
-                _fill_parameter(parameters[name], source)
+                fill_rows(parameters[name], source)
                 missing.discard(name)
     check_complete(folder, missing)
 
 
 @torch.no_grad()
-def _fill_parameter(parameter: Tensor, source: Any) -> None:
-    """`source`: a slice of safetensors. Copies block by block into memory that torch has aligned: alignment may change the
-    summation order of a matrix product."""
+def fill_rows(parameter: Tensor, source: Any) -> None:
+    """`source`: the whole tensor, or a slice of safetensors. Copies the rows of this rank block by block into memory that
+    torch has aligned: alignment may change the summation order of a matrix product."""
     first_row = _find_first_row(parameter)
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     if not local.numel():

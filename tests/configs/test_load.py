@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from configs.algorithm import RlConfig, RocConfig, SamplingConfig
-from configs.load import ConfigError, load_run
+from configs.load import ConfigError, list_differences, load_run
 from configs.schema import DataConfig, RunConfig, TinyConfig
 from configs.schema_tree import find_annotation, find_section, get_field_types
 
@@ -372,3 +372,9 @@ class TestChecksAcrossTables:
         ahead = ("rl.max_staleness=1", "rl.group_oversampling=1.5", "rl.prompts=512", "bus.queue_messages=1000")
         assert "at least 196608" in load_error(config, 'name = "a"', *ahead)
         assert "at least 163840" in load_error(config, 'name = "a"', *ahead, 'rl.surplus_groups="carry"')
+
+
+def test_the_lora_demo_differs_from_the_demo_only_in_adapters_and_rate() -> None:
+    differences = list_differences(load_run(Path("configs/tiny.toml")), load_run(Path("configs/tiny_lora.toml")))
+    changed = {difference.partition(":")[0] for difference in differences}
+    assert changed == {"name", "learner.lora_rank", "learner.lr"}

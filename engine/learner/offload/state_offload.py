@@ -23,10 +23,11 @@ from engine.learner.distributed import RankGroup, wait_at_barrier
 
 
 def list_state(model: nn.Module, optimizers: Iterable[Optimizer], reference: nn.Module | None) -> list[Tensor]:
-    """Weights, the tensors of optimizers, and the weights of the reference."""
+    """Weights, the tensors of optimizers, and the weights of the reference, which may be those of the model."""
     states = [state.values() for optimizer in optimizers for state in optimizer.state.values()]
     frozen = [] if reference is None else reference.parameters()
-    return [*model.parameters(), *chain.from_iterable(states), *frozen]
+    tensors = [*model.parameters(), *chain.from_iterable(states), *frozen]
+    return list({id(each): each for each in tensors}.values())
 
 
 class _MovedTensor(NamedTuple):

@@ -10,7 +10,7 @@ All ranks make the same calls. Their threads communicate through a process group
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from configs.atomic_write import sync_paths
 from engine.learner.checkpoints import (
+    FIRST_CHECKPOINT,
     TrainerState,
     commit_checkpoint,
     get_partial_path,
@@ -29,6 +31,7 @@ from engine.learner.checkpoints import (
     write_trainer_state,
 )
 from engine.learner.distributed import RankGroup
+from engine.learner.saving.adapter_export import SavedAdapters, read_merged_weights, write_adapters
 from engine.learner.saving.training_state import StateDict, read_whole_weights, write_training_state
 from engine.model.hf_export import (
     MAX_SHARD_BYTES,
@@ -46,9 +49,10 @@ class ModelExport(NamedTuple):
     """How the transformers model of a checkpoint is written."""
 
     config: DecoderConfig
-    shapes: Shapes  # of the weights, without duplicates of tied ones
+    shapes: Shapes  # of the weights, without duplicates of tied ones and without adapters
     tokenizer_folder: Path
     dtype: torch.dtype
+    adapters: SavedAdapters | None  # merged into the weights
     has_weights: bool = True  # False: only the configuration and the tokenizer
     max_shard_bytes: int = MAX_SHARD_BYTES
 
@@ -113,23 +117,25 @@ class CheckpointWriter:
         self._on_leader(partial(_make_empty, target))
         write_training_state(get_tensors_folder(target), state, ranks, self._is_read.set)
         state.clear()
-        self._on_all_ranks(lambda: sync_paths(self._write_export(target, pending.export)))
+        base = target.with_name(FIRST_CHECKPOINT) if pending.trainer_state.step else target
+        self._on_all_ranks(lambda: sync_paths(self._write_export(target, base, pending.export)))
         self._on_leader(partial(_commit, pending))
 
-    def _write_export(self, target: Path, export: ModelExport) -> Iterable[Path]:
-        """The shards of this rank; on the leading rank the small files too. Returns all files that this rank has written."""
+    def _write_export(self, target: Path, base: Path, export: ModelExport) -> Iterable[Path]:
+        """The shards of this rank; on the leading rank the small files too. Returns all files that this rank has written.
+
+        `base`: the checkpoint with the frozen weights of a model with adapters.
+        """
         written = list(get_tensors_folder(target).glob(f"__{self._ranks.rank}_*"))
         shards = plan_shards(export.shapes, export.dtype, export.max_shard_bytes) if export.has_weights else []
         if self._ranks.is_leader:
             write_model_description(target, export.config, export.tokenizer_folder, export.dtype)
             write_index(target, shards, export.shapes, export.dtype)
+            if export.adapters is not None and export.has_weights:
+                written += write_adapters(target, export.adapters)
+        read = partial(_read_weights, target, base, export)
         for shard in shards[self._ranks.rank :: self._ranks.world_size]:
-            write_shard(
-                *(target, shard, export.shapes, export.dtype),
-                lambda names: read_whole_weights(
-                    get_tensors_folder(target), {name: export.shapes[name] for name in names}
-                ),
-            )
+            write_shard(target, shard, export.shapes, export.dtype, read)
             written.append(target / shard.file_name)
         return written
 
@@ -153,6 +159,13 @@ class CheckpointWriter:
         for rank, text in enumerate(texts):
             if text is not None:
                 raise RuntimeError(f"checkpoint of rank {rank}: {text}")
+
+
+def _read_weights(target: Path, base: Path, export: ModelExport, names: Sequence[str]) -> dict[str, Tensor]:
+    shapes = {name: export.shapes[name] for name in names}
+    if export.adapters is None:
+        return read_whole_weights(get_tensors_folder(target), shapes)
+    return read_merged_weights(target, base, export.adapters, shapes)
 
 
 def _make_empty(target: Path) -> None:

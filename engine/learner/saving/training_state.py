@@ -1,6 +1,7 @@
 """The state of training as tensors of torch.distributed.checkpoint (DCP), for any number of ranks.
 
-Names of the tensors: `model.PARAMETER`, `optimizer.state.PARAMETER.MOMENT`, `random.cpu_RANK` and `random.cuda_RANK`. The
+Names of the tensors: `model.PARAMETER`, `optimizer.state.PARAMETER.MOMENT`, `random.cpu_RANK` and `random.cuda_RANK`.
+Parameters that are frozen in RL do not change: only the checkpoint of step 0 has them. The
 schedule follows from the stage and the step, which are in state.json (engine.learner.checkpoints), and from the
 configuration, as do the other options of the optimizer.
 
@@ -8,7 +9,7 @@ Each rank reads and writes only its own shards, in float32.
 """
 
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.optim import Optimizer
 
-from engine.learner.checkpoints import get_tensors_folder
+from engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
 from engine.learner.distributed import RankGroup
 from engine.model.weight_files import CheckpointError
 
@@ -34,7 +35,7 @@ _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # makes the stat
 
 def capture_training_state(model: nn.Module, optimizers: Sequence[Optimizer], step: int, ranks: RankGroup) -> StateDict:
     """Refers to the memory of weights and moments: write it before the next update. Random states are copies."""
-    state: StateDict = {"model": _list_weights(model), "random": _capture_random_states(ranks)}
+    state: StateDict = {"model": _list_weights(model, step), "random": _capture_random_states(ranks)}
     if step:  # before the first step there is no optimizer state, and get_optimizer_state_dict would create one
         moments = _select_moments(_get_optimizer_state(model, optimizers))
         state["optimizer"] = {name: each.detach() for name, each in moments.items()}  # may be moved: StateOffload
@@ -60,11 +61,13 @@ def load_training_state(
 ) -> None:
     """Every rank calls it. A rank without a saved random state keeps its present one. Raises CheckpointError."""
     reader = _open_tensors(checkpoint)
+    if frozen := _list_weights(model, 0).keys() - _list_weights(model, step):
+        _load_frozen_weights(checkpoint, model, ranks, frozen)
     optimizer_state = _get_optimizer_state(model, optimizers) if step else {}
     saved = reader.read_metadata().state_dict_metadata
     random_states = {name: each for name, each in _capture_random_states(ranks).items() if f"random.{name}" in saved}
     moments = _select_moments(optimizer_state)
-    state: StateDict = {"model": _list_weights(model), "optimizer": moments, "random": random_states}
+    state: StateDict = {"model": _list_weights(model, step), "optimizer": moments, "random": random_states}
     _load(reader, state, no_dist=ranks.world_size == 1)
     if step:
         set_optimizer_state_dict(model, tuple(optimizers), optimizer_state | moments, options=_BY_NAME)
@@ -72,8 +75,16 @@ def load_training_state(
 
 
 def load_weights(checkpoint: Path, model: nn.Module, ranks: RankGroup) -> None:
-    """Only the weights of a checkpoint of training. Every rank calls it. Raises CheckpointError."""
-    _load(_open_tensors(checkpoint), {"model": _list_weights(model)}, no_dist=ranks.world_size == 1)
+    """Only the weights of a checkpoint that has all. Every rank calls it. Raises CheckpointError."""
+    _load(_open_tensors(checkpoint), {"model": _list_weights(model, 0)}, no_dist=ranks.world_size == 1)
+
+
+def _load_frozen_weights(checkpoint: Path, model: nn.Module, ranks: RankGroup, names: Collection[str]) -> None:
+    base = checkpoint.with_name(FIRST_CHECKPOINT)
+    if not base.exists():
+        raise CheckpointError(f"{base}: missing. Only this checkpoint has the frozen weights of {checkpoint.name}")
+    weights = {name: each for name, each in _list_weights(model, 0).items() if name in names}
+    _load(_open_tensors(base), {"model": weights}, no_dist=ranks.world_size == 1)
 
 
 def read_whole_weights(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
@@ -103,8 +114,9 @@ def _load(reader: FileSystemReader, state: StateDict, *, no_dist: bool) -> None:
         raise CheckpointError(f"{reader.checkpoint_id}: {type(first).__name__}: {first}") from error
 
 
-def _list_weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+def _list_weights(model: nn.Module, step: int) -> dict[str, Tensor]:
+    """Those in a checkpoint of the step."""
+    return {name: each.detach() for name, each in model.named_parameters() if each.requires_grad or step == 0}
 
 
 def _get_optimizer_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> StateDict:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
 from actors.launch import input_checks
@@ -15,6 +16,15 @@ from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
 from engine.model.hf_checkpoint import save_model
+from engine.model.lora.lora_options import (
+    ATTENTION_TARGETS,
+    MLP_TARGETS,
+    LoraOptions,
+    count_adapter_parameters,
+    count_trained_parameters,
+)
+from engine.model.model_config import load_model_config
+from engine.model.weight_files import count_parameters
 from tasks.tiny.tiny_tokenizer import AddedTexts, save_tokenizer, train_tokenizer
 from tests.engine.learner.training_examples import write_initial_checkpoint
 from tests.engine.tiny_models import small_architecture, small_config, small_model
@@ -209,6 +219,28 @@ def test_a_run_that_cannot_fit_into_main_memory_is_refused(inputs: Path, monkeyp
         check_inputs(load(inputs, "engine.kv_tokens=1000000000"))
     with pytest.raises(UnusableInput, match=r"the reference model \(learner\.kl_coef\)"):
         check_inputs(load(inputs, "engine.kv_tokens=1000000000", "learner.kl_coef=0.01"))
+
+
+def test_adapters_need_less_memory_unless_a_cold_start_trains_all_weights(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_model_config(inputs / "model")
+    total = count_parameters(inputs / "model")
+    overrides = ("learner.lora_rank=2", "engine.kv_tokens=1024", "learner.kl_coef=0.1")
+    adapters = count_adapter_parameters(config, LoraOptions(2, 32.0, (*ATTENTION_TARGETS, *MLP_TARGETS)))
+    run = load(inputs, *overrides)
+    assert count_trained_parameters(config, run) == (total + adapters, adapters)
+    assert count_trained_parameters(config, replace(run, sft=replace(run.sft, steps=1))) == (total, total)
+    checks = input_checks.list_input_checks(run)
+    assert "q_proj" in checks["learner.lora_targets"]().description
+    assert "reference" not in checks["main memory"]().description
+
+
+def test_adapters_of_experts_are_refused_before_the_start(inputs: Path) -> None:
+    fields = small_architecture("qwen3_moe", vocab_size=280).to_hf()
+    (inputs / "model" / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(UnusableInput, match=r"learner\.lora_targets: .* belong to experts"):
+        input_checks.list_input_checks(load(inputs, "learner.lora_rank=2"))["learner.lora_targets"]()
 
 
 def test_test_questions_are_not_needed_without_evaluation(inputs: Path) -> None:

@@ -171,6 +171,22 @@ def test_the_reference_model_and_engines_on_the_same_gpu_count() -> None:
     assert "reference model" not in plain
 
 
+def test_a_run_with_adapters_trains_and_saves_only_them() -> None:
+    """Qwen3-1.7B: 28 layers of width 2048, 16 query and 8 key heads of 128, inner size 6144; adapters of rank 16."""
+    total, adapters = 1_720_574_976, 28 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144))
+    settings = ("learner.lora_rank=16", "learner.kl_coef=0.1")
+    inputs = make_inputs("1.7B", *settings, file="qwen3_1.7b_1gpu")
+    gpu, disk = get_bytes(find(build_plan(inputs), "GPU memory")), get_bytes(plan_disk(inputs))
+    kept = inputs.run.learner.keep_checkpoints + 3
+    assert gpu["parameters"] == 4 * (total + adapters)
+    assert gpu["optimizer"] in {8 * adapters, 12 * adapters}  # with the temporary tensor
+    assert "reference model" not in gpu
+    assert disk["checkpoints"] == kept * 12 * adapters + 4 * total
+    cold = make_inputs("1.7B", *settings, "sft.steps=1", "sft.data=sft.jsonl", file="qwen3_1.7b_1gpu")
+    assert get_bytes(find(build_plan(cold), "GPU memory"))["parameters"] == 4 * total
+    assert get_bytes(plan_disk(cold))["checkpoints"] == disk["checkpoints"] + 12 * total
+
+
 # ---------------------------------------------------------------- seconds
 
 

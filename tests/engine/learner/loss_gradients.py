@@ -72,7 +72,7 @@ def compute_gradients(case: LossCase, ranks: RankGroup) -> LossGradients:
     if case.settings.get("kl_coef"):
         reference = make_reference_model().to(dtype)
         shard_model(reference, ranks)
-        trainer.set_reference(reference)
+        trainer.set_reference(reference.requires_grad_(False))
     trainer.start_stage("rl")
     sequences = [build_rl_sequence(each) for each in make_rows()]
     metrics = trainer.run_rl_step(sequences[::-1] if case.reverse else sequences)

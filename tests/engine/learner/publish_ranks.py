@@ -13,7 +13,10 @@ import torch
 
 from engine.learner.distributed import join_ranks, leave_ranks
 from engine.learner.sharding import load_sharded_model
-from engine.learner.weight_publisher import WeightPublisher
+from engine.learner.weight_publisher import AdapterMerger, WeightPublisher
+from engine.model.lora.lora_linear import list_base_parameters
+from engine.model.lora.lora_options import get_lora_options
+from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import measuring_memory
 from tests.engine.learner.training_examples import small_run
 
@@ -22,9 +25,12 @@ def main(checkpoint: str, out: str, dtype: str, ranks_per_node: str, settings: s
     torch.set_num_threads(1)
     learner = small_run(**msgspec.json.decode(settings), ranks=4).learner
     ranks = join_ranks(learner)._replace(local_world_size=int(ranks_per_node))
-    parameters = dict(load_sharded_model(Path(checkpoint), ranks, learner.dtype).named_parameters())
+    model = load_sharded_model(Path(checkpoint), ranks, learner.dtype, get_lora_options(learner))
+    fill_adapters(model)
     slots = Path(out) / "slots" if ranks.node == 0 else Path(out) / "another_node"
-    publisher = WeightPublisher(slots, parameters, getattr(torch, dtype), 1, ranks)
+    publisher = WeightPublisher(
+        slots, list_base_parameters(model), getattr(torch, dtype), 1, ranks, AdapterMerger(model)
+    )
     with measuring_memory() as peak:
         publisher.publish(1)
         published = publisher.publish(2)

@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from engine.learner.checkpoints import FIRST_CHECKPOINT
 from engine.learner.distributed import (
     RankGroup,
     gather_full,
@@ -22,7 +23,10 @@ from engine.learner.distributed import (
 from engine.learner.sharding import build_sharded_model, shard_model
 from engine.learner.trainer import Trainer
 from engine.model.causal_lm import CausalLM
+from engine.model.lora.lora_linear import add_adapters, list_adapters
+from engine.model.lora.lora_options import get_lora_options
 from policies.losses import token_scores
+from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import describe_parameters
 from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
 from tests.engine.tiny_models import write_tokenizer
@@ -36,7 +40,7 @@ class RankScript(msgspec.Struct, frozen=True):
     out: str  # folder for parameters.pt, gradients.pt, metrics.json, state.json and `checkpoint`
     first: int = 0
     end: int = 5
-    saves: bool = False  # a checkpoint at the end
+    saves: bool = False  # a checkpoint at the end; of a new model with adapters also that of step 0
     max_shard_bytes: int = 5 * 10**9  # of its export
     checkpoint: str = ""  # to resume from; empty: a new model
     is_tied: bool = True  # the new model
@@ -71,9 +75,13 @@ def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
     recomputed = {"old_logprobs": "recomputed", "correction": "tis"} if script.stage == "recomputed" else {}
     run = small_run(**recomputed, **script.learner)
     if script.checkpoint:
-        model = build_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype)
+        lora = get_lora_options(run.learner)
+        model = build_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype, lora)
     else:
         model = make_model(script.stage, is_tied=script.is_tied)
+        if (lora := get_lora_options(run.learner)) is not None:
+            add_adapters(model, lora)
+            fill_adapters(model)
         shard_model(model, ranks, run.learner.dtype)
     trainer = RecordingTrainer(model, run, ranks)
     if script.checkpoint:
@@ -97,12 +105,15 @@ def describe_state(trainer: RecordingTrainer) -> dict[str, Any]:
 def run_script(script: RankScript, ranks: RankGroup) -> None:
     if script.chunk_tokens:
         token_scores.count_chunk_tokens = lambda _: script.chunk_tokens
-    trainer = make_trainer(script, ranks)
-    metrics = [steps_of(script.stage)(trainer, step) for step in range(script.first, script.end)]
-    parameters = gather_full_parameters(trainer.model)
-    folder = Path(script.out)
+    trainer, folder = make_trainer(script, ranks), Path(script.out)
     if ranks.is_leader:
         write_tokenizer(folder / "tokenizer")
+    wait_at_barrier(ranks)
+    if script.saves and list_adapters(trainer.model):
+        trainer.save(folder / FIRST_CHECKPOINT, folder / "tokenizer")
+    metrics = [steps_of(script.stage)(trainer, step) for step in range(script.first, script.end)]
+    parameters = gather_full_parameters(trainer.model)
+    if ranks.is_leader:
         torch.save(parameters, folder / "parameters.pt")
         torch.save(trainer.gradients, folder / "gradients.pt")
         (folder / "metrics.json").write_text(json.dumps(metrics))

@@ -1,0 +1,69 @@
+"""Models with adapters at the start of RL: from a folder, or from the model of the cold start. Their frozen policy."""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from engine.learner.distributed import RankGroup, get_local
+from engine.learner.sharding import build_sharded_model, load_sharded_model
+from engine.model.causal_lm import CausalLM
+from engine.model.hf_checkpoint import fill_rows
+from engine.model.lora.lora_linear import list_adapters, list_base_parameters
+from engine.model.lora.lora_options import LoraOptions
+from engine.model.packed_attention import Segments
+from policies.losses.token_scores import ScoredTokens, TokenScores
+
+
+def start_from_folder(folder: Path, ranks: RankGroup, dtype: str, options: LoraOptions, seed: int) -> CausalLM:
+    """Every rank calls it. Raises as load_sharded_model does."""
+    model = load_sharded_model(folder, ranks, dtype, options)
+    initialize_adapters(model, seed)
+    return model
+
+
+@torch.no_grad()
+def start_from_model(
+    trained: CausalLM, folder: Path, ranks: RankGroup, dtype: str, options: LoraOptions, seed: int
+) -> CausalLM:
+    """With a copy of the weights of `trained`, which has no adapters, the shards of the same ranks, and the configuration
+    in `folder`. FSDP cannot add parameters to a unit. The copy needs as much memory as the gradients of the cold start,
+    which are free by then.
+    """
+    model = build_sharded_model(folder, ranks, dtype, options)
+    sources = dict(trained.named_parameters())
+    for name, parameter in list_base_parameters(model).items():
+        get_local(parameter).copy_(get_local(sources[name]))
+    initialize_adapters(model, seed)
+    return model
+
+
+@torch.no_grad()
+def initialize_adapters(model: nn.Module, seed: int) -> None:
+    """A as nn.Linear initializes weights (Kaiming-uniform, a = sqrt(5)), equal for any number of ranks; B is 0."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in list_adapters(model).values():
+        whole_a = torch.empty(layer.lora_A.weight.shape)
+        nn.init.kaiming_uniform_(whole_a, a=math.sqrt(5), generator=generator)
+        fill_rows(layer.lora_A.weight, whole_a)
+        get_local(layer.lora_B.weight).zero_()
+
+
+class BasePolicy(nn.Module):
+    """The frozen policy before RL: computes with a model's weights, and without its adapters. It needs no memory."""
+
+    def __init__(self, model: CausalLM) -> None:
+        super().__init__()
+        self._model = model
+
+    @torch.no_grad()
+    def forward(self, token_ids_BT: Tensor, tokens: ScoredTokens, segments: Segments | None = None) -> TokenScores:
+        layers = list_adapters(self._model).values()
+        for layer in layers:
+            layer.is_enabled = False
+        try:
+            return self._model(token_ids_BT, tokens=tokens, segments=segments)
+        finally:
+            for layer in layers:
+                layer.is_enabled = True

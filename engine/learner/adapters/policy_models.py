@@ -1,0 +1,59 @@
+"""The models of a run on one rank: the policy, with or without adapters, and the frozen policy of the KL term."""
+
+from pathlib import Path
+
+from torch import nn
+
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.learner.adapters.adapted_model import BasePolicy, start_from_folder, start_from_model
+from engine.learner.checkpoints import read_trainer_state
+from engine.learner.distributed import RankGroup
+from engine.learner.saving.training_state import load_weights
+from engine.learner.sharding import build_sharded_model, load_sharded_model
+from engine.model.causal_lm import CausalLM
+from engine.model.lora.lora_linear import list_adapters
+from engine.model.lora.lora_options import get_lora_options
+
+
+class PolicyModels:
+    """Every rank makes the same calls. They raise as load_sharded_model does."""
+
+    def __init__(self, run: RunConfig, folder: RunFolder, ranks: RankGroup) -> None:
+        self._ranks = ranks
+        self._has_cold_start = run.sft.steps > 0
+        self._dtype = run.learner.dtype
+        self._seed = run.seed
+        self._lora = get_lora_options(run.learner)
+        self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
+        self._first_checkpoint = folder.get_checkpoint_path(0)
+
+    def load_initial(self) -> CausalLM:
+        """With adapters for RL, and without them for the cold start."""
+        if self._lora is None or self._has_cold_start:
+            return load_sharded_model(self._initial_checkpoint, self._ranks, self._dtype)
+        return start_from_folder(self._initial_checkpoint, self._ranks, self._dtype, self._lora, self._seed)
+
+    def build(self, checkpoint: Path) -> CausalLM:
+        """With the parameters of the checkpoint of training, uninitialized."""
+        is_adapted = read_trainer_state(checkpoint).stage == "rl"
+        return build_sharded_model(checkpoint, self._ranks, self._dtype, self._lora if is_adapted else None)
+
+    def needs_adapters(self, model: CausalLM) -> bool:
+        """Whether RL trains adapters that the model of the cold start does not have."""
+        return self._lora is not None and not list_adapters(model)
+
+    def add_adapters(self, model: CausalLM) -> CausalLM:
+        """A copy of the model of the cold start, with adapters."""
+        assert self._lora is not None
+        return start_from_model(model, self._initial_checkpoint, self._ranks, self._dtype, self._lora, self._seed)
+
+    def load_reference(self, policy: CausalLM) -> nn.Module:
+        """The policy before RL, in float32, from the checkpoint of step 0; without memory of its own if `policy` has
+        adapters."""
+        if self._lora is not None:
+            return BasePolicy(policy)
+        with self._ranks.operation("load of the reference"):
+            model = build_sharded_model(self._first_checkpoint, self._ranks, self._dtype)
+            load_weights(self._first_checkpoint, model, self._ranks)
+        return model.requires_grad_(False)

@@ -1,0 +1,77 @@
+"""The exported model of a checkpoint with adapters, from the files of DCP: merged weights, and adapters in peft's format.
+
+A checkpoint after step 0 has no frozen weights: they are in the checkpoint of step 0 of the run.
+
+`peft.PeftModel.from_pretrained(model, folder)` adds the adapters to the exported model of step 0.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
+from engine.learner.saving.training_state import read_whole_weights
+from engine.model.hf_export import Shapes, make_readable
+from engine.model.lora.lora_linear import list_adapter_parameters, list_adapters, merge_rows, name_adapter
+from engine.model.lora.lora_options import LoraOptions
+
+_PREFIX = "base_model.model."  # of all names in peft's files
+
+
+class SavedAdapters(NamedTuple):
+    options: LoraOptions
+    shapes: Shapes  # by the names of engine.model.lora.lora_linear.list_adapter_parameters
+
+
+def describe_adapters(model: nn.Module) -> SavedAdapters | None:
+    """None: the model has no adapters."""
+    layers = list_adapters(model)
+    if not layers:
+        return None
+    shapes = {name: tuple(each.shape) for name, each in list_adapter_parameters(model).items()}
+    return SavedAdapters(next(iter(layers.values())).options, shapes)
+
+
+def get_adapter_folder(checkpoint: Path) -> Path:
+    """In a checkpoint's folder: transformers would add an adapter next to model.safetensors to the merged weights."""
+    return checkpoint / "adapter"
+
+
+def read_merged_weights(checkpoint: Path, base: Path, adapters: SavedAdapters, shapes: Shapes) -> dict[str, Tensor]:
+    """Whole weights in float32, by one rank alone. `base`: the checkpoint with the frozen weights; `shapes`: of the
+    weights to read, without adapters. Besides them, it needs memory for their adapters."""
+    weights = read_whole_weights(get_tensors_folder(base), shapes)
+    pairs = {name: (name_adapter(name, "A"), name_adapter(name, "B")) for name in shapes}
+    pairs = {name: pair for name, pair in pairs.items() if pair[0] in adapters.shapes}
+    parts_shapes = {part: adapters.shapes[part] for pair in pairs.values() for part in pair}
+    parts = read_whole_weights(get_tensors_folder(checkpoint), parts_shapes) if pairs else {}
+    for name, (a, b) in pairs.items():
+        merge_rows(weights[name], parts[b], parts[a], adapters.options.scale, out=weights[name])
+    return weights
+
+
+def write_adapters(checkpoint: Path, adapters: SavedAdapters) -> list[Path]:
+    """By one rank alone, in float32. Returns the files. Raises OSError."""
+    folder, base, options = get_adapter_folder(checkpoint), checkpoint.with_name(FIRST_CHECKPOINT), adapters.options
+    folder.mkdir()
+    tensors = read_whole_weights(get_tensors_folder(checkpoint), adapters.shapes)
+    weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    save_file({f"{_PREFIX}{name}": each for name, each in tensors.items()}, weights, metadata={"format": "pt"})
+    fields = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base.absolute()),
+        "r": options.rank,
+        "lora_alpha": options.alpha,
+        "target_modules": list(options.targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    config.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    make_readable(folder, (weights, config))
+    return [weights, config]

@@ -1,0 +1,1 @@
+"""Low-rank adapters (LoRA): their options, and the layers that have them."""

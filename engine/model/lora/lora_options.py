@@ -1,0 +1,59 @@
+"""Options of low-rank adapters, without torch: for the learner, and for the checks and the plan of a run."""
+
+from math import prod
+from typing import NamedTuple
+
+from configs.algorithm import LearnerConfig, LoraTarget
+from configs.schema import RunConfig
+from engine.model.model_config import DecoderConfig, UnsupportedModel
+
+ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_TARGETS: tuple[LoraTarget, ...] = ("gate_proj", "up_proj", "down_proj")
+
+
+class LoraOptions(NamedTuple):
+    rank: int
+    alpha: float
+    targets: tuple[LoraTarget, ...]
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+def get_lora_options(learner: LearnerConfig) -> LoraOptions | None:
+    """None: all parameters are trained."""
+    if learner.lora_rank == 0:
+        return None
+    targets = (*ATTENTION_TARGETS, *MLP_TARGETS) if learner.lora_targets == ("all",) else learner.lora_targets
+    return LoraOptions(learner.lora_rank, learner.lora_alpha, targets)
+
+
+def check_lora_targets(config: DecoderConfig, options: LoraOptions) -> None:
+    """Raises UnsupportedModel for adapters of experts."""
+    sparse = next((layer for layer in range(config.num_layers) if config.has_experts(layer)), None)
+    refused = [target for target in options.targets if target in MLP_TARGETS]
+    if sparse is not None and refused:
+        raise UnsupportedModel(
+            f"learner.lora_targets: {', '.join(refused)} of layer {sparse} belong to experts, which cannot have adapters; "
+            f"set learner.lora_targets = {list(ATTENTION_TARGETS)}"
+        )
+
+
+def count_adapter_parameters(config: DecoderConfig, options: LoraOptions) -> int:
+    shapes = config.compute_weight_shapes().items()
+    adapted = [shape for name, shape in shapes if name.endswith(tuple(f".{each}.weight" for each in options.targets))]
+    return options.rank * sum(sum(shape) for shape in adapted)
+
+
+def count_trained_parameters(config: DecoderConfig, run: RunConfig) -> tuple[int, int]:
+    """Parameters that the learner holds, and those of them with gradients and moments, at the larger of both stages.
+
+    The cold start trains all parameters. Without one, a run with adapters trains only these.
+    """
+    total = sum(map(prod, config.compute_weight_shapes().values()))
+    options = get_lora_options(run.learner)
+    if options is None or run.sft.steps:
+        return total, total
+    adapters = count_adapter_parameters(config, options)
+    return total + adapters, adapters

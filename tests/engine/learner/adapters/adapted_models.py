@@ -1,0 +1,43 @@
+"""A small model with trained adapters, for the tests of LoRA."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.learner.adapters.adapted_model import initialize_adapters
+from engine.learner.weight_publisher import AdapterMerger
+from engine.model.causal_lm import CausalLM
+from engine.model.hf_checkpoint import fill_rows
+from engine.model.lora.lora_linear import add_adapters, list_adapters, list_base_parameters
+from engine.model.lora.lora_options import LoraOptions
+from tests.engine.tiny_models import small_architecture, small_model
+
+OPTIONS = LoraOptions(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
+SETTINGS: dict[str, Any] = {"lora_rank": 3, "lora_alpha": 12.0, "lora_targets": OPTIONS.targets}  # of [learner]
+
+
+def adapted_model(model_type: str = "qwen3", options: LoraOptions = OPTIONS, *, is_trained: bool = True) -> CausalLM:
+    """`is_trained`: B is random. Otherwise it is 0."""
+    model = small_model(config=small_architecture(model_type, vocab_size=280))
+    add_adapters(model, options)
+    initialize_adapters(model, seed=5)
+    if is_trained:
+        fill_adapters(model)
+    return model
+
+
+def fill_adapters(model: nn.Module) -> None:
+    """Equal random values of A and B on any number of ranks."""
+    initialize_adapters(model, seed=5)
+    generator = torch.Generator().manual_seed(6)
+    for layer in list_adapters(model).values():
+        b = layer.lora_B.weight
+        fill_rows(b, torch.empty(b.shape).normal_(0.0, 0.1, generator=generator))
+
+
+def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
+    """The merged weights of a whole model by name."""
+    merger = AdapterMerger(model)
+    merger.gather()
+    return {name: merger.merge(name, each.detach(), 0) for name, each in list_base_parameters(model).items()}

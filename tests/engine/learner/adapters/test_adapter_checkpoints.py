@@ -1,0 +1,251 @@
+"""Checkpoints of runs with adapters: their contents, the exported model, and resuming."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from transformers import AutoModelForCausalLM
+
+from bus.messages import WeightsPublished
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.learner.checkpoints import delete_checkpoint, get_tensors_folder, list_saved_steps
+from engine.learner.distributed import RankGroup
+from engine.learner.learner_rank import LearnerRank
+from engine.learner.saving import checkpoint_schedule
+from engine.learner.trainer import Trainer
+from engine.model.hf_checkpoint import load_model
+from engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
+from engine.model.weight_files import CheckpointError
+from engine.weight_transfer.shared_memory import load_published
+from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, fill_adapters, merge_adapters
+from tests.engine.learner.test_learner import make_run, no_report
+from tests.engine.learner.test_several_ranks import differences, train
+from tests.engine.learner.train_ranks import RankScript
+from tests.engine.learner.training_examples import rl_sequences, rows, small_run, store_batch
+from tests.engine.tiny_models import random_ids, write_tokenizer
+
+pytestmark = pytest.mark.slow
+TOKENS = torch.from_numpy(random_ids(24, seed=1))[None].long()
+
+
+# ---------------------------------------------------------------- contents
+
+
+def save_steps(folder: Path, **learner: Any) -> Trainer:
+    """Checkpoints of step 0, and of step 1 with large changes."""
+    write_tokenizer(folder / "tokenizer")
+    trainer = Trainer(adapted_model(is_trained=False), small_run(**SETTINGS, **learner), RankGroup())
+    trainer.start_stage("rl")
+    trainer.save(folder / "step_000000", folder / "tokenizer", max_shard_bytes=40_000)
+    trainer.finish_saving()
+    fill_adapters(trainer.model)
+    trainer.run_rl_step(rl_sequences(1))
+    trainer.save(folder / "step_000001", folder / "tokenizer", max_shard_bytes=40_000)
+    trainer.finish_saving()
+    return trainer
+
+
+def list_saved_tensors(checkpoint: Path) -> set[str]:
+    return set(FileSystemReader(get_tensors_folder(checkpoint)).read_metadata().state_dict_metadata)
+
+
+def test_only_the_checkpoint_of_step_0_has_the_frozen_weights(tmp_path: Path) -> None:
+    trainer = save_steps(tmp_path)
+    adapters = set(list_adapter_parameters(trainer.model))
+    frozen = set(list_base_parameters(trainer.model))
+    assert list_saved_tensors(tmp_path / "step_000000") == {f"model.{name}" for name in adapters | frozen} | {
+        "random.cpu_0"
+    }
+    saved = list_saved_tensors(tmp_path / "step_000001")
+    assert {name for name in saved if name.startswith("model.")} == {f"model.{name}" for name in adapters}
+    moments = {
+        name.removeprefix("optimizer.state.").rpartition(".")[0] for name in saved if name.startswith("optimizer")
+    }
+    assert moments == adapters
+
+
+def read_peft_files(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config = json.loads((checkpoint / "adapter" / "adapter_config.json").read_text())
+    return config, load_file(checkpoint / "adapter" / "adapter_model.safetensors")
+
+
+def test_the_export_in_transformers_equals_base_plus_adapter(tmp_path: Path) -> None:
+    """By the names and the definition of peft's files, without peft."""
+    trainer = save_steps(tmp_path)
+    config, tensors = read_peft_files(tmp_path / "step_000001")
+    assert config["base_model_name_or_path"] == str(tmp_path / "step_000000")
+    assert {f"base_model.model.{name}" for name in list_adapter_parameters(trainer.model)} == tensors.keys()
+    expected: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000000")
+    for name, a_KI in tensors.items():
+        if name.endswith(".lora_A.weight"):
+            layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            product = tensors[name.replace("lora_A", "lora_B")] @ a_KI
+            expected.get_parameter(f"{layer}.weight").data += config["lora_alpha"] / config["r"] * product
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000001")
+    start = load_model(tmp_path / "step_000000").state_dict()
+    changed = {
+        name.split(".")[-2] for name, each in merged.named_parameters() if (each - start[name]).abs().max() > 1e-2
+    }
+    assert changed == set(OPTIONS.targets)
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(merged.get_parameter(name), parameter, rtol=0, atol=1e-6)
+    published = merge_adapters(trainer.model)
+    assert published.keys() == dict(merged.named_parameters()).keys()
+    for name, weights in published.items():
+        torch.testing.assert_close(merged.get_parameter(name).data, weights, rtol=0, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(merged(TOKENS).logits, expected(TOKENS).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_peft_adds_the_adapter_to_the_first_export(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    trainer = save_steps(tmp_path)
+    start = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000000")
+    merged = peft.PeftModel.from_pretrained(start, str(tmp_path / "step_000001" / "adapter")).merge_and_unload()
+    for name, weights in merge_adapters(trainer.model).items():
+        torch.testing.assert_close(merged.get_parameter(name).data, weights, rtol=0, atol=1e-6)
+
+
+def test_a_rounded_export_has_rounded_merged_weights_and_exact_adapters(tmp_path: Path) -> None:
+    trainer = save_steps(tmp_path, export_dtype="bfloat16")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000001", dtype=torch.bfloat16)
+    for name, weights in merge_adapters(trainer.model).items():
+        torch.testing.assert_close(exported.get_parameter(name).data.float(), weights, rtol=2**-8, atol=1e-6)
+    _, tensors = read_peft_files(tmp_path / "step_000001")
+    for name, each in list_adapter_parameters(trainer.model).items():
+        assert torch.equal(tensors[f"base_model.model.{name}"], each)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "step_000001" / "adapter").iterdir()}
+    assert modes == dict.fromkeys(("adapter_config.json", "adapter_model.safetensors"), "0o644")
+
+
+def test_a_checkpoint_without_an_export_has_no_adapter_folder(tmp_path: Path) -> None:
+    trainer = save_steps(tmp_path)
+    trainer.save(tmp_path / "step_000002", tmp_path / "tokenizer", is_exported=False)
+    trainer.finish_saving()
+    assert {path.name for path in (tmp_path / "step_000002").iterdir()} & {"adapter", "model.safetensors"} == set()
+
+
+# ---------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(1, 2), (2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(2, 4), (4, 1)])],
+)
+def test_adapters_are_resumable_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
+    (straight,) = train(1, RankScript("rl", str(tmp_path / "straight"), end=4, learner=SETTINGS))
+    middle = RankScript("rl", str(tmp_path / "middle"), end=2, saves=True, max_shard_bytes=20_000, learner=SETTINGS)
+    (saved,) = train(first, middle)
+    checkpoint = Path(middle.out) / "checkpoint"
+    assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
+    _, tensors = read_peft_files(checkpoint)
+    assert all(
+        torch.equal(saved.parameters[name.removeprefix("base_model.model.")], each) for name, each in tensors.items()
+    )
+    (end,) = train(second, RankScript("rl", str(tmp_path / "end"), 2, 4, checkpoint=str(checkpoint), learner=SETTINGS))
+    assert differences(straight.parameters, end.parameters)[0] <= 1e-6
+
+
+def make_lora_run(path: Path, sft_steps: int, **learner: Any) -> tuple[RunConfig, RunFolder]:
+    run, folder = make_run(path, sft_steps=sft_steps)
+    changed = msgspec.structs.replace(run.learner, **SETTINGS, **learner)
+    return msgspec.structs.replace(run, learner=changed), folder
+
+
+def read_published(published: WeightsPublished | None, folder: RunFolder) -> dict[str, Tensor]:
+    assert published is not None
+    shapes = load_model(folder.checkpoints / "init").state_dict()
+    loaded = {name: torch.zeros_like(each) for name, each in shapes.items()}
+    load_published(published, loaded, torch.float32)
+    return loaded
+
+
+def train_steps(rank: LearnerRank, folder: RunFolder, steps: range) -> dict[str, Tensor]:
+    """The weights that the last step publishes."""
+    published = None
+    for step in steps:
+        published = rank.train(step, store_batch(folder.batches, step, rows(step))).published
+        rank.save_if_due()
+    return read_published(published, folder)
+
+
+@pytest.fixture(autouse=True)
+def sweep(tmp_path: Path) -> Iterator[None]:
+    """The launcher's cleanup at a run's end."""
+    yield
+    shutil.rmtree(RunFolder(tmp_path / "run").shared_memory, ignore_errors=True)
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
+@pytest.mark.parametrize("sft_steps", [0, 2])
+def test_a_resumed_run_equals_an_uninterrupted_one(sft_steps: int, kl_coef: float, tmp_path: Path) -> None:
+    """From the first checkpoint, and from a later one."""
+    run, folder = make_lora_run(tmp_path, sft_steps, kl_coef=kl_coef)
+    straight = LearnerRank(run, folder, RankGroup())
+    started = read_published(straight.start(None, no_report).published, folder)
+    expected = train_steps(straight, folder, range(1, 4))
+    straight.finish_saving()
+    start = load_model(folder.get_checkpoint_path(0)).state_dict()
+    assert all(torch.equal(started[name], each) for name, each in start.items())
+    assert {name.split(".")[-2] for name, each in expected.items() if not torch.equal(each, start[name])} == set(
+        OPTIONS.targets
+    )
+    for step in (2, 0):
+        resumed = LearnerRank(run, folder, RankGroup())
+        assert resumed.start(step, no_report).step == step
+        found = train_steps(resumed, folder, range(step + 1, 4))
+        resumed.finish_saving()
+        assert all(torch.equal(found[name], each) for name, each in expected.items())
+
+
+def test_the_cold_start_trains_all_weights_and_resumes_without_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last save of the cold start may still run when the adapters are added."""
+    monkeypatch.setattr(checkpoint_schedule, "SFT_SAVE_EVERY", 3)
+    run, folder = make_lora_run(tmp_path, sft_steps=4)
+
+    def stop(step: int, _values: dict[str, float]) -> None:
+        if step == 4:
+            raise KeyboardInterrupt
+
+    killed = LearnerRank(run, folder, RankGroup())
+    with pytest.raises(KeyboardInterrupt):
+        killed.start(None, stop)
+    killed.close()
+    resumed, reported = LearnerRank(run, folder, RankGroup()), list[int]()
+    resumed.start(None, lambda step, _values: reported.append(step))
+    resumed.finish_saving()
+    assert reported == [4]
+    whole_run, whole_folder = make_run(tmp_path / "whole", sft_steps=4)
+    whole = LearnerRank(whole_run, whole_folder, RankGroup())
+    whole.start(None, no_report)
+    whole.finish_saving()
+    shutil.rmtree(whole_folder.shared_memory)
+    initial, expected = load_model(folder.checkpoints / "init"), load_model(whole_folder.get_checkpoint_path(0))
+    for (name, each), other in zip(
+        load_model(folder.get_checkpoint_path(0)).named_parameters(), expected.parameters(), strict=True
+    ):
+        assert torch.equal(each, other)
+        assert not torch.equal(each, initial.get_parameter(name))
+
+
+def test_pruning_keeps_the_frozen_weights_and_their_absence_is_reported(tmp_path: Path) -> None:
+    run, folder = make_lora_run(tmp_path, 0, keep_checkpoints=1, checkpoint_every=1)
+    rank = LearnerRank(run, folder, RankGroup())
+    rank.start(None, no_report)
+    train_steps(rank, folder, range(1, 4))
+    rank.finish_saving()
+    assert list_saved_steps(folder.checkpoints) == [0, 3]
+    delete_checkpoint(folder.get_checkpoint_path(0))
+    with pytest.raises(CheckpointError, match=r"step_000000: missing\. .* frozen weights of step_000003"):
+        LearnerRank(run, folder, RankGroup()).start(None, no_report)

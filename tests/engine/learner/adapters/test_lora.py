@@ -1,0 +1,130 @@
+"""LoRA: the layers, the learner's steps, and the published weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from bus.messages import WeightsPublished
+from configs.algorithm import LearnerConfig
+from engine.learner.adapters.adapted_model import BasePolicy
+from engine.learner.distributed import RankGroup
+from engine.learner.trainer import Trainer
+from engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
+from engine.model.lora.lora_options import LoraOptions, get_lora_options
+from engine.model.model_config import UnsupportedModel
+from engine.weight_transfer.shared_memory import load_published
+from policies.losses.token_scores import ScoredTokens
+from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, merge_adapters
+from tests.engine.learner.rank_processes import run_ranks
+from tests.engine.learner.test_several_ranks import are_equal, train
+from tests.engine.learner.train_ranks import RankScript
+from tests.engine.learner.training_examples import rl_sequences, small_run
+from tests.engine.tiny_models import random_ids, save_small_model, small_architecture, small_model
+
+pytestmark = pytest.mark.slow
+TOKENS = torch.from_numpy(random_ids(24, seed=1))[None].long()
+
+
+def compute_logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model.compute_logits(model(TOKENS))
+
+
+# ---------------------------------------------------------------- layers
+
+
+def test_untrained_adapters_change_nothing_and_merged_ones_compute_the_same_logits() -> None:
+    base = small_model(config=small_architecture("qwen3", vocab_size=280))
+    assert torch.equal(compute_logits(adapted_model(is_trained=False)), compute_logits(base))
+    adapted = adapted_model()
+    difference = (compute_logits(adapted) - compute_logits(base)).abs().max()
+    base.load_state_dict(merge_adapters(adapted))
+    assert difference > 0.1
+    torch.testing.assert_close(compute_logits(base), compute_logits(adapted), rtol=1e-5, atol=1e-5)
+
+
+def test_experts_are_refused_with_the_targets_to_use() -> None:
+    with pytest.raises(UnsupportedModel, match=r"gate_proj, down_proj of layer 1 belong to experts.*'o_proj'\]"):
+        adapted_model("qwen3_moe")
+    attention = LoraOptions(2, 4.0, ("q_proj", "v_proj"))
+    names = list_adapter_parameters(adapted_model("qwen3_moe", attention))
+    assert len(names) == 2 * 2 * 2
+
+
+@pytest.mark.parametrize("targets", [(), ("all", "q_proj"), ("q_proj", "q_proj")])
+def test_targets_are_all_or_different_projections(targets: Any) -> None:
+    with pytest.raises(ValueError, match="lora_targets must be"):
+        LearnerConfig(lora_targets=targets)
+
+
+# ---------------------------------------------------------------- training
+
+
+def test_a_step_changes_the_adapters_only_and_has_moments_for_them_only() -> None:
+    model = adapted_model()
+    before = {name: each.clone() for name, each in model.named_parameters()}
+    trainer = Trainer(model, small_run(**SETTINGS), RankGroup())
+    trainer.start_stage("rl")
+    trainer.run_rl_step(rl_sequences(1))
+    adapters = list_adapter_parameters(model)
+    changed = {name for name, each in model.named_parameters() if not torch.equal(each, before[name])}
+    assert changed == adapters.keys()
+    (optimizer,) = trainer._optimizers  # pyright: ignore[reportPrivateUsage]
+    assert {id(each) for each in optimizer.state} == {id(each) for each in adapters.values()}
+
+
+def make_scripts(folder: Path, **learner: Any) -> list[RankScript]:
+    settings = SETTINGS | learner
+    return [RankScript("rl", str(folder / str(tied)), is_tied=tied, learner=settings) for tied in (True, False)]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_adapters_and_their_gradients_do_not_depend_on_the_ranks(ranks: int, tmp_path: Path) -> None:
+    """With more ranks than rows of A, too."""
+    alone, together = train(1, *make_scripts(tmp_path / "one")), train(ranks, *make_scripts(tmp_path / "several"))
+    for one, several in zip(alone, together, strict=True):
+        assert {name.rsplit(".", 2)[1] for name in one.gradients} == {"lora_A", "lora_B"}
+        assert are_equal(one, several)
+        frozen = one.parameters.keys() - one.gradients.keys()
+        assert all(torch.equal(one.parameters[name], several.parameters[name]) for name in frozen)
+
+
+def test_two_ranks_that_compute_in_bfloat16_have_float32_adapters(tmp_path: Path) -> None:
+    for rounded in train(2, *make_scripts(tmp_path, dtype="bfloat16")):
+        assert rounded.state["gradients"] == rounded.state["optimizer"] == ["torch.float32"]
+        assert {form["dtype"] for form in rounded.state["parameters"].values()} == {"torch.float32"}
+
+
+def test_the_policy_before_rl_computes_as_the_base_and_leaves_the_adapters_enabled() -> None:
+    model, base = adapted_model(), small_model(config=small_architecture("qwen3", vocab_size=280))
+    trainer = Trainer(model, small_run(**SETTINGS, kl_coef=1.0), RankGroup())
+    trainer.start_stage("rl")
+    trainer.set_reference(BasePolicy(model))
+    tokens = ScoredTokens(torch.arange(23), TOKENS[0, 1:])
+    scores, expected = BasePolicy(model)(TOKENS, tokens=tokens), base(TOKENS, tokens=tokens)
+    assert torch.equal(scores.logprobs_N, expected.logprobs_N)
+    assert not torch.equal(model(TOKENS, tokens=tokens).logprobs_N, expected.logprobs_N)
+    kept = Trainer(adapted_model(), small_run(**SETTINGS, kl_coef=1.0), RankGroup())
+    kept.start_stage("rl")
+    kept.set_reference(base.requires_grad_(False))
+    assert trainer.run_rl_step(rl_sequences(1)) == kept.run_rl_step(rl_sequences(1))
+
+
+# ---------------------------------------------------------------- publishing
+
+
+def test_two_ranks_publish_the_merged_weights(tmp_path: Path) -> None:
+    model = adapted_model()
+    folder, out = save_small_model(tmp_path, small_model(config=model.config)), tmp_path / "out"
+    out.mkdir()
+    run_ranks(2, "publish_ranks", str(folder), str(out), "float32", "1", json.dumps(SETTINGS))
+    published = msgspec.json.decode((out / "published.json").read_bytes(), type=WeightsPublished)
+    loaded = {name: torch.zeros_like(each) for name, each in list_base_parameters(model).items()}
+    load_published(published, loaded, torch.float32)
+    torch.testing.assert_close(loaded, merge_adapters(model), rtol=0, atol=1e-6)
+    assert get_lora_options(small_run(**SETTINGS).learner) == OPTIONS
