@@ -5,7 +5,7 @@
 
 Bounds: `max_queued_calls` calls wait or run at a time, beyond which `run` raises SandboxFailure; a
 fork server runs `SLOTS_PER_SERVER` calls concurrently; `max_live_notebooks` notebooks have a
-process, the others are rebuilt from their cells when needed. A call's time limit counts from its
+process, spare ones included, and the others are rebuilt from their cells when needed. A call's time limit counts from its
 start, without queueing.
 """
 
@@ -59,7 +59,7 @@ class ForkServerSandbox:
         self._seed = seed
         self._namespaces = config.namespaces != "off"
         self._pools: dict[Preload, ServerPool] = {}
-        self._notebooks = NotebookTable(config.max_live_notebooks)
+        self._notebooks = NotebookTable(config.max_notebooks_in_use)
         self._memory = MemoryRelief(host, config.notebook_memory_share, self._notebooks, self._drop_process)
         self._memory_watch: asyncio.Task[NoReturn] | None = None
         self._grader: GraderClient | None = None
@@ -282,6 +282,7 @@ class ForkServerSandbox:
             file_mib=config.file_mib,
             output_bytes=config.output_kib * 1024,
             fork_servers=config.fork_servers,
+            spare_notebooks=config.spare_notebooks_per_server,
             concurrent_gradings=config.concurrent_gradings,
         )
 

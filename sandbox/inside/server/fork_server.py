@@ -84,10 +84,10 @@ class ForkServer:
     def serve(self) -> None:
         """Until the executor closes its end."""
         while True:
-            idle = not self._warm.is_full and time.monotonic() >= self._fork_retry_at
-            events = self._poll.poll(0 if idle or self._pending else self._monitor.get_wait_s())
-            if not events and idle and not self._pending:
-                self._fork()
+            can_fork = self._can_fork_ahead()
+            events = self._poll.poll(0 if can_fork or self._pending else self._monitor.get_wait_s())
+            if not events and can_fork and not self._pending:
+                self._fork(as_notebook=self._warm.is_full)
             for fd, _ in events:
                 if fd == self._executor.fileno():
                     if not self._read_executor():
@@ -119,7 +119,8 @@ class ForkServer:
         while self._pending and num_forks < _MAX_FORKS_PER_LOOP:
             if self._needs_process():
                 num_forks += 1
-                if self._warm.is_empty and (cause := self._fork()):
+                is_cell = self._pending[0]["op"] == "cell"
+                if not self._warm.has_process(notebook=is_cell) and (cause := self._fork()):
                     self._send({"id": self._pending.popleft()["id"], "kind": "failed", "details": [cause], "cells": 0})
                     continue
             self._handle(self._pending.popleft())
@@ -133,7 +134,7 @@ class ForkServer:
     def _handle(self, frame: Frame) -> None:
         match frame["op"]:
             case "run":
-                self._start(self._warm.take(), frame, PROGRAM)
+                self._start(self._warm.take(notebook=False), frame, PROGRAM)
             case "cell":
                 self._start_cell(frame)
             case "end":
@@ -153,7 +154,7 @@ class ForkServer:
             self._send({"id": call["id"], "kind": "lost", "cells": 0})
             return
         if child is None:
-            child = self._warm.take()
+            child = self._warm.take(notebook=True)
             self._notebooks.add(call["session"], child)
             self._register(child, child.control.fileno())
         elif child.cgroup is not None:
@@ -277,10 +278,16 @@ class ForkServer:
 
     # ------------------------------------------------------------ processes
 
-    def _fork(self) -> str | None:
+    def _can_fork_ahead(self) -> bool:
+        """Whether processes are missing that wait for calls. Spare notebooks are forked while no call runs."""
+        if time.monotonic() < self._fork_retry_at:
+            return False
+        return not self._warm.is_full or (self._warm.lacks_notebooks and not self._processes_by_call)
+
+    def _fork(self, *, as_notebook: bool = False) -> str | None:
         """Forks a process ahead of its call. The cause if that fails."""
         try:
-            child = self._warm.fork()
+            child = self._warm.fork(as_notebook=as_notebook)
         except ConnectionError:  # the zygote has ended
             raise
         except OSError as error:

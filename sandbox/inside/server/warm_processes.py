@@ -1,4 +1,8 @@
-"""The processes that a fork server forks ahead of its calls, with their folders and users."""
+"""The processes that a fork server forks ahead of its calls, with their folders and users.
+
+`warm_processes` of them run a program or a notebook. `spare_notebooks` more are notebooks without cells: the process
+that will run the cells is forked, too. The fork server forks spare notebooks only while no call runs.
+"""
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH102
 
@@ -39,6 +43,7 @@ class WarmProcesses:
         self._folder = folder
         self._cgroups = cgroups
         self._waiting: deque[CallProcess] = deque()
+        self._notebooks: deque[CallProcess] = deque()  # without cells
         self._num_forked = 0
         first_uid = _FIRST_FREE_UID + os.getpid() % _MAX_SERVERS * _UIDS_PER_SERVER
         self._free_uids = deque(range(first_uid, first_uid + _UIDS_PER_SERVER))
@@ -48,14 +53,18 @@ class WarmProcesses:
         return len(self._waiting) >= self._settings.warm_processes
 
     @property
-    def is_empty(self) -> bool:
-        return not self._waiting
+    def lacks_notebooks(self) -> bool:
+        return len(self._notebooks) < self._settings.spare_notebooks
 
-    def take(self) -> CallProcess:
-        return self._waiting.popleft()
+    def has_process(self, *, notebook: bool) -> bool:
+        return bool(self._waiting or (notebook and self._notebooks))
 
-    def fork(self) -> CallProcess:
-        """Forks a process, which isolates itself and then waits for a call. Raises OSError."""
+    def take(self, *, notebook: bool) -> CallProcess:
+        """A process for a program, or for a notebook's first cell."""
+        return (self._notebooks if notebook and self._notebooks else self._waiting).popleft()
+
+    def fork(self, *, as_notebook: bool = False) -> CallProcess:
+        """Forks a process, which isolates itself and then waits for a call or for a notebook's cells. Raises OSError."""
         with contextlib.ExitStack() as on_error, contextlib.ExitStack() as ends_of_child:
             ours, theirs = socket.socketpair()
             on_error.callback(ours.close)
@@ -73,7 +82,7 @@ class WarmProcesses:
                 cgroup = self._cgroups.acquire()
                 fds.append(cgroup.open_members())
                 ends_of_child.callback(os.close, fds[-1])
-            pid = self._zygote.fork(fds, uid, folder)
+            pid = self._zygote.fork(fds, uid, folder, is_notebook=as_notebook)
             on_error.callback(_kill_and_reap, pid)
             ours.setblocking(False)
             limit = self._settings.output_bytes
@@ -81,13 +90,14 @@ class WarmProcesses:
             pipes = OutputPipe(out_read, limit), OutputPipe(err_read, limit)
             child = CallProcess(pid, ours, *pipes, folder, uid, cgroup)
             on_error.pop_all()
-        self._waiting.append(child)
+        (self._notebooks if as_notebook else self._waiting).append(child)
         return child
 
     def release(self, child: CallProcess) -> None:
         """Removes the folder of a process that has ended, and frees its uid and cgroup."""
-        if child in self._waiting:
-            self._waiting.remove(child)
+        for processes in (self._waiting, self._notebooks):
+            if child in processes:
+                processes.remove(child)
         self._free(
             child.folder, child.uid, child.cgroup, was_short=child.notebook_id is None and not child.pipes_polled
         )
