@@ -1,0 +1,70 @@
+"""Runs TRL's GRPOTrainer in its own environment, with the settings of a run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from configs.schema import RunConfig
+from policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments
+from tasks.math_python import MATH_PYTHON
+
+_PROGRAM = Path(__file__).with_name("train_with_trl.py")
+# Threads that spin while they wait train far more slowly when another process needs a core.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TRL_EXPERIMENTAL_SILENCE": "1"}
+
+
+class TrlSettings(msgspec.Struct, frozen=True):
+    checkpoint: str
+    data: str  # rows with "question" and "answer"
+    prompt_head: str  # text before a question
+    seed: int
+    threads: int
+    steps: int
+    prompts: int
+    rollouts: int
+    minibatches: int  # updates per step
+    response_tokens: int
+    max_turns: int
+    lr: float
+    warmup_steps: int
+    clip_low: float
+    clip_high: float
+
+
+def build_settings(run: RunConfig, threads: int) -> TrlSettings:
+    dialogue_format = build_dialogue_format(run.dialogue, MATH_PYTHON)
+    return TrlSettings(
+        checkpoint=run.model.checkpoint,
+        data=run.data.train,
+        prompt_head=build_prompt_segments("", dialogue_format)[0].text,
+        seed=run.seed,
+        threads=threads,
+        steps=run.rl.steps,
+        prompts=run.rl.prompts,
+        rollouts=run.rl.rollouts,
+        minibatches=run.learner.minibatches,
+        response_tokens=run.dialogue.response_tokens,
+        max_turns=run.dialogue.max_turns,
+        lr=run.learner.lr,
+        warmup_steps=run.learner.warmup_steps,
+        clip_low=run.learner.clip_low,
+        clip_high=run.learner.clip_high,
+    )
+
+
+def run_trl(python: Path, settings: TrlSettings) -> list[dict[str, float]]:
+    """Return `step_s` and `reward` of each step. Raises CalledProcessError."""
+    done = subprocess.run(
+        [str(python), str(_PROGRAM), msgspec.json.encode(settings).decode()],
+        env={**os.environ, "OMP_NUM_THREADS": str(settings.threads), **_ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    *shown, last = done.stdout.splitlines()
+    sys.stderr.write("".join(f"{line}\n" for line in shown if line.startswith("TRL step")))
+    return json.loads(last)
