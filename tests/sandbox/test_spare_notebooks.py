@@ -63,7 +63,7 @@ async def test_used_and_dead_spare_notebooks_are_replaced(start_sandbox: StartSa
         assert await find_spare_processes(client, _SPARE, replaced=second)
 
 
-async def test_a_spare_notebook_whose_worker_died_runs_its_first_cell(start_sandbox: StartSandbox) -> None:
+async def test_a_spare_notebook_without_its_worker_runs_its_first_cell(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(spare_notebooks=1) as client:
         (spare,) = await find_spare_processes(client, 1)
         os.kill(list_children(spare)[0], signal.SIGKILL)

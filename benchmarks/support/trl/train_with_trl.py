@@ -7,7 +7,7 @@ seconds and mean reward of each step. As in a run of configs/tiny.toml, a step h
 `minibatches` updates. The model's code runs in this process, without isolation: TRL has no sandbox.
 """
 
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 
 import ast
 import contextlib
@@ -57,7 +57,7 @@ CHAT_TEMPLATE = (
 )
 
 
-class Notebook:
+class UnprotectedNotebook:
     """TRL's environment: one per rollout, with one tool."""
 
     def reset(self, **row: Any) -> None:
@@ -126,7 +126,8 @@ class StepClock(TrainerCallback):
             self.steps.append({"step_s": now - self._began_at, "reward": self._reward})
             self._began_at = now
             print(
-                f"TRL step {len(self.steps)}: {self.steps[-1]['step_s']:.2f} s  reward {self._reward:.3f}", flush=True
+                f"TRL step {len(self.steps)}: {self.steps[-1]['step_s']:.2f} s  reward {self._reward:.3f}",
+                file=sys.stderr,
             )
 
 
@@ -186,7 +187,7 @@ def main() -> None:
             processing_class=tokenizer,
             train_dataset=read_rows(settings["data"]),
             reward_funcs=compute_rewards,
-            environment_factory=Notebook,
+            environment_factory=UnprotectedNotebook,
             callbacks=[clock],
         )
         trainer.remove_callback(PrinterCallback)

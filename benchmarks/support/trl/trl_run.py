@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -65,6 +64,4 @@ def run_trl(python: Path, settings: TrlSettings) -> list[dict[str, float]]:
         text=True,
         check=True,
     )
-    *shown, last = done.stdout.splitlines()
-    sys.stderr.write("".join(f"{line}\n" for line in shown if line.startswith("TRL step")))
-    return json.loads(last)
+    return json.loads(done.stdout.splitlines()[-1])

@@ -119,8 +119,7 @@ class ForkServer:
         while self._pending and num_forks < _MAX_FORKS_PER_LOOP:
             if self._needs_process():
                 num_forks += 1
-                is_cell = self._pending[0]["op"] == "cell"
-                if not self._warm.has_process(notebook=is_cell) and (cause := self._fork()):
+                if not self._warm.has_process(notebook=self._pending[0]["op"] == "cell") and (cause := self._fork()):
                     self._send({"id": self._pending.popleft()["id"], "kind": "failed", "details": [cause], "cells": 0})
                     continue
             self._handle(self._pending.popleft())
@@ -280,9 +279,7 @@ class ForkServer:
 
     def _can_fork_ahead(self) -> bool:
         """Whether processes are missing that wait for calls. Spare notebooks are forked while no call runs."""
-        if time.monotonic() < self._fork_retry_at:
-            return False
-        return not self._warm.is_full or (self._warm.lacks_notebooks and not self._processes_by_call)
+        return self._warm.lacks_process(idle=not self._processes_by_call) and time.monotonic() >= self._fork_retry_at
 
     def _fork(self, *, as_notebook: bool = False) -> str | None:
         """Forks a process ahead of its call. The cause if that fails."""

@@ -52,9 +52,9 @@ class WarmProcesses:
     def is_full(self) -> bool:
         return len(self._waiting) >= self._settings.warm_processes
 
-    @property
-    def lacks_notebooks(self) -> bool:
-        return len(self._notebooks) < self._settings.spare_notebooks
+    def lacks_process(self, *, idle: bool) -> bool:
+        """Spare notebooks are missing only while the fork server is idle."""
+        return not self.is_full or (idle and len(self._notebooks) < self._settings.spare_notebooks)
 
     def has_process(self, *, notebook: bool) -> bool:
         return bool(self._waiting or (notebook and self._notebooks))
