@@ -4,7 +4,7 @@
 
     executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "cells"}
                               {"op": "end", "session"}     {"op": "kill", "id"}     {"op": "ping", "id"}
-                              {"op": "measure", "id"}
+                              {"op": "measure", "id"}      {"op": "end_spares", "pause_s"}
     fork server -> executor   {"hello": ...} or {"refused": cause}, once
                               {"id", "kind", "details", "stdout", "stderr", "stdout_cut", "stderr_cut",
                                "duration_s", "cells"}, once per call
@@ -46,7 +46,6 @@ from sandbox.inside.zygote.zygote import Zygote
 
 _CHUNK = 1 << 16  # libc would map and unmap a larger buffer for each read
 _MAX_FORKS_PER_LOOP = 2
-_FORK_RETRY_S = 0.1  # before the next fork ahead of calls, after one failed
 _KILLED = ["died", str(-signal.SIGKILL)]
 _OOM_KILLED = ["failed", "the kernel killed a call below its memory limit"]
 
@@ -79,12 +78,11 @@ class ForkServer:
         self._usage = usage = ProcessUsage(self._process_tree, zygote.pid)
         self._exits = ExitClassifier(settings, isolation.own_namespaces, usage)
         self._monitor = CallMonitor(settings, usage, self._notebooks, self)
-        self._fork_retry_at = 0.0
 
     def serve(self) -> None:
         """Until the executor closes its end."""
         while True:
-            can_fork = self._can_fork_ahead()
+            can_fork = self._warm.lacks_process(idle=not self._processes_by_call)
             events = self._poll.poll(0 if can_fork or self._pending else self._monitor.get_wait_s())
             if not events and can_fork and not self._pending:
                 self._fork(as_notebook=self._warm.is_full)
@@ -142,6 +140,9 @@ class ForkServer:
                 self._cancel(self._processes_by_call.get(frame["id"]))
             case "ping":
                 self._send({"id": frame["id"]})
+            case "end_spares":
+                for spare in self._warm.remove_spare_notebooks(frame["pause_s"]):
+                    self.kill(spare)
             case "measure":
                 self._send({"id": frame["id"], "sizes": self._usage.measure_notebooks(self._notebooks.list_pids())})
             case _:
@@ -251,8 +252,6 @@ class ForkServer:
             cpu_s = taken.ru_utime + taken.ru_stime
             outcome = child.outcome or self._exits.classify(child, os.waitstatus_to_exitcode(status), cpu_s)
             self._send_answer(child, self._exits.correct_for_oom_kill(child, outcome))
-        elif not child.has_begun:
-            self._fork_retry_at = time.monotonic() + _FORK_RETRY_S
         child.close()
         self._warm.release(child)
 
@@ -277,10 +276,6 @@ class ForkServer:
 
     # ------------------------------------------------------------ processes
 
-    def _can_fork_ahead(self) -> bool:
-        """Whether processes are missing that wait for calls. Spare notebooks are forked while no call runs."""
-        return self._warm.lacks_process(idle=not self._processes_by_call) and time.monotonic() >= self._fork_retry_at
-
     def _fork(self, *, as_notebook: bool = False) -> str | None:
         """Forks a process ahead of its call. The cause if that fails."""
         try:
@@ -288,7 +283,6 @@ class ForkServer:
         except ConnectionError:  # the zygote has ended
             raise
         except OSError as error:
-            self._fork_retry_at = time.monotonic() + _FORK_RETRY_S
             return f"no process for a call: {error.strerror}"
         self._register(child, child.pidfd)
         return None

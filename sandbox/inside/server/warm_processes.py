@@ -1,7 +1,8 @@
 """The processes that a fork server forks ahead of its calls, with their folders and users.
 
 `warm_processes` of them run a program or a notebook. `spare_notebooks` more are notebooks without cells: the process
-that will run the cells is forked, too. The fork server forks spare notebooks only while no call runs.
+that will run the cells is forked, too. The fork server forks spare notebooks only while it runs no call. While memory
+or processes are short, the executor ends them.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH102
@@ -12,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections import deque
 
 from sandbox.inside.server.call_cgroups import CallCgroup, CallCgroups
@@ -24,6 +26,7 @@ from sandbox.inside.zygote.zygote import Zygote
 # Where root has no namespaces, each call gets an unassigned uid from its server's range.
 _FIRST_FREE_UID, _UIDS_PER_SERVER, _MAX_SERVERS = 2_000_000_000, 1_024, 2_000_000
 _SPARE_DESCRIPTORS = 16  # for files of /proc: without them no limit could be enforced
+_RETRY_S = 0.1  # before the next fork ahead of calls, after one failed
 
 
 class WarmProcesses:
@@ -44,6 +47,7 @@ class WarmProcesses:
         self._cgroups = cgroups
         self._waiting: deque[CallProcess] = deque()
         self._notebooks: deque[CallProcess] = deque()  # without cells
+        self._fork_at = self._fork_notebooks_at = 0.0  # not earlier
         self._num_forked = 0
         first_uid = _FIRST_FREE_UID + os.getpid() % _MAX_SERVERS * _UIDS_PER_SERVER
         self._free_uids = deque(range(first_uid, first_uid + _UIDS_PER_SERVER))
@@ -53,8 +57,12 @@ class WarmProcesses:
         return len(self._waiting) >= self._settings.warm_processes
 
     def lacks_process(self, *, idle: bool) -> bool:
-        """Spare notebooks are missing only while the fork server is idle."""
-        return not self.is_full or (idle and len(self._notebooks) < self._settings.spare_notebooks)
+        """Whether to fork one now. Spare notebooks are missing only while the fork server is idle."""
+        now = time.monotonic()
+        if now < self._fork_at:
+            return False
+        may_fork_notebook = idle and now >= self._fork_notebooks_at
+        return not self.is_full or (may_fork_notebook and len(self._notebooks) < self._settings.spare_notebooks)
 
     def has_process(self, *, notebook: bool) -> bool:
         return bool(self._waiting or (notebook and self._notebooks))
@@ -63,9 +71,17 @@ class WarmProcesses:
         """A process for a program, or for a notebook's first cell."""
         return (self._notebooks if notebook and self._notebooks else self._waiting).popleft()
 
+    def remove_spare_notebooks(self, pause_s: float) -> list[CallProcess]:
+        """All of them, for the caller to kill. None is forked for `pause_s`."""
+        self._fork_notebooks_at = time.monotonic() + pause_s
+        removed = list(self._notebooks)
+        self._notebooks.clear()
+        return removed
+
     def fork(self, *, as_notebook: bool = False) -> CallProcess:
         """Forks a process, which isolates itself and then waits for a call or for a notebook's cells. Raises OSError."""
         with contextlib.ExitStack() as on_error, contextlib.ExitStack() as ends_of_child:
+            on_error.callback(self._delay_forks)
             ours, theirs = socket.socketpair()
             on_error.callback(ours.close)
             ends_of_child.callback(theirs.close)
@@ -95,12 +111,16 @@ class WarmProcesses:
 
     def release(self, child: CallProcess) -> None:
         """Removes the folder of a process that has ended, and frees its uid and cgroup."""
+        if not child.has_begun and not child.killed:
+            self._delay_forks()
         for processes in (self._waiting, self._notebooks):
             if child in processes:
                 processes.remove(child)
-        self._free(
-            child.folder, child.uid, child.cgroup, was_short=child.notebook_id is None and not child.pipes_polled
-        )
+        was_short = child.has_begun and child.notebook_id is None and not child.pipes_polled
+        self._free(child.folder, child.uid, child.cgroup, was_short=was_short)
+
+    def _delay_forks(self) -> None:
+        self._fork_at = time.monotonic() + _RETRY_S
 
     def _free(self, folder: str | None, uid: int | None, cgroup: CallCgroup | None, *, was_short: bool = False) -> None:
         if self._cgroups is not None and cgroup is not None:
