@@ -91,8 +91,8 @@ $(TRL_INSTALLED): constraints-trl.txt
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(TRL)/bin/pip install --quiet --no-deps --requirement constraints-trl.txt
 	@touch $@
 
-bench-trl: $(INSTALLED) $(TRL_INSTALLED) ## compare seconds per step and learning with TRL's GRPOTrainer on the tiny task
-	$(BIN)/python -m benchmarks.trl --python $(TRL)/bin/python
+bench-trl: $(INSTALLED) $(TRL_INSTALLED) ## compare seconds per step and learning with TRL's GRPOTrainer on the tiny task; ARGS=--quick for a short run
+	$(BIN)/python -m benchmarks.trl --python $(TRL)/bin/python $(ARGS)
 
 test: $(INSTALLED) ## all tests except the nightly ones and those of SGLang and the bridges; needs root, a Docker engine and the sandbox image
 	$(PYTEST) -m "not sglang and not bridges and not nightly" --durations=25

@@ -3,16 +3,22 @@
     make bench-trl                                     # creates .venv-trl once
     python -m benchmarks.trl [--rounds 2] [--steps 20] [--threads 2] [--checkpoint STEP_FOLDER] [--quick]
 
-Both start from the same checkpoint, on the same questions: 16 prompts x 16 rollouts with a Python tool, two updates per
-step, the same learning rate, clipping and number of threads. They alternate by round, in the same session, so that
-other load on the machine affects both. TRL runs the model's code in its own process, without isolation; the run
-executes it in the sandbox. RoC trains on half of the rollouts, as in the demo; `--set roc.enabled=false` trains on all.
+Three kinds alternate by round, in the same session, so that other load on the machine affects all of them:
 
-    step_s, trl_step_s      median seconds of a step, without the first step and the last one, which saves a checkpoint
-    ratio                   trl_step_s / step_s
-    reward_s, trl_reward_s  seconds of the steps up to the first one with a mean reward of REWARD, median of the rounds;
-                            null if a round does not reach it
-    reward, trl_reward      mean reward of the last five steps
+    (no prefix)  a run that trains on all rollouts, as TRL does: plain GRPO, groups with equal rewards included
+    roc_         a run as in the demo: RoC trains on at most half of the rollouts, and on no group with equal rewards
+    trl_         TRL, which trains on all rollouts
+
+All start from the same checkpoint, on the same questions: 16 prompts x 16 rollouts with a Python tool, two updates per
+step, the same learning rate, clipping and number of threads. TRL runs the model's code in its own process, without
+isolation; the runs execute it in the sandbox.
+
+    step_s            median seconds of a step, without the first step and the last one, which saves a checkpoint
+    rows, tokens      rollouts that a step trains on, and their tokens that the model has written; means of these steps
+    reward_s          seconds of the steps up to the first one with a mean reward of REWARD, median of the rounds; null
+                      if a round does not reach it
+    reward            mean reward of the last five steps
+    ratio, roc_ratio  trl_step_s / step_s, and trl_step_s / roc_step_s
 
 Without --checkpoint the benchmark starts with a cold start.
 """
@@ -21,34 +27,39 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 
 from msgspec.structs import replace
 
 from benchmarks.support.tiny_run import from_checkpoint, run_cold_start, run_over_processes
-from benchmarks.support.trl.trl_run import build_settings, run_trl
+from benchmarks.support.trl.trl_run import TrlFailed, build_settings, has_trl, run_trl
 from configs.schema import RunConfig
 
 REWARD = 0.8
 LAST_STEPS = 5
+MIN_STEPS = 3  # the first and the last one are not measured
+EVERY_ROLLOUT = ("roc.enabled=false", "rl.group_filter=benchmarks.support.trl.trl_run:accept_any_rewards")
 COLD_START_STEPS, QUICK_COLD_START_STEPS = 300, 40
 QUICK = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "tiny.num_train_questions=256")
 
-Steps = Sequence[dict[str, float]]
+Steps = Sequence[Mapping[str, float]]
 
 
-def build_run(options: argparse.Namespace, runs: Path) -> RunConfig:
-    """The configuration of the run, from the checkpoint of a cold start. TRL has a constant learning rate."""
+def build_runs(options: argparse.Namespace, runs: Path) -> dict[str, RunConfig]:
+    """The runs by kind, from the checkpoint of a cold start. TRL has a constant learning rate."""
     settings = [f"seed={options.seed}", *(QUICK if options.quick else ()), *options.set]
     sft_steps = QUICK_COLD_START_STEPS if options.quick else COLD_START_STEPS
     sft = [f"sft.steps={sft_steps}", *settings]
     checkpoint = options.checkpoint or run_cold_start(options.config, sft, runs)
     threads = [f"{part}.threads={options.threads}" for part in ("engine", "learner")]
     fixed = ["learner.final_lr_fraction=1.0", *threads]
-    run = from_checkpoint(options.config, [*settings, *fixed], checkpoint, options.steps)
-    return replace(run, runs_folder=str(runs), name="asterism")
+    built: dict[str, RunConfig] = {}
+    for kind, selection in (("", EVERY_ROLLOUT), ("roc_", ("roc.enabled=true",))):
+        run = from_checkpoint(options.config, [*settings, *fixed, *selection], checkpoint, options.steps)
+        built[kind] = replace(run, runs_folder=str(runs), name=f"{kind}run")
+    return built
 
 
 def find_seconds_to_reward(steps: Steps) -> float | None:
@@ -58,29 +69,41 @@ def find_seconds_to_reward(steps: Steps) -> float | None:
 
 
 def compute_figures(rounds: Sequence[Steps]) -> dict[str, float | None]:
+    """A step without an update has no `rows` and `tokens`."""
     seconds = [find_seconds_to_reward(steps) for steps in rounds]
     reached = [each for each in seconds if each is not None]
+    measured = [step for steps in rounds for step in steps[1:-1]]
     return {
-        "step_s": median(step["step_s"] for steps in rounds for step in steps[1:-1]),
+        "step_s": median(step["step_s"] for step in measured),
+        "rows": mean(step.get("rows", 0.0) for step in measured),
+        "tokens": mean(step.get("tokens", 0.0) for step in measured),
         "reward_s": median(reached) if len(reached) == len(rounds) else None,
         "reward": mean(step["reward"] for steps in rounds for step in steps[-LAST_STEPS:]),
     }
 
 
 def measure(options: argparse.Namespace, runs: Path) -> dict[str, float | None]:
-    run = build_run(options, runs)
-    settings = build_settings(run, options.threads)
-    ours, theirs = list[Steps](), list[Steps]()
+    """Raises TrlFailed and the errors of benchmarks.support.tiny_run.launch."""
+    configs = build_runs(options, runs)
+    settings = build_settings(configs[""], options.threads)
+    rounds: dict[str, list[Steps]] = {kind: [] for kind in (*configs, "trl_")}
     for number in range(1, options.rounds + 1):
-        ours.append(run_over_processes(run))
-        theirs.append(run_trl(options.python, settings))
-        for name, rounds in (("asterism", ours), ("TRL", theirs)):
-            print(f"round {number}: {name:9} {compute_figures(rounds[-1:])}", file=sys.stderr)
-    figures, trl = compute_figures(ours), compute_figures(theirs)
-    ratio = (trl["step_s"] or 0.0) / (figures["step_s"] or 1.0)
-    named = {**figures, **{f"trl_{name}": value for name, value in trl.items()}, "ratio": ratio}
-    rounded = {name: None if value is None else round(value, 4) for name, value in named.items()}
-    return {**rounded, "rounds": options.rounds, "steps": options.steps, "threads": options.threads}
+        for kind, done in rounds.items():
+            done.append(run_over_processes(configs[kind]) if kind in configs else run_trl(options.python, settings))
+            print(f"round {number}: {kind:4} {compute_figures(done[-1:])}", file=sys.stderr)
+    return combine_figures({kind: compute_figures(done) for kind, done in rounds.items()}) | {
+        "rollouts": settings.prompts * settings.rollouts,
+        **{name: getattr(options, name) for name in ("rounds", "steps", "threads")},
+    }
+
+
+def combine_figures(by_kind: Mapping[str, Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The figures with their kind's prefix, rounded, and the ratios."""
+    named = {kind + name: value for kind, figures in by_kind.items() for name, value in figures.items()}
+    for kind in ("", "roc_"):
+        ours, theirs = named[f"{kind}step_s"], named["trl_step_s"]
+        named[f"{kind}ratio"] = theirs / ours if ours and theirs else None
+    return {name: None if value is None else round(value, 4) for name, value in named.items()}
 
 
 def main() -> None:
@@ -98,10 +121,15 @@ def main() -> None:
     for name, usual, quick in (("rounds", 2, 1), ("steps", 20, 4)):
         if getattr(options, name) is None:
             setattr(options, name, quick if options.quick else usual)
-    if not options.python.exists():
-        parser.error(f"--python: there is no {options.python}; `make trl-environment` creates it")
+    if options.steps < MIN_STEPS or options.rounds < 1:
+        parser.error(f"--steps must be at least {MIN_STEPS}, --rounds at least 1")
+    if not has_trl(options.python):
+        parser.error(f"--python: {options.python} does not exist or has no TRL; `make trl-environment` installs it")
     with tempfile.TemporaryDirectory() as runs:
-        figures = measure(options, Path(runs))
+        try:
+            figures = measure(options, Path(runs))
+        except TrlFailed as error:
+            sys.exit(f"TRL: {error}; see its output above")
     print(json.dumps(figures))
 
 

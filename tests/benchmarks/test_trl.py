@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.support.trl.trl_run import build_settings
-from benchmarks.trl import compute_figures, find_seconds_to_reward
+from benchmarks.support.trl.trl_run import TrlFailed, build_settings, run_trl
+from benchmarks.trl import EVERY_ROLLOUT, combine_figures, compute_figures, find_seconds_to_reward
 from configs.load import load_run
 from configs.schema import DataConfig, ModelConfig
+from policies.groups.selection import SelectionRules
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,8 +28,31 @@ def test_the_seconds_to_a_reward_include_the_step_that_reaches_it() -> None:
 
 def test_the_first_and_the_last_step_of_a_round_do_not_count_in_its_median() -> None:
     figures = compute_figures([make_steps(0.8, 0.6, 0.6, 0.6), make_steps(0.9, 0.6, 0.6, 0.6)])
-    assert figures == {"step_s": 2.5, "reward_s": 1.0, "reward": pytest.approx(0.6625)}
+    assert (figures["step_s"], figures["reward_s"], figures["reward"]) == (2.5, 1.0, pytest.approx(0.6625))
     assert compute_figures([make_steps(0.8, 0.6, 0.6), make_steps(0.6, 0.6, 0.6)])["reward_s"] is None
+
+
+def test_the_figures_contain_what_a_step_trains_on_and_none_for_a_step_without_update() -> None:
+    steps = make_steps(0.5, 0.5, 0.5, 0.5)
+    steps[1] |= {"rows": 128.0, "tokens": 4000.0}
+    figures = compute_figures([steps])
+    assert (figures["rows"], figures["tokens"]) == (64.0, 2000.0)
+
+
+def test_the_ratios_compare_each_kind_of_run_with_trl() -> None:
+    by_kind = {
+        kind: {"step_s": seconds, "reward_s": None} for kind, seconds in (("", 2.0), ("roc_", 1.0), ("trl_", 6.0))
+    }
+    assert combine_figures(by_kind) == {
+        **{"step_s": 2.0, "roc_step_s": 1.0, "trl_step_s": 6.0, "ratio": 3.0, "roc_ratio": 6.0},
+        **{"reward_s": None, "roc_reward_s": None, "trl_reward_s": None},
+    }
+
+
+def test_the_equal_run_trains_on_every_rollout_of_every_group() -> None:
+    rules = SelectionRules.from_config(load_run(ROOT / "configs/tiny.toml", EVERY_ROLLOUT))
+    assert not rules.roc.enabled
+    assert rules.accepts_rewards([1.0] * 16)
 
 
 def test_trl_gets_the_settings_of_the_run() -> None:
@@ -43,8 +67,18 @@ def test_trl_gets_the_settings_of_the_run() -> None:
 
 
 @pytest.mark.slow
-def test_without_trl_the_benchmark_names_the_command_that_installs_it() -> None:
-    command = [sys.executable, "-m", "benchmarks.trl", "--python", "/nowhere/python"]
+@pytest.mark.parametrize("python", ["/nowhere/python", sys.executable])
+def test_without_trl_the_benchmark_names_the_command_that_installs_it(python: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.trl", "--python", python]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "make trl-environment" in done.stderr
+    assert f"{python} does not exist or has no TRL; `make trl-environment` installs it" in done.stderr
+
+
+def test_a_failed_trl_is_reported_with_its_exit_code(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 5\n")
+    python.chmod(0o755)
+    settings = build_settings(load_run(ROOT / "configs/tiny.toml", []), threads=1)
+    with pytest.raises(TrlFailed, match=r"train_with_trl\.py in .* ended with exit code 5"):
+        run_trl(python, settings)

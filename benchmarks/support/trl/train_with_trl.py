@@ -3,8 +3,8 @@
     .venv-trl/bin/python benchmarks/support/trl/train_with_trl.py SETTINGS
 
 SETTINGS is the JSON of benchmarks.support.trl.trl_run.TrlSettings. The last line of the output is JSON: a list with
-seconds and mean reward of each step. As in a run of configs/tiny.toml, a step has one batch of rollouts and
-`minibatches` updates. The model's code runs in this process, without isolation: TRL has no sandbox.
+seconds, mean reward, and trained rows and tokens of each step. As in a run of configs/tiny.toml, a step has one batch of
+rollouts and `minibatches` updates. The model's code runs in this process, without isolation: TRL has no sandbox.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
@@ -107,8 +107,22 @@ def compute_rewards(completions: list[list[dict[str, Any]]], answer: list[str], 
     return rewards
 
 
+class CountingTrainer(GRPOTrainer):
+    """Counts the rows of the losses, and their tokens that the model has written."""
+
+    num_rows = num_tokens = 0
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        mask = inputs["completion_mask"]
+        self.num_rows += len(mask)
+        self.num_tokens += int((mask * inputs.get("tool_mask", 1)).sum())
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
 class StepClock(TrainerCallback):
-    """Seconds and mean reward of each step of `minibatches` updates."""
+    """The figures of each step of `minibatches` updates. `trainer` is set before the training."""
+
+    trainer: CountingTrainer
 
     def __init__(self, minibatches: int) -> None:
         super().__init__()
@@ -123,12 +137,11 @@ class StepClock(TrainerCallback):
         self._reward = float(logs.get("reward", self._reward))
         if "loss" in logs and state.global_step % self._minibatches == 0:
             now = time.perf_counter()
-            self.steps.append({"step_s": now - self._began_at, "reward": self._reward})
+            step = {"step_s": now - self._began_at, "reward": self._reward}
+            self.steps.append({**step, "rows": self.trainer.num_rows, "tokens": self.trainer.num_tokens})
+            self.trainer.num_rows = self.trainer.num_tokens = 0
             self._began_at = now
-            print(
-                f"TRL step {len(self.steps)}: {self.steps[-1]['step_s']:.2f} s  reward {self._reward:.3f}",
-                file=sys.stderr,
-            )
+            print(f"TRL step {len(self.steps)}: {step['step_s']:.2f} s  reward {self._reward:.3f}", file=sys.stderr)
 
 
 def read_rows(path: str) -> Dataset:
@@ -181,7 +194,7 @@ def main() -> None:
     tokenizer.response_template = RESPONSE_TEMPLATE
     clock = StepClock(settings["minibatches"])
     with tempfile.TemporaryDirectory() as folder:
-        trainer = GRPOTrainer(
+        trainer = clock.trainer = CountingTrainer(
             model=AutoModelForCausalLM.from_pretrained(settings["checkpoint"], dtype=torch.float32),
             args=build_config(settings, folder),
             processing_class=tokenizer,

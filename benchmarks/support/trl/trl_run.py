@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,24 @@ from tasks.math_python import MATH_PYTHON
 _PROGRAM = Path(__file__).with_name("train_with_trl.py")
 # Threads that spin while they wait train far more slowly when another process needs a core.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TRL_EXPERIMENTAL_SILENCE": "1"}
+
+
+class TrlFailed(Exception):
+    """`str(error)` has the command's exit code. Its output is on stderr."""
+
+
+def accept_any_rewards(_: Sequence[float]) -> bool:
+    """A group filter (docs/losses.md). As in TRL, groups with equal rewards are trained on, with advantage 0."""
+    return True
+
+
+def has_trl(python: Path) -> bool:
+    """Whether this interpreter exists and finds TRL."""
+    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('trl') is None)"
+    try:
+        return subprocess.run([str(python), "-c", find], check=False).returncode == 0
+    except OSError:
+        return False
 
 
 class TrlSettings(msgspec.Struct, frozen=True):
@@ -56,12 +75,14 @@ def build_settings(run: RunConfig, threads: int) -> TrlSettings:
 
 
 def run_trl(python: Path, settings: TrlSettings) -> list[dict[str, float]]:
-    """Return `step_s` and `reward` of each step. Raises CalledProcessError."""
+    """Return `step_s`, `reward`, `rows` and `tokens` of each step. Raises TrlFailed."""
     done = subprocess.run(
         [str(python), str(_PROGRAM), msgspec.json.encode(settings).decode()],
         env={**os.environ, "OMP_NUM_THREADS": str(settings.threads), **_ENVIRONMENT},
         stdout=subprocess.PIPE,
         text=True,
-        check=True,
+        check=False,
     )
+    if done.returncode:
+        raise TrlFailed(f"{_PROGRAM.name} in {python} ended with exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
