@@ -1,5 +1,6 @@
 """The comparison with TRL, without TRL: its figures, and the settings that both sides share."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from configs.schema import DataConfig, ModelConfig
 from policies.groups.selection import SelectionRules
 
 ROOT = Path(__file__).parents[2]
+TRL_PYTHON = ROOT / ".venv-trl/bin/python"
 
 
 def make_steps(*rewards: float) -> list[dict[str, float]]:
@@ -82,3 +84,19 @@ def test_a_failed_trl_is_reported_with_its_exit_code(tmp_path: Path) -> None:
     settings = build_settings(load_run(ROOT / "configs/tiny.toml", []), threads=1)
     with pytest.raises(TrlFailed, match=r"train_with_trl\.py in .* ended with exit code 5"):
         run_trl(python, settings)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not TRL_PYTHON.exists(), reason="`make trl-environment` has not been run")
+def test_the_equal_run_and_trl_train_on_every_rollout_of_a_step() -> None:
+    command = [sys.executable, "-m", "benchmarks.trl", "--python", str(TRL_PYTHON), "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert (figures["rollouts"], figures["rows"], figures["trl_rows"]) == (32, 32, 32)
+    assert figures["roc_rows"] <= 16
+    names = ("step_s", "tokens", "reward_s", "reward")
+    assert {f"{kind}{name}" for kind in ("", "roc_", "trl_") for name in names} <= set(figures)
+    assert figures["ratio"] > 0
+    assert figures["roc_ratio"] > 0

@@ -69,6 +69,6 @@ async def test_an_eviction_waits_only_while_the_spare_notebooks_end() -> None:
     await asyncio.sleep(0.1)
     assert not machine.spares.end()
     await asyncio.sleep(MAX_PAUSE_S - 0.1)
-    assert not machine.spares.end()  # the shortage goes on: they have not returned
+    assert not machine.spares.end()  # the shortage continues: they have not returned
     await asyncio.sleep(MAX_PAUSE_S)
     assert machine.spares.end()
