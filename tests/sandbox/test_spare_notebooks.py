@@ -175,6 +175,23 @@ async def test_ended_spare_notebooks_leave_no_process_and_return_after_the_pause
         assert list_spare_processes(client) == []
 
 
+async def test_a_full_machine_ends_the_spare_notebooks_and_keeps_the_others(
+    start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start_sandbox(spare_notebooks=_SPARE) as client:
+        spare = await find_spare_processes(client, _SPARE)
+        assert await client.printed("x = 5\nx") == "5\n"
+        live = await find_spare_processes(client, _SPARE + 1)  # with the notebook in use
+        looks = iter([1])  # bytes too many at the first look
+        host = client.sandbox._host  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(host, "get_excess_memory", lambda share: next(looks, 0))  # pyright: ignore
+        (kept,) = await find_spare_processes(client, 1)
+        await wait_for_ends(client, [pid for pid in live if pid != kept])
+        assert kept in spare
+        assert await client.printed("x") == "5\n"
+        assert is_running(kept)
+
+
 async def test_a_dead_fork_server_leaves_no_spare_notebook_and_the_next_one_forks_its_own(
     start_sandbox: StartSandbox,
 ) -> None:
