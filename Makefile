@@ -9,6 +9,8 @@ SGLANG := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG)/.installed
 BRIDGES := .venv-bridges
 BRIDGES_INSTALLED := $(BRIDGES)/.installed
+TRL := .venv-trl
+TRL_INSTALLED := $(TRL)/.installed
 
 # The fast tests run in two processes, each on its own core; only one of them imports torch.
 # An empty PYTHONDONTWRITEBYTECODE lets pytest cache the rewritten tests.
@@ -18,7 +20,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocess
 WITH_TORCH := tests/engine tests/policies tests/tasks tests/actors/cli/doctor tests/actors/engines
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment bridges-environment \
+.PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment bridges-environment trl-environment bench-trl \
 	test test-without-docker test-sglang test-bridges bench-gpu coverage \
 	simulate-faults test-chaos nightly fuzz check \
 	fast-tests-with-torch fast-tests-without-torch format clean
@@ -77,6 +79,21 @@ $(BRIDGES_INSTALLED): constraints-bridges.txt
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BRIDGES)/bin/pip install --quiet --no-deps --requirement constraints-bridges.txt
 	@touch $@
 
+trl-environment: $(INSTALLED) $(TRL_INSTALLED) ## create .venv-trl for the comparison with TRL; repeats only after constraints-trl.txt changes
+	@echo "Installed in $(TRL)"
+
+# torch with its dependencies first; then only the pinned packages.
+$(TRL_INSTALLED): constraints-trl.txt
+	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(TRL)/bin/pip || $(PYTHON) -m venv --clear $(TRL)
+	@echo "Installing TRL into $(TRL) (once; 2 GB, a few minutes)"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(TRL)/bin/pip install --quiet "$$(grep '^torch==' constraints-trl.txt)"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(TRL)/bin/pip install --quiet --no-deps --requirement constraints-trl.txt
+	@touch $@
+
+bench-trl: $(INSTALLED) $(TRL_INSTALLED) ## compare seconds per step and learning with TRL's GRPOTrainer on the tiny task; ARGS=--quick for a short run
+	$(BIN)/python -m benchmarks.trl --python $(TRL)/bin/python $(ARGS)
+
 test: $(INSTALLED) ## all tests except the nightly ones and those of SGLang and the bridges; needs root, a Docker engine and the sandbox image
 	$(PYTEST) -m "not sglang and not bridges and not nightly" --durations=25
 
@@ -130,6 +147,6 @@ format: $(INSTALLED) ## format the files for `make check`
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## remove .venv, .venv-sglang, .venv-bridges and all caches, but not runs/
-	rm -rf .venv $(SGLANG) $(BRIDGES) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove .venv, .venv-sglang, .venv-bridges, .venv-trl and all caches, but not runs/
+	rm -rf .venv $(SGLANG) $(BRIDGES) $(TRL) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -34,6 +34,9 @@ class ArbiterConfig(Section, frozen=True):
     policy: Literal["static", "round_robin", "least_requests", "worst_case", "kv_lookahead"] = "kv_lookahead"
 
 
+NUM_PRELOADS = 3  # bare, numpy and scientific: each has its own fork servers
+
+
 class SandboxConfig(Section, frozen=True):
     """Isolation and limits of a call. `asterism doctor`, log and summary show the isolation."""
 
@@ -50,6 +53,7 @@ class SandboxConfig(Section, frozen=True):
     output_kib: PositiveInt = 64  # of each of stdout and stderr; the rest is dropped and the result marked as truncated
     max_queued_calls: PositiveInt = 65_536  # per executor
     max_live_notebooks: PositiveInt = 512  # notebooks with a process; beyond it the least recently used one is ended
+    spare_notebooks: Count = 8  # forked ahead of their first cells, per fork server; part of max_live_notebooks
     notebook_memory_share: PositiveShare = 0.8  # of the memory for calls; beyond it idle notebooks are ended
     containers: PositiveInt = 1  # per executor
     container_timeout_s: PositiveFloat = 120.0  # without any container for this long an executor exits: docs/faults.md
@@ -57,6 +61,16 @@ class SandboxConfig(Section, frozen=True):
     container_processes: PositiveInt = 16_384  # per container: max_live_notebooks * (max_processes + 2) + 1024 or more
     cpuset: str = ""  # CPUs of the containers, such as "0-7"; empty: all
     image: str = ""  # empty: the image that `make sandbox-image` builds from this version of the code
+
+    @property
+    def spare_notebooks_per_server(self) -> int:
+        """At most half of the live notebooks are spare."""
+        return min(self.spare_notebooks, self.max_live_notebooks // 2 // (NUM_PRELOADS * self.fork_servers))
+
+    @property
+    def max_notebooks_in_use(self) -> int:
+        """Live notebooks of trajectories."""
+        return self.max_live_notebooks - NUM_PRELOADS * self.fork_servers * self.spare_notebooks_per_server
 
     def __post_init__(self) -> None:
         require(

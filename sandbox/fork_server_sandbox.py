@@ -5,8 +5,8 @@
 
 Bounds: `max_queued_calls` calls wait or run at a time, beyond which `run` raises SandboxFailure; a
 fork server runs `SLOTS_PER_SERVER` calls concurrently; `max_live_notebooks` notebooks have a
-process, the others are rebuilt from their cells when needed. A call's time limit counts from its
-start, without queueing.
+process, spare ones included, and the others are rebuilt from their cells when needed. A call's
+time limit counts from its start, without queueing.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from sandbox.inside.wire.frames import Frame
 from sandbox.inside.wire.server_settings import MAX_CODE_BYTES, MAX_STDIN_BYTES, ServerSettings
 from sandbox.isolation import build_isolation
 from sandbox.load_gauge import LoadGauge, SandboxLoad
-from sandbox.notebooks import MemoryRelief, Notebook, NotebookTable
+from sandbox.notebooks import MemoryRelief, Notebook, NotebookTable, SpareNotebooks
 from sandbox.pool.answer_checks import Acceptance
 from sandbox.pool.grader_client import GraderClient
 from sandbox.pool.server_pool import ServerPool
@@ -59,8 +59,9 @@ class ForkServerSandbox:
         self._seed = seed
         self._namespaces = config.namespaces != "off"
         self._pools: dict[Preload, ServerPool] = {}
-        self._notebooks = NotebookTable(config.max_live_notebooks)
-        self._memory = MemoryRelief(host, config.notebook_memory_share, self._notebooks, self._drop_process)
+        self._notebooks = NotebookTable(config.max_notebooks_in_use)
+        self._spares = spares = SpareNotebooks(self._pools, config.spare_notebooks_per_server)
+        self._memory = MemoryRelief(host, config.notebook_memory_share, self._notebooks, spares, self._drop_process)
         self._memory_watch: asyncio.Task[NoReturn] | None = None
         self._grader: GraderClient | None = None
         self._num_calls = 0  # source of call ids on the wire
@@ -163,10 +164,10 @@ class ForkServerSandbox:
         raise AssertionError("the last attempt returns or raises")
 
     async def _prepare_retry(self, answer: Frame, attempt: int) -> None:
-        """Evicts idle notebooks before a retry. Raises SandboxFailure after the last attempt."""
+        """Ends spare notebooks, then evicts idle ones, before a retry. Raises SandboxFailure after the last attempt."""
         if attempt == _MAX_ATTEMPTS - 1:
             raise SandboxFailure(answer["details"][0])
-        evicted = self._notebooks.select_for_room()
+        evicted = [] if self._spares.end() else self._notebooks.select_for_room()
         structlog.get_logger().warning("call.retried", cause=answer["details"][0], evicted=len(evicted))
         for notebook in evicted:
             self._drop_process(notebook)
@@ -282,6 +283,7 @@ class ForkServerSandbox:
             file_mib=config.file_mib,
             output_bytes=config.output_kib * 1024,
             fork_servers=config.fork_servers,
+            spare_notebooks=config.spare_notebooks_per_server,
             concurrent_gradings=config.concurrent_gradings,
         )
 

@@ -1,4 +1,7 @@
-"""Notebooks: their completed cells, from which a lost or evicted process is rebuilt."""
+"""Notebooks: their completed cells, from which a lost or evicted process is rebuilt.
+
+If memory or processes are short, the spare notebooks of the fork servers end first, then idle notebooks.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -7,10 +10,13 @@ from typing import NoReturn
 
 from sandbox.hosts.host import Host
 from sandbox.pool.fork_server_client import ForkServerClient
+from sandbox.pool.server_pool import ServerPool
 from sandbox.preloads import Preload
 
 _MEMORY_CHECK_S = 0.1
 _EVICTION_S = 0.25  # after which the memory in use does not contain the evicted notebooks
+_SPARES_PAUSE_S = 10.0  # without spare notebooks, after the last shortage
+_SPARES_END_S = 0.1  # in which they end
 
 
 class Notebook:
@@ -84,13 +90,42 @@ class NotebookTable:
         return [notebook for notebook in self._notebooks.values() if notebook.is_live and not notebook.lock.locked()]
 
 
-class MemoryRelief:
-    """Evicts idle notebooks, largest first, while more than `share` of the memory is in use."""
+class SpareNotebooks:
+    """The spare notebooks of all fork servers, at most `per_server` each."""
 
-    def __init__(self, host: Host, share: float, notebooks: NotebookTable, evict: Callable[[Notebook], None]) -> None:
+    def __init__(self, pools: Mapping[Preload, ServerPool], per_server: int) -> None:
+        self._pools = pools
+        self._per_server = per_server
+        self._ending_until = self._paused_until = 0.0
+
+    def end(self) -> bool:
+        """Ends them, also those of new servers. True if that may be enough: an eviction can wait."""
+        if not self._per_server:
+            return False
+        for pool in self._pools.values():
+            pool.end_spare_notebooks(_SPARES_PAUSE_S)
+        now = asyncio.get_running_loop().time()
+        if now >= self._paused_until:
+            self._ending_until = now + _SPARES_END_S
+        self._paused_until = now + _SPARES_PAUSE_S
+        return now < self._ending_until
+
+
+class MemoryRelief:
+    """Ends spare notebooks, then evicts idle ones, largest first, while more than `share` of the memory is in use."""
+
+    def __init__(
+        self,
+        host: Host,
+        share: float,
+        notebooks: NotebookTable,
+        spares: SpareNotebooks,
+        evict: Callable[[Notebook], None],
+    ) -> None:
         self._host = host
         self._share = share
         self._notebooks = notebooks
+        self._spares = spares
         self._evict = evict
         self._lock = asyncio.Lock()
         self._evicted_at = 0.0
@@ -110,9 +145,13 @@ class MemoryRelief:
             now = asyncio.get_running_loop().time()
             if now < self._evicted_at + _EVICTION_S:
                 return
-            servers = {notebook.server for notebook in self._notebooks.list_idle() if notebook.server is not None}
-            answers = await asyncio.gather(*[server.measure_notebooks() for server in servers])
-            sizes = {number: size for answer in answers for number, size in answer.items()}
-            for notebook in self._notebooks.select_largest(self._host.get_excess_memory(self._share), sizes):
-                self._evict(notebook)
+            if not self._spares.end():
+                await self._evict_notebooks()
             self._evicted_at = asyncio.get_running_loop().time()
+
+    async def _evict_notebooks(self) -> None:
+        servers = {notebook.server for notebook in self._notebooks.list_idle() if notebook.server is not None}
+        answers = await asyncio.gather(*[server.measure_notebooks() for server in servers])
+        sizes = {number: size for answer in answers for number, size in answer.items()}
+        for notebook in self._notebooks.select_largest(self._host.get_excess_memory(self._share), sizes):
+            self._evict(notebook)

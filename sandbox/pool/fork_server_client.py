@@ -113,6 +113,11 @@ class ForkServerClient:
         if self.alive:
             self._connection.send({"op": "end", "session": notebook_id})
 
+    def end_spare_notebooks(self, pause_s: float) -> None:
+        """The server forks none for `pause_s`."""
+        if self.alive:
+            self._connection.send({"op": "end_spares", "pause_s": pause_s})
+
     async def stop(self) -> None:
         self.alive = False
         self._stop_pings()

@@ -98,6 +98,10 @@ class ServerPool:
                 server.slots_in_use += 1
                 waiter.set_result(server)
 
+    def end_spare_notebooks(self, pause_s: float) -> None:
+        for server in self._servers:
+            server.end_spare_notebooks(pause_s)
+
     def _schedule_check(self) -> None:
         if self._check_timer is None:
             self._check_timer = asyncio.get_running_loop().call_later(_LONG_CALL_CHECK_S, self._check_long_calls)

@@ -68,6 +68,7 @@ NEEDS = {
     "asterism run configs/tiny.toml --name sglang": "SGLang (tests/sglang)",
     "make sglang-environment": "SGLang (tests/sglang)",
     "python -m benchmarks.sglang": "SGLang (tests/sglang)",
+    "make bench-trl": "TRL (tests/benchmarks/test_trl.py)",
     "pytest": "a test suite of its own",
 }
 

@@ -47,8 +47,12 @@ class CallIsolation(NamedTuple):
     unprivileged_id: int | None  # uid and gid of the call, where root has no namespaces
 
 
-def run_call_process(fds: Sequence[int], folder: str | None, isolation: CallIsolation) -> NoReturn:
+def run_call_process(
+    fds: Sequence[int], folder: str | None, isolation: CallIsolation, *, is_notebook: bool
+) -> NoReturn:
     """The main function. `folder` is the private folder of a process that cannot mount one.
+
+    With `is_notebook` the process forks the notebook's worker now. Without, its first call decides.
 
     `fds`: control, stdout, stderr, and the list of members of a cgroup, which this process joins.
     """
@@ -62,7 +66,7 @@ def run_call_process(fds: Sequence[int], folder: str | None, isolation: CallIsol
         _isolate(control, folder, isolation)
         sys.path.insert(0, "")
         sys.argv = [""]
-        _serve(isolation, shared)
+        _serve(isolation, shared, is_notebook=is_notebook)
     except BaseException:  # must not return into the zygote's loop
         os._exit(_BROKEN_EXIT_CODE)
 
@@ -115,11 +119,11 @@ def _set_limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (limit, limit))
 
 
-def _serve(isolation: CallIsolation, shared: mmap.mmap) -> NoReturn:
-    """Runs one program, or the cells of a notebook, as the first call requests."""
-    call = read_call()
+def _serve(isolation: CallIsolation, shared: mmap.mmap, *, is_notebook: bool) -> NoReturn:
+    """Runs one program, or the cells of a notebook."""
+    call = None if is_notebook else read_call()
     main = run_code.make_main_module()
-    if call.is_cell:
+    if call is None or call.is_cell:
         NotebookProcess(isolation.settings, isolation.own_namespaces, main, shared).serve(call)
     shared.close()
     own_pid = os.getpid()

@@ -80,17 +80,17 @@ class NotebookProcess:
 
     # ------------------------------------------------------------ base
 
-    def serve(self, call: CallRequest) -> NoReturn:
-        """Runs the notebook from its first cell until the fork server closes the socket."""
+    def serve(self, call: CallRequest | None) -> NoReturn:
+        """Runs the notebook until the fork server closes the socket. `call` is the first cell, if it has arrived."""
         mask = _set_signals(signal.SIG_BLOCK, _SIGNALS)
         if not self._own_namespaces:
             syscalls.become_subreaper()
         while True:
-            if call.cells:
+            if call is not None and call.cells:
                 write_answer(["lost"], call.nonce, 0)
-            elif self._fork_worker(call.nonce):
+            elif self._fork_worker(0 if call is None else call.nonce):
                 _set_signals(signal.SIG_SETMASK, mask)
-                self._run_calls(call)
+                self._run_calls(call or read_call())
             call = read_call()
 
     def _fork_worker(self, nonce: int) -> bool:

@@ -4,7 +4,7 @@
 
     executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "cells"}
                               {"op": "end", "session"}     {"op": "kill", "id"}     {"op": "ping", "id"}
-                              {"op": "measure", "id"}
+                              {"op": "measure", "id"}      {"op": "end_spares", "pause_s"}
     fork server -> executor   {"hello": ...} or {"refused": cause}, once
                               {"id", "kind", "details", "stdout", "stderr", "stdout_cut", "stderr_cut",
                                "duration_s", "cells"}, once per call
@@ -46,7 +46,6 @@ from sandbox.inside.zygote.zygote import Zygote
 
 _CHUNK = 1 << 16  # libc would map and unmap a larger buffer for each read
 _MAX_FORKS_PER_LOOP = 2
-_FORK_RETRY_S = 0.1  # before the next fork ahead of calls, after one failed
 _KILLED = ["died", str(-signal.SIGKILL)]
 _OOM_KILLED = ["failed", "the kernel killed a call below its memory limit"]
 
@@ -79,15 +78,14 @@ class ForkServer:
         self._usage = usage = ProcessUsage(self._process_tree, zygote.pid)
         self._exits = ExitClassifier(settings, isolation.own_namespaces, usage)
         self._monitor = CallMonitor(settings, usage, self._notebooks, self)
-        self._fork_retry_at = 0.0
 
     def serve(self) -> None:
         """Until the executor closes its end."""
         while True:
-            idle = not self._warm.is_full and time.monotonic() >= self._fork_retry_at
-            events = self._poll.poll(0 if idle or self._pending else self._monitor.get_wait_s())
-            if not events and idle and not self._pending:
-                self._fork()
+            can_fork = self._warm.lacks_process(idle=not self._processes_by_call)
+            events = self._poll.poll(0 if can_fork or self._pending else self._monitor.get_wait_s())
+            if not events and can_fork and not self._pending:
+                self._fork(as_notebook=self._warm.is_full)
             for fd, _ in events:
                 if fd == self._executor.fileno():
                     if not self._read_executor():
@@ -119,7 +117,7 @@ class ForkServer:
         while self._pending and num_forks < _MAX_FORKS_PER_LOOP:
             if self._needs_process():
                 num_forks += 1
-                if self._warm.is_empty and (cause := self._fork()):
+                if not self._warm.has_process(notebook=self._pending[0]["op"] == "cell") and (cause := self._fork()):
                     self._send({"id": self._pending.popleft()["id"], "kind": "failed", "details": [cause], "cells": 0})
                     continue
             self._handle(self._pending.popleft())
@@ -133,7 +131,7 @@ class ForkServer:
     def _handle(self, frame: Frame) -> None:
         match frame["op"]:
             case "run":
-                self._start(self._warm.take(), frame, PROGRAM)
+                self._start(self._warm.take(notebook=False), frame, PROGRAM)
             case "cell":
                 self._start_cell(frame)
             case "end":
@@ -142,6 +140,9 @@ class ForkServer:
                 self._cancel(self._processes_by_call.get(frame["id"]))
             case "ping":
                 self._send({"id": frame["id"]})
+            case "end_spares":
+                for spare in self._warm.remove_spare_notebooks(frame["pause_s"]):
+                    self.kill(spare)
             case "measure":
                 self._send({"id": frame["id"], "sizes": self._usage.measure_notebooks(self._notebooks.list_pids())})
             case _:
@@ -153,7 +154,7 @@ class ForkServer:
             self._send({"id": call["id"], "kind": "lost", "cells": 0})
             return
         if child is None:
-            child = self._warm.take()
+            child = self._warm.take(notebook=True)
             self._notebooks.add(call["session"], child)
             self._register(child, child.control.fileno())
         elif child.cgroup is not None:
@@ -251,8 +252,6 @@ class ForkServer:
             cpu_s = taken.ru_utime + taken.ru_stime
             outcome = child.outcome or self._exits.classify(child, os.waitstatus_to_exitcode(status), cpu_s)
             self._send_answer(child, self._exits.correct_for_oom_kill(child, outcome))
-        elif not child.has_begun:
-            self._fork_retry_at = time.monotonic() + _FORK_RETRY_S
         child.close()
         self._warm.release(child)
 
@@ -277,14 +276,13 @@ class ForkServer:
 
     # ------------------------------------------------------------ processes
 
-    def _fork(self) -> str | None:
+    def _fork(self, *, as_notebook: bool = False) -> str | None:
         """Forks a process ahead of its call. The cause if that fails."""
         try:
-            child = self._warm.fork()
+            child = self._warm.fork(as_notebook=as_notebook)
         except ConnectionError:  # the zygote has ended
             raise
         except OSError as error:
-            self._fork_retry_at = time.monotonic() + _FORK_RETRY_S
             return f"no process for a call: {error.strerror}"
         self._register(child, child.pidfd)
         return None

@@ -1,4 +1,9 @@
-"""The processes that a fork server forks ahead of its calls, with their folders and users."""
+"""The processes that a fork server forks ahead of its calls, with their folders and users.
+
+`warm_processes` of them run a program or a notebook. `spare_notebooks` more are notebooks without cells: the process
+that will run the cells is forked, too. The fork server forks spare notebooks only while it runs no call. While memory
+or processes are short, the executor ends them.
+"""
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH102
 
@@ -8,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections import deque
 
 from sandbox.inside.server.call_cgroups import CallCgroup, CallCgroups
@@ -20,6 +26,7 @@ from sandbox.inside.zygote.zygote import Zygote
 # Where root has no namespaces, each call gets an unassigned uid from its server's range.
 _FIRST_FREE_UID, _UIDS_PER_SERVER, _MAX_SERVERS = 2_000_000_000, 1_024, 2_000_000
 _SPARE_DESCRIPTORS = 16  # for files of /proc: without them no limit could be enforced
+_RETRY_S = 0.1  # before the next fork ahead of calls, after one failed
 
 
 class WarmProcesses:
@@ -39,6 +46,8 @@ class WarmProcesses:
         self._folder = folder
         self._cgroups = cgroups
         self._waiting: deque[CallProcess] = deque()
+        self._notebooks: deque[CallProcess] = deque()  # without cells
+        self._fork_at = self._fork_notebooks_at = 0.0  # not earlier
         self._num_forked = 0
         first_uid = _FIRST_FREE_UID + os.getpid() % _MAX_SERVERS * _UIDS_PER_SERVER
         self._free_uids = deque(range(first_uid, first_uid + _UIDS_PER_SERVER))
@@ -47,16 +56,32 @@ class WarmProcesses:
     def is_full(self) -> bool:
         return len(self._waiting) >= self._settings.warm_processes
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._waiting
+    def lacks_process(self, *, idle: bool) -> bool:
+        """Whether to fork one now. Spare notebooks are missing only while the fork server is idle."""
+        now = time.monotonic()
+        if now < self._fork_at:
+            return False
+        may_fork_notebook = idle and now >= self._fork_notebooks_at
+        return not self.is_full or (may_fork_notebook and len(self._notebooks) < self._settings.spare_notebooks)
 
-    def take(self) -> CallProcess:
-        return self._waiting.popleft()
+    def has_process(self, *, notebook: bool) -> bool:
+        return bool(self._waiting or (notebook and self._notebooks))
 
-    def fork(self) -> CallProcess:
-        """Forks a process, which isolates itself and then waits for a call. Raises OSError."""
+    def take(self, *, notebook: bool) -> CallProcess:
+        """A process for a program, or for a notebook's first cell."""
+        return (self._notebooks if notebook and self._notebooks else self._waiting).popleft()
+
+    def remove_spare_notebooks(self, pause_s: float) -> list[CallProcess]:
+        """All of them, for the caller to kill. None is forked for `pause_s`."""
+        self._fork_notebooks_at = time.monotonic() + pause_s
+        removed = list(self._notebooks)
+        self._notebooks.clear()
+        return removed
+
+    def fork(self, *, as_notebook: bool = False) -> CallProcess:
+        """Forks a process, which isolates itself and then waits for a call or for a notebook's cells. Raises OSError."""
         with contextlib.ExitStack() as on_error, contextlib.ExitStack() as ends_of_child:
+            on_error.callback(self._delay_forks)
             ours, theirs = socket.socketpair()
             on_error.callback(ours.close)
             ends_of_child.callback(theirs.close)
@@ -73,7 +98,7 @@ class WarmProcesses:
                 cgroup = self._cgroups.acquire()
                 fds.append(cgroup.open_members())
                 ends_of_child.callback(os.close, fds[-1])
-            pid = self._zygote.fork(fds, uid, folder)
+            pid = self._zygote.fork(fds, uid, folder, is_notebook=as_notebook)
             on_error.callback(_kill_and_reap, pid)
             ours.setblocking(False)
             limit = self._settings.output_bytes
@@ -81,16 +106,21 @@ class WarmProcesses:
             pipes = OutputPipe(out_read, limit), OutputPipe(err_read, limit)
             child = CallProcess(pid, ours, *pipes, folder, uid, cgroup)
             on_error.pop_all()
-        self._waiting.append(child)
+        (self._notebooks if as_notebook else self._waiting).append(child)
         return child
 
     def release(self, child: CallProcess) -> None:
         """Removes the folder of a process that has ended, and frees its uid and cgroup."""
-        if child in self._waiting:
-            self._waiting.remove(child)
-        self._free(
-            child.folder, child.uid, child.cgroup, was_short=child.notebook_id is None and not child.pipes_polled
-        )
+        if not child.has_begun and not child.killed:
+            self._delay_forks()
+        for processes in (self._waiting, self._notebooks):
+            if child in processes:
+                processes.remove(child)
+        was_short = child.has_begun and child.notebook_id is None and not child.pipes_polled
+        self._free(child.folder, child.uid, child.cgroup, was_short=was_short)
+
+    def _delay_forks(self) -> None:
+        self._fork_at = time.monotonic() + _RETRY_S
 
     def _free(self, folder: str | None, uid: int | None, cgroup: CallCgroup | None, *, was_short: bool = False) -> None:
         if self._cgroups is not None and cgroup is not None:

@@ -19,6 +19,7 @@ class ServerSettings(NamedTuple):
     output_bytes: int
     fork_servers: int = 1  # number with the same preload, which share the CPUs
     warm_processes: int = 4  # number forked and isolated ahead of the calls
+    spare_notebooks: int = 0  # number prepared ahead of their first cells, in addition
     call_cgroups: bool = False  # the executor sends the descriptor of a cgroup folder first
     concurrent_gradings: int = 4
 

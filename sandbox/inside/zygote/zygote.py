@@ -1,8 +1,8 @@
 """The zygote: forks once per call, with all modules loaded and no data of any call.
 
     zygote -> fork server   a newline when it is ready, or the cause of its failure, once
-    fork server -> zygote   uid and folder of the call, with its descriptors: control, stdout, stderr, and
-                             the list of members of its cgroup, if it has one
+    fork server -> zygote   uid and folder of the call, and whether it is a notebook, with its descriptors:
+                             control, stdout, stderr, and the list of members of its cgroup, if it has one
     zygote -> fork server   the new process's pid, or the negative errno
 
 The fork server does not fork itself, because it holds the texts of other calls, and each page
@@ -22,7 +22,8 @@ from sandbox.inside.call import call_process
 from sandbox.inside.call.call_process import CallIsolation
 from sandbox.inside.isolation import syscalls
 
-_REQUEST = struct.Struct("<qB")  # uid of the call, or -1; number of descriptors. The path of its folder may follow
+# uid of the call, or -1; number of descriptors; whether it is a notebook. The path of its folder may follow.
+_REQUEST = struct.Struct("<qB?")
 _ANSWER = struct.Struct("<i")
 _MAX_REQUEST_BYTES = 256
 _MAX_ERROR_BYTES = 4096
@@ -55,9 +56,9 @@ class Zygote:
         if problem != _READY:
             raise ImportError(problem or "the zygote has ended")
 
-    def fork(self, fds: Sequence[int], uid: int | None, folder: str | None) -> int:
+    def fork(self, fds: Sequence[int], uid: int | None, folder: str | None, *, is_notebook: bool) -> int:
         """Forks a process that isolates itself and waits for a call; its pid. Raises OSError."""
-        request = _REQUEST.pack(-1 if uid is None else uid, len(fds)) + os.fsencode(folder or "")
+        request = _REQUEST.pack(-1 if uid is None else uid, len(fds), is_notebook) + os.fsencode(folder or "")
         socket.send_fds(self._socket, [request], fds)
         answer = self._socket.recv(_ANSWER.size)
         if not answer:
@@ -98,7 +99,7 @@ def _serve(fork_server: socket.socket, isolation: CallIsolation) -> NoReturn:
 
 def _fork_call(request: bytes, fds: tuple[int, ...], isolation: CallIsolation) -> int:
     """The new process's pid; the new process itself never returns. Raises OSError."""
-    uid, _ = _REQUEST.unpack_from(request)
+    uid, _, is_notebook = _REQUEST.unpack_from(request)
     folder = os.fsdecode(request[_REQUEST.size :]) or None
     own_ruleset = None
     if folder is not None and isolation.landlock is not None:  # copies no pages here
@@ -109,7 +110,7 @@ def _fork_call(request: bytes, fds: tuple[int, ...], isolation: CallIsolation) -
     try:
         pid = syscalls.clone_for_parent(syscalls.CLONE_NEWPID if isolation.own_namespaces else 0)
         if pid == 0:
-            call_process.run_call_process(fds, folder, isolation)
+            call_process.run_call_process(fds, folder, isolation, is_notebook=is_notebook)
         return pid
     finally:
         if own_ruleset is not None:

@@ -1,5 +1,7 @@
 """learner.offload: the device has no memory of weights and moments between steps, and training gives the same bits."""
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,15 @@ def test_an_update_in_main_memory_gives_the_same_bits(ranks: int, dtype: str, tm
 
 
 # ---------------------------------------------------------------- one rank with its publisher
+
+
+@pytest.fixture(autouse=True)
+def sweep(tmp_path: Path) -> Iterator[None]:
+    """The launcher's cleanup at a run's end."""
+    yield
+    for path in (tmp_path / "run", tmp_path / "moved" / "run"):
+        for scratch in (RunFolder(path).sockets, RunFolder(path).shared_memory):
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def make_offloading_run(path: Path) -> tuple[RunConfig, RunFolder]:

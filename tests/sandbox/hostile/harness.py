@@ -14,7 +14,7 @@ from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed
 # The attributes of the harness that attacks use, by class. tests/sandbox/test_hostile_catalogue.py checks them.
 ATTACKED: dict[type, tuple[str, ...]] = {
     ForkServer: ("_executor", "_poll", "_processes_by_fd", "_processes_by_call"),
-    WarmProcesses: ("_waiting",),
+    WarmProcesses: ("_waiting", "_notebooks"),
     NotebookProcesses: ("_processes",),
     CallProcess: ("control", "pidfd"),
     CallRequest: ("nonce", "cells"),

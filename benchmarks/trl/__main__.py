@@ -1,0 +1,137 @@
+"""Compare a run with TRL's GRPOTrainer on the tiny task. JSON last.
+
+    make bench-trl                                     # creates .venv-trl once
+    python -m benchmarks.trl [--rounds 2] [--steps 20] [--threads 2] [--checkpoint STEP_FOLDER] [--quick]
+
+Three kinds alternate by round, in the same session, so that other load on the machine affects all of them:
+
+    (no prefix)  a run that trains on all rollouts, as TRL does: plain GRPO, groups with equal rewards included
+    roc_         a run as in the demo: RoC trains on at most half of the rollouts, and on no group with equal rewards
+    trl_         TRL, which trains on all rollouts
+
+All start from the same checkpoint, on the same questions: 16 prompts x 16 rollouts with a Python tool, two updates per
+step, the same learning rate, clipping and number of threads. TRL runs the model's code in its own process, without
+isolation; the runs execute it in the sandbox.
+
+    step_s            median seconds of a step, without the first step and the last one, which saves a checkpoint
+    rows, tokens      rollouts that a step trains on, and their tokens that the model has written; means of these steps
+    reward_s          seconds of the steps up to the first one with a mean reward of REWARD, median of the rounds; null
+                      if a round does not reach it
+    reward            mean reward of the last five steps
+    ratio, roc_ratio  trl_step_s / step_s, and trl_step_s / roc_step_s
+
+Without --checkpoint the benchmark starts with a cold start.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median
+
+from msgspec.structs import replace
+
+from benchmarks.support.tiny_run import from_checkpoint, run_cold_start, run_over_processes
+from benchmarks.trl.trl_run import TrlFailed, build_settings, has_trl, run_trl
+from configs.schema import RunConfig
+
+REWARD = 0.8
+LAST_STEPS = 5
+MIN_STEPS = 3  # the first and the last one are not measured
+EVERY_ROLLOUT = ("roc.enabled=false", "rl.group_filter=benchmarks.trl.trl_run:accept_any_rewards")
+COLD_START_STEPS, QUICK_COLD_START_STEPS = 300, 40
+QUICK = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "tiny.num_train_questions=256")
+
+Steps = Sequence[Mapping[str, float]]
+
+
+def build_runs(options: argparse.Namespace, runs: Path) -> dict[str, RunConfig]:
+    """The runs by kind, from the checkpoint of a cold start. TRL has a constant learning rate."""
+    settings = [f"seed={options.seed}", *(QUICK if options.quick else ()), *options.set]
+    sft_steps = QUICK_COLD_START_STEPS if options.quick else COLD_START_STEPS
+    sft = [f"sft.steps={sft_steps}", *settings]
+    checkpoint = options.checkpoint or run_cold_start(options.config, sft, runs)
+    threads = [f"{part}.threads={options.threads}" for part in ("engine", "learner")]
+    fixed = ["learner.final_lr_fraction=1.0", *threads]
+    built: dict[str, RunConfig] = {}
+    for kind, selection in (("", EVERY_ROLLOUT), ("roc_", ("roc.enabled=true",))):
+        run = from_checkpoint(options.config, [*settings, *fixed, *selection], checkpoint, options.steps)
+        built[kind] = replace(run, runs_folder=str(runs), name=f"{kind}run")
+    return built
+
+
+def find_seconds_to_reward(steps: Steps) -> float | None:
+    """Seconds of the steps up to the first one with REWARD."""
+    reached = next((number for number, step in enumerate(steps, 1) if step["reward"] >= REWARD), None)
+    return None if reached is None else sum(step["step_s"] for step in steps[:reached])
+
+
+def compute_figures(rounds: Sequence[Steps]) -> dict[str, float | None]:
+    """A step without an update has no `rows` and `tokens`."""
+    seconds = [find_seconds_to_reward(steps) for steps in rounds]
+    reached = [each for each in seconds if each is not None]
+    measured = [step for steps in rounds for step in steps[1:-1]]
+    return {
+        "step_s": median(step["step_s"] for step in measured),
+        "rows": mean(step.get("rows", 0.0) for step in measured),
+        "tokens": mean(step.get("tokens", 0.0) for step in measured),
+        "reward_s": median(reached) if len(reached) == len(rounds) else None,
+        "reward": mean(step["reward"] for steps in rounds for step in steps[-LAST_STEPS:]),
+    }
+
+
+def measure(options: argparse.Namespace, runs: Path) -> dict[str, float | None]:
+    """Raises TrlFailed and the errors of benchmarks.support.tiny_run.launch."""
+    configs = build_runs(options, runs)
+    settings = build_settings(configs[""], options.threads)
+    rounds: dict[str, list[Steps]] = {kind: [] for kind in (*configs, "trl_")}
+    for number in range(1, options.rounds + 1):
+        for kind, done in rounds.items():
+            done.append(run_over_processes(configs[kind]) if kind in configs else run_trl(options.python, settings))
+            print(f"round {number}: {kind:4} {compute_figures(done[-1:])}", file=sys.stderr)
+    return combine_figures({kind: compute_figures(done) for kind, done in rounds.items()}) | {
+        "rollouts": settings.prompts * settings.rollouts,
+        **{name: getattr(options, name) for name in ("rounds", "steps", "threads")},
+    }
+
+
+def combine_figures(by_kind: Mapping[str, Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The figures with their kind's prefix, rounded, and the ratios."""
+    named = {kind + name: value for kind, figures in by_kind.items() for name, value in figures.items()}
+    for kind in ("", "roc_"):
+        ours, theirs = named[f"{kind}step_s"], named["trl_step_s"]
+        named[f"{kind}ratio"] = theirs / ours if ours and theirs else None
+    return {name: None if value is None else round(value, 4) for name, value in named.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
+    parser.add_argument("--python", type=Path, default=Path(".venv-trl/bin/python"), help="interpreter with TRL")
+    parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must still have the data")
+    parser.add_argument("--rounds", type=int, help="of both (2)")
+    parser.add_argument("--steps", type=int, help="of each round (20)")
+    parser.add_argument("--threads", type=int, default=2, help="of TRL, of the engine and of the learner")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="32 rollouts a step, 4 steps, a short cold start")
+    options = parser.parse_args()
+    for name, usual, quick in (("rounds", 2, 1), ("steps", 20, 4)):
+        if getattr(options, name) is None:
+            setattr(options, name, quick if options.quick else usual)
+    if options.steps < MIN_STEPS or options.rounds < 1:
+        parser.error(f"--steps must be at least {MIN_STEPS}, --rounds at least 1")
+    if not has_trl(options.python):
+        parser.error(f"--python: {options.python} does not exist or has no TRL; `make trl-environment` installs it")
+    with tempfile.TemporaryDirectory() as runs:
+        try:
+            figures = measure(options, Path(runs))
+        except TrlFailed as error:
+            sys.exit(f"TRL: {error}; see its output above")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

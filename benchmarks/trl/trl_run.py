@@ -1,0 +1,88 @@
+"""Runs TRL's GRPOTrainer in its own environment, with the settings of a run."""
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from configs.schema import RunConfig
+from policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments
+from tasks.math_python import MATH_PYTHON
+
+_PROGRAM = Path(__file__).with_name("train_with_trl.py")
+# Threads that spin while they wait train far more slowly when another process needs a core.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TRL_EXPERIMENTAL_SILENCE": "1"}
+
+
+class TrlFailed(Exception):
+    """`str(error)` has the command's exit code. Its output is on stderr."""
+
+
+def accept_any_rewards(_: Sequence[float]) -> bool:
+    """A group filter (docs/losses.md). As in TRL, groups with equal rewards are trained on, with advantage 0."""
+    return True
+
+
+def has_trl(python: Path) -> bool:
+    """Whether this interpreter exists and finds TRL."""
+    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('trl') is None)"
+    try:
+        return subprocess.run([str(python), "-c", find], check=False).returncode == 0
+    except OSError:
+        return False
+
+
+class TrlSettings(msgspec.Struct, frozen=True):
+    checkpoint: str
+    data: str  # rows with "question" and "answer"
+    prompt_head: str  # text before a question
+    seed: int
+    threads: int
+    steps: int
+    prompts: int
+    rollouts: int
+    minibatches: int  # updates per step
+    response_tokens: int
+    max_turns: int
+    lr: float
+    warmup_steps: int
+    clip_low: float
+    clip_high: float
+
+
+def build_settings(run: RunConfig, threads: int) -> TrlSettings:
+    dialogue_format = build_dialogue_format(run.dialogue, MATH_PYTHON)
+    return TrlSettings(
+        checkpoint=run.model.checkpoint,
+        data=run.data.train,
+        prompt_head=build_prompt_segments("", dialogue_format)[0].text,
+        seed=run.seed,
+        threads=threads,
+        steps=run.rl.steps,
+        prompts=run.rl.prompts,
+        rollouts=run.rl.rollouts,
+        minibatches=run.learner.minibatches,
+        response_tokens=run.dialogue.response_tokens,
+        max_turns=run.dialogue.max_turns,
+        lr=run.learner.lr,
+        warmup_steps=run.learner.warmup_steps,
+        clip_low=run.learner.clip_low,
+        clip_high=run.learner.clip_high,
+    )
+
+
+def run_trl(python: Path, settings: TrlSettings) -> list[dict[str, float]]:
+    """Return `step_s`, `reward`, `rows` and `tokens` of each step. Raises TrlFailed."""
+    done = subprocess.run(
+        [str(python), str(_PROGRAM), msgspec.json.encode(settings).decode()],
+        env={**os.environ, "OMP_NUM_THREADS": str(settings.threads), **_ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise TrlFailed(f"{_PROGRAM.name} in {python} ended with exit code {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,102 @@
+"""The comparison with TRL, without TRL: its figures, and the settings that both sides share."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from benchmarks.trl.__main__ import EVERY_ROLLOUT, combine_figures, compute_figures, find_seconds_to_reward
+from benchmarks.trl.trl_run import TrlFailed, build_settings, run_trl
+from configs.load import load_run
+from configs.schema import DataConfig, ModelConfig
+from policies.groups.selection import SelectionRules
+
+ROOT = Path(__file__).parents[2]
+TRL_PYTHON = ROOT / ".venv-trl/bin/python"
+
+
+def make_steps(*rewards: float) -> list[dict[str, float]]:
+    """Step n takes n seconds."""
+    return [{"step_s": float(number), "reward": reward} for number, reward in enumerate(rewards, 1)]
+
+
+def test_the_seconds_to_a_reward_include_the_step_that_reaches_it() -> None:
+    assert find_seconds_to_reward(make_steps(0.5, 0.7, 0.8, 0.1)) == 6.0
+    assert find_seconds_to_reward(make_steps(0.5, 0.79)) is None
+
+
+def test_the_first_and_the_last_step_of_a_round_do_not_count_in_its_median() -> None:
+    figures = compute_figures([make_steps(0.8, 0.6, 0.6, 0.6), make_steps(0.9, 0.6, 0.6, 0.6)])
+    assert (figures["step_s"], figures["reward_s"], figures["reward"]) == (2.5, 1.0, pytest.approx(0.6625))
+    assert compute_figures([make_steps(0.8, 0.6, 0.6), make_steps(0.6, 0.6, 0.6)])["reward_s"] is None
+
+
+def test_the_figures_contain_what_a_step_trains_on_and_none_for_a_step_without_update() -> None:
+    steps = make_steps(0.5, 0.5, 0.5, 0.5)
+    steps[1] |= {"rows": 128.0, "tokens": 4000.0}
+    figures = compute_figures([steps])
+    assert (figures["rows"], figures["tokens"]) == (64.0, 2000.0)
+
+
+def test_the_ratios_compare_each_kind_of_run_with_trl() -> None:
+    by_kind = {
+        kind: {"step_s": seconds, "reward_s": None} for kind, seconds in (("", 2.0), ("roc_", 1.0), ("trl_", 6.0))
+    }
+    assert combine_figures(by_kind) == {
+        **{"step_s": 2.0, "roc_step_s": 1.0, "trl_step_s": 6.0, "ratio": 3.0, "roc_ratio": 6.0},
+        **{"reward_s": None, "roc_reward_s": None, "trl_reward_s": None},
+    }
+
+
+def test_the_equal_run_trains_on_every_rollout_of_every_group() -> None:
+    rules = SelectionRules.from_config(load_run(ROOT / "configs/tiny.toml", EVERY_ROLLOUT))
+    assert not rules.roc.enabled
+    assert rules.accepts_rewards([1.0] * 16)
+
+
+def test_trl_gets_the_settings_of_the_run() -> None:
+    run = load_run(ROOT / "configs/tiny.toml", ["rl.steps=7", "learner.lr=1e-3"])
+    run = replace(run, model=ModelConfig(checkpoint="/c"), data=DataConfig(train="/train", test="/test"))
+    settings = build_settings(run, threads=2)
+    assert (settings.checkpoint, settings.data, settings.threads) == ("/c", "/train", 2)
+    assert (settings.steps, settings.prompts, settings.rollouts, settings.minibatches) == (7, 16, 16, 2)
+    assert (settings.lr, settings.response_tokens, settings.max_turns) == (1e-3, 160, 4)
+    assert settings.prompt_head.startswith("<|im_start|>system\n")
+    assert settings.prompt_head.endswith("\\boxed{}.\n\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", ["/nowhere/python", sys.executable])
+def test_without_trl_the_benchmark_names_the_command_that_installs_it(python: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.trl", "--python", python]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"{python} does not exist or has no TRL; `make trl-environment` installs it" in done.stderr
+
+
+def test_a_failed_trl_is_reported_with_its_exit_code(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 5\n")
+    python.chmod(0o755)
+    settings = build_settings(load_run(ROOT / "configs/tiny.toml", []), threads=1)
+    with pytest.raises(TrlFailed, match=r"train_with_trl\.py in .* ended with exit code 5"):
+        run_trl(python, settings)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not TRL_PYTHON.exists(), reason="`make trl-environment` has not been run")
+def test_the_equal_run_and_trl_train_on_every_rollout_of_a_step() -> None:
+    command = [sys.executable, "-m", "benchmarks.trl", "--python", str(TRL_PYTHON), "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert (figures["rollouts"], figures["rows"], figures["trl_rows"]) == (32, 32, 32)
+    assert figures["roc_rows"] <= 16
+    names = ("step_s", "tokens", "reward_s", "reward")
+    assert {f"{kind}{name}" for kind in ("", "roc_", "trl_") for name in names} <= set(figures)
+    assert figures["ratio"] > 0
+    assert figures["roc_ratio"] > 0
