@@ -20,17 +20,11 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
-from engine.learner.adapters.adapted_model import BasePolicy, start_from_folder, start_from_model
+from engine.learner.adapters.adapted_model import BasePolicy, build_saved_model, start_from_folder, start_from_model
 from engine.learner.adapters.adapter_merger import AdapterMerger
 from engine.learner.batch_journal import BatchJournal
 from engine.learner.best_checkpoint import list_protected_steps
-from engine.learner.checkpoints import (
-    is_resumable,
-    list_saved_steps,
-    prune_checkpoints,
-    read_trainer_state,
-    restore_replaced_checkpoints,
-)
+from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints, restore_replaced_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object
 from engine.learner.minibatches import SftSampler
 from engine.learner.sample_exchange import exchange_samples
@@ -138,12 +132,13 @@ class LearnerRank:
         trainer, lora = self._loaded_trainer, self._lora
         if lora is not None and not list_adapters(trainer.model):
             self.finish_saving()  # of the cold start: the files of its weights
-            folder, dtype = self._initial_checkpoint, self._run.learner.dtype
-            trainer.model = start_from_model(trainer.model, folder, self._ranks, dtype, lora, self._run.seed)
+            dtype, seed = self._run.learner.dtype, self._run.seed
+            trainer.model = start_from_model(trainer.model, self._ranks, dtype, lora, seed)
         trainer.start_stage("rl")
 
     def _load_trainer(self, checkpoint: Path, *, resume: bool = False) -> Trainer:
-        model = self._build_policy(checkpoint) if resume else self._load_policy(checkpoint)
+        ranks, dtype = self._ranks, self._run.learner.dtype
+        model = build_saved_model(checkpoint, ranks, dtype, self._lora) if resume else self._load_policy(checkpoint)
         check_vocabulary(model.config, load_tokenizer(checkpoint))
         trainer = Trainer(model, self._run, self._ranks)
         if resume:
@@ -157,11 +152,6 @@ class LearnerRank:
         if lora is None or self._run.sft.steps:
             return load_sharded_model(checkpoint, self._ranks, dtype)
         return start_from_folder(checkpoint, self._ranks, dtype, lora, self._run.seed)
-
-    def _build_policy(self, checkpoint: Path) -> CausalLM:
-        """With the parameters of the checkpoint of training, uninitialized."""
-        is_adapted = read_trainer_state(checkpoint).stage == "rl"
-        return build_sharded_model(checkpoint, self._ranks, self._run.learner.dtype, self._lora if is_adapted else None)
 
     def _load_reference(self) -> nn.Module:
         """The policy before RL, in float32."""
