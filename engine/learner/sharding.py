@@ -22,9 +22,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from configs.algorithm import LearnerConfig
 from engine.learner.distributed import RankGroup
 from engine.model.causal_lm import CausalLM
-from engine.model.hf_checkpoint import build_empty_model, fill_parameters
+from engine.model.hf_checkpoint import fill_parameters
 from engine.model.lora.lora_linear import add_adapters, list_base_parameters
 from engine.model.lora.lora_options import LoraOptions
+from engine.model.model_config import DecoderConfig, load_model_config
 
 
 def load_sharded_model(
@@ -41,13 +42,16 @@ def load_sharded_model(
 
 
 def build_sharded_model(
-    folder: Path, ranks: RankGroup, dtype: str = "float32", lora: LoraOptions | None = None
+    source: Path | DecoderConfig, ranks: RankGroup, dtype: str = "float32", lora: LoraOptions | None = None
 ) -> CausalLM:
-    """The model of the folder's config.json with uninitialized weights in float32, on `state_device` of the rank.
+    """With uninitialized weights in float32, on `state_device` of the rank.
 
-    `lora`: with adapters. Frozen and trained parameters share the units.
+    `source`: the configuration, or a folder with config.json. `lora`: with adapters. Frozen and trained parameters share the
+    units.
     """
-    model = build_empty_model(folder)
+    config = source if isinstance(source, DecoderConfig) else load_model_config(source)
+    with torch.device("meta"):
+        model = CausalLM(config)
     if lora is not None:
         add_adapters(model, lora)
     shard_model(model, ranks, dtype)

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from engine.learner.checkpoints import read_trainer_state
 from engine.learner.distributed import RankGroup, get_local
 from engine.learner.sharding import build_sharded_model, load_sharded_model
 from engine.model.causal_lm import CausalLM
@@ -24,19 +25,24 @@ def start_from_folder(folder: Path, ranks: RankGroup, dtype: str, options: LoraO
 
 
 @torch.no_grad()
-def start_from_model(
-    trained: CausalLM, folder: Path, ranks: RankGroup, dtype: str, options: LoraOptions, seed: int
-) -> CausalLM:
-    """With a copy of the weights of `trained`, which has no adapters, the shards of the same ranks, and the configuration
-    in `folder`. FSDP cannot add parameters to a unit. The copy needs as much memory as the gradients of the cold start,
-    which are free by then.
+def start_from_model(trained: CausalLM, ranks: RankGroup, dtype: str, options: LoraOptions, seed: int) -> CausalLM:
+    """With a copy of the weights of `trained`, which has no adapters and the shards of the same ranks.
+
+    FSDP cannot add parameters to a unit. The copy needs as much memory as the gradients of the cold start, which are free
+    by then.
     """
-    model = build_sharded_model(folder, ranks, dtype, options)
+    model = build_sharded_model(trained.config, ranks, dtype, options)
     sources = dict(trained.named_parameters())
     for name, parameter in list_base_parameters(model).items():
         get_local(parameter).copy_(get_local(sources[name]))
     initialize_adapters(model, seed)
     return model
+
+
+def build_saved_model(checkpoint: Path, ranks: RankGroup, dtype: str, options: LoraOptions | None) -> CausalLM:
+    """With uninitialized parameters for Trainer.load. A checkpoint of the cold start has no adapters."""
+    is_adapted = read_trainer_state(checkpoint).stage == "rl"
+    return build_sharded_model(checkpoint, ranks, dtype, options if is_adapted else None)
 
 
 @torch.no_grad()

@@ -6,8 +6,7 @@ from torch import nn
 
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.learner.adapters.adapted_model import BasePolicy, start_from_folder, start_from_model
-from engine.learner.checkpoints import read_trainer_state
+from engine.learner.adapters.adapted_model import BasePolicy, build_saved_model, start_from_folder, start_from_model
 from engine.learner.distributed import RankGroup
 from engine.learner.saving.training_state import load_weights
 from engine.learner.sharding import build_sharded_model, load_sharded_model
@@ -36,8 +35,7 @@ class PolicyModels:
 
     def build(self, checkpoint: Path) -> CausalLM:
         """With the parameters of the checkpoint of training, uninitialized."""
-        is_adapted = read_trainer_state(checkpoint).stage == "rl"
-        return build_sharded_model(checkpoint, self._ranks, self._dtype, self._lora if is_adapted else None)
+        return build_saved_model(checkpoint, self._ranks, self._dtype, self._lora)
 
     def needs_adapters(self, model: CausalLM) -> bool:
         """Whether RL trains adapters that the model of the cold start does not have."""
@@ -46,7 +44,7 @@ class PolicyModels:
     def add_adapters(self, model: CausalLM) -> CausalLM:
         """A copy of the model of the cold start, with adapters."""
         assert self._lora is not None
-        return start_from_model(model, self._initial_checkpoint, self._ranks, self._dtype, self._lora, self._seed)
+        return start_from_model(model, self._ranks, self._dtype, self._lora, self._seed)
 
     def load_reference(self, policy: CausalLM) -> nn.Module:
         """The policy before RL, in float32, from the checkpoint of step 0; without memory of its own if `policy` has

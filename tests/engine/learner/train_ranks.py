@@ -11,6 +11,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from configs.schema import RunConfig
+from engine.learner.adapters.adapted_model import start_from_model
 from engine.learner.checkpoints import FIRST_CHECKPOINT
 from engine.learner.distributed import (
     RankGroup,
@@ -36,7 +38,8 @@ Step = Callable[[Trainer, int], dict[str, float]]
 
 
 class RankScript(msgspec.Struct, frozen=True):
-    stage: str  # sft, rl, recomputed: rl with recomputed log probabilities, or experts: sft of a model with experts
+    stage: str  # sft, rl, recomputed: rl with recomputed log probabilities, experts: sft of a model with experts, or
+    # adapted: rl with adapters that are added after a step of the cold start
     out: str  # folder for parameters.pt, gradients.pt, metrics.json, state.json and `checkpoint`
     first: int = 0
     end: int = 5
@@ -79,7 +82,8 @@ def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
         model = build_sharded_model(Path(script.checkpoint), ranks, run.learner.dtype, lora)
     else:
         model = make_model(script.stage, is_tied=script.is_tied)
-        if (lora := get_lora_options(run.learner)) is not None:
+        lora = get_lora_options(run.learner)
+        if lora is not None and script.stage != "adapted":
             add_adapters(model, lora)
             fill_adapters(model)
         shard_model(model, ranks, run.learner.dtype)
@@ -88,7 +92,21 @@ def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
         trainer.load(Path(script.checkpoint))
     else:
         trainer.start_stage("sft" if script.stage in SFT_STAGES else "rl")
+    if script.stage == "adapted":
+        trainer = add_adapters_after_cold_start(trainer, ranks, run)
     return trainer
+
+
+def add_adapters_after_cold_start(trainer: RecordingTrainer, ranks: RankGroup, run: RunConfig) -> RecordingTrainer:
+    trainer.start_stage("sft")
+    trainer.run_sft_step(sequences(0))
+    lora = get_lora_options(run.learner)
+    assert lora is not None
+    model = start_from_model(trainer.model, ranks, run.learner.dtype, lora, run.seed)
+    fill_adapters(model)
+    adapted = RecordingTrainer(model, run, ranks)
+    adapted.start_stage("rl")
+    return adapted
 
 
 def describe_state(trainer: RecordingTrainer) -> dict[str, Any]:
