@@ -6,15 +6,16 @@ A checkpoint after step 0 has no frozen weights: they are in the checkpoint of s
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors.torch import save_file
+import torch
 from torch import Tensor, nn
 
 from engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
 from engine.learner.saving.training_state import read_whole_weights
-from engine.model.hf_export import Shapes, make_readable
+from engine.model.hf_export import Shapes, WeightShard, make_readable, write_shard
 from engine.model.lora.lora_linear import list_adapter_parameters, list_adapters, merge_rows, name_adapter
 from engine.model.lora.lora_options import LoraOptions
 
@@ -57,9 +58,15 @@ def write_adapters(checkpoint: Path, adapters: SavedAdapters) -> list[Path]:
     """By one rank alone, in float32. Returns the files. Raises OSError."""
     folder, base, options = get_adapter_folder(checkpoint), checkpoint.with_name(FIRST_CHECKPOINT), adapters.options
     folder.mkdir()
-    tensors = read_whole_weights(get_tensors_folder(checkpoint), adapters.shapes)
-    weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
-    save_file({f"{_PREFIX}{name}": each for name, each in tensors.items()}, weights, metadata={"format": "pt"})
+    shapes = {f"{_PREFIX}{name}": shape for name, shape in adapters.shapes.items()}
+    shard = WeightShard("adapter_model.safetensors", tuple(shapes))
+
+    def read(names: Sequence[str]) -> dict[str, Tensor]:
+        wanted = {name.removeprefix(_PREFIX): shapes[name] for name in names}
+        found = read_whole_weights(get_tensors_folder(checkpoint), wanted)
+        return {name: found[name.removeprefix(_PREFIX)] for name in names}
+
+    write_shard(folder, shard, shapes, torch.float32, read)
     fields = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -72,6 +79,7 @@ def write_adapters(checkpoint: Path, adapters: SavedAdapters) -> list[Path]:
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+    weights, config = folder / shard.file_name, folder / "adapter_config.json"
     config.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     make_readable(folder, (weights, config))
     return [weights, config]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import RunConfig
-from engine.learner.adapters.adapted_model import start_from_model
+from engine.learner.adapters.adapted_model import BasePolicy, start_from_model
 from engine.learner.checkpoints import FIRST_CHECKPOINT
 from engine.learner.distributed import (
     RankGroup,
@@ -94,6 +94,8 @@ def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
         trainer.start_stage("sft" if script.stage in SFT_STAGES else "rl")
     if script.stage == "adapted":
         trainer = add_adapters_after_cold_start(trainer, ranks, run)
+    if run.learner.kl_coef:
+        trainer.set_reference(BasePolicy(trainer.model))
     return trainer
 
 

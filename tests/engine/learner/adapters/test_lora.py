@@ -79,7 +79,7 @@ def test_a_step_changes_the_adapters_only_and_has_moments_for_them_only() -> Non
 
 
 def make_scripts(folder: Path, **learner: Any) -> list[RankScript]:
-    settings = SETTINGS | learner
+    settings = SETTINGS | {"kl_coef": 0.5} | learner
     cases = [("rl", True), ("rl", False), ("adapted", True)]
     return [RankScript(stage, str(folder / f"{stage}_{tied}"), is_tied=tied, learner=settings) for stage, tied in cases]
 
