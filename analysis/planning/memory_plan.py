@@ -1,12 +1,15 @@
 """Memory of a GPU and of a node's host: learner, engines, weights on their way between them."""
 
+from math import prod
+
 from analysis.planning.activation_memory import FLOAT32_BYTES, compute_activation_memory
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_offloaded_memory, compute_rank_memory
 from analysis.planning.plan_inputs import GIB, VALUE_BYTES, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedResource
 from engine.learner.sample_files import BYTES_PER_TOKEN
 
-TRANSFER_BUCKETS = 2  # of sglang.bucket_mib, of each rank while it publishes
+TRANSFER_BUCKETS = 2  # of sglang.bucket_mib, for each server while it receives weights
+WRITE_BYTES = 64 * 2**20  # of engine.learner.weight_publisher and engine.model.hf_export, which import torch
 RECORD_BYTES = 13  # of a token on the bus: id, logprob, version, mask
 _LEARNER_KEYS = (
     "learner.micro_batch_tokens",
@@ -163,9 +166,11 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
     elif run.learner.offload != "none":
         items += _list_offloaded_items(inputs, ranks)
         keys += ["learner.offload", "learner.dp_replicate"]
-    bucket = min(run.sglang.bucket_mib * 2**20, FLOAT32_BYTES * inputs.size.total)
-    buckets = ranks * TRANSFER_BUCKETS * bucket
-    items.append(PlanItem("weight buckets", buckets, f"{TRANSFER_BUCKETS} of sglang.bucket_mib per rank"))
+    items.append(PlanItem("weights in writing", _count_written_bytes(inputs, ranks), "published or exported"))
+    if inputs.has_servers and run.sglang.weights != "disk":
+        bucket = min(run.sglang.bucket_mib * 2**20, VALUE_BYTES[run.engine.dtype] * inputs.size.total)
+        note = f"{TRANSFER_BUCKETS} of sglang.bucket_mib per server"
+        items.append(PlanItem("weight buckets", engines * TRANSFER_BUCKETS * bucket, note))
     if run.engine.device == "cpu" and not run.sglang.external_urls:
         items += _list_engine_items(inputs, engines)
         keys = ["engine.kv_tokens", *keys, "engine.num_engines"]
@@ -179,6 +184,13 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
     return PlannedResource(
         "host memory", tuple(items), machines.host_memory_bytes, tuple(dict.fromkeys(keys)), _HOST_REMEDY
     )
+
+
+def _count_written_bytes(inputs: PlanInputs, ranks: int) -> float:
+    """A rank publishes blocks of WRITE_BYTES, and exports so many bytes or one larger whole tensor at once, in float32."""
+    shapes = inputs.config.compute_weight_shapes().values()
+    tensors = sorted((FLOAT32_BYTES * prod(shape) for shape in shapes), reverse=True)
+    return sum(max(WRITE_BYTES, tensor) for tensor in tensors[:ranks])
 
 
 def count_slot_bytes(inputs: PlanInputs) -> float:

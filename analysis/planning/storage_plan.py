@@ -30,10 +30,11 @@ def plan_disk(inputs: PlanInputs) -> PlannedResource:
     run, size = inputs.run, inputs.size
     count = run.learner.keep_checkpoints + _FURTHER_CHECKPOINTS
     count += _EVALUATED_CHECKPOINTS if run.evaluation.saves_evaluated_steps else 0
-    exported = VALUE_BYTES[run.learner.dtype] * size.total
+    export_dtype = run.learner.resolve_auto(run.engine.dtype).export_dtype
+    exported = VALUE_BYTES[export_dtype] * size.total
     items = (
         PlanItem("checkpoints", _count_state_bytes(inputs, count), f"{count} of master weights and moments, float32"),
-        PlanItem("exported models", count * exported, f"{count} in {run.learner.dtype}"),
+        PlanItem("exported models", count * exported, f"{count} in {export_dtype}"),
         PlanItem("batches", run.learner.checkpoint_every * count_batch_bytes(inputs), "since the last checkpoint"),
     )
     keys = ("learner.keep_checkpoints", "evaluation.every")

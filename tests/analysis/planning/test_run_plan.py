@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from analysis.planning.memory_plan import compute_cached_token_bytes, plan_gpu
+from analysis.planning.memory_plan import WRITE_BYTES, compute_cached_token_bytes, plan_gpu, plan_host
 from analysis.planning.model_size import measure_model
 from analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
 from analysis.planning.plan_table import describe_remedy
@@ -16,6 +16,8 @@ from analysis.planning.step_seconds import compute_training_s, count_attention_f
 from analysis.planning.storage_plan import plan_disk
 from benchmarks.support.qwen3_models import read_qwen3
 from configs.load import load_run
+from engine.learner import weight_publisher
+from engine.model import hf_export
 from engine.model.architectures import ARCHITECTURES
 from tests.engine.tiny_models import small_architecture
 
@@ -229,3 +231,15 @@ def test_every_architecture_has_a_plan(model_type: str) -> None:
     plan = build_plan(PlanInputs(run, config, PlannedMachines(host_memory_bytes=64 * GIB)))
     assert plan.shortfalls == []
     assert plan.parameters == measure_model(config).total
+
+
+def test_ranks_that_export_a_checkpoint_hold_its_largest_tensors() -> None:
+    assert WRITE_BYTES == weight_publisher.BUCKET_BYTES == hf_export.BUCKET_BYTES
+    host = get_bytes(plan_host(make_inputs("4B", "learner.ranks=2")))
+    assert host["weights in writing"] == 4 * (151_936 * 2560 + 2560 * 9728)
+    assert "weight buckets" not in host
+
+
+def test_servers_that_receive_weights_need_two_buckets_each() -> None:
+    host = get_bytes(plan_host(make_inputs("4B", "engine.kind=sglang", "sglang.weights=group", "engine.num_engines=3")))
+    assert host["weight buckets"] == 3 * 2 * 512 * 2**20
