@@ -116,7 +116,7 @@ coverage: $(INSTALLED) ## run all tests and measure coverage of bus/ and actors/
 simulate-faults: $(INSTALLED) ## simulate the control plane under a virtual clock, with processes killed at random: 1,000 seeds
 	$(BIN)/python -m tests.simulation.nightly 1000
 
-nightly: $(INSTALLED) ## the tests that take too long for `make test`, the bridges, and many seeds of each simulation
+nightly: $(INSTALLED) $(TRL_INSTALLED) ## the tests that take too long for `make test`, the bridges, and many seeds of each simulation
 	$(PYTEST) -m nightly
 	$(BIN)/python -m tests.simulation.nightly 10000
 	$(BIN)/python -m tests.simulation.nightly 10000 --kind repeats

@@ -31,14 +31,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.support.qwen3_models import read_qwen3
 from benchmarks.support.transformers_training import PaddedTraining
 from configs.algorithm import LearnerConfig, RlConfig
 from configs.schema import RunConfig, TinyConfig
+from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from engine.learner.distributed import RankGroup, join_ranks, leave_ranks
 from engine.learner.micro_batches.packing import split_micro_batches
 from engine.learner.sharding import shard_model
 from engine.learner.trainer import Trainer
-from engine.learner.training_sequence import TrainingSequence, build_training_sequence
 from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.model_config import DecoderConfig, build_tiny_config
 from engine.model.training_flops import count_forward_flops
@@ -58,15 +59,6 @@ SHAPE_17M = DecoderConfig(
     num_kv_heads=4,
     head_dim=64,
     tie_word_embeddings=True,
-)
-SHAPE_14B = DecoderConfig(
-    vocab_size=151_936,
-    hidden_size=5120,
-    intermediate_size=17_408,
-    num_layers=40,
-    num_heads=40,
-    num_kv_heads=8,
-    head_dim=128,
 )
 
 RunStep = Callable[[Sequence[TrainingSequence]], object]
@@ -144,7 +136,7 @@ def measure_bfloat16(ranks: RankGroup, rounds: int, count: int) -> dict[str, flo
 
 def plan_micro_batches(seeds: int) -> dict[str, float]:
     """Of random steps."""
-    attention_tokens = count_forward_flops(SHAPE_14B).attention_tokens
+    attention_tokens = count_forward_flops(read_qwen3("14B")).attention_tokens
     fills: list[float] = []
     losses: list[float] = []
     began = time.process_time()

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from configs.algorithm import LearnerConfig, RlConfig
 from configs.schema import RunConfig
+from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from engine.learner.distributed import RankGroup
 from engine.learner.trainer import Trainer
-from engine.learner.training_sequence import TrainingSequence, build_training_sequence
 from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.model_config import DecoderConfig
 

@@ -58,7 +58,7 @@ from configs.atomic_write import DiskError
 from configs.errors import EXIT_UNUSABLE
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.learner.batch_journal import BatchJournal
+from engine.learner.batches.batch_journal import BatchJournal
 from engine.learner.checkpoints import delete_checkpoints_after
 
 RunEnding = Literal["finished", "interrupted"]

@@ -6,7 +6,7 @@ from analysis.planning.activation_memory import FLOAT32_BYTES, compute_activatio
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_offloaded_memory, compute_rank_memory
 from analysis.planning.plan_inputs import GIB, VALUE_BYTES, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedResource
-from engine.learner.sample_files import BYTES_PER_TOKEN
+from engine.learner.batches.sample_files import BYTES_PER_TOKEN
 
 TRANSFER_BUCKETS = 2  # of sglang.bucket_mib, for each server while it receives weights
 WRITE_BYTES = 64 * 2**20  # of engine.learner.weight_publisher and engine.model.hf_export, which import torch

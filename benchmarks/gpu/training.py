@@ -13,11 +13,11 @@ from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank
 from analysis.planning.model_size import measure_model
 from configs.algorithm import LearnerConfig, RlConfig
 from configs.schema import RunConfig
+from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from engine.learner.distributed import RankGroup, join_ranks
 from engine.learner.micro_batches.load_metrics import GIB, measure_peak_memory, reset_peak_memory
 from engine.learner.sharding import shard_model
 from engine.learner.trainer import Trainer
-from engine.learner.training_sequence import TrainingSequence, build_training_sequence
 from engine.model.causal_lm import CausalLM
 from engine.model.model_config import DecoderConfig
 from engine.model.training_flops import count_forward_flops

@@ -18,14 +18,14 @@ from configs.run_folder import RunFolder
 with pausing_garbage_collector():  # as in engine/learner/__main__.py
     import torch.distributed as dist
 
-    from engine.learner.batch_journal import BatchJournal
+    from engine.learner.batches.batch_journal import BatchJournal
+    from engine.learner.batches.minibatches import build_micro_batch, build_rl_minibatches
+    from engine.learner.batches.sample_exchange import exchange_samples
+    from engine.learner.batches.sample_files import StoredSequence, count_bytes, list_sequences
     from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
     from engine.learner.learner import Learner
     from engine.learner.learner_rank import TrainStepResult
     from engine.learner.micro_batches.packing import split_micro_batches
-    from engine.learner.minibatches import build_micro_batch, build_rl_minibatches
-    from engine.learner.sample_exchange import exchange_samples
-    from engine.learner.sample_files import StoredSequence, count_bytes, list_sequences
 
 MICRO_BATCH_TOKENS = 16_384
 NUM_MINIBATCHES = 4

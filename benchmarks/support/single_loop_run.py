@@ -48,9 +48,9 @@ from configs.schema import RunConfig
 from engine.contract import Capacity, GenerationRequest
 from engine.data.task_inputs import write_task_descriptions
 from engine.inference.engine_core import EngineCore
+from engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.trainer import Trainer
-from engine.learner.training_sequence import TrainingSequence, build_rl_sequence
 from engine.model.hf_checkpoint import load_model
 from engine.model.tokenizer import load_tokenizer
 from policies.decider import Send

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.learner.training_sequence import TrainingSequence
+from engine.learner.batches.training_sequence import TrainingSequence
 from engine.model.model_config import DecoderConfig
 
 IGNORED = -100  # a label without loss

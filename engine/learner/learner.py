@@ -36,7 +36,8 @@ from configs.errors import EXIT_UNUSABLE
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.learner.batch_journal import BatchJournal
+from engine.learner.batches.batch_journal import BatchJournal
+from engine.learner.batches.sample_files import list_sequences
 from engine.learner.distributed import (
     CollectiveFailed,
     RankGroup,
@@ -48,7 +49,6 @@ from engine.learner.distributed import (
 )
 from engine.learner.engine_gpu_memory import EngineGpuMemory
 from engine.learner.learner_rank import LearnerRank, TrainStepResult
-from engine.learner.sample_files import list_sequences
 
 Result = TypeVar("Result")
 

@@ -20,18 +20,18 @@ from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
 from engine.learner.adapters.policy_models import PolicyModels
-from engine.learner.batch_journal import BatchJournal
+from engine.learner.batches.batch_journal import BatchJournal
+from engine.learner.batches.minibatches import SftSampler
+from engine.learner.batches.sample_exchange import exchange_samples
+from engine.learner.batches.sample_files import StoredSequence
+from engine.learner.batches.training_sequence import TrainingSequence, build_sft_sequence
 from engine.learner.best_checkpoint import list_protected_steps
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints, restore_replaced_checkpoints
 from engine.learner.distributed import RankGroup, broadcast_object
 from engine.learner.micro_batches.load_metrics import compute_speed_metrics, measure_peak_memory, reset_peak_memory
-from engine.learner.minibatches import SftSampler
 from engine.learner.offload.state_offload import StateOffload
-from engine.learner.sample_exchange import exchange_samples
-from engine.learner.sample_files import StoredSequence
 from engine.learner.saving.checkpoint_schedule import CheckpointSchedule
 from engine.learner.trainer import Trainer
-from engine.learner.training_sequence import TrainingSequence, build_sft_sequence
 from engine.learner.weight_publisher import AdapterMerger, WeightPublisher
 from engine.model.causal_lm import CausalLM
 from engine.model.lora.lora_linear import list_base_parameters

@@ -12,6 +12,20 @@ from torch.optim import Optimizer
 
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
+from engine.learner.batches.minibatches import (
+    MicroBatch,
+    build_rl_minibatches,
+    compute_token_weights,
+    iter_micro_batches,
+    load_micro_batch,
+)
+from engine.learner.batches.training_sequence import (
+    RankShares,
+    SequenceSource,
+    Source,
+    TrainingSequence,
+    check_token_ids,
+)
 from engine.learner.checkpoints import TrainerState, read_trainer_state
 from engine.learner.distributed import RankGroup, find_non_finite_parameter, gather_full
 from engine.learner.loss_reduction import (
@@ -23,20 +37,12 @@ from engine.learner.loss_reduction import (
 )
 from engine.learner.micro_batches.load_metrics import compute_expert_metrics, compute_plan_metrics
 from engine.learner.micro_batches.packing import split_micro_batches
-from engine.learner.minibatches import (
-    MicroBatch,
-    build_rl_minibatches,
-    compute_token_weights,
-    iter_micro_batches,
-    load_micro_batch,
-)
 from engine.learner.offload.state_offload import list_state
 from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
 from engine.learner.saving.adapter_export import describe_adapters
 from engine.learner.saving.checkpoint_writer import CheckpointWriter, ModelExport, PendingCheckpoint
 from engine.learner.saving.training_state import capture_training_state, load_training_state
 from engine.learner.sharding import reshard_parameters, set_gradient_reduction
-from engine.learner.training_sequence import RankShares, SequenceSource, Source, TrainingSequence, check_token_ids
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_export import MAX_SHARD_BYTES
 from engine.model.lora.lora_linear import list_base_parameters

@@ -88,7 +88,6 @@ def test_a_failed_trl_is_reported_with_its_exit_code(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not TRL_PYTHON.exists(), reason="`make trl-environment` has not been run")
 def test_the_equal_run_and_trl_train_on_every_rollout_of_a_step() -> None:
     command = [sys.executable, "-m", "benchmarks.trl", "--python", str(TRL_PYTHON), "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

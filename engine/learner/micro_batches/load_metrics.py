@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.distributed import ReduceOp
 
+from engine.learner.batches.training_sequence import RankShares, SequenceSource
 from engine.learner.distributed import RankGroup, all_reduce
-from engine.learner.training_sequence import RankShares, SequenceSource
 from engine.model.experts import compute_expert_load, take_expert_counts
 from engine.model.training_flops import ForwardFlops
 

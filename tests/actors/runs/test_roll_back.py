@@ -14,7 +14,7 @@ from bus.codec import encode
 from bus.event_log.writer import EventLog
 from bus.messages import BufferCursor, Envelope, HealthReported, MetricsRecorded, StepCollected, StepCounts
 from configs.run_folder import RunFolder
-from engine.learner.batch_journal import BatchJournal
+from engine.learner.batches.batch_journal import BatchJournal
 
 
 @pytest.fixture

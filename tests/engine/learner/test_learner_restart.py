@@ -21,12 +21,12 @@ from configs.machines import EngineConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
-from engine.learner.batch_journal import BatchJournal
+from engine.learner.batches.batch_journal import BatchJournal
+from engine.learner.batches.sample_files import StoredSequence
+from engine.learner.batches.training_sequence import build_rl_sequence
 from engine.learner.distributed import RankGroup
 from engine.learner.learner import Learner
 from engine.learner.learner_rank import TrainStepResult
-from engine.learner.sample_files import StoredSequence
-from engine.learner.training_sequence import build_rl_sequence
 from tests.batches import CompleteBatch, assemble_batches
 from tests.golden.logs import read
 

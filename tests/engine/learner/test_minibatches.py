@@ -7,8 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.learner.minibatches import MicroBatch, SftSampler, build_micro_batch, build_rl_minibatches, iter_prefetched
-from engine.learner.training_sequence import (
+from engine.learner.batches.minibatches import (
+    MicroBatch,
+    SftSampler,
+    build_micro_batch,
+    build_rl_minibatches,
+    iter_prefetched,
+)
+from engine.learner.batches.training_sequence import (
     TrainingSequence,
     build_rl_sequence,
     build_sft_sequence,

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from bus.messages import TrainingSample
 from configs.errors import UnusableInput
+from engine.learner.batches.training_sequence import build_rl_sequence, build_sft_sequence
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.trainer import Trainer
-from engine.learner.training_sequence import build_rl_sequence, build_sft_sequence
 from tests.engine.learner.training_examples import (
     replace_tokens,
     rl_sequences,

@@ -13,9 +13,9 @@ from configs.algorithm import LearnerConfig, RlConfig, SftConfig
 from configs.machines import EngineConfig
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
-from engine.learner.batch_journal import BatchJournal
-from engine.learner.sample_files import StoredSequence, list_sequences
-from engine.learner.training_sequence import TrainingSequence, build_rl_sequence, build_training_sequence
+from engine.learner.batches.batch_journal import BatchJournal
+from engine.learner.batches.sample_files import StoredSequence, list_sequences
+from engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence, build_training_sequence
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_checkpoint import save_model
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_config, small_model, write_tokenizer

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from configs.algorithm import LearnerConfig
-from engine.learner.minibatches import compute_token_weights
-from engine.learner.training_sequence import build_training_sequence
+from engine.learner.batches.minibatches import compute_token_weights
+from engine.learner.batches.training_sequence import build_training_sequence
 from policies.losses.policy_objective import PolicyObjective
 from tests.engine.learner.loss_reference import ReferenceSequence, compute_reference_loss
 from tests.policies.losses.loss_inputs import build_loss_input

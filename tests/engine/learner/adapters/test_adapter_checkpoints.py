@@ -27,7 +27,7 @@ from engine.model.lora.lora_linear import list_adapter_parameters, list_base_par
 from engine.model.weight_files import CheckpointError
 from engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, fill_adapters, merge_adapters
-from tests.engine.learner.test_learner import make_run, no_report
+from tests.engine.learner.learner_runs import make_run, no_report
 from tests.engine.learner.test_several_ranks import differences, train
 from tests.engine.learner.train_ranks import RankScript
 from tests.engine.learner.training_examples import rl_sequences, rows, small_run, store_batch

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.algorithm import LossMean
+from engine.learner.batches.training_sequence import SequenceSource, Source, TrainingSequence
 from engine.learner.distributed import RankGroup
-from engine.learner.training_sequence import SequenceSource, Source, TrainingSequence
 from engine.model.packed_attention import Segments, build_segments
 from policies.seeded_random import shuffle_range
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bus.messages import GroupAccepted
 from configs.atomic_write import write_atomically
-from engine.learner.training_sequence import TrainingSequence, build_rl_sequence
+from engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
 
 BYTES_PER_TOKEN = 9
 _LENGTH = struct.Struct("<Q")

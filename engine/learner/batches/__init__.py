@@ -1,0 +1,1 @@
+"""The way of batches to a rank: journal, files of samples, their exchange between ranks, minibatches."""

@@ -1,0 +1,52 @@
+"""Runs of the learner without the other processes: their files, and what tests read from them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+from torch import Tensor
+
+from configs.load import write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.data.task_inputs import write_task_descriptions
+from engine.learner.distributed import gather_full_parameters
+from engine.model.hf_checkpoint import load_model
+from tasks import MATH_PYTHON
+from tests.engine.learner.training_examples import small_run, write_initial_checkpoint
+
+
+def make_run(
+    path: Path, *, sft_steps: int = 3, ranks: int = 1, checkpoint_every: int = 2
+) -> tuple[RunConfig, RunFolder]:
+    folder = RunFolder(path / "run")
+    folder.data.mkdir(parents=True)
+    folder.sockets.mkdir()
+    write_initial_checkpoint(folder.checkpoints / "init")
+    dialogue = [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "<reason>One and one.</reason>\n<answer>2</answer>"},
+    ]
+    lines = [json.dumps({"messages": dialogue}) + "\n"] * 12
+    (folder.data / "sft.jsonl").write_text("".join(lines))
+    base = small_run(ranks=ranks, checkpoint_every=checkpoint_every)
+    run = msgspec.structs.replace(base, sft=msgspec.structs.replace(base.sft, steps=sft_steps))
+    write_resolved(run, folder.config)
+    write_task_descriptions(folder, {"": MATH_PYTHON})
+    return run, folder
+
+
+def sweep_runs(*folders: Path) -> None:
+    """The launcher's cleanup at the end of each run that `make_run` has made."""
+    for folder in folders:
+        for scratch in (RunFolder(folder / "run").sockets, RunFolder(folder / "run").shared_memory):
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def no_report(step: int, values: dict[str, float]) -> None:
+    pass
+
+
+def saved_weights(folder: RunFolder, step: int) -> dict[str, Tensor]:
+    return gather_full_parameters(load_model(folder.get_checkpoint_path(step)))

@@ -1,0 +1,243 @@
+"""One rank of the learner in this process: cold start, steps, checkpoints and resuming."""
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
+
+from bus.messages import ProtocolError
+from configs.atomic_write import DiskError
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.learner.batches.batch_journal import BatchJournal
+from engine.learner.checkpoints import list_saved_steps
+from engine.learner.distributed import RankGroup, gather_full_parameters
+from engine.learner.learner_rank import CheckpointNotFound, LearnerRank
+from engine.learner.saving import checkpoint_writer
+from engine.model.hf_checkpoint import load_model
+from engine.weight_transfer.shared_memory import load_published
+from tests.engine.learner.learner_runs import make_run, no_report, saved_weights, sweep_runs
+from tests.engine.learner.training_examples import rows, store_batch
+
+TIMEOUT_S = 60
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock, pytest.mark.timeout(2 * TIMEOUT_S)]
+
+
+@pytest.fixture(autouse=True)
+def sweep(tmp_path: Path) -> Iterator[None]:
+    """The launcher's cleanup at a run's end."""
+    yield
+    sweep_runs(tmp_path, tmp_path / "straight")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[RunConfig, RunFolder]:
+    return make_run(tmp_path)
+
+
+def test_without_a_cold_start_step_0_is_the_initial_checkpoint(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0)
+    rank = LearnerRank(run, folder, RankGroup())
+    trained = rank.start(None, no_report)
+    assert trained.published is not None
+    assert (trained.step, trained.published.version) == (0, 0)
+    rank.finish_saving()
+    initial, saved = (gather_full_parameters(load_model(folder.checkpoints / name)) for name in ("init", "step_000000"))
+    torch.testing.assert_close(saved, initial, rtol=0, atol=0)
+    rank.close()
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[LearnerRank]:
+    """Started at step 0."""
+    rank = LearnerRank(*make_run(tmp_path, sft_steps=0), RankGroup())
+    rank.start(0, no_report)
+    yield rank
+    rank.close()
+
+
+def test_only_the_next_step_can_be_trained(rank: LearnerRank, tmp_path: Path) -> None:
+    sequences = store_batch(tmp_path / "batches", 1, rows(1))
+    for step in (0, 2):
+        with pytest.raises(ProtocolError, match=f"step {step} cannot be trained after step 0"):
+            rank.train(step, sequences)
+    assert rank.train(1, sequences).step == 1
+
+
+def test_a_learner_that_was_killed_after_a_checkpoint_reports_the_metrics_of_its_step_again(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    rank = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
+    assert rank.start(None, no_report).metrics == {}
+    metrics = rank.train(1, store_batch(folder.batches, 1, rows(1))).metrics
+    rank.save_if_due()
+    rank.finish_saving()
+    resumed = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches)).start(None, no_report)
+    assert resumed.step == 1
+    assert resumed.metrics == metrics
+    assert "loss" in resumed.metrics
+    rank.close()
+
+
+def test_the_kl_term_is_relative_to_the_weights_before_rl_also_after_resuming(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0)
+    run = replace(run, learner=replace(run.learner, kl_coef=0.1, minibatches=1, checkpoint_every=1))
+    figures = list[float]()
+    for resumed in (False, True):
+        rank = LearnerRank(run, folder, RankGroup())
+        rank.start(None, no_report)
+        step = 2 if resumed else 1
+        sequences = store_batch(folder.batches, step, rows(step))
+        figures.append(rank.train(step, sequences).metrics["kl_reference"])
+        rank.save_if_due()
+        rank.close()
+    assert figures[0] == pytest.approx(0.0, abs=1e-9)  # before the first update
+    assert figures[1] > 1e-6
+
+
+def test_weights_that_are_not_finite_are_reported_before_the_first_step(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0)
+    checkpoint = folder.checkpoints / "init" / "model.safetensors"
+    weights = load_file(checkpoint)
+    weights["model.norm.weight"][2] = float("nan")
+    save_file(weights, checkpoint, {"format": "pt"})
+    rank = LearnerRank(run, folder, RankGroup())
+    with pytest.raises(
+        UnusableInput, match=r"not finite after step 0, first in model\.norm\.weight.* model\.checkpoint"
+    ):
+        rank.start(None, no_report)
+    rank.close()
+
+
+def test_max_staleness_plus_one_versions_stay_readable(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0)
+    ahead = msgspec.structs.replace(run, rl=msgspec.structs.replace(run.rl, max_staleness=2, prompts=8))
+    rank = LearnerRank(ahead, folder, RankGroup())
+    published = [rank.start(0, no_report).published, *(rank.train(step, []).published for step in (1, 2))]
+    model = load_model(folder.checkpoints / "init")
+    for each in published:
+        assert each is not None
+        load_published(each, dict(model.named_parameters()), torch.float32)
+    rank.close()
+
+
+def test_resuming_from_a_step_without_a_checkpoint_is_refused(made: tuple[RunConfig, RunFolder]) -> None:
+    with pytest.raises(CheckpointNotFound, match="step_000007: no checkpoint to resume from"):
+        LearnerRank(*made, RankGroup()).start(7, no_report)
+
+
+def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
+    made: tuple[RunConfig, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = made
+    monkeypatch.setattr("engine.learner.saving.checkpoint_schedule.SFT_SAVE_EVERY", 2)
+
+    class Killed(Exception):
+        pass
+
+    def kill_at_three(step: int, values: dict[str, float]) -> None:
+        if step == 3:
+            raise Killed
+
+    killed = LearnerRank(run, folder, RankGroup())
+    with pytest.raises(Killed):
+        killed.start(None, kill_at_three)
+    killed.close()
+    assert not (folder.partial_cold_start / "model.safetensors").exists()
+    seen: list[int] = []
+    resumed = LearnerRank(run, folder, RankGroup())
+    resumed.start(None, lambda step, values: seen.append(step))
+    resumed.close()
+    straight = LearnerRank(*make_run(tmp_path / "straight"), RankGroup())
+    straight.start(None, no_report)
+    straight.close()
+    straight_folder = RunFolder(tmp_path / "straight" / "run")
+    assert seen == [3]
+    torch.testing.assert_close(saved_weights(folder, 0), saved_weights(straight_folder, 0), rtol=0, atol=0)
+    assert not (folder.checkpoints / "sft_partial").exists()
+
+
+def test_old_checkpoints_are_deleted_except_step_0_and_the_last(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=2)
+    rank = LearnerRank(run, folder, RankGroup())
+    rank.start(None, no_report)
+    for step in range(1, 7):
+        rank.train(step, [])
+        rank.save_if_due()
+    assert list_saved_steps(folder.checkpoints) == [0, 4, 6]  # the last step waits for its checkpoint
+    rank.close()
+
+
+def test_checkpoints_without_an_export_are_saved_between_those_with_one(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=2)
+    run = replace(run, learner=replace(run.learner, keep_checkpoints=9, export_every=3))
+    rank = LearnerRank(run, folder, RankGroup())
+    rank.start(None, no_report)
+    for step in range(1, 7):
+        rank.train(step, [])
+        rank.save_if_due()
+    rank.close()
+    exported = [folder.get_checkpoint_path(step) / "model.safetensors" for step in (0, 2, 3, 4, 6)]
+    assert list_saved_steps(folder.checkpoints) == [0, 2, 3, 4, 6]
+    assert [path.exists() for path in exported] == [True, False, True, False, True]
+
+
+def test_batches_are_deleted_only_after_their_checkpoint_has_its_final_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    journal, seen = BatchJournal(folder.batches), list[list[int]]()
+
+    def record_saved(_step: int) -> None:
+        seen.append(list_saved_steps(folder.checkpoints))
+
+    monkeypatch.setattr(journal, "delete_up_to", record_saved)
+    rank = LearnerRank(run, folder, RankGroup(), journal)
+    rank.start(None, no_report)
+    for step in (1, 2):
+        rank.train(step, [])
+        rank.save_if_due()
+    rank.close()
+    assert [saved[-1] for saved in seen] == [1, 2]
+
+
+def test_a_failed_write_ends_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    rank = LearnerRank(run, folder, RankGroup())
+    rank.start(None, no_report)
+    rank.finish_saving()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_writer, "write_shard", fail)
+    rank.train(1, [])
+    rank.save_if_due()
+    with pytest.raises(DiskError, match=r"/\.step_000001\.building: No space left on device"):
+        rank.train(2, [])
+        rank.save_if_due()
+    rank.close()
+    assert list_saved_steps(folder.checkpoints) == [0]
+
+
+def test_weights_are_published_before_they_are_saved_except_in_the_last_step(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    rank = LearnerRank(run, folder, RankGroup())
+    rank.start(None, no_report)
+    last = run.rl.steps
+    for step in range(1, last):
+        trained = rank.train(step, [])
+        assert trained.published is not None
+        rank.finish_saving()
+        assert list_saved_steps(folder.checkpoints)[-1] == step - 1
+        rank.save_if_due()
+        rank.finish_saving()
+        assert list_saved_steps(folder.checkpoints)[-1] == step
+    rank.train(last, [])
+    assert list_saved_steps(folder.checkpoints)[-1] == last
+    rank.close()
