@@ -11,4 +11,4 @@ def run_ranks(ranks: int, module: str, *arguments: str) -> None:
     command = [sys.executable, *launcher, "-m", f"tests.engine.learner.{module}", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr}"
