@@ -14,7 +14,7 @@ TRL_INSTALLED := $(TRL)/.installed
 
 # The fast tests run in two processes, each on its own core; only one of them imports torch.
 # An empty PYTHONDONTWRITEBYTECODE lets pytest cache the rewritten tests.
-FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker and not sglang and not bridges" --hypothesis-profile=quick
+FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker and not sglang and not bridges and not nightly" --hypothesis-profile=quick
 # All other tests: two worker processes, each of which runs whole files, since fixtures are per file or per session.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile
 WITH_TORCH := tests/engine tests/policies tests/tasks tests/actors/cli/doctor tests/actors/engines
