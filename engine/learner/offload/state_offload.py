@@ -79,7 +79,7 @@ class StateOffload:
     @torch.no_grad()
     def _move_to_host(self, tensors: Iterable[Tensor]) -> None:
         device_type = self._ranks.device.type
-        local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+        local = [_get_local_tensor(each) for each in tensors]
         # Steps of AdamW are in main memory anyway.
         copies = [(each, _copy_to_host(each)) for each in local if each.device.type == device_type]
         self._synchronize()
@@ -99,6 +99,11 @@ class StateOffload:
         with self._ranks.operation(operation):
             yield
         self._offload_s += time.monotonic() - began
+
+
+def _get_local_tensor(tensor: Tensor) -> Tensor:
+    """The tensor that a DTensor refers to: `to_local` returns a view for a parameter, and a move would change only the view."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # pyright: ignore[reportPrivateUsage]
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

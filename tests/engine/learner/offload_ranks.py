@@ -1,7 +1,8 @@
 """`python -m tests.engine.learner.offload_ranks OUT LEARNER`: steps that free the memory of the device in between.
 
 LEARNER is a JSON object with settings of [learner]. Checkpoints: OUT/step_000002 is started before its state moves,
-OUT/step_000003 while it is moved. Each rank writes OUT/RANK.json, an OffloadReport; rank 0 also OUT/parameters.pt.
+OUT/step_000003 and OUT/step_000004 while it is moved; the state returns after the end of the third save and during the
+fourth. Each rank writes OUT/RANK.json, an OffloadReport; rank 0 also OUT/parameters.pt.
 """
 
 import sys
@@ -21,7 +22,8 @@ from tests.engine.learner.training_examples import rl_sequences, small_run, trai
 from tests.engine.tiny_models import write_tokenizer
 
 STEPS = 4
-SAVED_BEFORE, SAVED_WHILE_MOVED = 2, 3
+SAVED_BEFORE = 2
+SAVED_WHILE_MOVED = (3, 4)
 
 
 class OffloadReport(msgspec.Struct):
@@ -59,10 +61,12 @@ def train(out: Path, trainer: Trainer, offload: StateOffload, report: OffloadRep
             trainer.save(out / "step_000002", out / "tokenizer")
         offload.release(collect)
         report.resident_bytes.append(sum(each.nbytes() for each in storages))
-        if trainer.step == SAVED_WHILE_MOVED:
-            trainer.save(out / "step_000003", out / "tokenizer")
-    trainer.finish_saving()
+        if trainer.step in SAVED_WHILE_MOVED:
+            trainer.save(out / f"step_{trainer.step:06d}", out / "tokenizer")
+        if trainer.step == SAVED_WHILE_MOVED[0]:
+            trainer.finish_saving()
     offload.restore()
+    trainer.finish_saving()
 
 
 def main(out: str, settings: str) -> None:

@@ -18,7 +18,7 @@ from engine.learner.learner_rank import LearnerRank
 from engine.learner.saving.training_state import read_whole_weights
 from engine.model.hf_checkpoint import load_model
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
-from tests.engine.learner.offload_ranks import STEPS, OffloadReport
+from tests.engine.learner.offload_ranks import SAVED_BEFORE, SAVED_WHILE_MOVED, STEPS, OffloadReport
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.training_examples import rows, small_run, store_batch
 
@@ -54,7 +54,7 @@ def test_a_state_that_moves_between_steps_trains_and_saves_the_same_bits(
     moved = train(tmp_path / "moved", ranks, dtype=dtype, offload="between_steps")
     torch.testing.assert_close(moved.parameters, kept.parameters, rtol=0, atol=0)
     assert [report.metrics for report in moved.reports] == [report.metrics for report in kept.reports]
-    for step in (2, 3):
+    for step in (SAVED_BEFORE, *SAVED_WHILE_MOVED):
         assert read_tensor_files(moved, step) == read_tensor_files(kept, step)
     model_bytes = sum(4 * each.numel() for each in kept.parameters.values())
     for report in moved.reports:
