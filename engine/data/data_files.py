@@ -37,20 +37,36 @@ class DatasetError(UnusableInput):
         super().__init__(f"{path}: {place}: {problem}" if place else f"{path}: {problem}")
 
 
+class BadRows:
+    """Unusable rows of one data set: up to `limit` are skipped and counted."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
+        self.errors: list[DatasetError] = []
+
+    def add(self, error: DatasetError) -> None:
+        """Raises `error`, or over the limit an error with the number of rows."""
+        if not self.limit:
+            raise error
+        self.errors.append(error)
+        if len(self.errors) > self.limit:
+            raise UnusableInput(f"{error} (more than {self.limit:,} unusable rows; the first: {self.errors[0]})")
+
+
 class DatasetRow(NamedTuple):
     path: Path  # in a folder, the part's
     number: int  # from 1; in JSONL, the line
     fields: RowFields
 
 
-def read_rows(path: Path, columns: Collection[str] = ()) -> Iterator[DatasetRow]:
+def read_rows(path: Path, columns: Collection[str] = (), bad_rows: BadRows | None = None) -> Iterator[DatasetRow]:
     """All rows of a file or of a folder's parts, without blank lines.
 
     Of a parquet file it reads only `columns`, or all without any. Raises DatasetError, also without rows.
     """
     is_empty = True
     for file in list_data_files(path):
-        for row in _read_file(file, columns):
+        for row in _read_file(file, columns, bad_rows or BadRows()):
             is_empty = False
             yield row
     if is_empty:
@@ -74,7 +90,7 @@ def list_data_files(path: Path) -> list[Path]:
 
 def _explain_download(path: Path) -> str:
     name = "/".join(path.parts[-2:])
-    return f" or folder; download a data set first: `hf download --repo-type dataset {name} --local-dir FOLDER`"
+    return f" or folder; download a data set first: `asterism data fetch {name} --output FOLDER`"
 
 
 def _list_parts(folder: Path) -> list[Path]:
@@ -100,24 +116,41 @@ def _find_extension(path: Path) -> str | None:
     return next((each for each in _TEXT_READERS if name.removesuffix(".gz").endswith(each)), None)
 
 
+def detect_encoding(path: Path) -> str:
+    """For example "UTF-8" or "UTF-16-LE with a byte order mark"; empty for parquet. Raises DatasetError."""
+    if _find_extension(path) == ".parquet":
+        return ""
+    try:
+        with _open_text_file(path) as file:
+            before = file.tell()
+            encoding = _skip_byte_order_mark(path, file)
+            mark = " with a byte order mark" if file.tell() > before else ""
+    except (EOFError, zlib.error, OSError) as error:
+        raise DatasetError(path, f"cannot be read: {error}") from None
+    return f"{encoding.upper()}{mark}"
+
+
 # ---------------------------------------------------------------- one file
 
 
-def _read_file(path: Path, columns: Collection[str]) -> Iterator[DatasetRow]:
+def _read_file(path: Path, columns: Collection[str], bad_rows: BadRows) -> Iterator[DatasetRow]:
     read_text = _TEXT_READERS.get(_find_extension(path) or "")
     try:
         if read_text is None:
             yield from _read_parquet(path, columns)
             return
-        with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
-            content = cast(io.BufferedReader, file)
-            yield from read_text(path, content, _skip_byte_order_mark(path, content))
+        with _open_text_file(path) as file:
+            yield from read_text(path, file, _skip_byte_order_mark(path, file), bad_rows)
     except UnicodeDecodeError as error:
         raise DatasetError(path, f"not {error.encoding.upper()} text: {error.reason}; save it as UTF-8") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DatasetError(path, f"not a gzip file, or incomplete: {error}") from None
     except OSError as error:
         raise DatasetError(path, f"cannot be read: {error.strerror}") from None
+
+
+def _open_text_file(path: Path) -> io.BufferedReader:
+    return cast(io.BufferedReader, gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb"))
 
 
 def _skip_byte_order_mark(path: Path, file: io.BufferedReader) -> str:
@@ -132,20 +165,30 @@ def _skip_byte_order_mark(path: Path, file: io.BufferedReader) -> str:
     return "utf-8"
 
 
-def _read_jsonl(path: Path, file: io.BufferedReader, encoding: str) -> Iterator[DatasetRow]:
+def _read_jsonl(path: Path, file: io.BufferedReader, encoding: str, bad_rows: BadRows) -> Iterator[DatasetRow]:
     with io.TextIOWrapper(file, encoding) as text:
         lines = file if encoding == "utf-8" else text  # text, decoded in blocks, would not locate an invalid byte
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield _parse_row(path, number, _parse_json(path, line, number))
+                try:
+                    row = _parse_row(path, number, _parse_json(path, line, number))
+                except DatasetError as error:
+                    bad_rows.add(error)
+                else:
+                    yield row
 
 
-def _read_json(path: Path, file: io.BufferedReader, encoding: str) -> Iterator[DatasetRow]:
+def _read_json(path: Path, file: io.BufferedReader, encoding: str, bad_rows: BadRows) -> Iterator[DatasetRow]:
     rows = _parse_json(path, file.read().decode(encoding))
     if not isinstance(rows, list):
         raise DatasetError(path, "not a JSON array of objects")
-    for number, row in enumerate(cast(list[object], rows), start=1):
-        yield _parse_row(path, number, row)
+    for number, fields in enumerate(cast(list[object], rows), start=1):
+        try:
+            row = _parse_row(path, number, fields)
+        except DatasetError as error:
+            bad_rows.add(error)
+        else:
+            yield row
 
 
 def _parse_json(path: Path, text: str | bytes, row: int | None = None) -> object:
@@ -164,7 +207,7 @@ def _parse_row(path: Path, number: int, row: object) -> DatasetRow:
     return DatasetRow(path, number, cast(RowFields, row))
 
 
-def _read_csv(path: Path, file: io.BufferedReader, encoding: str) -> Iterator[DatasetRow]:
+def _read_csv(path: Path, file: io.BufferedReader, encoding: str, bad_rows: BadRows) -> Iterator[DatasetRow]:
     """All values are text; an empty one is null."""
     number = 0
     with io.TextIOWrapper(file, encoding, newline="") as text:
@@ -175,7 +218,8 @@ def _read_csv(path: Path, file: io.BufferedReader, encoding: str) -> Iterator[Da
                 raise DatasetError(path, f"columns of the same name: {', '.join(names)}")
             for number, values in enumerate(lines, start=1):
                 if len(values) != len(names):
-                    raise DatasetError(path, f"{len(values)} values for {len(names)} columns", row=number)
+                    bad_rows.add(DatasetError(path, f"{len(values)} values for {len(names)} columns", row=number))
+                    continue
                 yield DatasetRow(path, number, {name: value or None for name, value in zip(names, values, strict=True)})
         except csv.Error as error:
             raise DatasetError(path, f"not CSV: {error}", row=number + 1) from None
@@ -198,7 +242,7 @@ def _read_parquet(path: Path, columns: Collection[str]) -> Iterator[DatasetRow]:
         raise DatasetError(path, f"not a parquet file: {error}") from error
 
 
-_TEXT_READERS: dict[str, Callable[[Path, io.BufferedReader, str], Iterator[DatasetRow]]] = {
+_TEXT_READERS: dict[str, Callable[[Path, io.BufferedReader, str, BadRows], Iterator[DatasetRow]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,

@@ -14,7 +14,7 @@ from policies.dialogue.parse_turn import extract_last_boxed
 
 _QUESTION_FIELDS = ("question", "problem", "Question", "Problem")
 _ANSWER_FIELDS = ("answer", "Answer", "ground_truth")
-_COLUMNS = (*_QUESTION_FIELDS, *_ANSWER_FIELDS, "prompt", "extra_info", "reward_model", "solution")
+QUESTION_COLUMNS = (*_QUESTION_FIELDS, *_ANSWER_FIELDS, "prompt", "extra_info", "reward_model", "solution")
 # Instructions around every question of a published data set, for an answer that the run would count as wrong.
 _WRAPPERS = tuple(
     (
@@ -33,6 +33,7 @@ class DatasetProblem(NamedTuple):
     question: str
     ground_truth: str
     fields: RowFields  # all columns, if they were asked for
+    was_wrapped: bool = False  # in the instruction of a published data set, for another answer format
 
 
 class RowLayout(NamedTuple):
@@ -67,13 +68,13 @@ class QuestionReport:
     _questions: set[bytes] = field(default_factory=set[bytes])  # digests: the texts take ten times the memory
     _problems: set[bytes] = field(default_factory=set[bytes])
 
-    def add_problem(self, problem: DatasetProblem, *, unwrapped: bool) -> bool:
+    def add_problem(self, problem: DatasetProblem) -> bool:
         """Whether the run uses the problem."""
         question = blake2b(problem.question.encode(), digest_size=16).digest()
         both = blake2b(problem.ground_truth.encode(), key=question, digest_size=16).digest()
         repeated = both in self._problems
         self.num_rows += 1
-        self.num_unwrapped += unwrapped
+        self.num_unwrapped += problem.was_wrapped
         self.num_repeated += repeated
         if repeated and self.training is None:
             return False
@@ -124,23 +125,21 @@ def read_problems(
     Raises DatasetError at the first unusable row.
     """
     report = report or QuestionReport()
-    for row in islice(read_rows(path, () if layout.all_columns else _COLUMNS), max_rows):
-        problem = _parse_problem(row, layout)
+    for row in islice(read_rows(path, () if layout.all_columns else QUESTION_COLUMNS), max_rows):
+        problem = parse_problem(row, layout)
         if not layout.is_plain:
             report.count_row()
             yield problem
             continue
-        bare = _remove_wrapper(problem.question)
-        if unwrapped := bare != problem.question:
-            problem = problem._replace(question=bare)
-        if report.add_problem(problem, unwrapped=unwrapped):
+        if report.add_problem(problem):
             yield problem
 
 
 # ---------------------------------------------------------------- one row
 
 
-def _parse_problem(row: DatasetRow, layout: RowLayout) -> DatasetProblem:
+def parse_problem(row: DatasetRow, layout: RowLayout = PLAIN_ROWS) -> DatasetProblem:
+    """Removes the wrapper of a published data set from a plain question. Raises DatasetError with the field."""
     key, question = _find_question(row.fields)
     if not question.strip() and layout.needs_question:
         raise DatasetError(row.path, "no question; expected a non-empty string", row=row.number, field=key)
@@ -149,10 +148,13 @@ def _parse_problem(row: DatasetRow, layout: RowLayout) -> DatasetProblem:
         found = "missing, or without an answer" if value is None or isinstance(value, str) else f"got {value!r:.40}"
         expected = "" if value is None or isinstance(value, str) else "; expected one answer, as text or a number"
         raise DatasetError(row.path, found + expected, row=row.number, field=key)
-    return DatasetProblem(f"{row.path.name}:{row.number}", question.strip(), answer, row.fields)
+    question = question.strip()
+    bare = _remove_wrapper(question) if layout.is_plain else question
+    return DatasetProblem(f"{row.path.name}:{row.number}", bare, answer, row.fields, bare != question)
 
 
 def _remove_wrapper(question: str) -> str:
+    """The question without an instruction for an answer that the run would count as wrong."""
     for prefix, suffix in _WRAPPERS:
         if question.startswith(prefix) and question.endswith(suffix):
             return question.removeprefix(prefix).removesuffix(suffix).strip()

@@ -63,10 +63,15 @@ def read_sft_dialogues(
     `formats`: by name of the task. The format's system message replaces the row's, so that the prompt equals that of
     the rollouts.
     """
-    return [
-        _tokenize_dialogue(_parse_messages(row), tokenizer, _choose_format(row, formats))
-        for row in read_rows(path, _COLUMNS)
-    ]
+    return list(iter_sft_dialogues(path, tokenizer, formats))
+
+
+def iter_sft_dialogues(
+    path: Path, tokenizer: TextTokenizer, formats: Mapping[str, DialogueFormat]
+) -> Iterator[TokenizedDialogue]:
+    """As read_sft_dialogues, one row at a time."""
+    for row in read_rows(path, _COLUMNS):
+        yield _tokenize_dialogue(_parse_messages(row), tokenizer, _choose_format(row, formats))
 
 
 def count_sft_dialogues(path: Path, formats: Mapping[str, DialogueFormat], max_rows: int) -> int:

@@ -25,6 +25,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         *("ratio_to_pyzmq_asyncio", "messages_per_s", "round_trip_p50_us", "round_trip_p99_us", "peers"),
         *("log_events_per_s", "story_ms_1m_events", "streamed_messages", "sender_mib", "receiver_mib"),
     ),
+    "curation": ("rows", "seconds", "cpu_s", "rows_per_s", "peak_mib", "kept", "removed"),
     "checkpoints": tuple(
         f"{figure}_tiny" for figure in ("parameters", "step_s", "step_saving_s", "ratio", "save_cpu_s", "cpu_ratio")
     ),

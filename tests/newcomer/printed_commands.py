@@ -22,6 +22,14 @@ REPLACED = {
     "asterism task check FILE:NAME --data F": (
         "python examples/guess.py && asterism task check examples/guess.py:Game --data runs/examples/guess/rows.jsonl"
     ),
+    "asterism data inspect data/raw.jsonl": "asterism data inspect runs/demo/data/train.jsonl",
+    "asterism data clean data/raw.jsonl --output data/clean.jsonl --against data/aime24.jsonl": (
+        "asterism data clean runs/demo/data/train.jsonl --output clean.jsonl --against runs/demo/data/test.jsonl"
+    ),
+    "asterism data split data/clean.jsonl --test 500 --output data": (
+        "asterism data split clean.jsonl --test 50 --output data"
+    ),
+    "asterism data render CONFIG --source train": "asterism data render configs/tiny.toml --source train",
     "asterism report RUN [--json]": "asterism report runs/demo --json",
     "asterism simulate WORKLOAD|RUN": "asterism simulate one_node --scale 0.125",
     "asterism log story RUN TRAJECTORY": "asterism log story runs/demo 6",
@@ -55,6 +63,7 @@ DRY_RUN = tuple(
 
 # Commands that a single machine without a GPU cannot run, by the first words of the command.
 NEEDS = {
+    "asterism data fetch": "a network (tests/actors/cli/test_data_commands.py)",
     "asterism join": "a second machine (tests/cluster)",
     "cd /shared": "a shared file system",
     "for host in": "a second machine",

@@ -124,8 +124,8 @@ def test_an_unusable_folder_is_refused(tmp_path: Path, names: list[str], problem
 
 def test_a_name_of_a_hub_is_refused_with_the_command_that_downloads_it(tmp_path: Path) -> None:
     error = read_error(tmp_path / "open-r1" / "DAPO-Math-17k-Processed")
-    assert "no such file or folder; download a data set first: `hf download " in error
-    assert "--repo-type dataset open-r1/DAPO-Math-17k-Processed " in error
+    assert "no such file or folder; download a data set first: `asterism data fetch " in error
+    assert "fetch open-r1/DAPO-Math-17k-Processed --output " in error
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:

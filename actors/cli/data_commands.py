@@ -1,0 +1,272 @@
+"""`asterism data`: fetches, inspects, cleans, splits and renders the data files of a run."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from actors.cli.console import make_console
+from actors.cli.json_output import check_json_path, write_json
+from actors.cli.log.subcommands import JsonOption, SetOption
+from configs.errors import UnusableInput
+
+if TYPE_CHECKING:  # the imports take a second, and each command imports this file
+    from collections.abc import Iterator
+
+    from configs.schema import RunConfig
+    from engine.model.tokenizer import FastTokenizer
+    from tasks.curation.cleaning import CleanReport
+    from tasks.curation.inspection import FileInspection
+    from tasks.curation.rendering import RenderedRow
+
+data_app = typer.Typer(help="Prepare data files: fetch, inspect, clean, split and render.", no_args_is_help=True)
+
+FileArgument = Annotated[
+    Path, typer.Argument(help="File, or folder of parts, in a format of docs/data.md.", metavar="FILE")
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing output files.")]
+Answers = Literal["integer", "number", "any"]
+Source = Literal["train", "test", "sft"]
+
+_MAX_SHOWN_IDS = 16
+_REASONS = {
+    "unusable": "not readable, or without question or answer",
+    "answer": "the answer is not of the wanted kind",
+    "unverifiable": "the verifier cannot parse the answer",
+    "duplicate": "an earlier row has the same question and answer",
+    "conflicting": "an earlier row has the same question with another answer",
+    "near_duplicate": "an earlier row has nearly the same question, with the same numbers and answer",
+    "overlap": "a test set has the question",
+}
+
+
+@data_app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="Data set on the hub, such as openai/gsm8k.", metavar="NAME")],
+    output: Annotated[Path, typer.Option("--output", metavar="FOLDER", help="Folder for its files.")],
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--include", metavar="PATTERN", help="Only files that match, such as '*.parquet'; may be repeated."
+        ),
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit (default: the newest).")] = None,
+) -> None:
+    """Download a data set from the Hugging Face hub. A second call continues an interrupted download."""
+    console = make_console()
+    for file in _download(name, output, include or [], revision):
+        console.print(escape(str(file)), soft_wrap=True)
+
+
+@data_app.command()
+def inspect(file: FileArgument, json_file: JsonOption = None) -> None:
+    """Report encoding, columns, unusable rows, repeated questions and unverifiable answers.
+
+    Exit with 1 if a run would refuse the file.
+    """
+    from tasks.curation.answer_check import find_unreadable_answers
+    from tasks.curation.inspection import inspect_data
+
+    check_json_path(json_file)
+    found = inspect_data(file, find_unreadable_answers)
+    _print_inspection(found, make_console())
+    write_json(json_file, found)
+    raise typer.Exit(int(found.num_unusable > 0))
+
+
+@data_app.command(epilog="Example: asterism data clean raw.parquet --output train.jsonl --against aime24.jsonl")
+def clean(
+    file: FileArgument,
+    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="Kept rows: .jsonl or .jsonl.gz.")],
+    answers: Annotated[
+        Answers, typer.Option(help="Kind of answers to keep; `any` keeps all that the verifier can parse.")
+    ] = "integer",
+    against: Annotated[
+        list[Path] | None,
+        typer.Option("--against", metavar="FILE", help="Test set that training must not contain; may be repeated."),
+    ] = None,
+    similarity: Annotated[
+        float, typer.Option(min=0.3, max=1.0, help="Least share of equal word pairs of nearly equal questions.")
+    ] = 0.6,
+    keep: Annotated[
+        list[str] | None, typer.Option("--keep", metavar="COLUMN", help="Column to copy; may be repeated.")
+    ] = None,
+    max_bad_rows: Annotated[int, typer.Option(min=0, help="Unusable rows to skip before the command fails.")] = 100,
+    overwrite: OverwriteOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Keep verifiable, distinct questions that no test set has, in the layout {"question", "answer", "source"}.
+
+    OUTPUT's name with `.removed.jsonl` lists each removed row with the reason.
+    """
+    from tasks.curation.answer_check import find_unreadable_answers
+    from tasks.curation.cleaning import CleanOptions, clean_questions
+
+    check_json_path(json_file)
+    removed = output.with_name(f"{_remove_extension(output)}.removed.jsonl")
+    _check_outputs([output, removed], [file, *(against or [])], overwrite=overwrite)
+    options = CleanOptions(answers, similarity, tuple(against or ()), max_bad_rows, tuple(keep or ()))
+    report = clean_questions(file, output, removed, options, find_unreadable_answers)
+    _print_clean_report(report, output, removed, make_console())
+    write_json(json_file, report)
+
+
+@data_app.command()
+def split(
+    file: FileArgument,
+    test: Annotated[int, typer.Option("--test", min=1, metavar="N", help="Number of distinct test questions.")],
+    output: Annotated[Path, typer.Option("--output", metavar="FOLDER", help="Folder for train.jsonl and test.jsonl.")],
+    seed: Annotated[int, typer.Option(help="Another seed chooses other questions.")] = 0,
+    overwrite: OverwriteOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Choose test questions at random. Copies of a question go to the same file."""
+    from tasks.curation.splitting import split_questions
+
+    check_json_path(json_file)
+    output.mkdir(parents=True, exist_ok=True)
+    train_file, test_file = output / "train.jsonl", output / "test.jsonl"
+    _check_outputs([train_file, test_file], [file], overwrite=overwrite)
+    report = split_questions(file, train_file, test_file, test, seed)
+    console = make_console()
+    for path, count in ((train_file, report.num_train), (test_file, report.num_test)):
+        console.print(f"{escape(str(path))}: {count:,} rows", soft_wrap=True)
+    write_json(json_file, report)
+
+
+@data_app.command()
+def render(
+    config: Annotated[Path, typer.Argument(help="Configuration file in TOML.", metavar="CONFIG")],
+    source: Annotated[
+        Source, typer.Option(help="Training questions, test questions, or cold-start dialogues.")
+    ] = "train",
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows.")] = 3,
+    task: Annotated[str, typer.Option(metavar="NAME", help="Task of [[tasks]] (default: the first).")] = "",
+    override: SetOption = None,
+) -> None:
+    """Show rows exactly as the model sees them: text, special tokens, token ids, and what the loss covers."""
+    from configs.load import load_run
+
+    run = load_run(config, override or [])
+    console = make_console()
+    for row in islice(_render_rows(run, source, task), rows):
+        console.print(Text(row.name, "bold"))
+        for part in row.parts:
+            label = "trained" if part.is_trained else "context"
+            ids = " ".join(map(str, part.token_ids[:_MAX_SHOWN_IDS]))
+            more = " ..." if len(part.token_ids) > _MAX_SHOWN_IDS else ""
+            console.print(Text(f"-- {label}, {len(part.token_ids)} tokens: {ids}{more}", "dim"), soft_wrap=True)
+            console.print(Text(part.text, "green" if part.is_trained else ""), soft_wrap=True)
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def _download(name: str, folder: Path, patterns: list[str], revision: str | None) -> list[Path]:
+    """Returns the files. Raises UnusableInput."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        snapshot_download(
+            name, repo_type="dataset", local_dir=folder, allow_patterns=patterns or None, revision=revision
+        )
+    except HFValidationError as error:
+        raise UnusableInput(f"{name}: {error}") from None
+    except (HfHubHTTPError, OSError) as error:
+        raise UnusableInput(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and ".cache" not in file.parts]
+    if not files:
+        raise UnusableInput(f"{name}: no file matches {', '.join(patterns)}")
+    return files
+
+
+def _render_rows(run: RunConfig, source: Source, name: str) -> Iterator[RenderedRow]:
+    from actors.launch.input_checks import describe_tasks
+    from configs.run_folder import RunFolder
+    from engine.model.tokenizer import load_tokenizer
+    from tasks.curation.rendering import render_dialogues, render_questions
+
+    folder = RunFolder(Path(run.runs_folder) / run.name)
+    tokenizer: FastTokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
+    descriptions = describe_tasks(run)
+    if source == "sft":
+        return render_dialogues(run, descriptions, folder.expand_path(run.sft.data), tokenizer)
+    tasks = {task.name: task for task in run.resolved_tasks}
+    if name and name not in tasks:
+        raise UnusableInput(f"--task {name}: there is no such task; the configuration has {', '.join(tasks)}")
+    task = tasks[name] if name else run.resolved_tasks[0]
+    path = folder.expand_path(task.data if source == "train" else task.test)
+    return render_questions(task, descriptions[task.name], path, tokenizer)
+
+
+def _check_outputs(outputs: list[Path], inputs: list[Path], *, overwrite: bool) -> None:
+    """Raises UnusableInput before the work starts."""
+    for path in outputs:
+        if path.name.endswith((".jsonl", ".jsonl.gz")) is False:
+            raise UnusableInput(f"--output {path}: expected the extension .jsonl or .jsonl.gz")
+        if any(path.resolve() == each.resolve() for each in inputs):
+            raise UnusableInput(f"--output {path}: is also an input")
+        if not path.parent.is_dir():
+            raise UnusableInput(f"--output {path}: the folder {path.parent} does not exist")
+        if path.exists() and not overwrite:
+            raise UnusableInput(f"--output: {path} exists; add --overwrite to replace it")
+
+
+def _remove_extension(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+# ---------------------------------------------------------------- output
+
+
+def _print_clean_report(report: CleanReport, output: Path, removed: Path, console: Console) -> None:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("Removed")
+    table.add_column("Rows", justify="right")
+    table.add_column("Reason")
+    for reason, text in _REASONS.items():
+        if count := {str(key): value for key, value in report.num_removed.items()}.get(reason, 0):
+            table.add_row(reason, f"{count:,}", text)
+    if report.num_removed:
+        console.print(table)
+    unwrapped = f"; removed the instruction for another answer format from {report.num_unwrapped:,}"
+    suffix = unwrapped if report.num_unwrapped else ""
+    console.print(f"{escape(str(output))}: {report.num_kept:,} of {report.num_rows:,} rows{suffix}", soft_wrap=True)
+    console.print(f"{escape(str(removed))}: the others", soft_wrap=True)
+
+
+def _print_inspection(found: FileInspection, console: Console) -> None:
+    for name, encoding in found.encodings.items():
+        console.print(f"{escape(name)}: {encoding or 'parquet'}", soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("Column")
+    table.add_column("Values")
+    table.add_column("Missing", justify="right")
+    for name, column in found.columns.items():
+        types = ", ".join(f"{count:,} {kind}" for kind, count in column.types.items())
+        table.add_row(escape(name), types, f"{column.num_missing:,}")
+    console.print(table)
+    lines = [f"{found.num_rows:,} rows, {found.num_unusable:,} unusable"]
+    if found.num_dialogues:
+        lines.append(f"{found.num_dialogues:,} dialogues for the cold start")
+    if found.answer_kinds:
+        median, high, longest = found.question_characters
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in found.answer_kinds.items())
+        lines += [found.counts, f"answers: {kinds}"]
+        lines.append(f"characters of a question: {median:,} median, {high:,} at 95 %, {longest:,} maximum")
+    lines += [f"warning: {warning}" for warning in found.warnings]
+    lines += [f"unusable: {problem}" for problem in found.unusable]
+    lines += [f"the verifier cannot parse the answer {answer!r}" for answer in found.unreadable_answers]
+    if found.num_unchecked_answers:
+        lines.append(f"{found.num_unchecked_answers:,} further distinct answers are not checked")
+    for line in lines:
+        console.print(escape(line), soft_wrap=True)

@@ -1,0 +1,79 @@
+"""Measure `asterism data clean` on generated word problems. JSON last.
+
+    python -m benchmarks.curation [--rows N] [--tests N] [--seed N] [--quick]
+
+The rows are cleaned against a test set, with one row in fifty a copy of another row or of a test question. `peak_mib` is
+the largest of the command's processes; the workers are as many as there are cores.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from benchmarks.curation.word_problems import WordProblem, copy_exactly, copy_nearly, draw_word_problems
+
+QUICK_ROWS = 5_000
+COPIED_EVERY = 50
+
+
+def write_rows(path: Path, problems: Iterable[WordProblem]) -> None:
+    with path.open("w") as file:
+        for each in problems:
+            file.write(json.dumps({"question": each.question, "answer": each.answer}) + "\n")
+
+
+def generate_rows(count: int, tests: list[WordProblem], random: Random) -> Iterable[WordProblem]:
+    drawn = draw_word_problems(random)
+    before = next(drawn)
+    for number in range(count):
+        if number % COPIED_EVERY == COPIED_EVERY - 1:
+            kind = number // COPIED_EVERY % 3
+            yield (copy_exactly, copy_nearly, copy_nearly)[kind](random.choice(tests) if kind == 2 else before, random)
+        else:
+            before = next(drawn)
+            yield before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--tests", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} rows")
+    options = parser.parse_args()
+    rows, random = QUICK_ROWS if options.quick else options.rows, Random(options.seed)
+    print(f"seed {options.seed}, {rows:,} rows")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tests = list(islice(draw_word_problems(random), options.tests))
+        write_rows(folder / "test.jsonl", tests)
+        write_rows(folder / "rows.jsonl", generate_rows(rows, tests, random))
+        command = [sys.executable, "-m", "actors.cli.main", "data", "clean", str(folder / "rows.jsonl")]
+        command += ["--output", str(folder / "out.jsonl"), "--against", str(folder / "test.jsonl")]
+        began = time.monotonic()
+        subprocess.run([*command, "--json", str(folder / "report.json")], check=True)
+        seconds = time.monotonic() - began
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        report = json.loads((folder / "report.json").read_bytes())
+        figures = {
+            "rows": rows,
+            "seconds": round(seconds, 2),
+            "cpu_s": round(used.ru_utime + used.ru_stime, 2),
+            "rows_per_s": round(rows / seconds),
+            "peak_mib": used.ru_maxrss >> 10,
+            "kept": report["num_kept"],
+            "removed": report["num_removed"],
+        }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Prepares data files for runs: cleans, splits, inspects and renders them. The subcommands of `asterism data`."""

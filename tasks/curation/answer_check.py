@@ -1,0 +1,57 @@
+"""Which answers of a data set can the run's verifier grade? Trajectories of the others are masked (docs/grading.md)."""
+
+import asyncio
+import re
+from collections.abc import Collection
+from typing import Literal
+
+from bus.messages import AnswerSubmitted
+from configs.machines import SandboxConfig
+from sandbox.contract import SandboxFailure
+from sandbox.select_backend import make_sandbox
+from tasks.checking.lazy_sandbox import LazySandbox
+
+AnswerKind = Literal["integer", "number", "any"]
+
+_SENTENCE_WORDS = 3
+_WORD, _COMMAND = re.compile(r"[^\W\d_]{3,}"), re.compile(r"\\[a-zA-Z]+")
+_INTEGER = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)"
+_KINDS = {
+    "integer": re.compile(_INTEGER),
+    "number": re.compile(rf"{_INTEGER}(?:\.\d+)?|[-+]?\.\d+|{_INTEGER}\s*/\s*\d+|[-+]?\\[dt]?frac\{{-?\d+\}}\{{\d+\}}"),
+}
+_PROBE = "0"  # an answer: the verifier parses the truth before it compares
+_MAX_GRADINGS = 4  # at a time
+
+
+def is_answer_of_kind(answer: str, kind: str) -> bool:
+    """`kind`: an AnswerKind. A sentence is of no kind: the verifier would compare it as a text."""
+    if kind == "any":
+        return len(_WORD.findall(_COMMAND.sub(" ", answer))) < _SENTENCE_WORDS
+    return _KINDS[kind].fullmatch(answer.strip("$ ").replace("\u2212", "-")) is not None
+
+
+def find_unreadable_answers(answers: Collection[str]) -> list[str]:
+    """Each answer is parsed in the sandbox, with its limits of time and memory. In the order of `answers`."""
+    return asyncio.run(_find_unreadable(answers))
+
+
+async def _find_unreadable(answers: Collection[str]) -> list[str]:
+    sandbox = LazySandbox(make_sandbox(SandboxConfig(backend="process"), run="data"))
+    free = asyncio.Semaphore(_MAX_GRADINGS)
+
+    async def is_unreadable(answer: str) -> bool:
+        async with free:
+            try:
+                await sandbox.grade(AnswerSubmitted(0, _PROBE, answer))
+            except SandboxFailure as failure:
+                if "the ground truth" not in str(failure):
+                    raise
+                return True
+            return False
+
+    try:
+        verdicts = await asyncio.gather(*map(is_unreadable, answers))
+    finally:
+        await sandbox.close()
+    return [answer for answer, unreadable in zip(answers, verdicts, strict=True) if unreadable]

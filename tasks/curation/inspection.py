@@ -1,0 +1,119 @@
+"""The contents of a data file, as a run reads them: `asterism data inspect`."""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import msgspec
+
+from engine.data.data_files import BadRows, DatasetError, RowFields, detect_encoding, list_data_files, read_rows
+from engine.data.datasets import QuestionReport, parse_problem
+from tasks.curation.answer_check import is_answer_of_kind
+
+_MAX_LISTED = 20
+_MAX_CHECKED_ANSWERS = 1000  # distinct answers that are no numbers: the verifier needs about 5 ms for each
+_DIALOGUE_COLUMNS = ("messages", "conversations")
+
+
+class ColumnSummary(msgspec.Struct):
+    types: dict[str, int]  # number of values by type
+    num_missing: int  # or null
+
+
+class FileInspection(msgspec.Struct):
+    path: str
+    encodings: dict[str, str]  # by file; that of parquet is empty
+    num_rows: int
+    columns: dict[str, ColumnSummary]
+    unusable: list[str]  # the first messages
+    num_unusable: int
+    num_dialogues: int  # rows for the cold start
+    answer_kinds: dict[str, int]  # integer, number, expression, sentence
+    question_characters: list[int]  # median, 95th percentile, maximum
+    counts: str  # of questions, as the start of a run prints them
+    warnings: list[str]
+    unreadable_answers: list[str]
+    num_unchecked_answers: int
+
+
+def inspect_data(path: Path, find_unreadable: Callable[[Collection[str]], list[str]]) -> FileInspection:
+    """Reads the whole file or folder. Raises DatasetError if it cannot be read at all."""
+    return _Inspection(path).run(find_unreadable)
+
+
+class _Inspection:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bad_rows = BadRows(2**62)
+        self._columns: dict[str, Counter[str]] = {}
+        self._report = QuestionReport()
+        self._lengths: Counter[int] = Counter()
+        self._kinds: Counter[str] = Counter()
+        self._other_answers: dict[str, None] = {}  # in order
+        self._num_rows = self._num_dialogues = 0
+
+    def run(self, find_unreadable: Callable[[Collection[str]], list[str]]) -> FileInspection:
+        files = list_data_files(self._path)
+        encodings = {file.name: detect_encoding(file) for file in files}
+        for row in read_rows(self._path, bad_rows=self._bad_rows):
+            self._num_rows += 1
+            self._count_columns(row.fields)
+            if any(isinstance(row.fields.get(name), list) for name in _DIALOGUE_COLUMNS):
+                self._num_dialogues += 1
+                continue
+            try:
+                problem = parse_problem(row)
+            except DatasetError as error:
+                self._bad_rows.add(error)
+                continue
+            self._report.add_problem(problem)
+            self._lengths[len(problem.question)] += 1
+            self._count_answer(problem.ground_truth)
+        return self._summarize(encodings, find_unreadable)
+
+    def _count_columns(self, fields: RowFields) -> None:
+        for name, value in fields.items():
+            types = self._columns.setdefault(name, Counter())
+            if value is not None:
+                types[type(value).__name__] += 1
+
+    def _count_answer(self, answer: str) -> None:
+        kinds = {"integer": "integer", "number": "number", "any": "expression"}
+        kind = next((name for kind, name in kinds.items() if is_answer_of_kind(answer, kind)), "sentence")
+        self._kinds[kind] += 1
+        if kind == "expression":
+            self._other_answers[answer] = None
+
+    def _summarize(
+        self, encodings: dict[str, str], find_unreadable: Callable[[Collection[str]], list[str]]
+    ) -> FileInspection:
+        checked = list(self._other_answers)[:_MAX_CHECKED_ANSWERS]
+        errors = self._bad_rows.errors
+        return FileInspection(
+            path=str(self._path),
+            encodings=encodings,
+            num_rows=self._num_rows,
+            columns={
+                name: ColumnSummary(dict(types), self._num_rows - types.total())
+                for name, types in self._columns.items()
+            },
+            unusable=[str(error) for error in errors[:_MAX_LISTED]],
+            num_unusable=len(errors),
+            num_dialogues=self._num_dialogues,
+            answer_kinds=dict(self._kinds),
+            question_characters=[_find_quantile(self._lengths, share) for share in (0.5, 0.95, 1.0)],
+            counts=self._report.describe(),
+            warnings=self._report.list_warnings(),
+            unreadable_answers=find_unreadable(checked) if checked else [],
+            num_unchecked_answers=len(self._other_answers) - len(checked),
+        )
+
+
+def _find_quantile(counts: Counter[int], share: float) -> int:
+    """The least value with at least this share of all values at or below it; 0 without values."""
+    passed, total = 0, counts.total()
+    for value in sorted(counts):
+        passed += counts[value]
+        if passed >= share * total:
+            return value
+    return 0

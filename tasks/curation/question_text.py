@@ -1,0 +1,55 @@
+"""Words, numbers and operators of a question, without notation, for the comparison of questions."""
+
+import re
+import unicodedata
+from typing import NamedTuple
+
+_NOTATION = re.compile(  # LaTeX and Markdown without content: delimiters, spaces, sizes, styles
+    r"\\(?:left|right|big+|displaystyle|limits|quad|qquad|text|textbf|textit|mathrm|mathbf|boldsymbol|mbox|rm)(?![a-z])"
+    r"|\\[,;:! ()\[\]]|(?<=\d),(?=\d{3}(?!\d))|\{,\}|\*\*"
+)
+_TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|[^\w\s.,;:?!'\"`$\\{}()\[\]|~]")  # words, numbers, operators
+_SYNONYMS = {
+    "dfrac": "frac",
+    "tfrac": "frac",
+    "cdot": "*",
+    "times": "*",
+    "div": "/",
+    "le": "leq",
+    "ge": "geq",
+    "ne": "neq",
+}
+_CHARACTERS = str.maketrans(  # multiplication sign, middle dot, division sign, minus sign, dashes, apostrophe
+    {0xD7: "*", 0xB7: "*", 0xF7: "/", 0x2212: "-", 0x2013: "-", 0x2014: "-", 0x2019: "'"}
+)
+
+
+class QuestionText(NamedTuple):
+    words: list[str]  # lower case, with numbers and operators
+    numbers: list[str]  # in digits; sorted
+
+    @property
+    def shingles(self) -> set[str]:
+        """Pairs of adjacent words; of a single word, the word."""
+        return {" ".join(pair) for pair in zip(self.words, self.words[1:], strict=False)} or set(self.words)
+
+    def list_ngrams(self, length: int) -> set[tuple[str, ...]]:
+        """Of `length` adjacent words."""
+        return set(zip(*(self.words[start:] for start in range(length)), strict=False))
+
+
+def parse_question(question: str) -> QuestionText:
+    """Questions that differ in case, spaces, punctuation, brackets or the notation of numbers have the same words."""
+    text = question if question.isascii() else unicodedata.normalize("NFKC", question).translate(_CHARACTERS)
+    text = text.lower()
+    if "\\" in text or "," in text or "**" in text:
+        text = _NOTATION.sub("", text)
+    found: list[str] = _TOKEN.findall(text)
+    words = [_SYNONYMS.get(word, word) for word in found]
+    return QuestionText(words, sorted(word for word in words if word[0].isdigit()))
+
+
+def compute_similarity(one: QuestionText, other: QuestionText) -> float:
+    """The Jaccard index of their shingles."""
+    left, right = one.shingles, other.shingles
+    return len(left & right) / len(left | right) if left or right else 1.0

@@ -1,0 +1,50 @@
+"""The texts and tokens that a run makes of rows: `asterism data render`."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from configs.schema import RunConfig
+from configs.task_options import TaskConfig
+from engine.data.datasets import read_problems
+from engine.data.sft_dialogues import iter_sft_dialogues
+from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
+from engine.model.tokenizer import FastTokenizer
+from policies.tools.task_description import TaskDescription, TaskDescriptions
+
+
+class RenderedPart(NamedTuple):
+    text: str
+    token_ids: list[int]
+    is_trained: bool  # the loss of the cold start covers it
+
+
+class RenderedRow(NamedTuple):
+    name: str  # FILE:ROW
+    parts: list[RenderedPart]
+
+
+def render_questions(
+    task: TaskConfig, description: TaskDescription, path: Path, tokenizer: FastTokenizer
+) -> Iterator[RenderedRow]:
+    """The prompts of rollouts. Raises DatasetError."""
+    renderer = build_renderer(task.get_dialogue(), description, tokenizer)
+    for problem in read_problems(path, layout=get_row_layout(task, description)):
+        token_ids = renderer.render_prompt(problem.question)
+        yield RenderedRow(problem.name, [RenderedPart(tokenizer.decode(token_ids), token_ids, False)])
+
+
+def render_dialogues(
+    run: RunConfig, descriptions: TaskDescriptions, path: Path, tokenizer: FastTokenizer
+) -> Iterator[RenderedRow]:
+    """The sequences of the cold start. Raises DatasetError."""
+    formats = build_task_formats(run, descriptions)
+    for number, dialogue in enumerate(iter_sft_dialogues(path, tokenizer, formats), start=1):
+        parts: list[RenderedPart] = []
+        for is_trained, tokens in groupby(
+            zip(dialogue.token_ids, dialogue.loss_mask, strict=True), key=lambda each: each[1]
+        ):
+            token_ids = [token_id for token_id, _ in tokens]
+            parts.append(RenderedPart(tokenizer.decode(token_ids), token_ids, bool(is_trained)))
+        yield RenderedRow(f"{path.name}:{number}", parts)

@@ -1,0 +1,201 @@
+"""`asterism data`: its subcommands, with a hub on loopback."""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from subprocess import CompletedProcess, run
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from actors.cli.main import app
+from configs.dialogue_options import DialogueConfig
+from configs.errors import UnusableInput
+from tasks.checking.task_check import write_byte_tokenizer
+from tests.actors.runs.running import ROOT
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PUBLISHED = {"data/train.jsonl": b'{"question": "1+1?", "answer": 2}\n', "README.md": b"# Sums\n"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    """Raises what the command raises."""
+    result = CliRunner().invoke(app, ["data", *arguments], env={"COLUMNS": "160"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def write_jsonl(name: str, rows: list[Any]) -> None:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_file_is_inspected_cleaned_and_split() -> None:
+    rows = [{"question": f"What is {number} plus 1?", "answer": number + 1} for number in range(20)]
+    rows += [
+        rows[0],
+        {"question": "What is half of 1?", "answer": "1/2"},
+        {"question": "What is (x+1)^2?", "answer": "$$"},
+    ]
+    write_jsonl("raw.jsonl", rows)
+    shown = invoke("inspect", "raw.jsonl", "--json", "inspection.json")
+    assert shown.exit_code == 0
+    assert "answers: 21 integer, 1 number, 1 expression" in shown.output
+    assert "the verifier cannot parse the answer '$$'" in shown.output
+    assert json.loads(Path("inspection.json").read_text())["num_rows"] == 23
+    write_jsonl("held_out.jsonl", rows[4:6])
+    cleaned = invoke("clean", "raw.jsonl", "--output", "clean.jsonl", "--against", "held_out.jsonl", "--answers", "any")
+    assert "clean.jsonl: 19 of 23 rows" in cleaned.output
+    removed = [json.loads(line) for line in Path("clean.removed.jsonl").read_text().splitlines()]
+    assert [(each["row"], each["reason"], each.get("of")) for each in removed] == [
+        ("raw.jsonl:5", "overlap", "held_out.jsonl:1"),
+        ("raw.jsonl:6", "overlap", "held_out.jsonl:2"),
+        ("raw.jsonl:21", "duplicate", "raw.jsonl:1"),
+        ("raw.jsonl:23", "unverifiable", None),
+    ]
+    divided = invoke("split", "clean.jsonl", "--test", "5", "--output", "data", "--json", "split.json")
+    assert f"{Path('data/train.jsonl')}: 14 rows" in divided.output
+    assert json.loads(Path("split.json").read_text()) == {"num_train": 14, "num_test": 5, "num_questions": 19}
+
+
+def test_an_inspection_fails_if_a_run_would_refuse_the_file() -> None:
+    write_jsonl("rows.jsonl", [{"question": "What is 1+1?", "answer": 2}, {"question": "And?"}])
+    shown = invoke("inspect", "rows.jsonl")
+    assert shown.exit_code == 1
+    assert "unusable: rows.jsonl: row 2, field `answer`: missing" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [
+        ("rows.jsonl", "--output rows.jsonl: is also an input"),
+        ("old.jsonl", "--output: old.jsonl exists; add --overwrite to replace it"),
+        ("new.csv", "--output new.csv: expected the extension .jsonl or .jsonl.gz"),
+        ("absent/new.jsonl", "--output absent/new.jsonl: the folder absent does not exist"),
+    ],
+)
+def test_an_unusable_output_is_refused_before_the_work(output: str, problem: str) -> None:
+    write_jsonl("rows.jsonl", [{"question": "What is 1+1?", "answer": 2}])
+    write_jsonl("old.jsonl", ["kept"])
+    with pytest.raises(UnusableInput) as caught:
+        invoke("clean", "rows.jsonl", "--output", output)
+    assert str(caught.value) == problem
+    assert Path("old.jsonl").read_text() == '"kept"\n'
+
+
+def test_rows_are_rendered_as_the_run_tokenizes_them() -> None:
+    write_byte_tokenizer(Path("model"), DialogueConfig())
+    write_jsonl("train.jsonl", [{"question": "What is 1+1?", "answer": 2}, {"question": "What is 2+2?", "answer": 4}])
+    messages = [{"role": "user", "content": "What is 1+1?"}, {"role": "assistant", "content": "<reason>\n2"}]
+    write_jsonl("sft.jsonl", [{"messages": messages}])
+    Path("run.toml").write_text(
+        'name = "shown"\nmodel.checkpoint = "model"\nsft.data = "sft.jsonl"\n'
+        'data.train = "train.jsonl"\ndata.test = "train.jsonl"\n'
+    )
+    questions = invoke("render", "run.toml", "--rows", "1").output
+    assert questions.startswith("train.jsonl:1\n-- context, ")
+    assert "What is 1+1?" in questions
+    assert "What is 2+2?" not in questions
+    assert "<|im_start|>assistant\n<reason>" in questions
+    _, context, trained = invoke("render", "run.toml", "--source", "sft").output.split("-- ")
+    assert context.startswith("context, ")
+    assert trained.startswith("trained, 3 tokens: ")  # a line feed, the 2, and the end of turn
+    assert trained.endswith("\n\n2<|im_end|>\n")
+    with pytest.raises(UnusableInput, match="--task chess: there is no such task"):
+        invoke("render", "run.toml", "--task", "chess")
+
+
+# ---------------------------------------------------------------- a hub
+
+
+class _Hub(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        self._respond()
+
+    def do_GET(self) -> None:
+        self._respond()
+
+    def log_request(self, code: object = "-", size: object = "-") -> None:
+        pass
+
+    def log_error(self, *_: object) -> None:
+        pass
+
+    def _respond(self) -> None:
+        path = self.path.partition("?")[0]
+        name = path.partition(f"/resolve/{COMMIT}/")[2]
+        if path.startswith("/api/datasets/some/sums/revision/"):
+            content = json.dumps({"id": "some/sums", "sha": COMMIT}).encode()
+        elif path == f"/api/datasets/some/sums/tree/{COMMIT}":
+            files = [{"type": "file", "path": name, "size": len(PUBLISHED[name]), "oid": name} for name in PUBLISHED]
+            content = json.dumps(files).encode()
+        elif name in PUBLISHED:
+            content = PUBLISHED[name]
+        else:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{len(content)}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def fetch(endpoint: str, *arguments: str) -> CompletedProcess[str]:
+    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(Path("hub").absolute()), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "actors.cli.main", "data", "fetch", *arguments]
+    environment = os.environ | settings | {"PYTHONPATH": str(ROOT)}
+    return run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_files_of_a_data_set_are_fetched_from_a_hub(hub: str) -> None:
+    done = fetch(hub, "some/sums", "--output", "sums", "--include", "*.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "sums/data/train.jsonl"
+    assert Path("sums/data/train.jsonl").read_bytes() == PUBLISHED["data/train.jsonl"]
+    assert not Path("sums/README.md").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("some/absent", "--output", "a"), "some/absent: RepositoryNotFoundError"),
+        (("some/sums", "--output", "b", "--include", "*.parquet"), "some/sums: no file matches *.parquet"),
+        (("some/two/three", "--output", "c"), "some/two/three: "),
+    ],
+)
+def test_a_failed_fetch_names_its_cause(hub: str, arguments: tuple[str, ...], problem: str) -> None:
+    done = fetch(hub, *arguments)
+    assert done.returncode == 2
+    assert f"error: {problem}" in done.stderr
+    assert "Traceback" not in done.stderr

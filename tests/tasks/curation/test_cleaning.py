@@ -1,0 +1,174 @@
+"""asterism data clean removes what training cannot use, and only that."""
+
+import gzip
+import json
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.curation.word_problems import WordProblem, copy_exactly, copy_nearly, draw_word_problems, embed
+from configs.errors import UnusableInput
+from tasks.curation.cleaning import CleanOptions, CleanReport, RemovedRow, clean_questions
+
+SEED = 20251126
+
+
+def write_jsonl(path: Path, rows: Iterable[Any]) -> Path:
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def accept_all(answers: Collection[str]) -> list[str]:
+    return []
+
+
+def clean(
+    source: Path, find_unreadable: Any = accept_all, **options: Any
+) -> tuple[CleanReport, list[dict[str, Any]], dict[str, RemovedRow]]:
+    """(report, kept rows, removed rows by name)."""
+    output, removed = source.with_name("out.jsonl"), source.with_name("removed.jsonl")
+    report = clean_questions(source, output, removed, CleanOptions(**options), find_unreadable)
+    kept = [json.loads(line) for line in output.read_text().splitlines()]
+    listed = [msgspec.json.decode(line, type=RemovedRow) for line in removed.read_text().splitlines()]
+    assert report.num_kept == len(kept)
+    assert sum(report.num_removed.values()) == len(listed) == report.num_rows - report.num_kept
+    return report, kept, {each.row: each for each in listed}
+
+
+def make_rows(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
+    return [{"question": question, "answer": answer} for question, answer in pairs]
+
+
+def test_planted_copies_are_found_and_other_rows_stay(tmp_path: Path) -> None:
+    """10,000 rows with 200 duplicates, 100 near-duplicates and 50 overlaps with a test set of 300 questions."""
+    random = Random(SEED)
+    drawn = draw_word_problems(random)
+    tests, rows = list(islice(drawn, 300)), list(islice(drawn, 9_650))
+    planted = [copy_exactly(each, random) for each in random.sample(rows, 200)]
+    planted += [copy_nearly(each, random) for each in random.sample(rows, 100)]
+    for number, each in enumerate(random.sample(tests, 50)):
+        copies = (each._replace(defect="overlap"), copy_nearly(each, random, "overlap"), embed(each))
+        planted.append(copies[number % 3])
+    rows += planted  # behind the originals
+    problems = make_rows(*((each.question, each.answer) for each in rows))
+    write_jsonl(tmp_path / "test.jsonl", make_rows(*((each.question, each.answer) for each in tests)))
+    _, _, removed = clean(write_jsonl(tmp_path / "rows.jsonl", problems), tests=(tmp_path / "test.jsonl",))
+
+    def count_found(defect: str, reasons: Sequence[str]) -> int:
+        names = [f"rows.jsonl:{number}" for number, each in enumerate(rows, start=1) if each.defect == defect]
+        return sum(name in removed and removed[name].reason in reasons for name in names)
+
+    assert count_found("duplicate", ["duplicate"]) >= 198
+    assert count_found("near_duplicate", ["near_duplicate", "duplicate"]) >= 95
+    assert count_found("overlap", ["overlap"]) >= 49
+    assert count_found("", ["duplicate", "conflicting", "near_duplicate", "overlap", "answer"]) <= 48  # 0.5 %
+
+
+def test_each_removed_row_names_the_row_that_it_repeats(tmp_path: Path) -> None:
+    question = "A baker sells 12 loaves of bread on each day of the week. How many loaves are sold in total?"
+    nearly = "A baker sells 12 big loaves of bread on each day of the week. How many loaves are sold in total?"
+    rows = make_rows(
+        (question, 84), (question.upper(), "84"), (question, 83), (nearly, 84), (nearly.replace("12", "13"), 91)
+    )
+    report, kept, removed = clean(write_jsonl(tmp_path / "rows.jsonl", rows))
+    assert {name: (each.reason, each.of) for name, each in removed.items()} == {
+        "rows.jsonl:2": ("duplicate", "rows.jsonl:1"),
+        "rows.jsonl:3": ("conflicting", "rows.jsonl:1"),
+        "rows.jsonl:4": ("near_duplicate", "rows.jsonl:1"),
+    }
+    assert [row["source"] for row in kept] == ["rows.jsonl:1", "rows.jsonl:5"]  # other numbers: another question
+    assert 0.6 <= removed["rows.jsonl:4"].similarity < 1
+    assert report.num_removed == {"duplicate": 1, "conflicting": 1, "near_duplicate": 1}
+
+
+def test_a_row_that_only_repeats_a_removed_row_stays(tmp_path: Path) -> None:
+    """Similarity is no equivalence: of a chain, the row that differs enough from all kept rows stays."""
+    words = [f"w{chr(97 + number)}" for number in range(20)]
+    chain = [" ".join(["new"] * number + words[number:]) for number in (0, 4, 8)]
+    _, kept, removed = clean(write_jsonl(tmp_path / "rows.jsonl", make_rows(*((text, 1) for text in chain))))
+    assert list(removed) == ["rows.jsonl:2"]
+    assert len(kept) == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "kept"),
+    [
+        ("integer", ["7", "-3", "1,234"]),
+        ("number", ["7", "-3", "1,234", "2.5", "3/4", "\\frac{1}{2}"]),
+        ("any", ["7", "-3", "1,234", "2.5", "3/4", "\\frac{1}{2}", "x+1"]),
+    ],
+)
+def test_answers_of_another_kind_are_removed(tmp_path: Path, answers: str, kept: list[str]) -> None:
+    given = ["7", "-3", "1,234", "2.5", "3/4", "\\frac{1}{2}", "x+1", "\\frac{", "see the figure below"]
+    asked: list[str] = []
+
+    def find_unreadable(texts: Collection[str]) -> list[str]:
+        asked.extend(texts)
+        return ["\\frac{"]
+
+    rows = make_rows(*((f"What is number {number}?", answer) for number, answer in enumerate(given)))
+    _, found, removed = clean(write_jsonl(tmp_path / "rows.jsonl", rows), find_unreadable, answers=answers)
+    assert [row["answer"] for row in found] == kept
+    assert asked == (["x+1", "\\frac{"] if answers == "any" else [])
+    reasons = {each.detail: each.reason for each in removed.values()}
+    assert reasons["see the figure below"] == "answer"
+    assert reasons["\\frac{"] == ("unverifiable" if answers == "any" else "answer")
+
+
+def test_unusable_rows_are_listed_up_to_the_limit(tmp_path: Path) -> None:
+    rows = [*make_rows(("One?", 1)), "{broken\n", {"question": "No answer?"}, *make_rows(("Two?", 2))]
+    source = write_jsonl(tmp_path / "rows.jsonl", rows)
+    output, removed = tmp_path / "out.jsonl", tmp_path / "removed.jsonl"
+    report = clean_questions(source, output, removed, CleanOptions(max_bad_rows=2), accept_all)
+    assert (report.num_rows, report.num_kept, report.num_removed) == (4, 2, {"unusable": 2})
+    details = [json.loads(line)["detail"] for line in removed.read_text().splitlines()]
+    assert [detail.partition(": ")[2].partition(":")[0] for detail in details] == ["row 2", "row 3, field `answer`"]
+    with pytest.raises(UnusableInput, match=r"row 3, field `answer`.*more than 1 unusable rows; the first: .*row 2"):
+        clean_questions(source, output, removed, CleanOptions(max_bad_rows=1), accept_all)
+    assert len(output.read_text().splitlines()) == 2  # the earlier result
+
+
+@pytest.mark.slow
+def test_one_bad_row_of_100_000_is_not_fatal(tmp_path: Path) -> None:
+    rows: list[Any] = make_rows(
+        *((f"What is the sum of {number} and {number + 1}?", 2 * number + 1) for number in range(100_000))
+    )
+    rows[70_000] = "\xff{\n"
+    report, kept, removed = clean(write_jsonl(tmp_path / "rows.jsonl", rows))
+    assert (report.num_rows, len(kept), list(report.num_removed)) == (100_000, 99_999, ["unusable"])
+    assert "row 70001" in removed[""].detail
+
+
+def test_columns_are_kept_and_files_compressed(tmp_path: Path) -> None:
+    wrapped = (
+        "Solve the following math problem step by step. The last line of your response should be of the form "
+        "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is 1+1?\n\n"
+        'Remember to put your answer on its own line after "Answer:".'
+    )
+    rows = [{"prompt": wrapped, "reward_model": {"ground_truth": "2"}, "level": 3, "other": 1}]
+    source = write_jsonl(tmp_path / "rows.jsonl", rows)
+    output = tmp_path / "out.jsonl.gz"
+    options = CleanOptions(kept_columns=("level",))
+    report = clean_questions(source, output, tmp_path / "removed.jsonl", options, accept_all)
+    assert json.loads(gzip.decompress(output.read_bytes())) == {
+        "question": "What is 1+1?",
+        "answer": "2",
+        "source": "rows.jsonl:1",
+        "level": 3,
+    }
+    assert report.num_unwrapped == 1
+    before = output.read_bytes()
+    clean_questions(source, output, tmp_path / "removed.jsonl", options, accept_all)
+    assert output.read_bytes() == before
+
+
+def test_word_problems_follow_from_the_seed() -> None:
+    first, second = (list(islice(draw_word_problems(Random(SEED)), 5)) for _ in range(2))
+    assert first == second
+    assert len(set(first)) == 5
+    assert isinstance(first[0], WordProblem)
