@@ -114,7 +114,10 @@ def prepare_math(text: str) -> str:
     text = text.strip().strip("$").strip()
     if text.endswith(".") and not text.endswith("\\."):
         text = text[:-1].rstrip()
-    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", text.translate(_SYMBOLS)).replace("\\varnothing", "\\emptyset")
+    text = re.sub(r"(?<!\\)\$", "", text.translate(_SYMBOLS))
+    text = re.sub(r"\\(?:left|right|displaystyle)(?![a-zA-Z])", "", text).replace("\\varnothing", "\\emptyset")
+    text = re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", text)
+    text = re.sub(r"(?<=\d)\.(?=\s*/)", "", text)  # 1./3
     text = re.sub(r"\\mathrm\s*\{\s*([ei])\s*\}", r"\1", text)
     text = re.sub(r"\\sqrt\s*(\d+|[a-z])", r"\\sqrt{\1}", text)
     return re.sub(r"(?<=\d)(?:\\[,!]|\{,\})+(?=\d{3}(?!\d))", "", text)

@@ -35,6 +35,17 @@ _GROUPS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("100000000000000000000", "1e20"),
     ),
     ("an assignment", "5", ("x=5", "x = 5", "n=5.0", "k = 5."), ("x=6", "x=-5", "x=50")),
+    ("a quotient of a decimal without digits", "-1./3", ("-1/3", "-\\frac{1}{3}"), ("-1./3+1", "-1./5", "-1")),
+    (
+        "the style of a fraction",
+        "\\left[P^{2/5}-\\frac{2}{5}gK^{-3/5}z\\right]^{5/2}",
+        (
+            "\\left[P^{2/5}-\\dfrac{2}{5}gK^{-3/5}z\\right]^{5/2}",
+            "\\displaystyle [P^{2/5}-\\tfrac{2}{5}gK^{-3/5}z]^{5/2}",
+        ),
+        ("\\left[P^{2/5}-\\frac{3}{5}gK^{-3/5}z\\right]^{5/2}",),
+    ),
+    ("a dollar sign within", "x_{0}\\cos(t)+$ $y_{0}", ("x_{0}\\cos(t)+y_{0}",), ("x_{1}\\cos(t)+y_{0}",)),
     ("dollars", "500", ("\\$500", "500", "\\$500.00"), ("\\$50", "\\$5000")),
     ("a digit that differs at the end", "314159", ("314159",), ("314158", "314160", "31415.9")),
     # ---- decimals
