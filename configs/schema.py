@@ -108,6 +108,11 @@ class RunConfig(Section, frozen=True):
         )
         _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
+            require(
+                self.learner.lora_publish == "merged",
+                'learner.lora_publish = "adapters" needs engine.kind = "embedded": SGLang servers receive merged weights; set '
+                'learner.lora_publish = "merged"',
+            )
             check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)
         _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)

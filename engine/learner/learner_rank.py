@@ -19,6 +19,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
+from engine.learner.adapters.adapter_publisher import AdapterPublisher
 from engine.learner.adapters.policy_models import PolicyModels
 from engine.learner.batches.batch_journal import BatchJournal
 from engine.learner.batches.minibatches import SftSampler
@@ -64,7 +65,7 @@ class LearnerRank:
         self._models = PolicyModels(run, folder, ranks)
         self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
         self._partial_sft_checkpoint = folder.partial_cold_start
-        self._publisher: WeightPublisher | None = None
+        self._publisher: WeightPublisher | AdapterPublisher | None = None
         self._trainer: Trainer | None = None
         self._metrics: dict[str, float] = {}  # of the last step
         self._checkpoint_s = 0.0  # since the last result
@@ -218,6 +219,7 @@ class LearnerRank:
         published = self._publish_weights() if publish else None
         metrics["publish_s"] = time.monotonic() - saved
         if publish:
+            metrics["publish_bytes"] = float(self._loaded_publisher.num_bytes)
             self._offload.release(self._loaded_trainer.collect_state)
         metrics |= self._offload.take_metrics()
         metrics["checkpoint_s"], self._checkpoint_s = self._checkpoint_s, 0.0
@@ -274,13 +276,19 @@ class LearnerRank:
         return self._loaded_trainer.step
 
     def _publish_weights(self) -> WeightsPublished | None:
-        run = self._run
-        if self._publisher is None:
-            model, dtype = self._loaded_trainer.model, getattr(torch, run.engine.dtype)
-            slots = self._folder.shared_memory, list_base_parameters(model), dtype, run.num_weight_versions
-            self._publisher = WeightPublisher(*slots, self._ranks, AdapterMerger(model))
         with self._ranks.operation("publish"):
-            return self._publisher.publish(self._step)
+            return self._loaded_publisher.publish(self._step)
+
+    @property
+    def _loaded_publisher(self) -> WeightPublisher | AdapterPublisher:
+        if self._publisher is None:
+            run, model, folder = self._run, self._loaded_trainer.model, self._folder.shared_memory
+            options = getattr(torch, run.engine.dtype), run.num_weight_versions, self._ranks
+            if run.learner.lora_publish == "adapters":
+                self._publisher = AdapterPublisher(folder, model, *options)
+            else:
+                self._publisher = WeightPublisher(folder, list_base_parameters(model), *options, AdapterMerger(model))
+        return self._publisher
 
     def _save_checkpoint(
         self, checkpoint: Path, *, is_exported: bool, on_pruned: Callable[[], None] | None = None

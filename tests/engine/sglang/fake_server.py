@@ -68,7 +68,9 @@ class FakeServer:
             host, port = runner.addresses[0][:2]
             yield f"http://{host}:{port}"
         finally:
-            for _ in range(3):  # accept the last connections: a server that closes meanwhile would leave their sockets open
+            for _ in range(
+                3
+            ):  # accept the last connections: a server that closes meanwhile would leave their sockets open
                 await asyncio.sleep(0)
             await runner.cleanup()
 
