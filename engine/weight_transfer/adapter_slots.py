@@ -77,24 +77,31 @@ def get_adapter_layout(parameters: Mapping[str, Tensor], options: LoraOptions) -
     return WeightLayout(shapes, ADAPTER_DTYPE, BASE_RECORD_BYTES)
 
 
-@torch.no_grad()
-def load_merged(
-    adapters: WeightsPublished, parameters: Mapping[str, Tensor], dtype: torch.dtype, options: LoraOptions
-) -> None:
-    """Write base + scale B A into `parameters`, or leave them unchanged and raise WeightsRefused. `dtype`: of the base.
+class AdapterLoader:
+    """Merges published adapters into the parameters of one engine."""
 
-    The sum is computed in float32 in blocks, and then converted to the dtype of the parameters.
-    """
-    adapter_layout = get_adapter_layout(parameters, options)
-    with open_body(adapters, adapter_layout) as body:
-        base, matrices = parse_base(body[:BASE_RECORD_BYTES].numpy().tobytes()), adapter_layout.view(body)
-        with open_published(base.locate(adapters), get_layout(parameters, dtype)) as weights:
-            for name, parameter in parameters.items():
-                a_KI = matrices.get(name_adapter(name, "A"))
-                if a_KI is None:
-                    copy_into(parameter, weights[name])
-                else:
-                    _merge_into(parameter, weights[name], matrices[name_adapter(name, "B")], a_KI, base.scale)
+    def __init__(self, dtype: torch.dtype, options: LoraOptions) -> None:
+        """`dtype`: of the base."""
+        self._dtype, self._options = dtype, options
+        self._held_base = ""  # digest of the base, of which the engine has the parameters without adapters
+
+    @torch.no_grad()
+    def load(self, adapters: WeightsPublished, parameters: Mapping[str, Tensor]) -> None:
+        """Write base + scale B A into `parameters`, or leave them unchanged and raise WeightsRefused.
+
+        `parameters`: the same at each call. The sum is computed in float32 in blocks, and then converted to their dtype.
+        """
+        adapter_layout = get_adapter_layout(parameters, self._options)
+        with open_body(adapters, adapter_layout) as body:
+            base, matrices = parse_base(body[:BASE_RECORD_BYTES].numpy().tobytes()), adapter_layout.view(body)
+            with open_published(base.locate(adapters), get_layout(parameters, self._dtype)) as weights:
+                for name, parameter in parameters.items():
+                    a_KI = matrices.get(name_adapter(name, "A"))
+                    if a_KI is not None:
+                        _merge_into(parameter, weights[name], matrices[name_adapter(name, "B")], a_KI, base.scale)
+                    elif base.digest != self._held_base:
+                        copy_into(parameter, weights[name])
+        self._held_base = base.digest
 
 
 def _merge_into(parameter: Tensor, weights: Tensor, b_OK: Tensor, a_KI: Tensor, scale: float) -> None:

@@ -25,7 +25,7 @@ from engine.learner.trainer import Trainer
 from engine.model.hf_checkpoint import load_model
 from engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
 from engine.model.weight_files import CheckpointError
-from engine.weight_transfer.adapter_slots import load_merged
+from engine.weight_transfer.adapter_slots import AdapterLoader
 from engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, fill_adapters, merge_adapters
 from tests.engine.learner.learner_runs import make_run, no_report
@@ -171,7 +171,7 @@ def read_published(
     shapes = load_model(folder.checkpoints / "init").state_dict()
     loaded = {name: torch.zeros_like(each) for name, each in shapes.items()}
     if is_adapted:
-        load_merged(published, loaded, torch.float32, OPTIONS)
+        AdapterLoader(torch.float32, OPTIONS).load(published, loaded)
     else:
         load_published(published, loaded, torch.float32)
     return loaded

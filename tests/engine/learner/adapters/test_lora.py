@@ -18,7 +18,7 @@ from engine.learner.trainer import Trainer
 from engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
 from engine.model.lora.lora_options import LoraOptions, get_lora_options
 from engine.model.model_config import UnsupportedModel
-from engine.weight_transfer.adapter_slots import load_merged
+from engine.weight_transfer.adapter_slots import AdapterLoader
 from engine.weight_transfer.shared_memory import load_published
 from policies.losses.token_scores import ScoredTokens
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, merge_adapters
@@ -132,7 +132,7 @@ def test_two_ranks_publish_the_merged_weights_or_the_adapters(tmp_path: Path, lo
     published = msgspec.json.decode((out / "published.json").read_bytes(), type=WeightsPublished)
     loaded = {name: torch.zeros_like(each) for name, each in list_base_parameters(model).items()}
     if lora_publish == "adapters":
-        load_merged(published, loaded, torch.float32, OPTIONS)
+        AdapterLoader(torch.float32, OPTIONS).load(published, loaded)
         alone = AdapterPublisher(tmp_path / "alone", model, torch.float32, 1).publish(2)
         assert alone is not None
         assert alone.digest == published.digest
