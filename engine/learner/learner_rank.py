@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import structlog
-import torch
 
 from bus.messages import ProtocolError, WeightsPublished
 from configs.errors import UnusableInput
@@ -19,7 +18,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
-from engine.learner.adapters.adapter_publisher import AdapterPublisher
+from engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
 from engine.learner.adapters.policy_models import PolicyModels
 from engine.learner.batches.batch_journal import BatchJournal
 from engine.learner.batches.minibatches import SftSampler
@@ -33,9 +32,8 @@ from engine.learner.micro_batches.load_metrics import compute_speed_metrics, mea
 from engine.learner.offload.state_offload import StateOffload
 from engine.learner.saving.checkpoint_schedule import CheckpointSchedule
 from engine.learner.trainer import Trainer
-from engine.learner.weight_publisher import AdapterMerger, WeightPublisher
+from engine.learner.weight_publisher import WeightPublisher
 from engine.model.causal_lm import CausalLM
-from engine.model.lora.lora_linear import list_base_parameters
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 
 SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
@@ -282,12 +280,8 @@ class LearnerRank:
     @property
     def _loaded_publisher(self) -> WeightPublisher | AdapterPublisher:
         if self._publisher is None:
-            run, model, folder = self._run, self._loaded_trainer.model, self._folder.shared_memory
-            options = getattr(torch, run.engine.dtype), run.num_weight_versions, self._ranks
-            if run.learner.lora_publish == "adapters":
-                self._publisher = AdapterPublisher(folder, model, *options)
-            else:
-                self._publisher = WeightPublisher(folder, list_base_parameters(model), *options, AdapterMerger(model))
+            model, folder = self._loaded_trainer.model, self._folder.shared_memory
+            self._publisher = build_publisher(self._run, folder, model, self._ranks)
         return self._publisher
 
     def _save_checkpoint(

@@ -1,15 +1,26 @@
-"""Publishes the frozen weights once, and then only the adapters of each version (learner.lora_publish = "adapters")."""
+"""Publishes the frozen weights once, and then only the adapters of each version; or else all weights (learner.lora_publish)."""
 
 from pathlib import Path
 
 import torch
 
 from bus.messages import WeightsPublished
+from configs.schema import RunConfig
 from engine.learner.distributed import RankGroup
-from engine.learner.weight_publisher import WeightPublisher
+from engine.learner.weight_publisher import AdapterMerger, WeightPublisher
 from engine.model.causal_lm import CausalLM
 from engine.model.lora.lora_linear import list_adapter_parameters, list_adapters, list_base_parameters
 from engine.weight_transfer.adapter_slots import ADAPTER_DTYPE, BASE_RECORD_BYTES, BASE_VERSION, AdapterBase
+
+
+def build_publisher(
+    run: RunConfig, folder: Path, model: CausalLM, ranks: RankGroup
+) -> "WeightPublisher | AdapterPublisher":
+    """`folder`: of the slots."""
+    options = getattr(torch, run.engine.dtype), run.num_weight_versions, ranks
+    if run.learner.lora_publish == "adapters":
+        return AdapterPublisher(folder, model, *options)
+    return WeightPublisher(folder, list_base_parameters(model), *options, AdapterMerger(model))
 
 
 class AdapterPublisher:

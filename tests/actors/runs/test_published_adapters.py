@@ -1,4 +1,4 @@
-"""A run that publishes adapters equals one that publishes merged weights, also after its processes were killed."""
+"""A run that publishes adapters equals a run that publishes merged weights, also after its processes were killed."""
 
 import os
 import signal

@@ -168,7 +168,7 @@ async def test_an_engine_keeps_its_weights_if_the_base_is_damaged(tmp_path: Path
         assert [each.token_ids.tolist() for each in await generate(engine, 1.0)] == expected
 
 
-def test_bfloat16_weights_are_rounded_once_more_than_merged_ones(tmp_path: Path) -> None:
+def test_bfloat16_weights_differ_from_merged_ones_by_a_rounding(tmp_path: Path) -> None:
     learner = AdapterLearner(tmp_path, dtype=torch.bfloat16)
     learner.train()
     loaded = learner.load(learner.publish(1))
