@@ -111,7 +111,7 @@ async def run_generator(
     engine_gone = EngineGoneSignal()
     engine = _build_engine(incarnation, run, folder, engine_gone)
     async with _connected_bus(incarnation, run, folder, open_bus) as bus:
-        fetch = _build_fetch_to_node(folder)
+        fetch = _build_fetch_to_node(run, folder)
         generator = Generator(
             incarnation.process,
             bus,
@@ -153,7 +153,7 @@ def _build_engine(
             assert_never(run.engine.kind)
 
 
-def _build_fetch_to_node(folder: RunFolder) -> FetchToNode | None:
+def _build_fetch_to_node(run: RunConfig, folder: RunFolder) -> FetchToNode | None:
     """The function that fetches published weights to this node; None if they are published on this node."""
     network = load_network(folder.sockets)
     weights = None if network is None else network.find_entry(WEIGHT_SERVER)
@@ -161,7 +161,8 @@ def _build_fetch_to_node(folder: RunFolder) -> FetchToNode | None:
         return None
     from engine.weight_transfer.weight_client import WeightsFetcher
 
-    return WeightsFetcher(folder.shared_memory, weights.address.host, weights.address.port, network.key).fetch
+    address, has_base = weights.address, run.learner.lora_publish == "adapters"
+    return WeightsFetcher(folder.shared_memory, address.host, address.port, network.key, has_base=has_base).fetch
 
 
 async def run_executor(

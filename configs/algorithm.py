@@ -134,6 +134,8 @@ class LearnerConfig(Section, frozen=True):
     lora_rank: Count = 0  # RL trains low-rank adapters of the projections and freezes the weights; 0: none
     lora_alpha: PositiveFloat = 32.0  # the adapters' product is scaled by lora_alpha / lora_rank
     lora_targets: tuple[LoraTarget, ...] = ("all",)  # projections with adapters
+    # What engines receive. adapters: the frozen weights once, then only the adapters: docs/learner.md
+    lora_publish: Literal["merged", "adapters"] = "merged"
     loss: ImportPath = "grpo"  # "grpo", or a function by import path: docs/losses.md
     lr: LearningRate = 1e-6  # of AdamW
     final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of `lr`, reached linearly at the end of the run
@@ -177,6 +179,10 @@ class LearnerConfig(Section, frozen=True):
         require(
             targets == ("all",) or (0 < len(targets) == len(set(targets)) and "all" not in targets),
             f'lora_targets must be ["all"], or name projections once each: {list(targets)}',
+        )
+        require(
+            self.lora_publish == "merged" or self.lora_rank > 0,
+            'lora_publish = "adapters" needs adapters: set lora_rank, or lora_publish = "merged"',
         )
         require(
             self.clip_dual == 0 or self.clip_dual > 1,

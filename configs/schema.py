@@ -108,6 +108,7 @@ class RunConfig(Section, frozen=True):
         )
         _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
+            _require_merged_weights(self.learner)
             check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)
         _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
@@ -225,6 +226,14 @@ def _require_equal_copies(learner: LearnerConfig, num_nodes: int) -> None:
         ranks % learner.dp_replicate == 0,
         f"learner.dp_replicate must divide the {ranks} ranks (learner.ranks times cluster.learner_nodes): "
         f"{learner.dp_replicate}",
+    )
+
+
+def _require_merged_weights(learner: LearnerConfig) -> None:
+    require(
+        learner.lora_publish == "merged",
+        'learner.lora_publish = "adapters" needs engine.kind = "embedded": SGLang servers receive merged weights; set '
+        'learner.lora_publish = "merged"',
     )
 
 

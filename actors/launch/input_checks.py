@@ -23,7 +23,13 @@ from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
 from engine.data.sft_dialogues import count_sft_dialogues
 from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
-from engine.model.lora.lora_options import LoraOptions, check_lora_targets, count_trained_parameters, get_lora_options
+from engine.model.lora.lora_options import (
+    LoraOptions,
+    check_lora_targets,
+    count_published_bytes,
+    count_trained_parameters,
+    get_lora_options,
+)
 from engine.model.model_config import check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.model.weight_files import count_parameters
@@ -306,20 +312,21 @@ def _check_stop_tokens(folder: Path, task: TaskConfig) -> CheckedInput:
 
 def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     """Without activations, and without the memory of sandboxes and SGLang servers."""
-    weights_bytes = count_parameters(checkpoint) * _FLOAT32_BYTES
+    config, num_parameters = load_model_config(checkpoint), count_parameters(checkpoint)
+    weights_bytes = num_parameters * _FLOAT32_BYTES
     in_main_memory = run.learner.device == "cpu"
-    held, trained = count_trained_parameters(load_model_config(checkpoint), run)
+    held, trained = count_trained_parameters(config, run)
     copies = run.learner.dp_replicate / run.cluster.learner_nodes
     model_bytes = round(copies * weights_bytes)
     training_bytes = round(copies * _FLOAT32_BYTES * (held + _TRAINING_NUMBERS * trained))
     needs = {"the learner's weights, gradients and optimizer": training_bytes} if in_main_memory else {}
-    needs["weights in shared memory"] = run.num_weight_versions * _count_slot_bytes(checkpoint, run)
+    needs["weights in shared memory"] = count_published_bytes(config, num_parameters, run)
     if run.learner.kl_coef and in_main_memory and not run.learner.lora_rank:
         needs["the reference model (learner.kl_coef)"] = model_bytes
     if run.engine.kind == "embedded" and run.engine.device == "cpu":
         value_bytes = 4 if run.engine.dtype == "float32" else 2
         engine_bytes = weights_bytes * value_bytes // _FLOAT32_BYTES
-        engine_bytes += load_model_config(checkpoint).count_cache_values() * run.engine.kv_tokens * value_bytes
+        engine_bytes += config.count_cache_values() * run.engine.kv_tokens * value_bytes
         needs["engines (engine.num_engines, engine.kv_tokens)"] = run.engine.num_engines * engine_bytes
     needed = sum(needs.values())
     available, total = read_memory_bytes()
@@ -333,11 +340,6 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     if needed > available:
         return CheckedInput(description, (f"only {available / _GIB:.1f} GiB are available; stop other programs",))
     return CheckedInput(description)
-
-
-def _count_slot_bytes(checkpoint: Path, run: RunConfig) -> int:
-    """Of one version of the published weights."""
-    return count_parameters(checkpoint) * (_FLOAT32_BYTES if run.engine.dtype == "float32" else 2)
 
 
 def read_memory_bytes() -> tuple[int, int]:
@@ -365,7 +367,8 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
 
     The checkpoints of a run that resumes take no further space.
     """
-    parameter_bytes = count_parameters(checkpoint) * _FLOAT32_BYTES
+    num_parameters = count_parameters(checkpoint)
+    parameter_bytes = num_parameters * _FLOAT32_BYTES
     saved_bytes = sum(path.stat().st_size for path in run_folder.glob("checkpoints/*/**/*") if path.is_file())
     existing = next(path for path in (run_folder.absolute(), *run_folder.absolute().parents) if path.exists())
     versions, kept = run.num_weight_versions, run.learner.keep_checkpoints
@@ -376,7 +379,7 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
     needs = {
         "/dev/shm": (
             Path("/dev/shm"),
-            versions * _count_slot_bytes(checkpoint, run),
+            count_published_bytes(load_model_config(checkpoint), num_parameters, run),
             f"{versions} versions of the weights",
         ),
         "the disk of the run": (

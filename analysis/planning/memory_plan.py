@@ -7,6 +7,7 @@ from analysis.planning.learner_memory import RankMemory, RankShare, compute_offl
 from analysis.planning.plan_inputs import GIB, VALUE_BYTES, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedResource
 from engine.learner.batches.sample_files import BYTES_PER_TOKEN
+from engine.model.lora.lora_options import count_published_bytes
 
 TRANSFER_BUCKETS = 2  # of sglang.bucket_mib, for each server while it receives weights
 WRITE_BYTES = 64 * 2**20  # of engine.learner.weight_publisher and engine.model.hf_export, which import torch
@@ -174,7 +175,7 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
     if run.engine.device == "cpu" and not run.sglang.external_urls:
         items += _list_engine_items(inputs, engines)
         keys = ["engine.kv_tokens", *keys, "engine.num_engines"]
-    items.append(PlanItem("weights in shared memory", count_slot_bytes(inputs), f"{run.num_weight_versions} versions"))
+    items.append(PlanItem("weights in shared memory", count_slot_bytes(inputs), describe_slots(inputs)))
     in_flight = run.rl.max_groups_in_flight * run.rl.rollouts
     records = 2 * in_flight * inputs.mean_sequence_tokens * RECORD_BYTES  # rollout and group buffer
     items.append(PlanItem("trajectories", records, f"{in_flight:,} with {inputs.mean_sequence_tokens:,.0f} tokens"))
@@ -194,8 +195,13 @@ def _count_written_bytes(inputs: PlanInputs, ranks: int) -> float:
 
 
 def count_slot_bytes(inputs: PlanInputs) -> float:
-    """Published weights in engine.dtype, each version in its own slot."""
-    return inputs.run.num_weight_versions * VALUE_BYTES[inputs.run.engine.dtype] * inputs.size.total
+    """Published weights in engine.dtype, each version in its own slot; or adapters in float32, and one base."""
+    return count_published_bytes(inputs.config, inputs.size.total, inputs.run)
+
+
+def describe_slots(inputs: PlanInputs) -> str:
+    versions = f"{inputs.run.num_weight_versions} versions"
+    return f"the base, and {versions} of adapters" if inputs.run.learner.lora_publish == "adapters" else versions
 
 
 def count_batch_bytes(inputs: PlanInputs) -> float:

@@ -118,6 +118,8 @@ def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
             yield from modes[modes.index(value) + 1 :]
         case "learner.reduce_gradients":
             yield from ["each_micro_batch"] if value == "once" else []
+        case "learner.lora_publish":
+            yield from ["adapters"] if value == "merged" else []
         case "learner.offload":
             yield from (each for each in ("none", "between_steps", "optimizer") if each != value)
         case "learner.ranks" if inputs.run.learner.device == "cuda" and inputs.machines.gpus:

@@ -2,7 +2,7 @@
 
 from analysis.planning.activation_memory import FLOAT32_BYTES
 from analysis.planning.learner_memory import MOMENTS
-from analysis.planning.memory_plan import RECORD_BYTES, count_batch_bytes, count_slot_bytes
+from analysis.planning.memory_plan import RECORD_BYTES, count_batch_bytes, count_slot_bytes, describe_slots
 from analysis.planning.plan_inputs import VALUE_BYTES, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
 from bus.transport.packets import MAX_FRAME_BYTES
@@ -20,8 +20,9 @@ _TURN_BYTES = 4  # of a token in a request to an engine
 
 def plan_shared_memory(inputs: PlanInputs) -> PlannedResource:
     run = inputs.run
-    item = PlanItem("weights", count_slot_bytes(inputs), f"{run.num_weight_versions} versions in {run.engine.dtype}")
-    keys = ("rl.max_staleness", "evaluation.every")
+    item = PlanItem("weights", count_slot_bytes(inputs), f"{describe_slots(inputs)} in {run.engine.dtype}")
+    adapter_keys = ("learner.lora_publish",) if run.learner.lora_rank and run.engine.kind == "embedded" else ()
+    keys = (*adapter_keys, "rl.max_staleness", "evaluation.every")
     return PlannedResource("shared memory", (item,), inputs.machines.shared_memory_bytes, keys, _SHARED_REMEDY)
 
 

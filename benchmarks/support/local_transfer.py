@@ -2,15 +2,22 @@
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from msgspec.structs import replace
 
+from bus.messages import WeightsPublished
 from engine.inference.fused_weights import FusedWeights
+from engine.learner.adapters.adapted_model import initialize_adapters
+from engine.learner.adapters.adapter_publisher import AdapterPublisher
 from engine.learner.weight_publisher import WeightPublisher
 from engine.model.causal_lm import CausalLM
+from engine.model.lora.lora_linear import add_adapters
+from engine.model.lora.lora_options import ATTENTION_TARGETS, MLP_TARGETS, LoraOptions
 from engine.model.model_config import DecoderConfig
+from engine.weight_transfer.adapter_slots import AdapterLoader
 from engine.weight_transfer.shared_memory import load_published
 
 FULL = DecoderConfig(
@@ -26,6 +33,8 @@ FULL = DecoderConfig(
 QUICK = replace(
     FULL, vocab_size=2000, hidden_size=256, intermediate_size=768, num_layers=2, num_heads=4, num_kv_heads=2
 )
+
+ADAPTERS = LoraOptions(16, 32.0, (*ATTENTION_TARGETS, *MLP_TARGETS))
 
 
 def measure_local_transfer(memory: Path, *, quick: bool, rounds: int) -> dict[str, float]:
@@ -43,22 +52,59 @@ def measure_local_transfer(memory: Path, *, quick: bool, rounds: int) -> dict[st
         name = str(dtype).removeprefix("torch.")
         figures[f"publish_cpu_s_per_gb_{name}"] = publish_s / gb
         figures[f"load_cpu_s_per_gb_{name}"] = load_s / gb
+        adapters_mb, publish_s, load_s = _measure_adapters(memory / "local", model.config, dtype, rounds)
+        figures["adapters_mb"] = adapters_mb
+        figures[f"adapters_publish_cpu_s_{name}"] = publish_s
+        figures[f"adapters_load_cpu_s_per_gb_{name}"] = load_s / gb
     return figures
+
+
+def _measure_adapters(
+    memory: Path, config: DecoderConfig, dtype: torch.dtype, rounds: int
+) -> tuple[float, float, float]:
+    """MB of the adapters, and seconds as of `_measure`. The first round also publishes and loads their base."""
+    model = CausalLM(config)
+    engine = FusedWeights(model.to(dtype), torch.device("cpu"))
+    add_adapters(model.to(torch.float32), ADAPTERS)
+    initialize_adapters(model, seed=0)
+    publisher, loader = AdapterPublisher(memory, model, dtype), AdapterLoader(dtype, ADAPTERS)
+
+    def load(published: WeightsPublished) -> None:
+        loader.load(published, engine.parameters)
+        engine.update_derived()
+
+    publish_s, load_s = _take_lowest(publisher.publish, load, rounds)
+    num_bytes = publisher.num_bytes
+    publisher.close()
+    shutil.rmtree(memory)
+    return num_bytes / 1e6, publish_s, load_s
+
+
+def _take_lowest(
+    publish: Callable[[int], WeightsPublished | None], load: Callable[[WeightsPublished], None], rounds: int
+) -> tuple[float, float]:
+    """CPU seconds of both, after a first round."""
+    taken: list[tuple[float, float]] = []
+    for version in range(rounds + 1):
+        began = time.process_time()
+        published = publish(version)
+        written = time.process_time()
+        assert published is not None
+        load(published)
+        taken.append((written - began, time.process_time() - written))
+    return min(publish_s for publish_s, _ in taken[1:]), min(load_s for _, load_s in taken[1:])
 
 
 def _measure(memory: Path, model: CausalLM, dtype: torch.dtype, rounds: int) -> tuple[float, float]:
     publisher = WeightPublisher(memory, dict(model.named_parameters()), dtype, 1)
     engine = FusedWeights(model.to(dtype), torch.device("cpu"))
     model.to(torch.float32)
-    taken: list[tuple[float, float]] = []
-    for version in range(rounds + 1):
-        began = time.process_time()
-        published = publisher.publish(version)
-        written = time.process_time()
-        assert published is not None
+
+    def load(published: WeightsPublished) -> None:
         load_published(published, engine.parameters, dtype)
         engine.update_derived()
-        taken.append((written - began, time.process_time() - written))
+
+    lowest = _take_lowest(publisher.publish, load, rounds)
     publisher.close()
     shutil.rmtree(memory)
-    return min(publish_s for publish_s, _ in taken[1:]), min(load_s for _, load_s in taken[1:])
+    return lowest

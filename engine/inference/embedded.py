@@ -21,8 +21,10 @@ from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_a
 from engine.inference.kernels.matmul import PLAIN, Matmul
 from engine.model.experts import supports_grouped_mm
 from engine.model.hf_checkpoint import load_model
+from engine.model.lora.lora_options import LoraOptions
 from engine.model.model_config import DecoderConfig
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
+from engine.weight_transfer.adapter_slots import AdapterLoader
 from engine.weight_transfer.shared_memory import load_published
 
 Result = TypeVar("Result")
@@ -66,12 +68,15 @@ class EmbeddedEngine:
         prefill_tokens: int = 512,
         max_running: int = 256,
         strict: bool = False,
+        lora: LoraOptions | None = None,
     ) -> None:
+        """`lora`: published weights are adapters, which are merged with their base at each load."""
         self._checkpoint_folder, self._requested_capacity = Path(checkpoint_folder), capacity
         self._num_threads, self._dtype, self._device = threads, dtype, torch.device(device)
         self._cuda_graphs = cuda_graphs and self._device.type == "cuda"
         self._version, self._max_pending = version, max_pending
         self._prefill_tokens, self._max_running, self._strict = prefill_tokens, max_running, strict
+        self._adapter_loader = None if lora is None else AdapterLoader(dtype, lora)
         self._pending: set[asyncio.Future[Any]] = set()
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
         self._thread: EngineThread | None = None
@@ -115,7 +120,10 @@ class EmbeddedEngine:
         future: asyncio.Future[int] = self._loop.create_future()
 
         def write(core: EngineCore) -> int:
-            load_published(weights, core.get_parameters(), self._dtype)
+            if self._adapter_loader is None:
+                load_published(weights, core.get_parameters(), self._dtype)
+            else:
+                self._adapter_loader.load(weights, core.get_parameters())
             return weights.version
 
         self._version = await self._post_and_wait(future, lambda: thread.load_weights(write, future))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import structlog
-import torch
 
 from bus.messages import ProtocolError, WeightsPublished
 from configs.errors import UnusableInput
@@ -19,6 +18,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.sft_dialogues import read_sft_dialogues
 from engine.data.task_inputs import load_task_formats
+from engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
 from engine.learner.adapters.policy_models import PolicyModels
 from engine.learner.batches.batch_journal import BatchJournal
 from engine.learner.batches.minibatches import SftSampler
@@ -32,9 +32,8 @@ from engine.learner.micro_batches.load_metrics import compute_speed_metrics, mea
 from engine.learner.offload.state_offload import StateOffload
 from engine.learner.saving.checkpoint_schedule import CheckpointSchedule
 from engine.learner.trainer import Trainer
-from engine.learner.weight_publisher import AdapterMerger, WeightPublisher
+from engine.learner.weight_publisher import WeightPublisher
 from engine.model.causal_lm import CausalLM
-from engine.model.lora.lora_linear import list_base_parameters
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 
 SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
@@ -64,7 +63,7 @@ class LearnerRank:
         self._models = PolicyModels(run, folder, ranks)
         self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
         self._partial_sft_checkpoint = folder.partial_cold_start
-        self._publisher: WeightPublisher | None = None
+        self._publisher: WeightPublisher | AdapterPublisher | None = None
         self._trainer: Trainer | None = None
         self._metrics: dict[str, float] = {}  # of the last step
         self._checkpoint_s = 0.0  # since the last result
@@ -218,6 +217,7 @@ class LearnerRank:
         published = self._publish_weights() if publish else None
         metrics["publish_s"] = time.monotonic() - saved
         if publish:
+            metrics["publish_bytes"] = float(self._loaded_publisher.num_bytes)
             self._offload.release(self._loaded_trainer.collect_state)
         metrics |= self._offload.take_metrics()
         metrics["checkpoint_s"], self._checkpoint_s = self._checkpoint_s, 0.0
@@ -274,13 +274,15 @@ class LearnerRank:
         return self._loaded_trainer.step
 
     def _publish_weights(self) -> WeightsPublished | None:
-        run = self._run
-        if self._publisher is None:
-            model, dtype = self._loaded_trainer.model, getattr(torch, run.engine.dtype)
-            slots = self._folder.shared_memory, list_base_parameters(model), dtype, run.num_weight_versions
-            self._publisher = WeightPublisher(*slots, self._ranks, AdapterMerger(model))
         with self._ranks.operation("publish"):
-            return self._publisher.publish(self._step)
+            return self._loaded_publisher.publish(self._step)
+
+    @property
+    def _loaded_publisher(self) -> WeightPublisher | AdapterPublisher:
+        if self._publisher is None:
+            model, folder = self._loaded_trainer.model, self._folder.shared_memory
+            self._publisher = build_publisher(self._run, folder, model, self._ranks)
+        return self._publisher
 
     def _save_checkpoint(
         self, checkpoint: Path, *, is_exported: bool, on_pruned: Callable[[], None] | None = None

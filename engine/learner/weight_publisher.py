@@ -56,16 +56,24 @@ class WeightPublisher:
         num_slots: int = 2,
         ranks: RankGroup | None = None,
         merger: AdapterMerger | None = None,
+        *,
+        first_slot: int = 0,
+        prefix_bytes: int = 0,
     ) -> None:
-        """`parameters`: whole, or sharded over the ranks. `dtype`: of the published weights. `merger`: adds adapters."""
+        """`parameters`: whole, or sharded over the ranks. `dtype`: of the published weights. `merger`: adds adapters.
+
+        `prefix_bytes`: of the prefix that `publish` writes before the parameters.
+        """
         self._ranks = ranks or RankGroup()
         self._parameters = parameters
         self._dtype = dtype
         self._merger = merger
-        self._slots = SlotWriter(folder, get_layout(parameters, dtype), num_slots)
+        layout = get_layout(parameters, dtype, prefix_bytes)
+        self.num_bytes = layout.num_bytes  # of a publication
+        self._slots = SlotWriter(folder, layout, num_slots, first_slot)
 
-    def publish(self, version: int) -> WeightsPublished | None:
-        """Every rank calls it; the leading rank returns the message for the engines.
+    def publish(self, version: int, prefix: bytes = b"") -> WeightsPublished | None:
+        """Every rank calls it; the leading rank returns the message for the engines, and has the prefix.
 
         Raises DiskError on the leading rank if the memory is full.
         """
@@ -73,7 +81,7 @@ class WeightPublisher:
         if self._merger is not None:
             self._merger.gather()
         if ranks.is_leader:
-            self._slots.prepare(version)
+            self._slots.prepare(version, prefix)
         wait_at_barrier(ranks)
         if ranks.node == 0:
             self._write_rows(version)

@@ -30,10 +30,17 @@ def open_published(published: WeightsPublished, layout: WeightLayout) -> Generat
 
     Raises WeightsRefused if the slot does not hold these weights.
     """
+    with open_body(published, layout) as body:
+        yield layout.view(body)
+
+
+@contextmanager
+def open_body(published: WeightsPublished, layout: WeightLayout) -> Generator[Tensor]:
+    """As open_published: the prefix and the parameters, uint8 [num_bytes]."""
     if published.num_bytes != layout.num_bytes:
         raise WeightsRefused(f"weights have {published.num_bytes} bytes, but the model needs {layout.num_bytes}")
     with _opened(Path(published.path)) as file, _share_locked(file):
-        yield layout.view(view_body(_map_verified(file, published), layout.num_bytes))
+        yield view_body(_map_verified(file, published), layout.num_bytes)
 
 
 def load_published(published: WeightsPublished, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -41,7 +48,7 @@ def load_published(published: WeightsPublished, parameters: Mapping[str, Tensor]
     WeightsRefused."""
     with open_published(published, get_layout(parameters, dtype)) as views, torch.no_grad():
         for name, parameter in parameters.items():
-            _copy_into(parameter, views[name])
+            copy_into(parameter, views[name])
 
 
 @contextmanager
@@ -83,7 +90,7 @@ def _map_verified(file: int, published: WeightsPublished) -> mmap.mmap:
     return content
 
 
-def _copy_into(parameter: Tensor, source: Tensor) -> None:
+def copy_into(parameter: Tensor, source: Tensor) -> None:
     """Engines store matrices transposed, which torch copies ten times more slowly than in blocks."""
     is_transposed = (
         parameter.dim() == 2 and parameter.device.type == "cpu" and parameter.stride(0) < parameter.stride(1)

@@ -24,6 +24,7 @@ from engine.weight_transfer.slot_file import (
     compute_file_bytes,
     count_digest_chunks,
     digest_table,
+    get_body_offset,
     get_chunk_table,
     get_slot_path,
     write_chunk_digest,
@@ -34,24 +35,27 @@ _NO_DIGEST = "00" * 16
 
 
 class SlotWriter:
-    """One rank's access to slot `version % num_slots`: earlier versions stay readable while engines load them.
+    """One rank's access to slot `first_slot + version % num_slots`: earlier versions stay readable while engines load them.
 
     The leading rank prepares a slot; then all ranks of its machine write and digest their parts; then it seals the slot.
     `folder` is in shared memory and belongs to the run (RunFolder.shared_memory); the launcher removes it.
     """
 
-    def __init__(self, folder: Path, layout: WeightLayout, num_slots: int) -> None:
+    def __init__(self, folder: Path, layout: WeightLayout, num_slots: int, first_slot: int = 0) -> None:
         self._folder = folder
+        self._first_slot = first_slot
         self._layout = layout
         self._slots: list[_MappedSlot | None] = [None] * num_slots
 
-    def prepare(self, version: int) -> None:
-        """Invalidate the slot and allocate its memory. Raises DiskError if the memory is full."""
+    def prepare(self, version: int, prefix: bytes = b"") -> None:
+        """Invalidate the slot, allocate its memory and write the layout's prefix. Raises DiskError if the memory is full."""
         path = self._get_path(version)
         with raising_disk_errors(path):
             self._folder.mkdir(parents=True, exist_ok=True)
             slot = self._lock_present(version) or _create_slot(path, compute_file_bytes(self._layout.num_bytes))
         slot.write_header(SlotHeader(UNFINISHED_VERSION, self._layout.num_bytes, _NO_DIGEST))
+        start = get_body_offset(self._layout.num_bytes)
+        slot.content[start : start + len(prefix)] = prefix
         self._slots[version % len(self._slots)] = slot
 
     def open(self, version: int) -> dict[str, Tensor]:
@@ -77,7 +81,7 @@ class SlotWriter:
         """Remove the files. Processes with an open file keep its contents."""
         for number in range(len(self._slots)):
             self._slots[number] = None
-            get_slot_path(self._folder, number).unlink(missing_ok=True)
+            get_slot_path(self._folder, self._first_slot + number).unlink(missing_ok=True)
 
     def _open_slot(self, version: int) -> _MappedSlot:
         number, path = version % len(self._slots), self._get_path(version)
@@ -98,7 +102,7 @@ class SlotWriter:
         return None
 
     def _get_path(self, version: int) -> Path:
-        return get_slot_path(self._folder, version % len(self._slots))
+        return get_slot_path(self._folder, self._first_slot + version % len(self._slots))
 
 
 class _MappedSlot:

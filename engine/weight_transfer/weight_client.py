@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from bus.messages import WeightsPublished
 from bus.transport.curve_auth import ClusterKey, secure_client_socket
 from engine.contract import WeightsRefused
+from engine.weight_transfer.adapter_slots import read_base
 from engine.weight_transfer.slot_file import (
     CHUNK_BYTES,
     WINDOW_CHUNKS,
@@ -62,13 +63,19 @@ class WeightsFetcher:
         key: ClusterKey,
         chunk_bytes: int = CHUNK_BYTES,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        *,
+        has_base: bool = False,
     ) -> None:
-        """`folder` is shared by this node's generators; the learner does not write to it. host and port: of the server."""
+        """`folder` is shared by this node's generators; the learner does not write to it. host and port: of the server.
+
+        `has_base`: adapters are published, and their base is fetched, too, if this node does not have it.
+        """
         self._folder = folder
         self._endpoint = f"tcp://{host}:{port}"
         self._key = key
         self._chunk_bytes = chunk_bytes
         self._answer_timeout_s = answer_timeout_s
+        self._has_base = has_base
 
     async def fetch(self, published: WeightsPublished) -> WeightsPublished:
         """The same weights, in a slot of this node.
@@ -77,7 +84,7 @@ class WeightsFetcher:
         OSError if this node's memory is full.
         """
         stop = threading.Event()
-        fetching = asyncio.ensure_future(asyncio.to_thread(self._fetch_slot, published, stop))
+        fetching = asyncio.ensure_future(asyncio.to_thread(self._fetch_slots, published, stop))
         try:
             slot = await asyncio.shield(fetching)
         except asyncio.CancelledError:
@@ -87,8 +94,15 @@ class WeightsFetcher:
             raise
         return replace(published, path=str(slot))
 
-    def _fetch_slot(self, published: WeightsPublished, stop: threading.Event) -> Path:
+    def _fetch_slots(self, published: WeightsPublished, stop: threading.Event) -> Path:
         """Runs in a thread. After `stop` its result is meaningless."""
+        slot = self._fetch_slot(published, stop)
+        if self._has_base and not stop.is_set():
+            adapters = replace(published, path=str(slot))
+            self._fetch_slot(read_base(adapters).locate(adapters), stop)
+        return slot
+
+    def _fetch_slot(self, published: WeightsPublished, stop: threading.Event) -> Path:
         number = _get_slot_number(published)
         slot = get_slot_path(self._folder, number)
         with _locked(slot.with_suffix(".lock"), stop):

@@ -22,29 +22,31 @@ class _Place(NamedTuple):
 
 
 class WeightLayout:
-    """The places of all parameters of a model. `num_bytes`: of the body of the slot."""
+    """The places of all parameters of a model, after a prefix. `num_bytes`: of the body of the slot."""
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> None:
+    def __init__(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, prefix_bytes: int = 0) -> None:
+        """`prefix_bytes`: a multiple of 64."""
         self.dtype = dtype
+        self._prefix_bytes = prefix_bytes
         self._places: dict[str, _Place] = {}
         step, start = _ALIGNMENT // dtype.itemsize, 0
         for name in sorted(shapes):
             self._places[name] = _Place(start, tuple(shapes[name]))
             start += -(-prod(shapes[name]) // step) * step
-        self.num_bytes = start * dtype.itemsize
+        self.num_bytes = prefix_bytes + start * dtype.itemsize
 
     def view(self, body: Tensor) -> dict[str, Tensor]:
         """Views of the parameters. `body`: uint8 [num_bytes]."""
-        values = body.view(self.dtype)
+        values = body[self._prefix_bytes :].view(self.dtype)
         return {
             name: values[place.start : place.start + prod(place.shape)].view(place.shape)
             for name, place in self._places.items()
         }
 
 
-def get_layout(parameters: Mapping[str, Tensor], dtype: torch.dtype) -> WeightLayout:
+def get_layout(parameters: Mapping[str, Tensor], dtype: torch.dtype, prefix_bytes: int = 0) -> WeightLayout:
     """`parameters`: whole or sharded."""
-    return WeightLayout({name: parameter.shape for name, parameter in parameters.items()}, dtype)
+    return WeightLayout({name: parameter.shape for name, parameter in parameters.items()}, dtype, prefix_bytes)
 
 
 def load_layout(folder: Path, dtype: torch.dtype) -> WeightLayout:

@@ -18,7 +18,12 @@ KEYS: dict[str, tuple[str, ...]] = {
         *("mib", "copied_bytes_per_s", "fetched_bytes_per_s", "ratio_to_copy", "nodes", "nodes_bytes_per_s"),
         *("nodes_ratio_to_one", "server_cpu_s_per_gb", "node_cpu_s_per_gb", "worst_lag_ms", "server_peak_mib"),
         *(f"{part}_cpu_s_per_gb_{dtype}" for part in ("publish", "load") for dtype in ("float32", "bfloat16")),
-        "model_mb",
+        *(
+            f"adapters_{part}_{dtype}"
+            for part in ("publish_cpu_s", "load_cpu_s_per_gb")
+            for dtype in ("float32", "bfloat16")
+        ),
+        *("model_mb", "adapters_mb"),
     ),
     "batches": ("rows", "gib", "longest_frame_mib", "head_lag_s", "learner_lag_s", "total_s", "read_s", "read_share"),
     "bus --peers 50 --events 10000": (

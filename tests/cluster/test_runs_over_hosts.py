@@ -53,6 +53,20 @@ def test_three_hosts_generate_and_execute_and_two_of_them_train(tmp_path: Path, 
         assert losses[0] == losses[1]  # both have the whole gradient
 
 
+def test_another_host_downloads_the_base_of_adapters_once(tmp_path: Path, cold: tuple[str, ...]) -> None:
+    settings = ("cluster.nodes=2", "rl.steps=2", "learner.lora_rank=2", "learner.lora_publish=adapters")
+    with Hosts(2) as hosts:
+        run = ClusterRun(hosts, tmp_path, *cold, *settings)
+        run.join(hosts[1])
+        assert_invariants(run, run.finish())
+        fetched = run.read_log_entries("weights.fetched", "generator-0@1")
+        assert [entry["version"] for entry in fetched] == [0, 1, 2]
+        served = run.read_log_entries("weights.served", "weights")[-1]["bytes"]
+        base = served - sum(entry["bytes"] for entry in fetched)
+        assert 4 * 400_000 < base < 4 * 600_000  # one copy of the demo's model in float32
+        assert max(entry["bytes"] for entry in fetched) < 0.1 * base
+
+
 @contextmanager
 def training_on_two_hosts(folder: Path, *settings: str) -> Iterator[tuple[Hosts, ClusterRun]]:
     """A run after its first step."""

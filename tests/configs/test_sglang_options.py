@@ -109,6 +109,14 @@ NCCL = ("sglang.weights=group", "sglang.group_backend=nccl")
             ("learner.offload=optimizer", "sft.steps=1", "sft.optimizer=muon"),
             'learner.offload = "optimizer" needs sft.optimizer = "adamw"',
         ),
+        (
+            ("learner.lora_publish=adapters",),
+            'lora_publish = "adapters" needs adapters: set lora_rank, or lora_publish = "merged"',
+        ),
+        (
+            ("learner.lora_publish=adapters", "learner.lora_rank=4"),
+            'learner.lora_publish = "adapters" needs engine.kind = "embedded"',
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_with_both_keys(overrides: tuple[str, ...], message: str):
@@ -132,6 +140,8 @@ def test_settings_that_contradict_each_other_are_refused_with_both_keys(override
         ("sglang.colocate=true",),
         ("sglang.colocate=true", "learner.offload=between_steps"),
         ("sglang.colocate=true", "learner.offload=optimizer"),
+        ("learner.lora_rank=4",),
+        ("learner.lora_rank=4", "learner.lora_publish=adapters", "engine.kind=embedded"),
         ("learner.offload=optimizer", "sft.steps=0", "sft.optimizer=muon"),
     ],
 )

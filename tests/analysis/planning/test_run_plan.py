@@ -13,7 +13,7 @@ from analysis.planning.plan_table import describe_remedy
 from analysis.planning.resources import PlannedResource
 from analysis.planning.run_plan import RunPlan, build_plan
 from analysis.planning.step_seconds import compute_training_s, count_attention_flops, count_training_flops
-from analysis.planning.storage_plan import plan_disk
+from analysis.planning.storage_plan import plan_disk, plan_shared_memory
 from benchmarks.support.qwen3_models import read_qwen3
 from configs.load import load_run
 from engine.learner import weight_publisher
@@ -187,6 +187,31 @@ def test_a_run_with_adapters_trains_and_saves_only_them() -> None:
     cold = make_inputs("1.7B", *settings, "sft.steps=1", "sft.data=sft.jsonl", file="qwen3_1.7b_1gpu")
     assert get_bytes(find(build_plan(cold), "GPU memory"))["parameters"] == 4 * total
     assert get_bytes(plan_disk(cold))["checkpoints"] == disk["checkpoints"] + 12 * total
+
+
+def test_published_adapters_need_one_copy_of_the_weights_in_shared_memory() -> None:
+    total, adapters = 1_720_574_976, 28 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144))
+    settings = ("learner.lora_rank=16", "engine.kind=embedded", "sglang.colocate=false", "rl.max_staleness=2")
+    for publish, expected in (("merged", 3 * 2 * total), ("adapters", 2 * total + 3 * 4 * adapters)):
+        inputs = make_inputs("1.7B", *settings, f"learner.lora_publish={publish}", file="qwen3_1.7b_1gpu")
+        (shared,) = plan_shared_memory(inputs).items
+        assert shared.bytes == expected
+        assert get_bytes(find(build_plan(inputs), "host memory"))["weights in shared memory"] == expected
+    assert shared.note == "the base, and 3 versions of adapters in bfloat16"
+
+
+def test_a_plan_proposes_to_publish_adapters_if_shared_memory_is_short() -> None:
+    settings = ("engine.kind=embedded", "sglang.colocate=false", "rl.max_staleness=0")
+    machines = PlannedMachines(1, GPUS["h100"], 1, 1024 * GIB, 5 * GIB, 4096 * GIB)
+    proposals = [
+        change.changes
+        for more in ("learner.lora_rank=16", "learner.lora_rank=0")
+        for change in build_plan(
+            make_inputs("1.7B", *settings, more, file="qwen3_1.7b_1gpu", machines=machines)
+        ).changes
+        if change.resource == "shared memory"
+    ]
+    assert proposals == [{"learner.lora_publish": "adapters"}]
 
 
 # ---------------------------------------------------------------- seconds

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from engine.learner.adapters.adapter_publisher import AdapterPublisher
 from engine.learner.distributed import join_ranks, leave_ranks
 from engine.learner.sharding import load_sharded_model
 from engine.learner.weight_publisher import AdapterMerger, WeightPublisher
@@ -28,9 +29,11 @@ def main(checkpoint: str, out: str, dtype: str, ranks_per_node: str, settings: s
     model = load_sharded_model(Path(checkpoint), ranks, learner.dtype, get_lora_options(learner))
     fill_adapters(model)
     slots = Path(out) / "slots" if ranks.node == 0 else Path(out) / "another_node"
-    publisher = WeightPublisher(
-        slots, list_base_parameters(model), getattr(torch, dtype), 1, ranks, AdapterMerger(model)
-    )
+    options = getattr(torch, dtype), 1, ranks
+    if learner.lora_publish == "adapters":
+        publisher = AdapterPublisher(slots, model, *options)
+    else:
+        publisher = WeightPublisher(slots, list_base_parameters(model), *options, AdapterMerger(model))
     with measuring_memory() as peak:
         publisher.publish(1)
         published = publisher.publish(2)

@@ -25,6 +25,7 @@ from engine.learner.trainer import Trainer
 from engine.model.hf_checkpoint import load_model
 from engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
 from engine.model.weight_files import CheckpointError
+from engine.weight_transfer.adapter_slots import AdapterLoader
 from engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, fill_adapters, merge_adapters
 from tests.engine.learner.learner_runs import make_run, no_report
@@ -162,12 +163,22 @@ def make_lora_run(path: Path, sft_steps: int, **learner: Any) -> tuple[RunConfig
     return msgspec.structs.replace(run, learner=changed), folder
 
 
-def read_published(published: WeightsPublished | None, folder: RunFolder) -> dict[str, Tensor]:
+def read_published(
+    published: WeightsPublished | None, folder: RunFolder, *, is_adapted: bool = False
+) -> dict[str, Tensor]:
+    """The weights of an engine. `is_adapted`: adapters are published."""
     assert published is not None
     shapes = load_model(folder.checkpoints / "init").state_dict()
     loaded = {name: torch.zeros_like(each) for name, each in shapes.items()}
-    load_published(published, loaded, torch.float32)
+    if is_adapted:
+        AdapterLoader(torch.float32, OPTIONS).load(published, loaded)
+    else:
+        load_published(published, loaded, torch.float32)
     return loaded
+
+
+def assert_equal_weights(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert all(torch.equal(found[name], each) for name, each in expected.items())
 
 
 def train_steps(rank: LearnerRank, folder: RunFolder, steps: range) -> dict[str, Tensor]:
@@ -184,6 +195,41 @@ def sweep(tmp_path: Path) -> Iterator[None]:
     """The launcher's cleanup at a run's end."""
     yield
     shutil.rmtree(RunFolder(tmp_path / "run").shared_memory, ignore_errors=True)
+
+
+def test_runs_that_publish_adapters_or_merged_weights_have_equal_engines(tmp_path: Path) -> None:
+    """Also a run that resumes without the slots of the killed learner, or with them."""
+    merged_run, merged_folder = make_lora_run(tmp_path / "merged", sft_steps=2)
+    merged = LearnerRank(merged_run, merged_folder, RankGroup())
+    run, folder = make_lora_run(tmp_path, sft_steps=2, lora_publish="adapters")
+    rank = LearnerRank(run, folder, RankGroup())
+    starts = merged.start(None, no_report).published, rank.start(None, no_report).published
+    expected = [read_published(starts[0], merged_folder)]
+    found, digests, written = [read_published(starts[1], folder, is_adapted=True)], dict[int, str](), list[float]()
+    for step in range(1, 4):
+        expected.append(train_steps(merged, merged_folder, range(step, step + 1)))
+        result = rank.train(step, store_batch(folder.batches, step, rows(step)))
+        rank.save_if_due()
+        assert result.published is not None
+        digests[step] = result.published.digest
+        written.append(result.metrics["publish_bytes"])
+        assert result.published.num_bytes == result.metrics["publish_bytes"]
+        found.append(read_published(result.published, folder, is_adapted=True))
+    for each in (merged, rank):
+        each.finish_saving()
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_equal_weights(mine, theirs)
+    for lose in (lambda: None, lambda: shutil.rmtree(folder.shared_memory)):
+        lose()
+        resumed = LearnerRank(run, folder, RankGroup())
+        assert_equal_weights(
+            read_published(resumed.start(2, no_report).published, folder, is_adapted=True), expected[2]
+        )
+        result = resumed.train(3, store_batch(folder.batches, 3, rows(3)))
+        resumed.finish_saving()
+        assert result.published is not None
+        assert (result.published.digest, result.metrics["publish_bytes"]) == (digests[3], written[2])
+    shutil.rmtree(merged_folder.shared_memory)
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.5])

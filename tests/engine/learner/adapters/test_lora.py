@@ -12,11 +12,13 @@ from torch import Tensor
 from bus.messages import WeightsPublished
 from configs.algorithm import LearnerConfig
 from engine.learner.adapters.adapted_model import BasePolicy
+from engine.learner.adapters.adapter_publisher import AdapterPublisher
 from engine.learner.distributed import RankGroup
 from engine.learner.trainer import Trainer
 from engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
 from engine.model.lora.lora_options import LoraOptions, get_lora_options
 from engine.model.model_config import UnsupportedModel
+from engine.weight_transfer.adapter_slots import AdapterLoader
 from engine.weight_transfer.shared_memory import load_published
 from policies.losses.token_scores import ScoredTokens
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, merge_adapters
@@ -120,13 +122,21 @@ def test_the_policy_before_rl_computes_as_the_base_and_leaves_the_adapters_enabl
 # ---------------------------------------------------------------- publishing
 
 
-def test_two_ranks_publish_the_merged_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora_publish", ["merged", "adapters"])
+def test_two_ranks_publish_the_merged_weights_or_the_adapters(tmp_path: Path, lora_publish: str) -> None:
     model = adapted_model()
     folder, out = save_small_model(tmp_path, small_model(config=model.config)), tmp_path / "out"
     out.mkdir()
-    run_ranks(2, "publish_ranks", str(folder), str(out), "float32", "1", json.dumps(SETTINGS))
+    settings = json.dumps(SETTINGS | {"lora_publish": lora_publish})
+    run_ranks(2, "publish_ranks", str(folder), str(out), "float32", "1", settings)
     published = msgspec.json.decode((out / "published.json").read_bytes(), type=WeightsPublished)
     loaded = {name: torch.zeros_like(each) for name, each in list_base_parameters(model).items()}
-    load_published(published, loaded, torch.float32)
+    if lora_publish == "adapters":
+        AdapterLoader(torch.float32, OPTIONS).load(published, loaded)
+        alone = AdapterPublisher(tmp_path / "alone", model, torch.float32, 1).publish(2)
+        assert alone is not None
+        assert alone.digest == published.digest
+    else:
+        load_published(published, loaded, torch.float32)
     torch.testing.assert_close(loaded, merge_adapters(model), rtol=0, atol=1e-6)
     assert get_lora_options(small_run(**SETTINGS).learner) == OPTIONS

@@ -1,0 +1,58 @@
+"""Publishes the frozen weights once, and then only the adapters of each version; or else all weights (learner.lora_publish)."""
+
+from pathlib import Path
+
+import torch
+
+from bus.messages import WeightsPublished
+from configs.schema import RunConfig
+from engine.learner.distributed import RankGroup
+from engine.learner.weight_publisher import AdapterMerger, WeightPublisher
+from engine.model.causal_lm import CausalLM
+from engine.model.lora.lora_linear import list_adapter_parameters, list_adapters, list_base_parameters
+from engine.weight_transfer.adapter_slots import ADAPTER_DTYPE, BASE_RECORD_BYTES, BASE_VERSION, AdapterBase
+
+
+def build_publisher(
+    run: RunConfig, folder: Path, model: CausalLM, ranks: RankGroup
+) -> "WeightPublisher | AdapterPublisher":
+    """`folder`: of the slots."""
+    options = getattr(torch, run.engine.dtype), run.num_weight_versions, ranks
+    if run.learner.lora_publish == "adapters":
+        return AdapterPublisher(folder, model, *options)
+    return WeightPublisher(folder, list_base_parameters(model), *options, AdapterMerger(model))
+
+
+class AdapterPublisher:
+    """The base has the slot after those of the adapters, until `close`. A restarted learner writes it again, with the
+    same bits and digest: the slot of a killed learner may be unfinished."""
+
+    def __init__(
+        self, folder: Path, model: CausalLM, dtype: torch.dtype, num_slots: int = 2, ranks: RankGroup | None = None
+    ) -> None:
+        """`model`: with adapters, whole or sharded over the ranks. `dtype`: of the published base."""
+        self._base = WeightPublisher(folder, list_base_parameters(model), dtype, 1, ranks, first_slot=num_slots)
+        self._adapters = WeightPublisher(
+            folder, list_adapter_parameters(model), ADAPTER_DTYPE, num_slots, ranks, prefix_bytes=BASE_RECORD_BYTES
+        )
+        self._base_slot = num_slots
+        self._scale = next(iter(list_adapters(model).values())).options.scale
+        self._record = b""  # names the base; only on the leading rank
+        self._has_base = False
+        self.num_bytes = 0  # of the last publication, with the base if it was written
+
+    def publish(self, version: int) -> WeightsPublished | None:
+        """Every rank calls it; the leading rank returns the message for the engines. Raises as WeightPublisher.publish."""
+        self.num_bytes = self._adapters.num_bytes
+        if not self._has_base:
+            self.num_bytes += self._base.num_bytes
+            base = self._base.publish(BASE_VERSION)
+            if base is not None:
+                self._record = AdapterBase(self._base_slot, base.num_bytes, base.digest, self._scale).pack()
+            self._has_base = True
+        return self._adapters.publish(version, self._record)
+
+    def close(self) -> None:
+        """Remove the published weights."""
+        self._adapters.close()
+        self._base.close()
