@@ -80,7 +80,7 @@ class Learner:
         self._progress_send: asyncio.Task[None] | None = None
         self._logger = structlog.get_logger()
         self._in_flight: Future[Any] | None = None
-        self._is_saving = False
+        self._completion: asyncio.Task[None] | None = None  # of the step that was trained last
         self.stop = asyncio.Event()
 
     @property
@@ -89,13 +89,17 @@ class Learner:
         return self._in_flight is not None and not self._in_flight.done()
 
     async def run(self, resume_step: int | None) -> None:
-        """Run until Shutdown, which waits for a checkpoint that is being saved, or until `stop` is set.
+        """Run until Shutdown, which waits until a trained step is published and saved, or until `stop` is set.
 
         Raises the worker's exceptions.
         """
-        await wait_for_first(self._run_training(resume_step), self._receive_messages(), self.stop.wait())
-        if self._is_saving and self._in_flight is not None and not self.stop.is_set():
-            await asyncio.wrap_future(self._in_flight)
+        try:
+            await wait_for_first(self._run_training(resume_step), self._receive_messages(), self.stop.wait())
+            if self._completion is not None:
+                await wait_for_first(self._completion, self.stop.wait())
+        finally:
+            if self._completion is not None:
+                self._completion.cancel()
         self._logger.info("learner.stopped", abandoned=self.is_busy)
 
     async def _receive_messages(self) -> None:
@@ -142,10 +146,14 @@ class Learner:
 
     async def _run_step(self, batch: BatchReady, *, publish: bool) -> None:
         await self._gpu_memory.acquire(batch.step)
-        await self._send_result(await self._run_in_worker(lambda: self._broadcast_and_train(batch, publish)))
-        self._is_saving = True
+        trained = await self._run_in_worker(lambda: self._broadcast_and_train(batch, publish))
+        self._completion = asyncio.create_task(self._complete_step(trained))
+        await asyncio.shield(self._completion)
+
+    async def _complete_step(self, trained: TrainStepResult) -> None:
+        """Goes on after Shutdown: the other ranks save this step, too, and a save of several ranks needs all of them."""
+        await self._send_result(trained)
         await self._run_in_worker(self._rank.save_if_due)
-        self._is_saving = False
 
     def _broadcast_and_train(self, batch: BatchReady, publish: bool) -> TrainStepResult:
         indexes = self._journal.read_indexes(batch)

@@ -4,6 +4,7 @@ Batches come from the golden logs (tests.golden) of bugs; the learner runs witho
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -15,7 +16,15 @@ from actors.launch.launcher import roll_back_to
 from bus.bus import Bus
 from bus.codec import decode
 from bus.event_log.records import Event
-from bus.messages import BatchReady, GpuMemoryGranted, GpuMemoryRequested, GroupAccepted, StepTrained, WeightsPublished
+from bus.messages import (
+    BatchReady,
+    GpuMemoryGranted,
+    GpuMemoryRequested,
+    GroupAccepted,
+    Shutdown,
+    StepTrained,
+    WeightsPublished,
+)
 from bus.transport.in_process import Hub
 from configs.machines import EngineConfig
 from configs.run_folder import RunFolder
@@ -43,6 +52,7 @@ class ScriptedRank:
         self._step = step
         self.started = False
         self.trained: Trained = []
+        self.saved: list[int] = []
 
     def start(self, *_: object) -> TrainStepResult:
         self.started = True
@@ -53,7 +63,7 @@ class ScriptedRank:
         return TrainStepResult(step, {}, WeightsPublished(step, "", 4, "") if publish else None)
 
     def save_if_due(self) -> None:
-        """It has no checkpoints."""
+        self.saved.append(self.trained[-1][0])
 
 
 @asynccontextmanager
@@ -152,6 +162,32 @@ async def test_the_learner_borrows_engine_memory_for_each_step(tmp_path: Path) -
         await head.send("learner", GpuMemoryGranted(2, 3))
         assert (await head.receive()).message == StepTrained(3, {})
     assert rank.trained == [(3, [])]
+
+
+async def test_shutdown_waits_for_a_save_that_the_worker_has_not_begun(tmp_path: Path) -> None:
+    """Other ranks have begun it."""
+    hub, free = Hub(), threading.Event()
+    head, bus = hub.join("head", 100), hub.join("learner", 100)
+    with ThreadPoolExecutor(1) as worker:
+
+        class BusyRank(ScriptedRank):
+            def train(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
+                worker.submit(free.wait)
+                return super().train(step, sequences, publish=publish)
+
+        rank = BusyRank(0)
+        learner = Learner(bus, RunConfig(name="r"), rank, RankGroup(), worker, BatchJournal(tmp_path))  # pyright: ignore
+        running = asyncio.create_task(learner.run(None))
+        await head.send("learner", BatchReady(1, ()))
+        while (await head.receive()).message != WeightsPublished(1, "", 4, ""):
+            pass
+        await head.send("learner", Shutdown())
+        for _ in range(100):  # the learner receives it
+            await asyncio.sleep(0)
+        assert (running.done(), rank.saved) == (False, [])
+        free.set()
+        await running
+    assert rank.saved == [1]
 
 
 async def test_a_grant_behind_all_batches_of_a_run_reaches_a_starting_learner(tmp_path: Path) -> None:
