@@ -139,7 +139,7 @@ def measure_demo(rounds: int, count: int) -> dict[str, float]:
 
 
 def sum_cpu_seconds() -> float:
-    """Of this process and of those that it has started and waited for."""
+    """Of this process and of its child processes that have ended."""
     return sum(os.times()[:4])
 
 

@@ -23,7 +23,7 @@ from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
 from engine.data.sft_dialogues import count_sft_dialogues
 from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
-from engine.learner.compiler_check import find_compiler
+from engine.model.compiled_parts import find_compiler
 from engine.model.lora.lora_options import LoraOptions, check_lora_targets, count_trained_parameters, get_lora_options
 from engine.model.model_config import check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer

@@ -1,24 +1,31 @@
 """Parts of decoder layers, compiled by torch.compile: products with fused norms, rotations and SwiGLU.
 
-All layers of a model share the compiled code, for any number of tokens. torch compiles a part once for training, and once
-more for passes without gradients and for frozen weights. It stores the code in TORCHINDUCTOR_CACHE_DIR, by default
+All layers of a model share the compiled code, for any number of tokens. torch compiles a part separately for training, for
+passes without gradients, and for frozen weights. It stores the code in TORCHINDUCTOR_CACHE_DIR, by default
 /tmp/torchinductor_USER, so that a restarted learner loads it. After 8 compilations of a part, torch logs a warning with
-the cause of the last one and computes eagerly.
+the cause of the last one and computes eagerly. The check for a compiler does not import torch.
 """
 
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable
 from functools import cache
-from typing import ParamSpec, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-from torch import Tensor, nn
+from configs.errors import UnusableInput
 
-Inputs = ParamSpec("Inputs")
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 Result = TypeVar("Result")
 
 
-def run_eagerly(part: Callable[Inputs, Result], *inputs: Inputs.args, **options: Inputs.kwargs) -> Result:
-    return part(*inputs, **options)
+def run_eagerly(part: Callable[..., Result], layer: nn.Module, x_BTE: Tensor, *inputs: Tensor) -> Result:
+    return part(layer, x_BTE, *inputs)
 
 
 def run_compiled(part: Callable[..., Result], layer: nn.Module, x_BTE: Tensor, *inputs: Tensor) -> Result:
@@ -29,4 +36,27 @@ def run_compiled(part: Callable[..., Result], layer: nn.Module, x_BTE: Tensor, *
 
 @cache
 def _compile(part: Callable[..., Result]) -> Callable[..., Result]:
+    import torch
+
     return torch.compile(part, dynamic=True, fullgraph=True)
+
+
+def find_compiler(device: str) -> str:
+    """The path of the compiler that torch needs. Raises UnusableInput without one, or without the headers of Python.
+
+    On a CPU, torch compiles its C++ code with $CXX, by default g++. For a GPU, Triton compiles the C code that starts its
+    kernels, with $CC, gcc or clang.
+    """
+    variable, commands, package = ("CC", ("gcc", "clang"), "gcc") if device == "cuda" else ("CXX", ("g++",), "g++")
+    chosen = os.environ.get(variable)
+    commands = (chosen,) if chosen else commands
+    found = next((path for command in commands if (path := shutil.which(command))), None)
+    if found is None:
+        raise UnusableInput(
+            f"no compiler ({' or '.join(commands)}) on PATH; install {package}, or set {variable}, or set "
+            "learner.compile = false"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        raise UnusableInput(f"{header} is absent; install python3-dev, or set learner.compile = false")
+    return found

@@ -16,7 +16,7 @@ from actors.launch.input_checks import check_inputs
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
-from engine.learner import compiler_check
+from engine.model import compiled_parts
 from engine.model.hf_checkpoint import save_model
 from engine.model.lora.lora_options import (
     ATTENTION_TARGETS,
@@ -291,7 +291,7 @@ def test_compilation_is_refused_without_a_compiler_or_the_headers_of_python(
 ) -> None:
     run = load(inputs, "learner.compile=true", f"learner.device={device}")
     (inputs / "Python.h").touch()
-    monkeypatch.setattr(compiler_check.sysconfig, "get_path", lambda _: str(inputs))
+    monkeypatch.setattr(compiled_parts.sysconfig, "get_path", lambda _: str(inputs))
     monkeypatch.setenv("PATH", str(inputs))
     monkeypatch.delenv(variable, raising=False)
     with pytest.raises(UnusableInput, match=f"^learner.compile: {problem}"):

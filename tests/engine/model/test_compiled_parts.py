@@ -61,7 +61,7 @@ def test_compiled_layers_give_the_same_gradients_for_all_lengths(model_type: str
         assert any(not torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_passes_without_gradients_are_compiled_once_more() -> None:
+def test_passes_without_gradients_have_compiled_code_of_their_own() -> None:
     model = small_model(config=small_architecture("qwen3"), std=0.1).requires_grad_(True)
     expected = score(model, LENGTHS)
     model.set_compiled(True)
