@@ -3,14 +3,18 @@
     python -m benchmarks.learner [--rounds 12] [--quick]
 
 The model of the demo (0.45M parameters) trains on 128 sequences of 18 to 175 tokens per update, in micro batches of at
-most 1,536 tokens; transformers trains on the same sequences. A model with 17M parameters trains in float32 and bfloat16.
-All variants take turns within each round. Keys:
+most 1,536 tokens, with learner.compile = true and false; transformers trains on the same sequences, without torch.compile.
+A model with 17M parameters trains in float32 and bfloat16. All variants take turns within each round. Keys:
 
-    tokens_per_s             of the learner
+    tokens_per_s             of the learner with compiled layers
     ratio_padded             tokens per CPU second, over those of transformers with one padded batch per update
     ratio_padded_small       the same, with padded micro batches of at most 1,536 tokens, in the given order
     ratio_sorted             the same, with such micro batches of sequences sorted by length
-    bf16_ratio_17m           bfloat16 over float32
+    tokens_per_s_eager       of the learner without compilation
+    ratio_sorted_eager       the same as ratio_sorted, without compilation
+    compile_s                CPU seconds of the first update with compiled layers, and of the compilers; few if torch's
+                             cache (TORCHINDUCTOR_CACHE_DIR) has the code
+    bf16_ratio_17m           bfloat16 over float32, without compilation
 
 Times are CPU seconds of the process; a ratio is the median over the rounds. Micro batches of 16,384 tokens are planned for
 4,096 sequences of up to 14,336 tokens on 64 ranks, for the sizes of a model with 14B parameters. Keys:
@@ -22,6 +26,7 @@ Times are CPU seconds of the process; a ratio is the median over the rounds. Mic
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -110,8 +115,13 @@ def compute_ratio(speeds: Mapping[str, list[float]], name: str, other: str) -> f
 
 def measure_demo(rounds: int, count: int) -> dict[str, float]:
     config = build_tiny_config(TinyConfig(), VOCABULARY)
+    compiled = make_trainer(config, RankGroup(), compile=True)
+    began = sum_cpu_seconds()
+    compiled.run_rl_step(make_sequences(count, VOCABULARY, 0))
+    compile_s = sum_cpu_seconds() - began
     variants: dict[str, RunStep] = {
-        "learner": make_trainer(config, RankGroup()).run_rl_step,
+        "learner": compiled.run_rl_step,
+        "eager": make_trainer(config, RankGroup()).run_rl_step,
         "padded": PaddedTraining(config, UNLIMITED_TOKENS, is_sorted=False).run_step,
         "padded_small": PaddedTraining(config, MICRO_BATCH_TOKENS, is_sorted=False).run_step,
         "sorted": PaddedTraining(config, MICRO_BATCH_TOKENS, is_sorted=True).run_step,
@@ -122,7 +132,15 @@ def measure_demo(rounds: int, count: int) -> dict[str, float]:
         "ratio_padded": compute_ratio(speeds, "learner", "padded"),
         "ratio_padded_small": compute_ratio(speeds, "learner", "padded_small"),
         "ratio_sorted": compute_ratio(speeds, "learner", "sorted"),
+        "tokens_per_s_eager": round(statistics.median(speeds["eager"])),
+        "ratio_sorted_eager": compute_ratio(speeds, "eager", "sorted"),
+        "compile_s": round(compile_s, 1),
     }
+
+
+def sum_cpu_seconds() -> float:
+    """Of this process and of its child processes that have ended."""
+    return sum(os.times()[:4])
 
 
 def measure_bfloat16(ranks: RankGroup, rounds: int, count: int) -> dict[str, float]:

@@ -163,6 +163,7 @@ class LearnerConfig(Section, frozen=True):
     micro_batch_tokens: PositiveInt = 16_384  # per forward and backward pass
     # Activations that the backward pass recomputes, to save memory: docs/learner.md
     activation_checkpointing: Checkpointing = "none"
+    compile: bool = False  # layers, with torch.compile; needs a compiler on each machine: docs/learner.md
     # When ranks add their gradients. once: after the last micro batch; needs 4 bytes per parameter on each rank.
     reduce_gradients: Literal["each_micro_batch", "once"] = "each_micro_batch"
     peak_tflops: NonNegativeFloat = 0.0  # of a rank's device, for the metric mfu; 0: no such metric

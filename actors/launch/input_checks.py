@@ -23,6 +23,7 @@ from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
 from engine.data.sft_dialogues import count_sft_dialogues
 from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
+from engine.model.compiled_parts import find_compiler
 from engine.model.lora.lora_options import (
     LoraOptions,
     check_lora_targets,
@@ -83,6 +84,8 @@ def list_input_checks(
         check_dialogues = partial(_check_dialogues, run, descriptions)
         remedy = "set sft.data to a file of dialogues, or sft.steps = 0"
         checks["sft.data"] = partial(_check_data, folder.expand_path(run.sft.data), remedy, check_dialogues)
+    if run.learner.compile:
+        checks["learner.compile"] = lambda: CheckedInput(find_compiler(run.learner.device))
     for key, spec, known in (
         ("learner.loss", run.learner.loss, LOSSES),
         ("rl.advantage_estimator", run.rl.advantage_estimator, ESTIMATORS),

@@ -71,7 +71,6 @@ class Trainer:
         self._base_lrs: list[float] = []
         self._learner = run.learner.resolve_auto(run.engine.dtype)
         self.flops = count_forward_flops(model.config)
-        model.set_recomputed(self._learner.activation_checkpointing)
         self._objective = PolicyObjective(self._learner)
         self._reference: nn.Module | None = None
         self._checkpoints = CheckpointWriter(ranks, run.learner.threads)
@@ -79,8 +78,10 @@ class Trainer:
         self.start_stage("sft" if run.sft.steps else "rl")
 
     def start_stage(self, stage: Literal["sft", "rl"]) -> None:
-        """Fresh optimizers, step 0."""
+        """Fresh optimizers, step 0. The model may be another one than that of the previous stage."""
         self.stage, self.step = stage, 0
+        self.model.set_recomputed(self._learner.activation_checkpointing)
+        self.model.set_compiled(self._learner.compile)
         self._optimizers = (
             build_sft_optimizers(self.model, self._run.sft)
             if stage == "sft"
@@ -150,6 +151,8 @@ class Trainer:
     def set_reference(self, policy: nn.Module) -> None:
         """The frozen policy of the KL term, sharded, with the calls of CausalLM. Every rank calls it."""
         self._reference = policy
+        if isinstance(policy, CausalLM):
+            policy.set_compiled(self._learner.compile)
 
     def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[SequenceSource]]) -> list[OldLogprobs]:
         """With the present weights, by minibatch; None for the first one: its own forward pass computes them."""

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from configs.algorithm import Checkpointing
+from engine.model.compiled_parts import run_compiled, run_eagerly
 from engine.model.experts import SparseMlp
 from engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
 from engine.model.model_config import DecoderConfig
-from engine.model.packed_attention import Segments
+from engine.model.packed_attention import Segments, attend
 from engine.model.recomputation import run_recomputed
 from engine.model.rope import compute_rope_tables
 from policies.losses.token_scores import ScoredTokens, TokenScores, compute_token_scores
@@ -33,13 +34,28 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
         self.recomputed: Checkpointing = "none"  # in the backward pass, to save memory
+        self.is_compiled = False
 
     def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
         """FSDP gathers the parameters for the backward pass before this module recomputes activations."""
         return run_recomputed(self.recomputed, self._compute, x_BTE, cos, sin, segments)
 
     def _compute(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
-        x_BTE = x_BTE + self.self_attn(self.input_layernorm(x_BTE), cos, sin, segments)
+        """The lengths of segments are Python numbers, for which compiled attention would be compiled each time."""
+        run = run_compiled if self.is_compiled else run_eagerly
+        q_BTHD, k_BTKD, v_BTKD = run(DecoderLayer.project, self, x_BTE, cos, sin)
+        out_BTHD = attend(q_BTHD, k_BTKD, v_BTKD, segments)
+        if isinstance(self.mlp, SparseMlp):  # reads how many tokens each expert has
+            run = run_eagerly
+        return run(DecoderLayer.finish, self, x_BTE, out_BTHD)
+
+    def project(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The part before attention: queries, keys and values."""
+        return self.self_attn.project(self.input_layernorm(x_BTE), cos, sin)
+
+    def finish(self, x_BTE: Tensor, out_BTHD: Tensor) -> Tensor:
+        """The part after attention."""
+        x_BTE = x_BTE + self.self_attn.o_proj(out_BTHD.flatten(2))
         return x_BTE + self.mlp(self.post_attention_layernorm(x_BTE))
 
 
@@ -111,6 +127,12 @@ class CausalLM(nn.Module):
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer)
             layer.recomputed = recomputed
+
+    def set_compiled(self, is_compiled: bool) -> None:
+        """Whether torch.compile compiles the layers without their attention and experts: engine/model/compiled_parts.py."""
+        for layer in self.model.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.is_compiled = is_compiled
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[..., E] -> [..., V], for whole models."""

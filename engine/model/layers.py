@@ -8,7 +8,6 @@ from torch.autograd.function import Function
 from torch.nn import functional
 
 from engine.model.model_config import DecoderConfig
-from engine.model.packed_attention import Segments, attend_rows, attend_segments
 from engine.model.rope import apply_rope
 
 
@@ -20,14 +19,14 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalizes the last dimension, in float32 or wider."""
-        if x.is_cuda:
+        if x.is_cuda or torch.compiler.is_compiling():
             return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         found: Tensor = _CpuRmsNorm.apply(x, self.weight, self.eps)  # pyright: ignore[reportAssignmentType]
         return found
 
 
 class _CpuRmsNorm(Function):
-    """On CPUs, torch's own norm makes twice as many passes over memory."""
+    """On CPUs, torch's own norm makes twice as many passes over memory, unless it is compiled."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -72,18 +71,12 @@ class Attention(nn.Module):
         self.q_norm = RmsNorm(head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
         self.k_norm = RmsNorm(head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
 
-    def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
-        """Causal over each row, or over each segment of the only row. cos and sin are [B or 1, T, 1, head_dim]."""
+    def project(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values. cos and sin are [B or 1, T, 1, head_dim]."""
         heads = (*x_BTE.shape[:-1], -1, self.head_dim)
         q_BTHD = apply_rope(self.q_norm(self.q_proj(x_BTE).view(heads)), cos, sin)
         k_BTKD = apply_rope(self.k_norm(self.k_proj(x_BTE).view(heads)), cos, sin)
-        v_BTKD = self.v_proj(x_BTE).view(heads)
-        if segments is None:
-            out_BTHD = attend_rows(q_BTHD, k_BTKD, v_BTKD)
-        else:
-            row = q_BTHD.squeeze(0), k_BTKD.squeeze(0), v_BTKD.squeeze(0)
-            out_BTHD = attend_segments(*row, segments).unsqueeze(0)
-        return self.o_proj(out_BTHD.flatten(2))
+        return q_BTHD, k_BTKD, self.v_proj(x_BTE).view(heads)
 
 
 class Mlp(nn.Module):

@@ -40,6 +40,13 @@ def build_segments(lengths: Sequence[int]) -> Segments:
     )
 
 
+def attend(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, segments: Segments | None) -> Tensor:
+    """[B, T, H, D]. Causal over each row, or over each segment of the only row."""
+    if segments is None:
+        return attend_rows(q_BTHD, k_BTKD, v_BTKD)
+    return attend_segments(q_BTHD.squeeze(0), k_BTKD.squeeze(0), v_BTKD.squeeze(0), segments).unsqueeze(0)
+
+
 def attend_segments(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
     """[T, H, D]. One kernel for all segments on GPUs in 16 bits; otherwise a call for each segment.
 

@@ -38,7 +38,7 @@ OTHER_KEYS = {
     *("learner.ranks", "learner.threads", "learner.micro_batch_tokens"),  # speed and memory
     *("learner.device", "learner.dtype", "learner.dp_replicate", "learner.collective_timeout_s"),
     *("learner.activation_checkpointing", "learner.reduce_gradients", "learner.peak_tflops"),
-    *("learner.offload", "learner.lora_publish"),
+    *("learner.offload", "learner.compile", "learner.lora_publish"),
     "learner.mismatch_limit",  # ends a run, and changes no update
     *("learner.checkpoint_every", "learner.checkpoint_minutes", "learner.keep_checkpoints"),
     *("learner.export_every", "learner.export_dtype"),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from actors.launch.input_checks import check_inputs
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
+from engine.model import compiled_parts
 from engine.model.hf_checkpoint import save_model
 from engine.model.lora.lora_options import (
     ATTENTION_TARGETS,
@@ -275,6 +277,30 @@ def test_a_wrong_plug_in_is_named_by_its_key(inputs: Path, setting: str, problem
         check_inputs(load(inputs, setting.format(inputs=inputs)))
     assert str(raised.value).startswith(f"{setting.partition('=')[0]}: ")
     assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "problem"),
+    [
+        ("cpu", "CXX", r"no compiler \(g\+\+\) on PATH; install g\+\+, or set CXX, or set learner\.compile = false"),
+        ("cuda", "CC", r"no compiler \(gcc or clang\) on PATH; install gcc, or set CC, or set"),
+    ],
+)
+def test_compilation_is_refused_without_a_compiler_or_the_headers_of_python(
+    device: str, variable: str, problem: str, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = load(inputs, "learner.compile=true", f"learner.device={device}")
+    (inputs / "Python.h").touch()
+    monkeypatch.setattr(compiled_parts.sysconfig, "get_path", lambda _: str(inputs))
+    monkeypatch.setenv("PATH", str(inputs))
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(UnusableInput, match=f"^learner.compile: {problem}"):
+        check_inputs(run)
+    monkeypatch.setenv(variable, sys.executable)
+    check_inputs(run)
+    (inputs / "Python.h").unlink()
+    with pytest.raises(UnusableInput, match=r"^learner.compile: .*Python\.h is absent; install python3-dev"):
+        check_inputs(run)
 
 
 def test_strict_determinism_refuses_a_model_with_experts(inputs: Path) -> None:

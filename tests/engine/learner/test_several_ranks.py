@@ -98,6 +98,26 @@ def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(
         assert {form["is_sharded"] for form in several.state["parameters"].values()} == {True}
 
 
+def test_compiled_layers_of_two_ranks_give_the_same_update(tmp_path: Path) -> None:
+    """With recomputed activations in one case, experts in another, and adapters with a reference in the last one."""
+
+    def make_cases(name: str, **settings: Any) -> list[RankScript]:
+        plain = [
+            RankScript("recomputed", str(tmp_path / name / "recomputed"), end=2, learner=settings),
+            RankScript("sft", str(tmp_path / name / "sft"), end=2, is_tied=False, learner=settings),
+        ]
+        experts = RankScript("experts", str(tmp_path / name / "experts"), end=2, learner=settings)
+        full = settings | {"activation_checkpointing": "full"}
+        adapted = full | {"lora_rank": 2, "kl_coef": 0.1, "lr": 1e-3}
+        return [*plain, experts, RankScript("adapted", str(tmp_path / name / "adapted"), end=2, learner=adapted)]
+
+    alone = train(1, *make_cases("alone"))
+    together = train(2, *make_cases("together", compile=True, micro_batch_tokens=40))
+    for one, two in zip(alone, together, strict=True):
+        assert are_equal(one, two)
+        assert {form["is_sharded"] for form in two.state["parameters"].values()} == {True}
+
+
 @pytest.mark.nightly
 def test_two_copies_of_two_shards_give_the_same_update(tmp_path: Path) -> None:
     alone = train(1, *make_scripts(tmp_path / "alone")[:4])

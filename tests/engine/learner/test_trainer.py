@@ -43,6 +43,13 @@ def test_the_cold_start_lowers_the_training_loss() -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+def test_a_model_that_replaces_that_of_the_cold_start_has_the_settings_of_its_layers() -> None:
+    made = Trainer(trainable_model(), small_run(activation_checkpointing="full", compile=True), ONE)
+    made.model = trainable_model()
+    made.start_stage("rl")
+    assert {(layer.recomputed, layer.is_compiled) for layer in made.model.model.layers} == {("full", True)}
+
+
 @pytest.mark.parametrize(("advantage", "sign"), [(1.0, 1), (-1.0, -1)])
 def test_a_step_raises_the_probability_of_good_answers_and_lowers_that_of_bad_ones(advantage: float, sign: int) -> None:
     made = trainer(minibatches=1, warmup_steps=0)

@@ -1,0 +1,76 @@
+"""Compiled layers give the gradients of the others, and are compiled once for all lengths."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from configs.algorithm import Checkpointing
+from engine.model.architectures import ARCHITECTURES
+from engine.model.causal_lm import CausalLM
+from engine.model.packed_attention import build_segments
+from policies.losses.token_scores import ScoredTokens
+from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
+
+pytestmark = [
+    pytest.mark.slow,  # compiles for about 20 s; needs g++
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # which torch's compiler reads
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),  # and uses
+]
+CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
+LENGTHS = (60, 4, 36)
+OTHER_LENGTHS = ((7,), (1,), (2, 3, 5, 90), (300, 200))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    """A part is compiled at most 8 times in a process."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def score(model: CausalLM, lengths: Sequence[int]) -> Tensor:
+    token_ids_T = torch.randint(0, VOCABULARY, (sum(lengths),), generator=torch.Generator().manual_seed(0))
+    tokens = ScoredTokens(torch.arange(len(token_ids_T)), token_ids_T.flip(0))
+    scores: Any = model(token_ids_T[None], tokens=tokens, segments=build_segments(lengths))
+    return scores.logprobs_N
+
+
+def compute_gradient(model: CausalLM, lengths: Sequence[int]) -> Tensor:
+    """Of the mean log probability, with respect to all parameters in one vector."""
+    gradients = torch.autograd.grad(score(model, lengths).mean(), list(model.parameters()))
+    return torch.cat([each.flatten() for each in gradients])
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_compiled_layers_give_the_same_gradients_for_all_lengths(model_type: str) -> None:
+    model = small_model(config=small_architecture(model_type), std=0.1).requires_grad_(True)
+    all_lengths = (LENGTHS, *OTHER_LENGTHS)
+    expected = [compute_gradient(model, lengths) for lengths in all_lengths]
+    model.set_compiled(True)
+    for recomputed in CHECKPOINTING:
+        model.set_recomputed(recomputed)
+        found = [compute_gradient(model, LENGTHS)]
+        with torch._dynamo.config.patch(error_on_recompile=True):  # pyright: ignore
+            found += [compute_gradient(model, lengths) for lengths in OTHER_LENGTHS]
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(other, one, rtol=0, atol=1e-6 * float(one.norm()))
+        assert any(not torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_passes_without_gradients_have_compiled_code_of_their_own() -> None:
+    model = small_model(config=small_architecture("qwen3"), std=0.1).requires_grad_(True)
+    expected = score(model, LENGTHS)
+    model.set_compiled(True)
+    compute_gradient(model, LENGTHS)
+    with torch.no_grad():
+        found = score(model, LENGTHS)
+    with torch._dynamo.config.patch(error_on_recompile=True):  # pyright: ignore
+        for lengths in OTHER_LENGTHS:
+            compute_gradient(model, lengths)
+            with torch.no_grad():
+                score(model, lengths)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
