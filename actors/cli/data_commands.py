@@ -190,7 +190,7 @@ def _download(name: str, folder: Path, patterns: list[str], revision: str | None
 
 
 def _render_rows(run: RunConfig, source: Source, name: str) -> Iterator[RenderedRow]:
-    from actors.launch.input_checks import describe_tasks
+    from actors.launch.checks.task_code_checks import describe_tasks
     from configs.run_folder import RunFolder
     from engine.model.tokenizer import load_tokenizer
     from tasks.curation.rendering import render_dialogues, render_questions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from actors.launch.input_checks import read_memory_bytes
+from actors.launch.checks.input_checks import read_memory_bytes
 from analysis.planning.plan_inputs import GPUS, PlannedMachines
 from analysis.simulation.cluster_model import GpuSpec
 from configs.schema import RunConfig

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from actors.cli.join_command import EXIT_INTERRUPTED, join_run
 from actors.cli.report_command import draw_all_curves
+from actors.launch.checks.input_checks import check_inputs
 from actors.launch.claim_run_folder import (
     RunAlreadyFinished,
     claimed_run_folder,
@@ -19,7 +20,6 @@ from actors.launch.claim_run_folder import (
     keep_task_descriptions,
 )
 from actors.launch.display import Display, make_display
-from actors.launch.input_checks import check_inputs
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
 from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
 from actors.replay.verification import RunVerifier

@@ -163,7 +163,7 @@ def _check_task(run: RunConfig, task: TaskConfig, turns: Path | None, tokenizer:
 
 def _load_code(run: RunConfig, task: TaskConfig) -> TaskDescription:
     """In other processes, as at the start of a run. Raises UnusableInput with the key."""
-    from actors.launch.input_checks import check_reward_function, describe_tasks
+    from actors.launch.checks.task_code_checks import check_reward_function, describe_tasks
     from policies.tools.task_description import MATH
 
     description = describe_tasks(run, task.name)[task.name]

@@ -12,9 +12,9 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
+from actors.launch.checks.input_checks import check_inputs
 from actors.launch.claim_run_folder import claimed_run_folder, increment_counter, keep_task_descriptions
 from actors.launch.display import make_display
-from actors.launch.input_checks import check_inputs
 from actors.launch.launcher import Launcher, LogWriteFailure
 from bus.addresses import LAUNCHER
 from bus.process.structured_log import configure_logging

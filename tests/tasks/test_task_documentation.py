@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.launch.input_checks import describe_tasks
+from actors.launch.checks.task_code_checks import describe_tasks
 from bus.messages import (
     OPENING_CALL,
     AnswerSubmitted,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from actors.cli.doctor.finding import GIB, CheckResult, DoctorFinding, run_check
 from actors.cli.plan_command import plan_local_run
-from actors.launch.input_checks import InputCheck, list_input_checks
+from actors.launch.checks.input_checks import InputCheck, list_input_checks
 from analysis.planning.plan_table import describe_remedy
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actors.cli.doctor.finding import GIB, CheckResult, DoctorFinding, run_check
-from actors.launch.input_checks import read_kernel_file, read_memory_bytes
+from actors.launch.checks.input_checks import read_kernel_file, read_memory_bytes
 from bus.process.scratch_lock import remove_stale_scratch
 from configs.schema import RunConfig
 from sandbox.contract import Isolation

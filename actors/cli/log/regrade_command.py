@@ -14,7 +14,7 @@ from rich.table import Table
 
 from actors.cli.json_output import check_json_path, write_json
 from actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
-from actors.launch.input_checks import describe_tasks
+from actors.launch.checks.task_code_checks import describe_tasks
 from actors.replay.regrading import (
     RegradedTrajectory,
     StoredTrajectory,

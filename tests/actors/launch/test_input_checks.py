@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
-from actors.launch import input_checks
-from actors.launch.input_checks import check_inputs
+from actors.launch.checks import input_checks
+from actors.launch.checks.input_checks import check_inputs
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.launch.input_checks import check_inputs
+from actors.launch.checks.input_checks import check_inputs
 from configs.dialogue_options import DialogueConfig
 from configs.errors import UnusableInput
 from configs.load import ConfigError, load_run

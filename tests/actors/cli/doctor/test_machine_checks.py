@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from actors.cli.doctor import machine_checks
 from actors.cli.doctor.finding import CheckResult, DoctorFinding, FindingStatus, build_findings_table, run_check
 from actors.cli.main import app
-from actors.launch import input_checks
+from actors.launch.checks import input_checks
 from sandbox import docker_probe
 from sandbox.contract import Isolation
 from sandbox.docker_probe import DockerProbeResult, probe_docker

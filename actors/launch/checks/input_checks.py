@@ -5,20 +5,15 @@ head reads all questions before the first step, and the learner all dialogues.
 """
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
-from msgspec.structs import replace
-
+from actors.launch.checks.task_code_checks import CheckedInput, check_import_path, check_reward_function, check_task
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from configs.task_options import RewardConfig, TaskConfig
+from configs.task_options import TaskConfig
 from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
 from engine.data.sft_dialogues import count_sft_dialogues
@@ -39,7 +34,6 @@ from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
 from policies.tools.task_description import MATH, TaskDescription
 from tasks import DEFAULT_TASK
-from tasks.hosting.task_services import build_host_command
 
 _MAX_CHECKED_ROWS = 100_000  # of a data file: about a second
 _GIB = 2**30
@@ -47,11 +41,6 @@ _FLOAT32_BYTES = 4
 _SAVED_COPIES = 4  # in a checkpoint: the weights, two moments of the optimizer, and the exported model, at most
 _TRAINING_NUMBERS = 3  # in the learner's memory per trained parameter: a gradient and two moments
 _DATA_KEYS = ("data.train", "data.test", "sft.data", ".data", ".test")
-
-
-class CheckedInput(NamedTuple):
-    description: str
-    warnings: tuple[str, ...] = ()
 
 
 InputCheck = Callable[[], CheckedInput]
@@ -92,7 +81,7 @@ def list_input_checks(
         ("rl.group_filter", run.rl.group_filter, FILTERS),
     ):
         if spec not in known:
-            checks[key] = partial(_check_import_path, key, spec, tuple(known))
+            checks[key] = partial(check_import_path, key, spec, tuple(known))
     if not _is_generated(run, run.model.checkpoint):
         checkpoint = folder.expand_path(run.model.checkpoint)
         has_chatml = not all(task.get_dialogue().renderer for task in run.resolved_tasks)
@@ -189,75 +178,6 @@ def _check_dialogues(run: RunConfig, descriptions: Mapping[str, TaskDescription]
 
 def _describe_limit(num_rows: int) -> str:
     return f" in the first {num_rows:,} rows; the others are checked later" if num_rows == _MAX_CHECKED_ROWS else ""
-
-
-# ---------------------------------------------------------------- code of the user
-
-
-def check_task(task: TaskConfig, descriptions: dict[str, TaskDescription]) -> CheckedInput:
-    """Describes the task in another process, and adds the description to `descriptions`."""
-    found = run_host(replace(task, reward=RewardConfig()), f"{task.key_prefix}import", f"{task.key_prefix}parameters")
-    description = msgspec.json.decode(found, type=TaskDescription)
-    reward, dialogue = task.get_reward(), task.get_dialogue()
-    if description.kind == "environment" and not (description.has_reward or reward.functions):
-        raise UnusableInput(
-            f"{task.import_path} has no `get_reward`, and {task.key_prefix}reward.functions names no function"
-        )
-    if dialogue.tools and not description.takes_tools:
-        raise UnusableInput(
-            f"{task.import_path} is a dialogue, which has no tools; remove {task.key_prefix}dialogue.tools"
-        )
-    if "{tools}" in dialogue.system and not (description.tools or dialogue.tools):
-        raise UnusableInput(f"{task.import_path} has no tools, but {task.key_prefix}dialogue.system contains {{tools}}")
-    descriptions[task.name] = description
-    tools = ", ".join(tool.name for tool in description.tools)
-    return CheckedInput(f"{task.import_path}: {description.kind}{f' with {tools}' if tools else ''}")
-
-
-def describe_tasks(run: RunConfig, name: str = "") -> dict[str, TaskDescription]:
-    """Of the task `name`, or of all tasks. Raises UnusableInput with the key."""
-    descriptions: dict[str, TaskDescription] = {}
-    for task in run.resolved_tasks:
-        if name not in ("", task.name):
-            continue
-        if not task.import_path:
-            descriptions[task.name] = DEFAULT_TASK
-        else:
-            try:
-                check_task(task, descriptions)
-            except UnusableInput as error:
-                raise UnusableInput(f"{task.key_prefix}import: {error}") from error
-    return descriptions
-
-
-def check_reward_function(task: TaskConfig, name: str, spec: str) -> CheckedInput:
-    reward = RewardConfig(functions={name: spec})
-    run_host(replace(task, import_path="", reward=reward), f"{task.key_prefix}reward.functions.{name}")
-    return CheckedInput(spec)
-
-
-def run_host(task: TaskConfig, *keys: str) -> str:
-    """Loads the task's code in another process, and returns the last line that it prints. Raises UnusableInput,
-    without the first of `keys` in its text."""
-    command = build_host_command(task, DEFAULT_TASK, "")  # loads all that the settings name
-    if task.python and not Path(task.python).is_file():
-        raise UnusableInput(f"{task.key_prefix}python: {task.python}: no such file")
-    return _run_program(command.build_arguments(), command.build_environment(), keys)
-
-
-def _check_import_path(key: str, spec: str, known: Sequence[str]) -> CheckedInput:
-    if ":" not in spec:
-        raise UnusableInput(f'"{spec}" is unknown; known: {", ".join(known)}, or an import path such as "file.py:name"')
-    _run_program([sys.executable, "-P", "-m", "configs.import_path", key, spec], None, [key])
-    return CheckedInput(spec)
-
-
-def _run_program(command: Sequence[str], environment: Mapping[str, str] | None, keys: Sequence[str]) -> str:
-    found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
-    if found.returncode:
-        last_line = found.stderr.strip().rpartition("\n")[2]
-        raise UnusableInput(last_line.removeprefix(f"{keys[0]}: ") or f"exit code {found.returncode}")
-    return found.stdout.strip().rpartition("\n")[2]
 
 
 # ---------------------------------------------------------------- model
