@@ -21,7 +21,7 @@ SMALL = (
     *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200"),
     *("sft.steps=4", "sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4"),
     *("learner.checkpoint_every=1", "learner.threads=1", "evaluation.questions=6"),
-    "sandbox.backend=process",
+    *("sandbox.backend=process", "sandbox.spare_notebooks=8"),
 )
 # Just long enough for a policy that is sometimes right, so that RL steps are real updates.
 COLD_START = ("sft.steps=150", "sft.batch_size=32", "tiny.num_sft_dialogues=4800")
