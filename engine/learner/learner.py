@@ -151,7 +151,7 @@ class Learner:
         await asyncio.shield(self._completion)
 
     async def _complete_step(self, trained: TrainStepResult) -> None:
-        """Goes on after Shutdown: the other ranks save this step, too, and a save of several ranks needs all of them."""
+        """Shutdown does not interrupt it: the other ranks save this step, too, and a save of several ranks needs all of them."""
         await self._send_result(trained)
         await self._run_in_worker(self._rank.save_if_due)
 
