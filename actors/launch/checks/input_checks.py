@@ -33,9 +33,12 @@ from policies.dialogue.chat_format import TURN_END, TURN_START
 from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
 from policies.tools.task_description import MATH, TaskDescription
+from sandbox.contract import SandboxFailure
 from tasks import DEFAULT_TASK
+from tasks.curation.answer_check import find_unreadable_answers, is_answer_of_kind
 
 _MAX_CHECKED_ROWS = 100_000  # of a data file: about a second
+_MAX_CHECKED_ANSWERS = 200  # about 5 ms each
 _GIB = 2**30
 _FLOAT32_BYTES = 4
 _SAVED_COPIES = 4  # in a checkpoint: the weights, two moments of the optimizer, and the exported model, at most
@@ -166,9 +169,28 @@ def _check_questions(
     description = descriptions.get(task.name)
     if description is None:
         raise UnusableInput(f"not checked, because {task.key_prefix}import cannot be loaded")
-    for _ in read_problems(path, report, _MAX_CHECKED_ROWS, get_row_layout(task, description)):
-        pass
-    return CheckedInput(f"{path}: {report.describe()}{_describe_limit(report.num_rows)}", tuple(report.list_warnings()))
+    layout, answers = (
+        get_row_layout(task, description),
+        dict[str, str](),
+    )  # names of problems by answer that is no number
+    for problem in read_problems(path, report, _MAX_CHECKED_ROWS, layout):
+        if layout.needs_answer and not is_answer_of_kind(problem.ground_truth, "number"):
+            answers.setdefault(problem.ground_truth, problem.name)
+    warnings = (*report.list_warnings(), *_check_answers(answers))
+    return CheckedInput(f"{path}: {report.describe()}{_describe_limit(report.num_rows)}", warnings)
+
+
+def _check_answers(names: Mapping[str, str]) -> list[str]:
+    """`names`: of a problem, by answer. Warnings."""
+    checked = list(names)[:_MAX_CHECKED_ANSWERS]
+    try:
+        unreadable = find_unreadable_answers(checked) if checked else []
+    except SandboxFailure as failure:
+        return [f"the answers are not checked: {failure}"]
+    if not unreadable:
+        return []
+    first = f"the first is {unreadable[0]!r:.80} in {names[unreadable[0]]}"
+    return [f"the verifier cannot parse {len(unreadable):,} answers, so that their trajectories are masked; {first}"]
 
 
 def _check_dialogues(run: RunConfig, descriptions: Mapping[str, TaskDescription], path: Path) -> CheckedInput:

@@ -192,6 +192,16 @@ def test_an_unusable_dialogue_is_named_by_its_key_and_row(inputs: Path) -> None:
         check_inputs(load(inputs, *settings))
 
 
+def test_answers_that_the_verifier_cannot_parse_are_counted_before_the_start(inputs: Path) -> None:
+    path = inputs / "train.jsonl"
+    answers = ["2", "x+1", "$$", "\\frac{1}{2}", "$ $", "$$"]
+    rows = [{"question": f"What is number {number}?", "answer": each} for number, each in enumerate(answers)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (warning,) = [line for line in check_inputs(load(inputs)) if line.startswith("warning: data.train: ")]
+    assert "cannot parse 2 answers" in warning
+    assert "'$$' in train.jsonl:3" in warning
+
+
 def test_of_a_long_file_the_first_rows_are_checked(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_checks, "_MAX_CHECKED_ROWS", 3)
     path = inputs / "train.jsonl"
