@@ -94,6 +94,8 @@ def list_input_checks(
             checks["learner.lora_targets"] = partial(_check_lora_targets, checkpoint, lora)
         if run.determinism == "strict":
             checks["determinism"] = partial(_check_strict_model, checkpoint)
+        if run.engine.kind == "sglang":
+            checks["engine.kind"] = partial(_check_served_model, checkpoint)
         for task in run.resolved_tasks:
             key, check = f"{task.key_prefix}dialogue.stop_tokens", partial(_check_stop_tokens, checkpoint, task)
             if task.get_dialogue().renderer:
@@ -238,6 +240,17 @@ def _check_strict_model(folder: Path) -> CheckedInput:
             'needs a model without experts; set determinism to "fast"'
         )
     return CheckedInput(f"strict; {config.model_type} has no experts")
+
+
+def _check_served_model(folder: Path) -> CheckedInput:
+    config = load_model_config(folder)
+    dense = [layer for layer in range(config.num_layers) if config.experts and not config.experts.covers(layer)]
+    if dense:
+        raise UnusableInput(
+            f"{folder / 'config.json'}: layers without experts, such as layer {dense[0]} (mlp_only_layers, "
+            f'decoder_sparse_step): SGLang gives each layer of a {config.model_type} model experts; use "embedded"'
+        )
+    return CheckedInput(f"sglang; {config.model_type}")
 
 
 def _check_renderer(folder: Path, task: TaskConfig, descriptions: Mapping[str, TaskDescription]) -> CheckedInput:

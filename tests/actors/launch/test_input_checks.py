@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
 from actors.launch.checks import input_checks
-from actors.launch.checks.input_checks import check_inputs
+from actors.launch.checks.input_checks import check_inputs, list_input_checks
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
@@ -243,7 +243,7 @@ def test_adapters_need_less_memory_unless_a_cold_start_trains_all_weights(
     run = load(inputs, *overrides)
     assert count_trained_parameters(config, run) == (total + adapters, adapters)
     assert count_trained_parameters(config, replace(run, sft=replace(run.sft, steps=1))) == (total, total)
-    checks = input_checks.list_input_checks(run)
+    checks = list_input_checks(run)
     assert "q_proj" in checks["learner.lora_targets"]().description
     assert "reference" not in checks["main memory"]().description
 
@@ -252,7 +252,7 @@ def test_adapters_of_experts_are_refused_before_the_start(inputs: Path) -> None:
     fields = small_architecture("qwen3_moe", vocab_size=280).to_hf()
     (inputs / "model" / "config.json").write_text(json.dumps(fields))
     with pytest.raises(UnusableInput, match=r"learner\.lora_targets: .* belong to experts"):
-        input_checks.list_input_checks(load(inputs, "learner.lora_rank=2"))["learner.lora_targets"]()
+        list_input_checks(load(inputs, "learner.lora_rank=2"))["learner.lora_targets"]()
 
 
 def test_test_questions_are_not_needed_without_evaluation(inputs: Path) -> None:
@@ -311,6 +311,19 @@ def test_compilation_is_refused_without_a_compiler_or_the_headers_of_python(
     (inputs / "Python.h").unlink()
     with pytest.raises(UnusableInput, match=r"^learner.compile: .*Python\.h is absent; install python3-dev"):
         check_inputs(run)
+
+
+def test_a_server_refuses_a_model_with_experts_in_some_layers(inputs: Path) -> None:
+    model = small_model(config=small_architecture("qwen3_moe", vocab_size=280))
+    save_model(inputs / "model", model.config, model.state_dict(), inputs / "model")
+    path = inputs / "model" / "config.json"
+    config = json.loads(path.read_text()) | {"decoder_sparse_step": 1}
+    path.write_text(json.dumps(config | {"mlp_only_layers": []}))
+    list_input_checks(load(inputs, "engine.kind=sglang"))["engine.kind"]()
+    path.write_text(json.dumps(config | {"mlp_only_layers": [1]}))
+    assert "engine.kind" not in list_input_checks(load(inputs))
+    with pytest.raises(UnusableInput, match=r"config\.json: layers without experts, such as layer 1 "):
+        list_input_checks(load(inputs, "engine.kind=sglang"))["engine.kind"]()
 
 
 def test_strict_determinism_refuses_a_model_with_experts(inputs: Path) -> None:
