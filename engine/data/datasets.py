@@ -14,7 +14,7 @@ from policies.dialogue.parse_turn import extract_last_boxed
 
 _QUESTION_FIELDS = ("question", "problem", "Question", "Problem")
 _ANSWER_FIELDS = ("answer", "Answer", "ground_truth")
-QUESTION_COLUMNS = (*_QUESTION_FIELDS, *_ANSWER_FIELDS, "prompt", "extra_info", "reward_model", "solution")
+QUESTION_COLUMNS = (*_QUESTION_FIELDS, *_ANSWER_FIELDS, "prompt", "messages", "extra_info", "reward_model", "solution")
 # Instructions around every question of a published data set, for an answer that the run would count as wrong.
 _WRAPPERS = tuple(
     (
@@ -162,18 +162,19 @@ def _remove_wrapper(question: str) -> str:
 
 
 def _find_question(row: RowFields) -> tuple[str, str]:
-    """(field, question or ""). For chat messages in `prompt`: `extra_info.question`, without the
+    """(field, question or ""). For chat messages in `prompt` or `messages`: `extra_info.question`, without the
     instructions around it, or else the last user message."""
     for key in _QUESTION_FIELDS:
         if row.get(key) is not None:
             return key, _as_text(row[key])
-    prompt = row.get("prompt")
+    key = "prompt" if row.get("prompt") is not None else "messages"
+    prompt = row.get(key)
     if not isinstance(prompt, list):
-        return "prompt" if "prompt" in row else "question", _as_text(prompt)
+        return "prompt" if "prompt" in row else "question", _as_text(row.get("prompt"))
     bare = _as_text(_get_object(row, "extra_info").get("question"))
     messages = [cast(RowFields, message) for message in cast(list[Any], prompt) if isinstance(message, dict)]
     asked = [_as_text(message.get("content")) for message in messages if message.get("role") == "user"]
-    return "prompt", bare or (asked[-1] if asked else "")
+    return key, bare or (asked[-1] if asked else "")
 
 
 def _find_ground_truth(row: RowFields) -> tuple[str, object]:

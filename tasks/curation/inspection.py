@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
@@ -58,7 +59,7 @@ class _Inspection:
         for row in read_rows(self._path, bad_rows=self._bad_rows):
             self._num_rows += 1
             self._count_columns(row.fields)
-            if any(isinstance(row.fields.get(name), list) for name in _DIALOGUE_COLUMNS):
+            if _is_dialogue(row.fields):
                 self._num_dialogues += 1
                 continue
             try:
@@ -107,6 +108,16 @@ class _Inspection:
             unreadable_answers=find_unreadable(checked) if checked else [],
             num_unchecked_answers=len(self._other_answers) - len(checked),
         )
+
+
+def _is_dialogue(fields: RowFields) -> bool:
+    """Messages that end with the assistant's. Those of a question end with the user's."""
+    for name in _DIALOGUE_COLUMNS:
+        messages = fields.get(name)
+        if isinstance(messages, list) and messages:
+            last = cast(list[Any], messages)[-1]
+            return isinstance(last, dict) and cast(RowFields, last).get("role", "assistant") == "assistant"
+    return False
 
 
 def _find_quantile(counts: Counter[int], share: float) -> int:

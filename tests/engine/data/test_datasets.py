@@ -70,6 +70,9 @@ def read_one(file: Path, row: dict[str, Any]) -> tuple[str, str]:
             id="chat-messages",
         ),
         pytest.param(
+            {"messages": [{"role": "user", "content": "Q?"}], "prompt": None, "answer": 34}, ("Q?", "34"), id="messages"
+        ),
+        pytest.param(
             {
                 "prompt": [{"role": "user", "content": "Solve this: Q?"}],
                 "reward_model": {"ground_truth": "34"},
