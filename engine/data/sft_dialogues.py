@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from engine.data.data_files import DatasetError, DatasetRow, RowFields, read_rows
+from engine.data.dialogue_messages import DIALOGUE_COLUMNS, DatasetLocation, DialogueMessage, parse_messages
 from policies.dialogue.chat_format import (
     TURN_END,
     DialogueFormat,
@@ -29,32 +30,6 @@ class TokenizedDialogue(NamedTuple):
     loss_mask: list[int]  # [T]; 1 for tokens that the assistant generates, its end of turn included
 
 
-class _DatasetLocation(NamedTuple):
-    """A place in a data file, for error messages."""
-
-    path: Path
-    row: int
-    field: str
-
-    def build_error(self, problem: str, inner: str = "") -> DatasetError:
-        return DatasetError(self.path, problem, row=self.row, field=f"{self.field}.{inner}" if inner else self.field)
-
-
-class _DialogueMessage(NamedTuple):
-    role: str
-    fields: RowFields
-    location: _DatasetLocation
-
-    def get_text(self) -> str:
-        value = self.fields.get("content")
-        if not isinstance(value, str):
-            raise self.location.build_error("expected a string", "content")
-        return value
-
-
-_COLUMNS = ("messages", "task")
-
-
 def read_sft_dialogues(
     path: Path, tokenizer: TextTokenizer, formats: Mapping[str, DialogueFormat]
 ) -> list[TokenizedDialogue]:
@@ -70,20 +45,20 @@ def iter_sft_dialogues(
     path: Path, tokenizer: TextTokenizer, formats: Mapping[str, DialogueFormat]
 ) -> Iterator[TokenizedDialogue]:
     """As read_sft_dialogues, one row at a time."""
-    for row in read_rows(path, _COLUMNS):
-        yield _tokenize_dialogue(_parse_messages(row), tokenizer, _choose_format(row, formats))
+    for row in read_rows(path, DIALOGUE_COLUMNS):
+        yield _tokenize_dialogue(parse_messages(row), tokenizer, _choose_format(row, formats))
 
 
 def count_sft_dialogues(path: Path, formats: Mapping[str, DialogueFormat], max_rows: int) -> int:
     """Checks that many dialogues without tokenizing them. Raises DatasetError."""
-    rows = islice(read_rows(path, _COLUMNS), max_rows)
-    return sum(1 for row in rows if list(_render_turns(_parse_messages(row), _choose_format(row, formats))))
+    rows = islice(read_rows(path, DIALOGUE_COLUMNS), max_rows)
+    return sum(1 for row in rows if list(_render_turns(parse_messages(row), _choose_format(row, formats))))
 
 
 def iter_sft_texts(path: Path, formats: Mapping[str, DialogueFormat], max_rows: int) -> Iterator[str]:
     """The texts of that many dialogues as they are tokenized. Raises DatasetError."""
-    for row in islice(read_rows(path, _COLUMNS), max_rows):
-        for _, segments in _render_turns(_parse_messages(row), _choose_format(row, formats)):
+    for row in islice(read_rows(path, DIALOGUE_COLUMNS), max_rows):
+        for _, segments in _render_turns(parse_messages(row), _choose_format(row, formats)):
             yield from (segment.text for segment in segments)
 
 
@@ -99,39 +74,8 @@ def _choose_format(row: DatasetRow, formats: Mapping[str, DialogueFormat]) -> Di
     return formats[name]
 
 
-def _parse_messages(row: DatasetRow) -> list[_DialogueMessage]:
-    """The row's messages without the system message. Checks roles against `_ALLOWED_NEXT_ROLES`."""
-    here = _DatasetLocation(row.path, row.number, "messages")
-    value = row.fields.get("messages")
-    if not isinstance(value, list) or not value:
-        raise here.build_error("expected a list of messages")
-    messages: list[_DialogueMessage] = []
-    for position, fields in enumerate(cast(list[Any], value)):
-        location = here._replace(field=f"messages[{position}]")
-        if not isinstance(fields, dict):
-            raise location.build_error("expected an object with `role` and `content`")
-        message = _DialogueMessage(str(cast(RowFields, fields).get("role")), cast(RowFields, fields), location)
-        if message.role == "system" and position == 0:
-            continue
-        before = messages[-1].role if messages else "nothing"
-        if message.role not in _ALLOWED_NEXT_ROLES[before]:
-            raise location.build_error(f"{message.role!r} cannot follow {before}", "role")
-        messages.append(message)
-    if not messages or messages[-1].role != "assistant":
-        raise here.build_error("the last message must be the assistant's")
-    return messages
-
-
-_ALLOWED_NEXT_ROLES = {
-    "nothing": ("user",),
-    "user": ("assistant",),
-    "assistant": ("user", "tool"),
-    "tool": ("tool", "assistant"),
-}
-
-
 def _tokenize_dialogue(
-    messages: list[_DialogueMessage], tokenizer: TextTokenizer, dialogue: DialogueFormat
+    messages: list[DialogueMessage], tokenizer: TextTokenizer, dialogue: DialogueFormat
 ) -> TokenizedDialogue:
     tokenized = TokenizedDialogue([], [])
     for role, segments in _render_turns(messages, dialogue):
@@ -141,9 +85,7 @@ def _tokenize_dialogue(
     return tokenized
 
 
-def _render_turns(
-    messages: list[_DialogueMessage], dialogue: DialogueFormat
-) -> Iterator[tuple[str, list[TextSegment]]]:
+def _render_turns(messages: list[DialogueMessage], dialogue: DialogueFormat) -> Iterator[tuple[str, list[TextSegment]]]:
     """(role, segments) of each turn."""
     for first, (role, group) in enumerate(groupby(messages, key=lambda message: message.role)):
         turn = list(group)
@@ -156,7 +98,7 @@ def _render_turns(
                 yield role, _build_user_segments(turn[0], dialogue, first=first == 0)
 
 
-def _build_user_segments(message: _DialogueMessage, dialogue: DialogueFormat, *, first: bool) -> list[TextSegment]:
+def _build_user_segments(message: DialogueMessage, dialogue: DialogueFormat, *, first: bool) -> list[TextSegment]:
     """The first user turn includes the system message and the instruction; later ones do not.
 
     If the task has an opening, the first message is the question with the observation after it.
@@ -167,14 +109,9 @@ def _build_user_segments(message: _DialogueMessage, dialogue: DialogueFormat, *,
     return build_user_turn_segments(text, dialogue)
 
 
-def _format_assistant_text(message: _DialogueMessage, dialogue: DialogueFormat) -> str:
+def _format_assistant_text(message: DialogueMessage, dialogue: DialogueFormat) -> str:
     """The generated text of an assistant's turn: without the prefill, with the end of turn."""
-    content = message.get_text()
-    if not content.startswith(dialogue.prefill):
-        raise message.location.build_error(
-            f"must start with {dialogue.prefill}, the prefill of the rollouts", "content"
-        )
-    text = content.removeprefix(dialogue.prefill)
+    text = message.get_turn_text(dialogue.prefill).removeprefix(dialogue.prefill)
     calls = message.fields.get("tool_calls") or []
     if not isinstance(calls, list):
         raise message.location.build_error("expected a list of calls", "tool_calls")
@@ -185,7 +122,7 @@ def _format_assistant_text(message: _DialogueMessage, dialogue: DialogueFormat) 
     return text + TURN_END
 
 
-def _format_tool_call(call: object, location: _DatasetLocation, dialogue: DialogueFormat) -> str:
+def _format_tool_call(call: object, location: DatasetLocation, dialogue: DialogueFormat) -> str:
     """Accepts `{"name", "arguments"}` or that inside `function`; arguments as an object or JSON."""
     fields = cast(RowFields, call) if isinstance(call, dict) else {}
     function = cast(RowFields, fields["function"]) if isinstance(fields.get("function"), dict) else fields

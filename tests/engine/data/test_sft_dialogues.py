@@ -156,10 +156,8 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path
         ([USER, {"role": "tool", "content": "1"}], "`messages[1].role`: 'tool' cannot follow user"),
         ([USER, {"role": "judge"}, ANSWER], "`messages[1].role`: 'judge' cannot follow user"),
         ([{"role": "user"}, ANSWER], "`messages[0].content`: expected a string"),
-        (
-            [USER, {"role": "assistant", "content": "Yes."}],
-            "`messages[1].content`: must start with <reason>, the prefill of the rollouts",
-        ),
+        ([USER, {"role": "assistant", "content": None}], "`messages[1].content`: expected a string"),
+        ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "`messages[1].content`: expected a string"),
         ([USER, make_call_turn(tool_calls=7)], "`messages[1].tool_calls`: expected a list of calls"),
         (
             [USER, make_call_turn(tool_calls=[{"function": {"name": "search"}}])],

@@ -1,0 +1,138 @@
+"""Messages of cold-start rows, read from the public layouts of docs/data.md: OpenAI's `messages` and ShareGPT's `conversations`.
+
+All become messages with the roles user, assistant and tool. The calls of an assistant stand in `tool_calls`.
+"""
+
+import json
+import re
+from typing import Any, NamedTuple, cast
+
+from engine.data.data_files import DatasetError, DatasetRow, RowFields
+
+DIALOGUE_COLUMNS = ("messages", "conversations", "task")
+_ROLES = {
+    **{"human": "user", "gpt": "assistant", "model": "assistant", "function_call": "assistant"},
+    **{
+        "observation": "tool",
+        "function": "tool",
+        "ipython": "tool",
+        "function_response": "tool",
+        "developer": "system",
+    },
+}
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_ALLOWED_NEXT_ROLES = {
+    "nothing": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("tool", "assistant"),
+}
+_OPENING_TAG = re.compile(r"\s*<(\w+)>\s*")
+_THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+
+
+class DatasetLocation(NamedTuple):
+    """A place in a data file, for error messages."""
+
+    row: DatasetRow
+    field: str
+
+    def build_error(self, problem: str, inner: str = "") -> DatasetError:
+        field = f"{self.field}.{inner}" if inner else self.field
+        return DatasetError(self.row.path, problem, row=self.row.number, field=field)
+
+
+class DialogueMessage(NamedTuple):
+    role: str
+    fields: RowFields
+    location: DatasetLocation
+
+    def get_text(self) -> str:
+        """Empty for an assistant that only calls tools. Raises DatasetError."""
+        value = self.fields.get("content")
+        if value is None and self.role == "assistant" and self.fields.get("tool_calls"):
+            return ""
+        if isinstance(value, list):
+            parts = [_get_text_part(part) for part in cast(list[Any], value)]
+            if None not in parts:
+                return "".join(cast(list[str], parts))
+        if not isinstance(value, str):
+            raise self.location.build_error("expected a string", "content")
+        return value
+
+    def get_turn_text(self, prefill: str) -> str:
+        """Of an assistant: begins with the prefill of the rollouts.
+
+        Reasoning in a field of its own or in <think> gets the tag of the prefill; without reasoning, the tag is closed at
+        once. Raises DatasetError for a content that cannot follow the prefill.
+        """
+        content = self.get_text()
+        reasoning = next((value for name in _REASONING_FIELDS if isinstance(value := self.fields.get(name), str)), None)
+        tag = match[1] if (match := _OPENING_TAG.fullmatch(prefill)) else ""
+        if not tag:
+            content = content if reasoning is None else f"<think>{reasoning}</think>\n{content}"
+            if not content.startswith(prefill):
+                raise self.location.build_error(f"must start with {prefill}, the prefill of the rollouts", "content")
+            return content
+        if reasoning is None and content.startswith(prefill):
+            return content
+        if reasoning is None and (thought := _THINK.match(content)):
+            reasoning, content = thought[1], content[thought.end() :]
+        separator = "\n" if content else ""
+        return f"{prefill}{reasoning or ''}</{tag}>{separator}{content}"
+
+
+def parse_messages(row: DatasetRow) -> list[DialogueMessage]:
+    """The row's messages without the system message. Raises DatasetError with the field."""
+    name = "messages" if row.fields.get("messages") is not None else "conversations"
+    here = DatasetLocation(row, name if name in row.fields else "messages")
+    value = row.fields.get(name)
+    if not isinstance(value, list) or not value:
+        raise here.build_error("expected a list of messages")
+    messages: list[DialogueMessage] = []
+    for position, fields in enumerate(cast(list[Any], value)):
+        location = DatasetLocation(row, f"{here.field}[{position}]")
+        if not isinstance(fields, dict):
+            raise location.build_error("expected an object with `role` and `content`")
+        message = _convert_message(cast(RowFields, fields), location)
+        if message.role == "system" and position == 0:
+            continue
+        before = messages[-1] if messages else None
+        if before is not None and message.fields.get("continues_turn") and before.role == "assistant":
+            calls = [*cast(list[Any], before.fields.get("tool_calls") or []), *message.fields["tool_calls"]]
+            messages[-1] = before._replace(fields=before.fields | {"tool_calls": calls})
+            continue
+        if message.role not in _ALLOWED_NEXT_ROLES[before.role if before else "nothing"]:
+            follows = before.role if before else "nothing"
+            raise location.build_error(f"{message.role!r} cannot follow {follows}", "role")
+        messages.append(message)
+    if not messages or messages[-1].role != "assistant":
+        raise here.build_error("the last message must be the assistant's")
+    return messages
+
+
+def _convert_message(fields: RowFields, location: DatasetLocation) -> DialogueMessage:
+    given = str(fields.get("role") if fields.get("role") is not None else fields.get("from"))
+    converted = dict(fields)
+    if "value" in fields and "content" not in fields:
+        converted["content"] = fields["value"]
+    if given == "function_call":  # a message of its own in ShareGPT
+        converted |= {"tool_calls": _parse_calls(converted["content"], location), "content": None}
+        converted["continues_turn"] = True
+    elif fields.get("function_call") is not None:  # OpenAI's form before tool_calls
+        converted["tool_calls"] = [fields["function_call"]]
+    return DialogueMessage(_ROLES.get(given, given), converted, location)
+
+
+def _parse_calls(value: object, location: DatasetLocation) -> list[Any]:
+    """One call or several, as JSON text."""
+    try:
+        calls = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise location.build_error(f"not JSON: {error}", "value") from error
+    return cast(list[Any], calls) if isinstance(calls, list) else [calls]
+
+
+def _get_text_part(part: object) -> str | None:
+    text = cast(RowFields, part).get("text") if isinstance(part, dict) else None
+    return text if isinstance(text, str) else None

@@ -1,0 +1,165 @@
+"""Public layouts of cold-start dialogues give the same turns."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.dialogue_options import DialogueConfig
+from engine.data.data_files import DatasetError, DatasetRow
+from engine.data.dialogue_messages import parse_messages
+from engine.data.sft_dialogues import read_sft_dialogues
+from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from tasks.math_python import MATH_PYTHON
+from tests.engine.data.test_sft_dialogues import LetterTokenizer
+
+CALLS = [{"code": "print(1)"}, {"code": "print(2)"}]
+FUNCTIONS = [{"name": "jupyter_code", "arguments": arguments} for arguments in CALLS]
+TOOL_CALLS = [
+    {"id": f"call_{number}", "type": "function", "function": {**each, "arguments": json.dumps(each["arguments"])}}
+    for number, each in enumerate(FUNCTIONS)
+]
+RESULTS = [{"role": "tool", "tool_call_id": f"call_{number}", "content": str(number + 1)} for number in range(2)]
+TOOLS = [{"type": "function", "function": {"name": "jupyter_code", "parameters": {"type": "object"}}}]
+ANSWER = "<answer>\\boxed{3}</answer>"
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "openai": {
+        "tools": TOOLS,
+        "messages": [
+            {"role": "system", "content": "Use the tool."},
+            {"role": "user", "content": "1+2?"},
+            {"role": "assistant", "content": None, "tool_calls": TOOL_CALLS},
+            *RESULTS,
+            {"role": "assistant", "content": ANSWER},
+        ],
+    },
+    "content parts": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "2?"}]},
+            {"role": "assistant", "content": "", "tool_calls": FUNCTIONS},
+            *RESULTS,
+            {"role": "assistant", "content": [{"type": "text", "text": ANSWER}]},
+        ]
+    },
+    "reasoning field": {
+        "messages": [
+            {"role": "user", "content": "1+2?"},
+            {"role": "assistant", "reasoning_content": "", "content": None, "tool_calls": TOOL_CALLS},
+            *RESULTS,
+            {"role": "assistant", "reasoning_content": "", "content": ANSWER},
+        ]
+    },
+    "think tags": {
+        "messages": [
+            {"role": "user", "content": "1+2?"},
+            {"role": "assistant", "content": "<think></think>\n\n", "tool_calls": TOOL_CALLS},
+            *RESULTS,
+            {"role": "assistant", "content": f"<think></think>\n\n{ANSWER}"},
+        ]
+    },
+    "sharegpt": {
+        "system": "Use the tool.",
+        "tools": json.dumps(TOOLS),
+        "conversations": [
+            {"from": "human", "value": "1+2?"},
+            {"from": "function_call", "value": json.dumps(FUNCTIONS[0])},
+            {"from": "function_call", "value": json.dumps(FUNCTIONS[1])},
+            {"from": "observation", "value": "1"},
+            {"from": "observation", "value": "2"},
+            {"from": "gpt", "value": ANSWER},
+        ],
+    },
+    "sharegpt list": {
+        "conversations": [
+            {"from": "system", "value": "Use the tool."},
+            {"from": "human", "value": "1+2?"},
+            {"from": "gpt", "value": ""},
+            {"from": "function_call", "value": json.dumps(FUNCTIONS)},
+            {"from": "observation", "value": "1"},
+            {"from": "observation", "value": "2"},
+            {"from": "gpt", "value": ANSWER},
+        ]
+    },
+}
+
+
+def write_turns(path: Path, *rows: dict[str, Any], prefill: str = "<reason>") -> list[str]:
+    """The text under the loss of each row, after a check that all rows have the same prompt."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dialogue = build_dialogue_format(DialogueConfig(tools=("jupyter_code",), prefill=prefill), MATH_PYTHON)
+    turns: list[str] = []
+    prompts: set[str] = set()
+    for sequence in read_sft_dialogues(path, LetterTokenizer(), {"": dialogue}):
+        pairs = list(zip(sequence.token_ids, sequence.loss_mask, strict=True))
+        turns.append(LetterTokenizer().decode([token for token, in_loss in pairs if in_loss]))
+        prompts.add(LetterTokenizer().decode([token for token, in_loss in pairs if not in_loss]))
+    assert len(prompts) == 1
+    return turns
+
+
+def test_every_layout_gives_the_same_turns(tmp_path: Path) -> None:
+    turns = write_turns(tmp_path / "some.jsonl", *LAYOUTS.values())
+    calls = "\n".join(format_tool_call("jupyter_code", arguments) for arguments in CALLS)
+    expected = f"</reason>\n{calls}<|im_end|></reason>\n{ANSWER}<|im_end|>"
+    assert dict(zip(LAYOUTS, turns, strict=True)) == dict.fromkeys(LAYOUTS, expected)
+
+
+def test_the_earlier_form_of_a_call_is_read(tmp_path: Path) -> None:
+    first = {"role": "assistant", "content": "<reason>Go.</reason>", "function_call": TOOL_CALLS[0]["function"]}
+    messages = [
+        {"role": "user", "content": "1+2?"},
+        first,
+        {"role": "function", "name": "jupyter_code", "content": "1"},
+        {"role": "assistant", "content": f"<reason></reason>\n{ANSWER}"},
+    ]
+    (turns,) = write_turns(tmp_path / "some.jsonl", {"messages": messages})
+    assert turns.startswith(f"Go.</reason>\n{format_tool_call('jupyter_code', CALLS[0])}<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": f"<reason>Add.</reason>\n{ANSWER}"},
+        {"content": f"<think>Add.</think>\n\n{ANSWER}"},
+        {"content": ANSWER, "reasoning_content": "Add."},
+        {"content": ANSWER, "reasoning": "Add."},
+        {"content": ANSWER, "thinking": "Add.", "reasoning": None},
+    ],
+)
+def test_reasoning_gets_the_tag_of_the_prefill(tmp_path: Path, message: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "1+2?"}, {"role": "assistant", **message}]
+    (turns,) = write_turns(tmp_path / "some.jsonl", {"messages": messages})
+    assert turns == f"Add.</reason>\n{ANSWER}<|im_end|>"
+
+
+def test_without_a_prefill_the_content_stays_and_reasoning_is_thought(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "1+2?"}, {"role": "assistant", **message}]}
+        for message in ({"content": ANSWER}, {"content": ANSWER, "reasoning_content": "Add."})
+    ]
+    turns = write_turns(tmp_path / "some.jsonl", *rows, prefill="")
+    assert turns == [f"{ANSWER}<|im_end|>", f"<think>Add.</think>\n{ANSWER}<|im_end|>"]
+
+
+def test_a_prefill_without_a_tag_must_begin_the_content(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": "Three."}]
+    with pytest.raises(DatasetError, match=r"`messages\[1\]\.content`: must start with Well, , the prefill"):
+        write_turns(tmp_path / "some.jsonl", {"messages": messages}, prefill="Well, ")
+
+
+@pytest.mark.parametrize(
+    ("conversations", "problem"),
+    [
+        (
+            [{"from": "human", "value": "?"}, {"from": "function_call", "value": "{"}],
+            "`conversations[1].value`: not JSON: ",
+        ),
+        ([{"from": "gpt", "value": "!"}], "`conversations[0].role`: 'assistant' cannot follow nothing"),
+        ([], "`conversations`: expected a list of messages"),
+    ],
+)
+def test_an_unusable_conversation_is_named(conversations: list[Any], problem: str) -> None:
+    with pytest.raises(DatasetError) as caught:
+        parse_messages(DatasetRow(Path("some.jsonl"), 3, {"conversations": conversations}))
+    assert str(caught.value).startswith(f"some.jsonl: row 3, field {problem}")
