@@ -39,10 +39,19 @@ class SamplingConfig(Section, frozen=True):
         )
 
 
+class SftFileConfig(Section, frozen=True, kw_only=True):
+    """A file of a mixture."""
+
+    name: TaskName  # in messages
+    data: FilePath  # dialogues, as in sft.data
+    weight: PositiveFloat = 1.0  # share of the drawn dialogues, relative to the other files
+
+
 class SftConfig(Section, frozen=True):
     """The cold start, which teaches only tool format and answer format. `steps = 0` skips it."""
 
     data: FilePath = "$RUN/data/sft.jsonl"  # dialogues: docs/data.md
+    mixture: tuple[SftFileConfig, ...] = ()  # several files instead of `data`
     steps: Count = 0  # optimizer updates
     batch_size: PositiveInt = 64  # dialogues per update
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: Muon for the layers' matrices, AdamW for the rest
@@ -50,6 +59,18 @@ class SftConfig(Section, frozen=True):
     muon_lr: LearningRate = 1e-3  # of Muon
     warmup_steps: Count = 10  # with a linearly rising learning rate
     weight_decay: NonNegativeFloat = 0.0  # of AdamW and Muon
+
+    def __post_init__(self) -> None:
+        names = [each.name for each in self.mixture]
+        repeated = next((name for name in names if names.count(name) > 1), "")
+        require(not repeated, f'mixture: the name "{repeated}" is used twice')
+
+    @property
+    def files(self) -> dict[str, SftFileConfig]:
+        """By configuration key."""
+        if not self.mixture:
+            return {"sft.data": SftFileConfig(name="", data=self.data)}
+        return {f"sft.mixture.{each.name}.data": each for each in self.mixture}
 
 
 class RlConfig(Section, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -199,7 +199,8 @@ def _render_rows(run: RunConfig, source: Source, name: str) -> Iterator[Rendered
     tokenizer: FastTokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     descriptions = describe_tasks(run)
     if source == "sft":
-        return render_dialogues(run, descriptions, folder.expand_path(run.sft.data), tokenizer)
+        paths = [folder.expand_path(file.data) for file in run.sft.files.values()]
+        return chain.from_iterable(render_dialogues(run, descriptions, path, tokenizer) for path in paths)
     tasks = {task.name: task for task in run.resolved_tasks}
     if name and name not in tasks:
         raise UnusableInput(f"--task {name}: there is no such task; the configuration has {', '.join(tasks)}")

@@ -155,8 +155,7 @@ class LearnerRank:
     def _run_cold_start(self, report: SftProgressCallback) -> dict[str, float]:
         """Returns loss (of the last step), sft_s and sft_steps, of this process only."""
         sft, began = self._run.sft, time.monotonic()
-        sequences = self._read_sft_sequences()
-        order = SftSampler(len(sequences), sft.batch_size, self._run.seed)
+        sequences, order = self._read_sft_sequences()
         partial_checkpoint = self._partial_sft_checkpoint
         is_resuming = broadcast_object(self._ranks, is_resumable(partial_checkpoint))
         trainer = self._trainer = self._resume_trainer(partial_checkpoint) if is_resuming else self._start_trainer()
@@ -169,11 +168,16 @@ class LearnerRank:
         self._logger.info("cold_start.finished", steps=trainer.step - first, loss=loss, sft_s=sft_s)
         return {"loss": loss, "sft_s": sft_s, "sft_steps": float(trainer.step - first)}
 
-    def _read_sft_sequences(self) -> list[TrainingSequence]:
-        path = self._folder.expand_path(self._run.sft.data)
-        formats = load_task_formats(self._run, self._folder)
-        dialogues = read_sft_dialogues(path, load_tokenizer(self._initial_checkpoint), formats)
-        return [build_sft_sequence(dialogue.token_ids, dialogue.loss_mask) for dialogue in dialogues]
+    def _read_sft_sequences(self) -> tuple[list[TrainingSequence], SftSampler]:
+        """Of all files, one after the other."""
+        sft, formats = self._run.sft, load_task_formats(self._run, self._folder)
+        tokenizer, sequences, counts = load_tokenizer(self._initial_checkpoint), list[TrainingSequence](), list[int]()
+        for file in sft.files.values():
+            dialogues = read_sft_dialogues(self._folder.expand_path(file.data), tokenizer, formats)
+            sequences += [build_sft_sequence(dialogue.token_ids, dialogue.loss_mask) for dialogue in dialogues]
+            counts.append(len(dialogues))
+        weights = [file.weight for file in sft.files.values()]
+        return sequences, SftSampler(counts, weights, sft.batch_size, self._run.seed)
 
     def _run_sft_step(
         self, trainer: Trainer, sequences: Sequence[TrainingSequence], report: SftProgressCallback

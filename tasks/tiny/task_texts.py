@@ -25,8 +25,8 @@ MAX_ROWS = 3000  # of a file; more produce the same merges
 def iter_task_texts(run: RunConfig, folder: RunFolder, formats: Mapping[str, DialogueFormat]) -> Iterator[str]:
     """Raises UnusableInput with the key of the file."""
     if run.sft.steps:
-        path = folder.expand_path(run.sft.data)
-        yield from _name_key("sft.data", iter_sft_texts(path, formats, MAX_ROWS))
+        for key, file in run.sft.files.items():
+            yield from _name_key(key, iter_sft_texts(folder.expand_path(file.data), formats, MAX_ROWS))
     for task in run.resolved_tasks:
         yield from _name_key(f'tasks: "{task.name}": data', _iter_row_texts(folder.expand_path(task.data)))
 

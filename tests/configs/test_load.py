@@ -181,7 +181,9 @@ class TestErrors:
 
     @pytest.mark.parametrize("key", [*list_number_keys(RunConfig)])
     def test_every_number_has_bounds(self, config: Path, key: str):
-        array = next((array for array in ("tasks", "evaluation.sets") if key.startswith(f"{array}.")), "")
+        array = next(
+            (array for array in ("tasks", "evaluation.sets", "sft.mixture") if key.startswith(f"{array}.")), ""
+        )
         shown = key.replace(f"{array}.", f"{array}[0].") if array else key
         key = key.replace(f"{array}.", f"{array}.t.") if array else key
         text = f'name = "a"\n[[{array}]]\nname = "t"\ndata = "rows.jsonl"' if array else 'name = "a"'

@@ -72,10 +72,11 @@ def list_input_checks(
     descriptions = {} if descriptions is None else descriptions
     folder = RunFolder(Path(run.runs_folder) / run.name)
     checks = _list_task_checks(run, folder, descriptions)
-    if run.sft.steps and not _is_generated(run, run.sft.data):
-        check_dialogues = partial(_check_dialogues, run, descriptions)
-        remedy = "set sft.data to a file of dialogues, or sft.steps = 0"
-        checks["sft.data"] = partial(_check_data, folder.expand_path(run.sft.data), remedy, check_dialogues)
+    for key, file in run.sft.files.items():
+        if run.sft.steps and not _is_generated(run, file.data):
+            check_dialogues = partial(_check_dialogues, run, descriptions)
+            remedy = f"set {key} to a file of dialogues, or sft.steps = 0"
+            checks[key] = partial(_check_data, folder.expand_path(file.data), remedy, check_dialogues)
     if run.learner.compile:
         checks["learner.compile"] = lambda: CheckedInput(find_compiler(run.learner.device))
     for key, spec, known in (

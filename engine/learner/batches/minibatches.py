@@ -36,27 +36,44 @@ def build_rl_minibatches(sequences: Sequence[Source], num_minibatches: int, seed
 
 
 class SftSampler:
-    """The sequences of each step of the cold start: one permutation per epoch; a batch may span two epochs."""
+    """The sequences of each step of the cold start, from files by weight.
 
-    def __init__(self, num_sequences: int, batch_size: int, seed: int) -> None:
-        if num_sequences == 0:
+    Each file has one permutation per epoch; a batch may span two epochs. Files alternate as evenly as their weights allow:
+    after any number of sequences, the number from each file differs from its share by less than the number of files.
+    """
+
+    def __init__(self, num_sequences: Sequence[int], weights: Sequence[float], batch_size: int, seed: int) -> None:
+        """`num_sequences`, `weights`: of each file."""
+        if min(num_sequences, default=0) == 0:
             raise ValueError("the cold start has no sequence to train on")
         self._num_sequences = num_sequences
+        self._shares = [weight / sum(weights) for weight in weights]
         self._batch_size = batch_size
         self._seed = seed
-        self._epoch = -1
-        self._order: list[int] = []
+        self._orders: dict[int, tuple[int, list[int]]] = {}  # epoch and permutation by file
+        self._drawn: list[tuple[int, int]] = []  # file, and number of earlier sequences of it, of each position
+        self._counts = [0] * len(num_sequences)  # of all positions in `_drawn`
 
     def get_batch(self, step: int) -> list[int]:
-        """Indices of the sequences of `step`, counted from 0: a function of seed and step."""
+        """Indices of the sequences of `step`, counted from 0, in the sequences of all files: a function of seed and step."""
         first = step * self._batch_size
-        return [self._get_index(position) for position in range(first, first + self._batch_size)]
+        while len(self._drawn) < first + self._batch_size:
+            self._draw_file()
+        return [self._get_index(*self._drawn[position]) for position in range(first, first + self._batch_size)]
 
-    def _get_index(self, position: int) -> int:
-        epoch, offset = divmod(position, self._num_sequences)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, shuffle_range(self._num_sequences, self._seed, epoch)
-        return self._order[offset]
+    def _draw_file(self) -> None:
+        """The file that lacks most to its share."""
+        wanted = [share * (len(self._drawn) + 1) for share in self._shares]
+        file = max(range(len(wanted)), key=lambda each: wanted[each] - self._counts[each])
+        self._drawn.append((file, self._counts[file]))
+        self._counts[file] += 1
+
+    def _get_index(self, file: int, position: int) -> int:
+        epoch, offset = divmod(position, self._num_sequences[file])
+        if self._orders.get(file, (-1,))[0] != epoch:
+            keys = (self._seed, epoch, file) if file else (self._seed, epoch)
+            self._orders[file] = epoch, shuffle_range(self._num_sequences[file], *keys)
+        return sum(self._num_sequences[:file]) + self._orders[file][1][offset]
 
 
 def compute_token_weights(

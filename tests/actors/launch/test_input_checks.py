@@ -192,6 +192,17 @@ def test_an_unusable_dialogue_is_named_by_its_key_and_row(inputs: Path) -> None:
         check_inputs(load(inputs, *settings))
 
 
+def test_each_file_of_a_mixture_is_named_by_its_key(inputs: Path) -> None:
+    dialogue = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
+    (inputs / "one.jsonl").write_text(json.dumps(dialogue) + "\n")
+    files = ", ".join(f'{{name = "{name}", data = "{inputs / name}.jsonl"}}' for name in ("one", "two"))
+    settings = (f"sft.mixture=[{files}]", "sft.steps=3")
+    with pytest.raises(UnusableInput, match=r"^sft\.mixture\.two\.data: .*two\.jsonl: no such file"):
+        check_inputs(load(inputs, *settings))
+    (inputs / "two.jsonl").write_text(2 * (json.dumps(dialogue) + "\n"))
+    assert f"sft.mixture.two.data: {inputs / 'two.jsonl'}: 2 dialogues" in check_inputs(load(inputs, *settings))
+
+
 def test_answers_that_the_verifier_cannot_parse_are_counted_before_the_start(inputs: Path) -> None:
     path = inputs / "train.jsonl"
     answers = ["2", "x+1", "$$", "\\frac{1}{2}", "$ $", "$$"]

@@ -1,6 +1,7 @@
 """One rank of the learner in this process: cold start, steps, checkpoints and resuming."""
 
 import errno
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from bus.messages import ProtocolError
+from configs.algorithm import SftFileConfig
 from configs.atomic_write import DiskError
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
@@ -129,6 +131,24 @@ def test_max_staleness_plus_one_versions_stay_readable(tmp_path: Path) -> None:
 def test_resuming_from_a_step_without_a_checkpoint_is_refused(made: tuple[RunConfig, RunFolder]) -> None:
     with pytest.raises(CheckpointNotFound, match="step_000007: no checkpoint to resume from"):
         LearnerRank(*made, RankGroup()).start(7, no_report)
+
+
+def test_a_cold_start_draws_from_the_files_of_a_mixture(made: tuple[RunConfig, RunFolder]) -> None:
+    run, folder = made
+    other = (folder.data / "sft.jsonl").read_text().replace("One and one.", "Two ones make two.")
+    (folder.data / "other.jsonl").write_text(other)
+    first = SftFileConfig(name="first", data="$RUN/data/sft.jsonl")
+    second = SftFileConfig(name="second", data="$RUN/data/other.jsonl", weight=0.5)
+    digests: list[str] = []
+    for mixture in ((), (first,), (first, second)):
+        rank = LearnerRank(replace(run, sft=replace(run.sft, mixture=mixture)), folder, RankGroup())
+        started = rank.start(None, no_report)
+        assert started.metrics["sft_steps"] == 3
+        assert started.published is not None
+        digests.append(started.published.digest)
+        rank.close()
+        shutil.rmtree(folder.checkpoints / "step_000000")
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
