@@ -155,7 +155,7 @@ class LearnerRank:
     def _run_cold_start(self, report: SftProgressCallback) -> dict[str, float]:
         """Returns loss (of the last step), sft_s and sft_steps, of this process only."""
         sft, began = self._run.sft, time.monotonic()
-        sequences, order = self._read_sft_sequences()
+        sequences, order = _read_cold_start(self._run, self._folder, self._initial_checkpoint)
         partial_checkpoint = self._partial_sft_checkpoint
         is_resuming = broadcast_object(self._ranks, is_resumable(partial_checkpoint))
         trainer = self._trainer = self._resume_trainer(partial_checkpoint) if is_resuming else self._start_trainer()
@@ -167,17 +167,6 @@ class LearnerRank:
         sft_s = time.monotonic() - began
         self._logger.info("cold_start.finished", steps=trainer.step - first, loss=loss, sft_s=sft_s)
         return {"loss": loss, "sft_s": sft_s, "sft_steps": float(trainer.step - first)}
-
-    def _read_sft_sequences(self) -> tuple[list[TrainingSequence], SftSampler]:
-        """Of all files, one after the other."""
-        sft, formats = self._run.sft, load_task_formats(self._run, self._folder)
-        tokenizer, sequences, counts = load_tokenizer(self._initial_checkpoint), list[TrainingSequence](), list[int]()
-        for file in sft.files.values():
-            dialogues = read_sft_dialogues(self._folder.expand_path(file.data), tokenizer, formats)
-            sequences += [build_sft_sequence(dialogue.token_ids, dialogue.loss_mask) for dialogue in dialogues]
-            counts.append(len(dialogues))
-        weights = [file.weight for file in sft.files.values()]
-        return sequences, SftSampler(counts, weights, sft.batch_size, self._run.seed)
 
     def _run_sft_step(
         self, trainer: Trainer, sequences: Sequence[TrainingSequence], report: SftProgressCallback
@@ -303,3 +292,18 @@ class LearnerRank:
 
         self._loaded_trainer.save(checkpoint, self._initial_checkpoint, is_exported=is_exported, on_committed=prune)
         self._schedule.on_saved()
+
+
+def _read_cold_start(
+    run: RunConfig, folder: RunFolder, initial_checkpoint: Path
+) -> tuple[list[TrainingSequence], SftSampler]:
+    """The sequences of all files, one file after the other."""
+    tokenizer, formats = load_tokenizer(initial_checkpoint), load_task_formats(run, folder)
+    sequences: list[TrainingSequence] = []
+    counts: list[int] = []
+    for file in run.sft.files.values():
+        dialogues = read_sft_dialogues(folder.expand_path(file.data), tokenizer, formats)
+        sequences += [build_sft_sequence(dialogue.token_ids, dialogue.loss_mask) for dialogue in dialogues]
+        counts.append(len(dialogues))
+    weights = [file.weight for file in run.sft.files.values()]
+    return sequences, SftSampler(counts, weights, run.sft.batch_size, run.seed)

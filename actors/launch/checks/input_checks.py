@@ -72,11 +72,7 @@ def list_input_checks(
     descriptions = {} if descriptions is None else descriptions
     folder = RunFolder(Path(run.runs_folder) / run.name)
     checks = _list_task_checks(run, folder, descriptions)
-    for key, file in run.sft.files.items():
-        if run.sft.steps and not _is_generated(run, file.data):
-            check_dialogues = partial(_check_dialogues, run, descriptions)
-            remedy = f"set {key} to a file of dialogues, or sft.steps = 0"
-            checks[key] = partial(_check_data, folder.expand_path(file.data), remedy, check_dialogues)
+    checks |= _list_dialogue_checks(run, folder, descriptions)
     if run.learner.compile:
         checks["learner.compile"] = lambda: CheckedInput(find_compiler(run.learner.device))
     for key, spec, known in (
@@ -133,6 +129,18 @@ def _list_task_checks(
             if file and not _is_generated(run, file):
                 check = partial(_check_questions, task, descriptions, report)
                 checks[key] = partial(_check_data, folder.expand_path(file), remedy, check)
+    return checks
+
+
+def _list_dialogue_checks(
+    run: RunConfig, folder: RunFolder, descriptions: Mapping[str, TaskDescription]
+) -> dict[str, InputCheck]:
+    checks: dict[str, InputCheck] = {}
+    for key, file in run.sft.files.items():
+        if run.sft.steps and not _is_generated(run, file.data):
+            check_dialogues = partial(_check_dialogues, run, descriptions)
+            remedy = f"set {key} to a file of dialogues, or sft.steps = 0"
+            checks[key] = partial(_check_data, folder.expand_path(file.data), remedy, check_dialogues)
     return checks
 
 
