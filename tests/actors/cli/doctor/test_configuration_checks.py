@@ -93,7 +93,7 @@ class TestManagedServers:
 
     def test_a_complete_machine_is_ok(self, settings: tuple[str, ...], port: int) -> None:
         findings = found(*settings, "engine.device=cuda", "engine.num_engines=2")
-        names = (*INPUTS, "sglang.python", "sglang.port", "GPUs", "GPU memory")
+        names = (*INPUTS, "engine.kind", "sglang.python", "sglang.port", "GPUs", "GPU memory")
         assert statuses(findings) == dict.fromkeys(names, "ok")
         assert findings["sglang.port"].detail == f"{port}, {port + 10}: free"
         assert findings["GPUs"].detail == "A GPU, 80 GiB; A GPU, 80 GiB"
@@ -170,7 +170,7 @@ class TestExternalServers:
             assert (
                 findings["sglang.external_urls[0]"].detail == f"SGLang 0.5.23 at {url}, with a KV cache of 8192 tokens"
             )
-        assert statuses(findings) == dict.fromkeys((*INPUTS, "sglang.external_urls[0]"), "ok")
+        assert statuses(findings) == dict.fromkeys((*INPUTS, "engine.kind", "sglang.external_urls[0]"), "ok")
 
     def test_every_incompatibility_is_reported_by_key(self, checkpoint: Path) -> None:
         with answering(make_info()) as url:
