@@ -2,10 +2,13 @@
 
 import contextlib
 import errno
+import gzip
 import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
+from typing import cast
 
 from configs.errors import UnusableInput
 
@@ -41,6 +44,23 @@ def write_atomically(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
+
+
+@contextmanager
+def replacing_file(path: Path) -> Generator[BufferedIOBase]:
+    """A file that has its name only when it is complete; compressed if the name ends with .gz. Raises DiskError."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with raising_disk_errors(new):
+            with new.open("wb") as file:
+                if path.suffix == ".gz":
+                    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # equal rows give equal bytes
+                        yield cast(BufferedIOBase, compressed)
+                else:
+                    yield file
+            new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def sync_paths(paths: Iterable[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -176,14 +177,22 @@ def _download(name: str, folder: Path, patterns: list[str], revision: str | None
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        snapshot_download(
-            name, repo_type="dataset", local_dir=folder, allow_patterns=patterns or None, revision=revision
+        fetch_files = partial(
+            snapshot_download,
+            name,
+            repo_type="dataset",
+            local_dir=folder,
+            allow_patterns=patterns or None,
+            revision=revision,
         )
+        # Without a hub, only a dry run fails if the folder exists. The folder may contain other files.
+        files = [folder / each.filename for each in fetch_files(dry_run=True)]
+        fetch_files()
     except HFValidationError as error:
         raise UnusableInput(f"{name}: {error}") from None
     except (HfHubHTTPError, OSError) as error:
-        raise UnusableInput(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and ".cache" not in file.parts]
+        cause = error.__cause__ or error
+        raise UnusableInput(f"{name}: {type(cause).__name__}: {str(cause).strip().splitlines()[0]}") from error
     if not files:
         raise UnusableInput(f"{name}: no file matches {', '.join(patterns)}")
     return files
@@ -212,7 +221,7 @@ def _render_rows(run: RunConfig, source: Source, name: str) -> Iterator[Rendered
 def _check_outputs(outputs: list[Path], inputs: list[Path], *, overwrite: bool) -> None:
     """Raises UnusableInput before the work starts."""
     for path in outputs:
-        if path.name.endswith((".jsonl", ".jsonl.gz")) is False:
+        if not path.name.endswith((".jsonl", ".jsonl.gz")):
             raise UnusableInput(f"--output {path}: expected the extension .jsonl or .jsonl.gz")
         if any(path.resolve() == each.resolve() for each in inputs):
             raise UnusableInput(f"--output {path}: is also an input")
@@ -234,9 +243,8 @@ def _print_clean_report(report: CleanReport, output: Path, removed: Path, consol
     table.add_column("Removed")
     table.add_column("Rows", justify="right")
     table.add_column("Reason")
-    for reason, text in _REASONS.items():
-        if count := {str(key): value for key, value in report.num_removed.items()}.get(reason, 0):
-            table.add_row(reason, f"{count:,}", text)
+    for reason, count in report.num_removed.items():
+        table.add_row(reason, f"{count:,}", _REASONS[reason])
     if report.num_removed:
         console.print(table)
     unwrapped = f"; removed the instruction for another answer format from {report.num_unwrapped:,}"

@@ -66,20 +66,24 @@ class DialogueMessage(NamedTuple):
         Reasoning in a field of its own or in <think> gets the tag of the prefill; without reasoning, the tag is closed at
         once. Raises DatasetError for a content that cannot follow the prefill.
         """
-        content = self.get_text()
-        reasoning = next((value for name in _REASONING_FIELDS if isinstance(value := self.fields.get(name), str)), None)
-        tag = match[1] if (match := _OPENING_TAG.fullmatch(prefill)) else ""
-        if not tag:
-            content = content if reasoning is None else f"<think>{reasoning}</think>\n{content}"
-            if not content.startswith(prefill):
+        content, reasoning = self.get_text(), self._find_reasoning()
+        opening = _OPENING_TAG.fullmatch(prefill)
+        if opening is None:
+            text = content if reasoning is None else f"<think>{reasoning}</think>\n{content}"
+            if not text.startswith(prefill):
                 raise self.location.build_error(f"must start with {prefill}, the prefill of the rollouts", "content")
-            return content
-        if reasoning is None and content.startswith(prefill):
-            return content
-        if reasoning is None and (thought := _THINK.match(content)):
-            reasoning, content = thought[1], content[thought.end() :]
+            return text
+        if reasoning is None:
+            if content.startswith(prefill):
+                return content
+            reasoning, content = _split_thought(content)
         separator = "\n" if content else ""
-        return f"{prefill}{reasoning or ''}</{tag}>{separator}{content}"
+        return f"{prefill}{reasoning}</{opening[1]}>{separator}{content}"
+
+    def _find_reasoning(self) -> str | None:
+        """In a field of its own."""
+        values = (self.fields.get(name) for name in _REASONING_FIELDS)
+        return next((value for value in values if isinstance(value, str)), None)
 
 
 def parse_messages(row: DatasetRow) -> list[DialogueMessage]:
@@ -99,7 +103,10 @@ def parse_messages(row: DatasetRow) -> list[DialogueMessage]:
             continue
         before = messages[-1] if messages else None
         if before is not None and message.fields.get("continues_turn") and before.role == "assistant":
-            calls = [*cast(list[Any], before.fields.get("tool_calls") or []), *message.fields["tool_calls"]]
+            earlier = before.fields.get("tool_calls") or []
+            if not isinstance(earlier, list):
+                raise before.location.build_error("expected a list of calls", "tool_calls")
+            calls = [*cast(list[Any], earlier), *message.fields["tool_calls"]]
             messages[-1] = before._replace(fields=before.fields | {"tool_calls": calls})
             continue
         if message.role not in _ALLOWED_NEXT_ROLES[before.role if before else "nothing"]:
@@ -117,7 +124,7 @@ def _convert_message(fields: RowFields, location: DatasetLocation) -> DialogueMe
     if "value" in fields and "content" not in fields:
         converted["content"] = fields["value"]
     if given == "function_call":  # a message of its own in ShareGPT
-        converted |= {"tool_calls": _parse_calls(converted["content"], location), "content": None}
+        converted |= {"tool_calls": _parse_calls(converted.get("content"), location), "content": None}
         converted["continues_turn"] = True
     elif fields.get("function_call") is not None:  # OpenAI's form before tool_calls
         converted["tool_calls"] = [fields["function_call"]]
@@ -131,6 +138,12 @@ def _parse_calls(value: object, location: DatasetLocation) -> list[Any]:
     except ValueError as error:
         raise location.build_error(f"not JSON: {error}", "value") from error
     return cast(list[Any], calls) if isinstance(calls, list) else [calls]
+
+
+def _split_thought(content: str) -> tuple[str, str]:
+    """(text in <think> at the start, or empty; the rest)."""
+    thought = _THINK.match(content)
+    return ("", content) if thought is None else (thought[1], content[thought.end() :])
 
 
 def _get_text_part(part: object) -> str | None:

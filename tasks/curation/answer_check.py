@@ -16,7 +16,7 @@ AnswerKind = Literal["integer", "number", "any"]
 _SENTENCE_WORDS = 3
 _WORD, _COMMAND = re.compile(r"[^\W\d_]{3,}"), re.compile(r"\\[a-zA-Z]+")
 _INTEGER = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)"
-_KINDS = {
+_KINDS: dict[AnswerKind, re.Pattern[str]] = {
     "integer": re.compile(_INTEGER),
     "number": re.compile(rf"{_INTEGER}(?:\.\d+)?|[-+]?\.\d+|{_INTEGER}\s*/\s*\d+|[-+]?\\[dt]?frac\{{-?\d+\}}\{{\d+\}}"),
 }
@@ -24,8 +24,8 @@ _PROBE = "0"  # an answer: the verifier parses the truth before it compares
 _MAX_GRADINGS = 4  # at a time
 
 
-def is_answer_of_kind(answer: str, kind: str) -> bool:
-    """`kind`: an AnswerKind. A sentence is of no kind: the verifier would compare it as a text."""
+def is_answer_of_kind(answer: str, kind: AnswerKind) -> bool:
+    """A sentence is of no kind: the verifier would compare it as a text."""
     if kind == "any":
         return len(_WORD.findall(_COMMAND.sub(" ", answer))) < _SENTENCE_WORDS
     return _KINDS[kind].fullmatch(answer.strip("$ ").replace("\u2212", "-")) is not None

@@ -4,22 +4,20 @@ The file is read twice or three times, so that memory holds some 150 bytes per r
 compare the texts of similar questions, if there are any, and once to write.
 """
 
-import gzip
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
-from io import BufferedIOBase
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from configs.atomic_write import raising_disk_errors
+from configs.atomic_write import replacing_file
 from engine.data.data_files import BadRows, DatasetError, DatasetRow, read_rows
 from engine.data.datasets import QUESTION_COLUMNS, DatasetProblem, parse_problem
 from tasks.curation.answer_check import AnswerKind, is_answer_of_kind
@@ -166,10 +164,11 @@ class _Scan:
     def remove_unreadable(self, find_unreadable: FindUnreadable) -> None:
         for answer in find_unreadable(self._unchecked_answers.keys()) if self._unchecked_answers else ():
             for ordinal in self._unchecked_answers[answer]:
-                self._decisions[ordinal] = _Decision("unverifiable")
+                self._decisions.setdefault(ordinal, _Decision("unverifiable"))
 
     def remove_repeats(self) -> None:
-        same, conflicting = self._index.find_repeats()
+        """Of rows that stay up to here, and of test questions."""
+        same, conflicting = self._index.find_repeats(self._list_decided())
         reasons: tuple[Reason, Reason] = ("duplicate", "conflicting")
         for reason, repeats in zip(reasons, (same, conflicting), strict=True):
             for row, of in repeats:
@@ -180,9 +179,7 @@ class _Scan:
     def remove_similar(self) -> None:
         """Of a pair, the later row goes if the earlier one stays."""
         num_tests = len(self._test_names)
-        excluded = np.zeros(num_tests + len(self._ordinals), dtype=np.bool_)
-        excluded[num_tests:] = [ordinal in self._decisions for ordinal in self._ordinals]
-        candidates = self._index.find_candidates(excluded, num_tests)
+        candidates = self._index.find_candidates(self._list_decided(), num_tests)
         texts = self._read_texts({row for pair in candidates for row in pair})
         for row, of in sorted(candidates):
             is_removed = of >= num_tests and self._ordinals[of - num_tests] in self._decisions
@@ -191,12 +188,12 @@ class _Scan:
                 self._decide(row, _Decision("overlap" if of < num_tests else "near_duplicate", of, similarity))
 
     def write(self, output: Path, removed: Path) -> CleanReport:
-        report = CleanReport(num_removed={})
+        report = CleanReport()
         bad_rows = BadRows(self._options.max_bad_rows)
         referenced = {decision.of for decision in self._decisions.values()}
         names = dict(enumerate(self._test_names))
         numbers = {ordinal: number for number, ordinal in self._iterate_indexed(referenced)}
-        encoder = msgspec.json.Encoder()
+        encoder = msgspec.json.Encoder(enc_hook=str)
         with replacing_file(output) as kept_file, replacing_file(removed) as removed_file:
             for ordinal, problem in self._iterate_problems(bad_rows):
                 report.num_rows += 1
@@ -220,6 +217,12 @@ class _Scan:
             report.num_rows += len(bad_rows.errors)
             report.num_removed["unusable"] = len(bad_rows.errors)
         return report
+
+    def _list_decided(self) -> NDArray[np.bool_]:
+        """By number in the index."""
+        decided = np.zeros(len(self._test_names) + len(self._ordinals), dtype=np.bool_)
+        decided[len(self._test_names) :] = [ordinal in self._decisions for ordinal in self._ordinals]
+        return decided
 
     def _decide(self, row: int, decision: _Decision) -> None:
         """The first reason stays."""
@@ -264,20 +267,3 @@ class _Scan:
 def _iter_chunks(problems: Iterator[DatasetProblem]) -> Iterator[list[DatasetProblem]]:
     while chunk := list(islice(problems, _CHUNK_ROWS)):
         yield chunk
-
-
-@contextmanager
-def replacing_file(path: Path) -> Generator[BufferedIOBase]:
-    """A file that has its name only when it is complete; compressed if the name ends with .gz. Raises DiskError."""
-    new = path.with_name(f"{path.name}.new")
-    try:
-        with raising_disk_errors(new):
-            with new.open("wb") as file:
-                if path.suffix == ".gz":
-                    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # equal rows give equal bytes
-                        yield cast(BufferedIOBase, compressed)
-                else:
-                    yield file
-            new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)

@@ -62,17 +62,18 @@ class DuplicateIndex:
         self._digests.append(features.digests)
         self._bands.append(features.bands)
 
-    def find_repeats(self) -> tuple[list[Repeat], list[Repeat]]:
-        """(rows with question and answer of an earlier row, rows with an earlier question and another answer)."""
-        text, answer, _ = np.concatenate(self._digests, axis=1)
-        first = _find_first(text)
-        same = _find_first(_combine(text, answer))
-        repeated = np.flatnonzero(same != np.arange(len(same)))
-        conflicting = np.flatnonzero((first != np.arange(len(first))) & (same == np.arange(len(same))))
-        return (
-            [Repeat(int(row), int(same[row])) for row in repeated],
-            [Repeat(int(row), int(first[row])) for row in conflicting],
-        )
+    def find_repeats(self, excluded: NDArray[np.bool_]) -> tuple[list[Repeat], list[Repeat]]:
+        """(rows with question and answer of an earlier row, rows with an earlier question and another answer), without
+        `excluded` rows."""
+        rows = np.flatnonzero(~excluded)
+        text, answer, _ = np.concatenate(self._digests, axis=1)[:, rows]
+        places = np.arange(len(rows))
+        first, same = _find_first(text), _find_first(_combine(text, answer))
+
+        def list_repeats(found: NDArray[np.bool_], earlier: NDArray[np.int64]) -> list[Repeat]:
+            return [Repeat(int(rows[place]), int(rows[earlier[place]])) for place in np.flatnonzero(found)]
+
+        return list_repeats(same != places, same), list_repeats((first != places) & (same == places), first)
 
     def find_candidates(self, excluded: NDArray[np.bool_], num_tests: int) -> set[Repeat]:
         """Pairs that may be nearly equal, without `excluded` rows. The first `num_tests` rows are test questions: their

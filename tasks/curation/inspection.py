@@ -1,5 +1,6 @@
 """The contents of a data file, as a run reads them: `asterism data inspect`."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -9,7 +10,7 @@ import msgspec
 
 from engine.data.data_files import BadRows, DatasetError, RowFields, detect_encoding, list_data_files, read_rows
 from engine.data.datasets import QuestionReport, parse_problem
-from tasks.curation.answer_check import is_answer_of_kind
+from tasks.curation.answer_check import AnswerKind, is_answer_of_kind
 
 _MAX_LISTED = 20
 _MAX_CHECKED_ANSWERS = 1000  # distinct answers that are no numbers: the verifier needs about 5 ms for each
@@ -45,7 +46,7 @@ def inspect_data(path: Path, find_unreadable: Callable[[Collection[str]], list[s
 class _Inspection:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._bad_rows = BadRows(2**62)
+        self._bad_rows = BadRows(sys.maxsize)
         self._columns: dict[str, Counter[str]] = {}
         self._report = QuestionReport()
         self._lengths: Counter[int] = Counter()
@@ -79,7 +80,7 @@ class _Inspection:
                 types[type(value).__name__] += 1
 
     def _count_answer(self, answer: str) -> None:
-        kinds = {"integer": "integer", "number": "number", "any": "expression"}
+        kinds: dict[AnswerKind, str] = {"integer": "integer", "number": "number", "any": "expression"}
         kind = next((name for kind, name in kinds.items() if is_answer_of_kind(answer, kind)), "sentence")
         self._kinds[kind] += 1
         if kind == "expression":

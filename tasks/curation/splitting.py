@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from configs.atomic_write import replacing_file
 from configs.errors import UnusableInput
-from engine.data.data_files import BadRows, DatasetRow, read_rows
+from engine.data.data_files import DatasetRow, read_rows
 from engine.data.datasets import parse_problem
-from tasks.curation.cleaning import replacing_file
 from tasks.curation.question_text import parse_question
 
 
@@ -30,9 +30,9 @@ def split_questions(source: Path, train: Path, test: Path, num_test: int, seed: 
         raise UnusableInput(f"--test {num_test}: {source} has only {len(ranks):,} distinct questions")
     chosen = set(heapq.nsmallest(num_test, ranks))
     report = SplitReport(0, 0, len(ranks))
-    encoder = msgspec.json.Encoder()
+    encoder = msgspec.json.Encoder(enc_hook=str)
     with replacing_file(train) as train_file, replacing_file(test) as test_file:
-        for row in read_rows(source, bad_rows=BadRows()):
+        for row in read_rows(source):
             is_test = _rank_question(row, seed) in chosen
             (test_file if is_test else train_file).write(encoder.encode(row.fields) + b"\n")
             report.num_test += is_test

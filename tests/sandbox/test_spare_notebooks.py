@@ -67,8 +67,7 @@ async def find_spare_processes(
     """Waits for `count` that are not `replaced`; a call between two looks needs the fork server. Raises TimeoutError."""
     async with asyncio.timeout(30):
         while len(spare := list_spare_processes(client, preload)) != count or not {*spare}.isdisjoint(replaced):
-            with contextlib.suppress(SandboxFailure):  # of a fork server that a test killed
-                await client.program(f"{_IMPORTS[preload]}\npass")
+            await client.program(f"{_IMPORTS[preload]}\npass")
     return spare
 
 
@@ -78,6 +77,15 @@ async def wait_for_ends(client: Client, pids: Sequence[int]) -> None:
         while not list_processes().isdisjoint(pids):
             with contextlib.suppress(SandboxFailure):  # of a fork server that a test killed
                 await client.program("pass")
+
+
+async def wait_for_new_server(client: Client) -> None:
+    """After the death of a fork server, of which a first call may learn. Raises TimeoutError."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(SandboxFailure):
+                await client.program("pass")
+                return
 
 
 def end_spare_notebooks(client: Client, pause_s: float) -> None:
@@ -203,6 +211,7 @@ async def test_a_dead_fork_server_leaves_no_spare_notebook_and_the_next_one_fork
         (server,) = client.sandbox._pools["bare"].server_pids  # pyright: ignore[reportPrivateUsage]
         os.kill(server, signal.SIGKILL)
         await wait_for_ends(client, processes)
+        await wait_for_new_server(client)
         await find_spare_processes(client, _SPARE, replaced=first)
 
 

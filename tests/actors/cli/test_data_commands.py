@@ -195,6 +195,9 @@ def test_files_of_a_data_set_are_fetched_from_a_hub(hub: str) -> None:
     ],
 )
 def test_a_failed_fetch_names_its_cause(hub: str, arguments: tuple[str, ...], problem: str) -> None:
+    for folder in "abc":
+        Path(folder).mkdir()
+        Path(folder, "other.parquet").touch()  # no file of the data set
     done = fetch(hub, *arguments)
     assert done.returncode == 2
     assert f"error: {problem}" in done.stderr

@@ -155,6 +155,14 @@ def test_a_prefill_without_a_tag_must_begin_the_content(tmp_path: Path) -> None:
             [{"from": "human", "value": "?"}, {"from": "function_call", "value": "{"}],
             "`conversations[1].value`: not JSON: ",
         ),
+        (
+            [{"from": "human", "value": "?"}, {"from": "function_call"}, {"from": "gpt", "value": "!"}],
+            "`conversations[2].role`: 'assistant' cannot follow assistant",
+        ),
+        (
+            [{"from": "human", "value": "?"}, {"from": "gpt", "tool_calls": 7}, {"from": "function_call"}],
+            "`conversations[1].tool_calls`: expected a list of calls",
+        ),
         ([{"from": "gpt", "value": "!"}], "`conversations[0].role`: 'assistant' cannot follow nothing"),
         ([], "`conversations`: expected a list of messages"),
     ],

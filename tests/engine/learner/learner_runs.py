@@ -37,10 +37,10 @@ def make_run(
     return run, folder
 
 
-def sweep_runs(*folders: Path) -> None:
-    """The launcher's cleanup at the end of each run that `make_run` has made."""
-    for folder in folders:
-        for scratch in (RunFolder(folder / "run").sockets, RunFolder(folder / "run").shared_memory):
+def sweep_runs(parent: Path) -> None:
+    """The launcher's cleanup at the end of each run that `make_run` has made in `parent` or in a folder of it."""
+    for folder in (*parent.glob("run"), *parent.glob("*/run")):
+        for scratch in (RunFolder(folder).sockets, RunFolder(folder).shared_memory):
             shutil.rmtree(scratch, ignore_errors=True)
 
 

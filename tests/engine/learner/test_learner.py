@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,18 +20,14 @@ from engine.learner.checkpoints import list_saved_steps, read_trainer_state
 from engine.learner.distributed import gather_full_parameters
 from engine.model.hf_checkpoint import load_model
 from engine.weight_transfer.shared_memory import load_published
-from tests.engine.learner.learner_runs import make_run, saved_weights, sweep_runs
+from tests.engine.learner.learner_runs import make_run, saved_weights
 from tests.engine.learner.training_examples import batch_messages, rows
 
 TIMEOUT_S = 60
-pytestmark = [pytest.mark.slow, pytest.mark.real_clock, pytest.mark.timeout(2 * TIMEOUT_S)]
-
-
-@pytest.fixture(autouse=True)
-def sweep(tmp_path: Path) -> Iterator[None]:
-    """The launcher's cleanup at a run's end."""
-    yield
-    sweep_runs(tmp_path, tmp_path / "straight")
+pytestmark = [
+    *(pytest.mark.slow, pytest.mark.real_clock, pytest.mark.timeout(2 * TIMEOUT_S)),
+    pytest.mark.usefixtures("sweep"),
+]
 
 
 @pytest.fixture

@@ -24,18 +24,14 @@ from engine.learner.learner_rank import CheckpointNotFound, LearnerRank
 from engine.learner.saving import checkpoint_writer
 from engine.model.hf_checkpoint import load_model
 from engine.weight_transfer.shared_memory import load_published
-from tests.engine.learner.learner_runs import make_run, no_report, saved_weights, sweep_runs
+from tests.engine.learner.learner_runs import make_run, no_report, saved_weights
 from tests.engine.learner.training_examples import rows, store_batch
 
 TIMEOUT_S = 60
-pytestmark = [pytest.mark.slow, pytest.mark.real_clock, pytest.mark.timeout(2 * TIMEOUT_S)]
-
-
-@pytest.fixture(autouse=True)
-def sweep(tmp_path: Path) -> Iterator[None]:
-    """The launcher's cleanup at a run's end."""
-    yield
-    sweep_runs(tmp_path, tmp_path / "straight")
+pytestmark = [
+    *(pytest.mark.slow, pytest.mark.real_clock, pytest.mark.timeout(2 * TIMEOUT_S)),
+    pytest.mark.usefixtures("sweep"),
+]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """learner.offload: the device has no memory of weights and moments between steps, and training gives the same bits."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,12 @@ from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.learner_rank import LearnerRank
 from engine.learner.saving.training_state import read_whole_weights
 from engine.model.hf_checkpoint import load_model
-from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
+from tests.engine.learner.learner_runs import make_run, no_report
 from tests.engine.learner.offload_ranks import SAVED_BEFORE, SAVED_WHILE_MOVED, STEPS, OffloadReport
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.training_examples import rows, small_run, store_batch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sweep")]
 KL = {"kl_coef": 0.1}  # with a reference model
 
 
@@ -80,13 +79,6 @@ def test_an_update_in_main_memory_gives_the_same_bits(ranks: int, dtype: str, tm
 
 
 # ---------------------------------------------------------------- one rank with its publisher
-
-
-@pytest.fixture(autouse=True)
-def sweep(tmp_path: Path) -> Iterator[None]:
-    """The launcher's cleanup at a run's end."""
-    yield
-    sweep_runs(tmp_path, tmp_path / "moved")
 
 
 def make_offloading_run(path: Path) -> tuple[RunConfig, RunFolder]:

@@ -26,6 +26,7 @@ from engine.weight_transfer.weight_layout import get_layout
 from engine.weight_transfer.weight_server import WeightServer
 from tests.engine.learner.adapters.adapted_models import OPTIONS, adapted_model, fill_adapters, merge_adapters
 from tests.engine.tiny_models import random_ids, save_small_model, small_model
+from tests.engine.weight_transfer.served_weights import serving
 from tests.engine.weight_transfer.slow_link import LOOPBACK
 from tests.engine.whole_publisher import WholePublisher
 
@@ -269,13 +270,8 @@ class AdapterScene:
 @asynccontextmanager
 async def scene(tmp_path: Path) -> AsyncIterator[AdapterScene]:
     each = AdapterScene(tmp_path)
-    serving = asyncio.create_task(each.server.run())
-    try:
+    async with serving(each.server):
         yield each
-    finally:
-        serving.cancel()
-        await asyncio.wait((serving,))
-        each.server.close()
 
 
 async def test_another_node_downloads_the_base_once(scene: AdapterScene) -> None:

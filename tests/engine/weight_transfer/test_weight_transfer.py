@@ -22,6 +22,7 @@ from engine.weight_transfer.weight_layout import get_layout
 from engine.weight_transfer.weight_server import WeightServer
 from tests.bus.networks import wait_until
 from tests.engine.closeness import assert_close
+from tests.engine.weight_transfer.served_weights import serving
 from tests.engine.weight_transfer.slow_link import LOOPBACK, link_to
 from tests.engine.whole_publisher import WholePublisher
 
@@ -74,13 +75,8 @@ def new_key(folder: Path) -> ClusterKey:
 @asynccontextmanager
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     each = Scene(tmp_path)
-    serving = asyncio.create_task(each.server.run())
-    try:
+    async with serving(each.server):
         yield each
-    finally:
-        serving.cancel()
-        await asyncio.wait((serving,))
-        each.server.close()
 
 
 async def test_fetched_weights_are_loaded_like_local_weights(scene: Scene) -> None:

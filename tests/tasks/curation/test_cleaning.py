@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.curation.word_problems import WordProblem, copy_exactly, copy_nearly, draw_word_problems, embed
+from benchmarks.curation.word_problems import copy_exactly, copy_nearly, draw_word_problems, embed
 from configs.errors import UnusableInput
 from tasks.curation.cleaning import CleanOptions, CleanReport, RemovedRow, clean_questions
 
@@ -84,6 +84,17 @@ def test_each_removed_row_names_the_row_that_it_repeats(tmp_path: Path) -> None:
     assert [row["source"] for row in kept] == ["rows.jsonl:1", "rows.jsonl:5"]  # other numbers: another question
     assert 0.6 <= removed["rows.jsonl:4"].similarity < 1
     assert report.num_removed == {"duplicate": 1, "conflicting": 1, "near_duplicate": 1}
+
+
+def test_a_removed_row_removes_no_other_one(tmp_path: Path) -> None:
+    question = "What is the sum of 3 and 4?"
+    rows = make_rows((question, "$$"), (question, 7), (question, "7"))
+    _, kept, removed = clean(write_jsonl(tmp_path / "rows.jsonl", rows), lambda answers: ["$$"], answers="any")
+    assert [row["answer"] for row in kept] == ["7"]
+    assert {name: (each.reason, each.of) for name, each in removed.items()} == {
+        "rows.jsonl:1": ("unverifiable", ""),
+        "rows.jsonl:3": ("duplicate", "rows.jsonl:2"),
+    }
 
 
 def test_a_row_that_only_repeats_a_removed_row_stays(tmp_path: Path) -> None:
@@ -171,4 +182,3 @@ def test_word_problems_follow_from_the_seed() -> None:
     first, second = (list(islice(draw_word_problems(Random(SEED)), 5)) for _ in range(2))
     assert first == second
     assert len(set(first)) == 5
-    assert isinstance(first[0], WordProblem)
