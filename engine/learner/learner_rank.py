@@ -209,8 +209,10 @@ class LearnerRank:
         saved = time.monotonic()
         published = self._publish_weights() if publish else None
         metrics["publish_s"] = time.monotonic() - saved
+        metrics["publish_bytes"] = float(
+            self._loaded_publisher.num_bytes
+        )  # also for a repeated step: replayed metrics are equal
         if publish:
-            metrics["publish_bytes"] = float(self._loaded_publisher.num_bytes)
             self._offload.release(self._loaded_trainer.collect_state)
         metrics |= self._offload.take_metrics()
         metrics["checkpoint_s"], self._checkpoint_s = self._checkpoint_s, 0.0

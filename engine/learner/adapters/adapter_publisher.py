@@ -39,13 +39,11 @@ class AdapterPublisher:
         self._scale = next(iter(list_adapters(model).values())).options.scale
         self._record = b""  # names the base; only on the leading rank
         self._has_base = False
-        self.num_bytes = 0  # of the last publication, with the base if it was written
+        self.num_bytes = self._adapters.num_bytes  # of a publication, without the base
 
     def publish(self, version: int) -> WeightsPublished | None:
         """Every rank calls it; the leading rank returns the message for the engines. Raises as WeightPublisher.publish."""
-        self.num_bytes = self._adapters.num_bytes
         if not self._has_base:
-            self.num_bytes += self._base.num_bytes
             base = self._base.publish(BASE_VERSION)
             if base is not None:
                 self._record = AdapterBase(self._base_slot, base.num_bytes, base.digest, self._scale).pack()

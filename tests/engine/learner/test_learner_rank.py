@@ -129,6 +129,14 @@ def test_resuming_from_a_step_without_a_checkpoint_is_refused(made: tuple[RunCon
         LearnerRank(*made, RankGroup()).start(7, no_report)
 
 
+def test_a_repeated_step_has_the_metrics_of_a_published_one(rank: LearnerRank, tmp_path: Path) -> None:
+    """An incarnation that repeats steps publishes only the last one; the recipe gets the metrics of all."""
+    batches = [store_batch(tmp_path / "batches", step, rows(step)) for step in (1, 2)]
+    repeated, published = rank.train(1, batches[0], publish=False).metrics, rank.train(2, batches[1]).metrics
+    assert repeated.keys() == published.keys()
+    assert repeated["publish_bytes"] == published["publish_bytes"] > 0
+
+
 def test_a_cold_start_draws_from_the_files_of_a_mixture(made: tuple[RunConfig, RunFolder]) -> None:
     run, folder = made
     other = (folder.data / "sft.jsonl").read_text().replace("One and one.", "Two ones make two.")

@@ -183,19 +183,22 @@ def test_bfloat16_weights_differ_from_merged_ones_by_a_rounding(tmp_path: Path) 
 def test_the_base_is_written_once_and_stays_valid(learner: AdapterLearner) -> None:
     base_bytes, adapter_bytes = learner.count_bytes()
     first = learner.publish(0)
-    written = [learner.publisher.num_bytes]
     assert_equal(learner.load(first), merge_adapters(learner.model))
     path = get_slot_path(learner.folder, NUM_SLOTS)
     base = path.read_bytes()
     learner.train()
     for version in range(1, 5):
         published = learner.publish(version)
-        written.append(learner.publisher.num_bytes)
+        assert published.num_bytes == learner.publisher.num_bytes
         assert published.num_bytes < 1.1 * adapter_bytes + 64
         assert_equal(learner.load(published), merge_adapters(learner.model))
-    assert base_bytes <= written[0] - written[1] < 1.1 * base_bytes
-    assert written[1:] == [published.num_bytes] * 4
+    num_bytes = read_base(published).num_bytes
+    assert base_bytes <= num_bytes < 1.1 * base_bytes
     assert path.read_bytes() == base
+    damage(path, num_bytes)
+    damaged = path.read_bytes()
+    learner.publish(5)
+    assert path.read_bytes() == damaged != base
     assert sorted(each.name for each in learner.folder.iterdir()) == ["slot_0", "slot_1", "slot_2"]
     learner.publisher.close()
     assert list(learner.folder.iterdir()) == []
