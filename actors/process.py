@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from actors.engines.engine_gone import EngineGoneSignal
 from actors.metrics_file import MetricsFile
 from actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
-from actors.runtime.resume_point import find_cursor
+from actors.runtime.resume_point import find_cursor, list_earlier_steps
 from actors.runtime.wiring import build_deciders, build_live_head_deciders
 from bus.addresses import (
     ARBITER,
@@ -70,11 +70,15 @@ async def run_head(
 ) -> None:
     """Arbiter, group buffer, recipe and recorder in one process, and the metrics file."""
     deciders = build_live_head_deciders(run, folder)
-    cursor = find_cursor(folder.events / f"{HEAD}.sqlite", step)
+    log = folder.events / f"{HEAD}.sqlite"
+    cursor = find_cursor(log, step, run.rl.first_problem)
     metrics = MetricsFile(folder.metrics, BestCheckpointFile(run, folder.checkpoints))
     logger = structlog.get_logger()
     logger.info("head.started", step=step, position=cursor.position)
-    started, services = RunStarted(step, cursor, run.health), {"metrics": metrics.write}
+    started, services = (
+        RunStarted(step, cursor, run.health, list_earlier_steps(log, run, step)),
+        {"metrics": metrics.write},
+    )
     observer = StepObserver(logger.info)
     await decide_until_shutdown(incarnation, run, folder, deciders, started, services, observer, open_bus)
 

@@ -77,6 +77,7 @@ class RlConfig(Section, frozen=True):
     steps: Count = 300  # training steps of the run
     prompts: PositiveInt = 512  # groups per training step
     rollouts: Annotated[int, Meta(ge=2, le=65_536)] = 32  # 2G: trajectories per group; at least 4 with roc.enabled
+    first_problem: Count = 0  # position in the sequence of problems at which the run begins
     max_refill_groups: Count = 0  # per step, started to replace groups with equal rewards
     advantage_estimator: ImportPath = "grpo"  # "grpo", "dr_grpo", or a function by import path: docs/losses.md
     group_filter: ImportPath = "unequal_rewards"  # groups to train on; or a function by import path: docs/losses.md
@@ -152,6 +153,9 @@ class LearnerConfig(Section, frozen=True):
     # between_steps: weights and moments while engines generate on the same GPU
     offload: Literal["none", "optimizer", "between_steps"] = "none"
     collective_timeout_s: PositiveFloat = 600.0  # of a collective, and of an operation of a rank: docs/learner.md
+    # Checkpoint of another run, step_NNNNNN, of which RL continues with the float32 weights: docs/stages.md
+    resume_from: FilePath = ""
+    resume_optimizer: bool = True  # with the moments of `resume_from`; they are 0 otherwise
     lora_rank: Count = 0  # RL trains low-rank adapters of the projections and freezes the weights; 0: none
     lora_alpha: PositiveFloat = 32.0  # the adapters' product is scaled by lora_alpha / lora_rank
     lora_targets: tuple[LoraTarget, ...] = ("all",)  # projections with adapters

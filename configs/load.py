@@ -2,13 +2,10 @@
 a file.
 
 Layers, later ones taking precedence: the schema's defaults, configs/presets/NAME.toml (`preset =
-"NAME"`), the file, the overrides in their order. Every mistake is a ConfigError that names the
+"NAME"`), the file, a table of its [[stages]], the overrides in their order. Every mistake is a ConfigError that names the
 layer and the key.
 """
 
-import codecs
-import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -17,45 +14,44 @@ import msgspec
 import tomli_w
 
 from configs.atomic_write import write_atomically
+from configs.config_layers import ConfigError, check_keys, merge, parse_override, read_layer, resolve_paths
 from configs.error_messages import ConfigLayer, explain_validation_error, format_value
-from configs.errors import UnusableInput
 from configs.schema import RunConfig
-from configs.schema_tree import (
-    PRESET_KEY,
-    find_annotation,
-    find_nearest_keys,
-    find_section,
-    format_path,
-    is_path,
-    is_string,
-    is_table_array,
-)
+from configs.schema_tree import PRESET_KEY, STAGE_KEY
+from configs.stage_options import StageConfig
+from configs.stages import choose_stage, pop_stages
 
 _NO_FILE = Path("the defaults")
 _TASK_SECTIONS = ("dialogue", "reward")  # of a task: the run's, with the task's keys
 PRESETS_FOLDER = Path(__file__).parent / "presets"
 
 
-class ConfigError(UnusableInput):
-    """An unusable configuration: names file or flag, the key's full path, and the remedy."""
-
-
 def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Without a file, the overrides apply to the schema's defaults. Raises ConfigError."""
-    layers = [*map(_read_layer, [path] if path else []), *map(_parse_override, overrides)]
+    """Without a file, the overrides apply to the schema's defaults. With [[stages]], the stage that the key `stage`
+    names, or the first one. Raises ConfigError."""
+    files = [read_layer(path)] if path else []
+    layers = [*files, *map(parse_override, overrides)]
+    if stage := choose_stage(pop_stages(layers), layers):
+        layers.insert(len(files), stage.layer)
     if preset := _pop_preset(layers):
         layers.insert(0, preset)
     for layer in layers:
-        _check_keys(layer.source, layer.table)
-        _resolve_paths(layer.table, layer.folder)
+        check_keys(layer.source, layer.table)
+        resolve_paths(layer.table, layer.folder)
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged = _merge(merged, layer.table, layer.source)
+        merged = merge(merged, layer.table, layer.source)
     _fill_task_sections(merged)
     try:
         return msgspec.convert(merged, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(explain_validation_error(str(error), merged, layers, path or _NO_FILE)) from None
+
+
+def load_stages(path: Path, overrides: Sequence[str] = ()) -> list[tuple[StageConfig, RunConfig]]:
+    """Each stage with its configuration; none without [[stages]]. Raises ConfigError."""
+    stages = pop_stages([read_layer(path), *map(parse_override, overrides)])
+    return [(stage.options, load_run(path, [*overrides, f"{STAGE_KEY}={stage.options.name}"])) for stage in stages]
 
 
 def load_with_overrides(path: Path, overrides: Sequence[str], sections: Sequence[str]) -> RunConfig:
@@ -87,46 +83,6 @@ def list_resume_conflicts(before: RunConfig, after: RunConfig) -> list[str]:
 # ---------------------------------------------------------------- reading the layers
 
 
-def _read_layer(path: Path) -> ConfigLayer:
-    try:
-        content = path.read_bytes()
-        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise ConfigError(f"{path}: is UTF-16 text; save it as UTF-8")
-        return ConfigLayer(str(path), tomllib.loads(content.decode("utf-8-sig")), path.parent)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
-
-
-def _parse_override(override: str) -> ConfigLayer:
-    source = f"--set {override}"
-    dotted, equals, text = override.partition("=")
-    keys = [key.strip() for key in dotted.split(".")]
-    if not equals or not all(keys):
-        raise ConfigError(f"{source}: expected key.path=value, such as --set learner.lr=1e-4")
-    table: Any = _parse_value(
-        text.strip(), expects_string=keys == [PRESET_KEY] or is_string(find_annotation(RunConfig, keys))
-    )
-    for key in reversed(keys):
-        table = {key: table}
-    return ConfigLayer(source, cast("dict[str, Any]", table))
-
-
-def _parse_value(text: str, *, expects_string: bool) -> object:
-    """The value as TOML; text that is not TOML is a string, without a second pair of quotes."""
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    if set(parsed) != {"value"}:  # a line break in the text starts another key
-        return text
-    value = parsed["value"]
-    return text if expects_string and not isinstance(value, str) else value  # name=2024 is a string
-
-
 def _pop_preset(layers: Sequence[ConfigLayer]) -> ConfigLayer | None:
     """Remove `preset` from the layers; the last layer that sets it counts."""
     presets = [(layer.source, layer.table.pop(PRESET_KEY)) for layer in layers if PRESET_KEY in layer.table]
@@ -136,66 +92,7 @@ def _pop_preset(layers: Sequence[ConfigLayer]) -> ConfigLayer | None:
     known = sorted(path.stem for path in PRESETS_FOLDER.glob("*.toml"))
     if name not in known:
         raise ConfigError(f"{source}: unknown preset {format_value(name)}; known are: {', '.join(known)}")
-    return _read_layer(PRESETS_FOLDER / f"{name}.toml")
-
-
-def _check_keys(source: str, table: Mapping[str, Any], path: tuple[str, ...] = ()) -> None:
-    """Check that all keys exist and tables match the schema; merging would hide mistakes."""
-    for key, value in table.items():
-        here = (*path, key)
-        annotation = find_annotation(RunConfig, here)
-        if annotation is None:
-            raise ConfigError(f"{source}: unknown key `{format_path(here)}`{_suggest_keys(here)}")
-        if find_section(annotation) is None:
-            continue
-        if is_table_array(annotation) and isinstance(value, list):
-            value = {str(index): element for index, element in enumerate(cast("list[Any]", value))}
-        if not isinstance(value, dict):
-            raise ConfigError(f"{source}: `{format_path(here)}` must be a table, got {format_value(value)}")
-        _check_keys(source, cast("dict[str, Any]", value), here)
-
-
-def _resolve_paths(table: dict[str, Any], folder: Path, path: tuple[str, ...] = ()) -> None:
-    """Make relative paths absolute. Empty paths and those in the run's folder stay as they are."""
-    for key, value in table.items():
-        annotation = find_annotation(RunConfig, (*path, key))
-        if isinstance(value, dict):
-            _resolve_paths(cast("dict[str, Any]", value), folder, (*path, key))
-        elif is_table_array(annotation):
-            for index, element in enumerate(value):
-                _resolve_paths(element, folder, (*path, key, str(index)))
-        elif isinstance(value, str) and is_path(annotation, value) and value and not value.startswith("$RUN"):
-            table[key] = os.path.normpath(Path.cwd() / folder / Path(value).expanduser())
-
-
-def _suggest_keys(path: Sequence[str]) -> str:
-    nearest = " or ".join(f"`{key}`" for key in find_nearest_keys(RunConfig, path))
-    return f"; did you mean {nearest}?" if nearest else ""
-
-
-def _merge(
-    base: Mapping[str, Any], override: Mapping[str, Any], source: str, path: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in override.items():
-        before, here = merged.get(key), (*path, key)
-        if isinstance(value, dict) and isinstance(before, dict):
-            value = _merge(cast("dict[str, Any]", before), cast("dict[str, Any]", value), source, here)
-        elif isinstance(value, dict) and is_table_array(find_annotation(RunConfig, here)):
-            value = _merge_by_name(".".join(here), before or [], cast("dict[str, Any]", value), source)
-        merged[key] = value
-    return merged
-
-
-def _merge_by_name(
-    key: str, tables: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], source: str
-) -> list[Mapping[str, Any]]:
-    """Such as `--set tasks.math.weight=2` for the table of [[tasks]] with the name "math"."""
-    names = [table.get("name") for table in tables]
-    if unknown := [name for name in overrides if name not in names]:
-        known = ", ".join(map(str, names)) or "none"
-        raise ConfigError(f'{source}: [[{key}]] has no table with the name "{unknown[0]}"; known: {known}')
-    return [_merge(table, overrides.get(str(name), {}), source) for name, table in zip(names, tables, strict=True)]
+    return read_layer(PRESETS_FOLDER / f"{name}.toml")
 
 
 def _fill_task_sections(merged: dict[str, Any]) -> None:
@@ -203,7 +100,7 @@ def _fill_task_sections(merged: dict[str, Any]) -> None:
     tasks = merged.get("tasks")
     for task in tasks if isinstance(tasks, list) else ():
         for section in _TASK_SECTIONS:
-            task[section] = _merge(merged.get(section, {}), task.get(section, {}), section)
+            task[section] = merge(merged.get(section, {}), task.get(section, {}), section)
         if task.get("import"):
             task["dialogue"].setdefault("tools", [])
 

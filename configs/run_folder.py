@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 
 class RunFolder(NamedTuple):
     path: Path
@@ -123,3 +125,28 @@ class RunFolder(NamedTuple):
     def expand_path(self, path: str) -> Path:
         """A path from the configuration, with `$RUN` replaced by this folder."""
         return Path(path.replace("$RUN", str(self.path)))
+
+
+class StagesFolder(NamedTuple):
+    """The folder of a run with [[stages]], which has a run folder for each of them."""
+
+    path: Path
+
+    @property
+    def record(self) -> Path:
+        """The names of the stages, in order: {"stages": [...]}."""
+        return self.path / "stages.json"
+
+    @property
+    def curves(self) -> Path:
+        return self.path / "stages.png"
+
+    def get_stage(self, number: int, name: str) -> RunFolder:
+        """`number`: from 1."""
+        return RunFolder(self.path / f"{number}_{name}")
+
+    def list_begun(self) -> list[RunFolder]:
+        """The stages that have a configuration, in order. Raises OSError and msgspec.MsgspecError without a record."""
+        names = msgspec.json.decode(self.record.read_bytes(), type=dict[str, list[str]])["stages"]
+        folders = [self.get_stage(number, name) for number, name in enumerate(names, 1)]
+        return [folder for folder in folders if folder.config.exists()]

@@ -32,6 +32,7 @@ from configs.machines import (
 )
 from configs.schema_tree import Count, FilePath, PositiveInt, Section, require
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
+from configs.stage_options import EarlyStoppingConfig
 from configs.task_options import Acceptance, RewardConfig, TaskConfig, check_tasks
 
 
@@ -73,6 +74,7 @@ class RunConfig(Section, frozen=True):
     sampling: SamplingConfig = SamplingConfig()
     sft: SftConfig = SftConfig()
     rl: RlConfig = RlConfig()
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
     reward: RewardConfig = RewardConfig()
     roc: RocConfig = RocConfig()
     engine: EngineConfig = EngineConfig()
@@ -113,6 +115,10 @@ class RunConfig(Section, frozen=True):
         _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
         _require_useful_offload(self.learner, self.sft, self.sglang)
+        require(
+            not self.learner.resume_from or self.sft.steps == 0,
+            "sft.steps must be 0 with learner.resume_from: RL continues there",
+        )
         require(
             self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
             f"log.keep_steps must exceed rl.max_staleness = {self.rl.max_staleness}, so that events of unfinished steps are kept",

@@ -25,7 +25,11 @@ FilePath = Annotated[str, Meta(extra={"is_path": True})]
 ImportPath = Annotated[str, Meta(extra={"is_import_path": True})]
 
 _MIN_FOREIGN_SIMILARITY = 0.7  # of a key in another table, for a suggestion
-PRESET_KEY = "preset"  # a key of the file, not of the schema
+# Keys of the file, not of the schema.
+PRESET_KEY = "preset"
+STAGES_KEY = "stages"  # tables of stages: configs.stages
+STAGE_KEY = "stage"  # the name of one of them
+_FILE_KEYS = [PRESET_KEY, STAGES_KEY, STAGE_KEY]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +104,7 @@ def find_nearest_keys(root: type[Section], path: Sequence[str]) -> list[str]:
     """
     *parents, name = path
     section = find_section(find_annotation(root, parents))
-    siblings = [*get_field_types(section), *([] if parents else [PRESET_KEY])] if section else []
+    siblings = [*get_field_types(section), *([] if parents else _FILE_KEYS)] if section else []
     if close := difflib.get_close_matches(name, siblings, n=1):
         return [format_path([*parents, close[0]])]
     by_name: dict[str, list[str]] = {}

@@ -28,9 +28,10 @@ from typing import Literal
 
 import msgspec
 
-from bus.addresses import BUFFER, LEARNER, RECORDER
+from bus.addresses import BUFFER, LAUNCHER, LEARNER, RECORDER
 from bus.messages import (
     AnyMessage,
+    EarlyStopDecided,
     EngineAsleep,
     EngineJoined,
     EngineLeft,
@@ -48,7 +49,9 @@ from bus.messages import (
     WeightsPublished,
     WeightsSynced,
 )
+from configs.stage_options import EarlyStoppingConfig
 from policies.decider import Send
+from policies.early_stopping import EarlyStopping, describe_outcome
 from policies.step_evaluations import EvaluationPlan, StepEvaluations
 
 
@@ -78,6 +81,7 @@ class RecipeState(msgspec.Struct):
     # Unset until the learner requests the engines' memory.
     handover: GpuMemoryHandover | msgspec.UnsetType = msgspec.UNSET
     step_evaluations: StepEvaluations | msgspec.UnsetType = msgspec.UNSET  # unset without evaluations during training
+    early_stopping: EarlyStopping | msgspec.UnsetType = msgspec.UNSET  # unset without [early_stopping]
 
     @property
     def version(self) -> int:
@@ -98,9 +102,15 @@ class RecipeState(msgspec.Struct):
 class Recipe:
     """A decider (policies.decider.Decider). The run starts with `engines`."""
 
-    def __init__(self, plan: EvaluationPlan, engines: tuple[str, ...], max_staleness: int = 0) -> None:
-        self._steps = plan.steps
+    def __init__(
+        self,
+        plan: EvaluationPlan,
+        engines: tuple[str, ...],
+        max_staleness: int = 0,
+        early_stopping: EarlyStoppingConfig | None = None,
+    ) -> None:
         self._plan = plan
+        self._early_stopping = early_stopping or EarlyStoppingConfig()
         self._engines = engines
         self._max_staleness = max_staleness
         self._reset()
@@ -109,11 +119,21 @@ class Recipe:
         self.state = RecipeState(engines={name: EngineWeights() for name in self._engines})
         if self._plan.every:
             self.state.step_evaluations = StepEvaluations()
+        if self._early_stopping.window_steps:
+            self.state.early_stopping = EarlyStopping()
+
+    @property
+    def _last_step(self) -> int:
+        """Of the run, as far as it is known."""
+        early = self.state.early_stopping
+        return (early.last_step if early else 0) or self._plan.steps
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
             case RunStarted():
                 self._reset()
+                if early := self.state.early_stopping:
+                    early.restore(event.earlier_steps, event.step, self._early_stopping)
                 return []
             case EngineJoined():
                 return self._on_engine_joined(event)
@@ -130,7 +150,7 @@ class Recipe:
             case EvaluationFinished(label=label):
                 return self._on_evaluation_finished(label)
             case StepCollected():
-                return []
+                return self._on_step_collected(event)
             case StepTrained(step=step):
                 if step <= self.state.last_trained_step:
                     return self._on_learner_restarted()
@@ -181,7 +201,7 @@ class Recipe:
                 engine.loaded_version = min(engine.loaded_version, event.version - 1)
         state.newest = event
         if evaluations := state.step_evaluations:
-            is_due = self._plan.is_due(event.version) and event.version > state.synced_version
+            is_due = self._plan.is_due(event.version) and state.synced_version < event.version < self._last_step
             evaluations.on_published(event, hold=is_due)
         if (handover := state.open_handover) is not None:
             if handover.phase == "requested" or event.version < handover.version:
@@ -231,7 +251,7 @@ class Recipe:
         if synced_version <= state.synced_version:
             return []
         state.synced_version = synced_version
-        state.pending_evaluations = self._plan.list_labels(synced_version)
+        state.pending_evaluations = self._plan.list_labels(synced_version, self._last_step)
         return [Send(RECORDER, WeightsSynced(synced_version)), *self._request_next()]
 
     # ---------------------------------------------------------------- the engines' memory
@@ -273,6 +293,17 @@ class Recipe:
 
     # ---------------------------------------------------------------- evaluations and steps
 
+    def _on_step_collected(self, event: StepCollected) -> list[Send]:
+        """The last step is one that has not been requested yet, so that the learner saves it."""
+        early, state = self.state.early_stopping, self.state
+        if not early or early.last_step:
+            return []
+        cause = early.record(describe_outcome(event), self._early_stopping)
+        if not cause or state.last_requested_step >= self._plan.steps:
+            return []
+        early.last_step = state.last_requested_step + 1
+        return [Send(LAUNCHER, EarlyStopDecided(event.step, early.last_step, cause))]
+
     def _on_evaluation_finished(self, label: str) -> list[Send]:
         evaluations = self.state.step_evaluations
         if evaluations and evaluations.is_running and label == self._plan.step_label:
@@ -297,7 +328,7 @@ class Recipe:
             return self._request_steps()
         if state.pending_evaluations:
             return [Send(BUFFER, self._plan.build_request(state.pending_evaluations[0], state.synced_version))]
-        if state.synced_version >= self._steps:
+        if state.synced_version >= self._last_step:
             return [Send(BUFFER, RunFinished(state.synced_version))]
         if evaluations and evaluations.begin(state.synced_version):
             request = self._plan.build_request(self._plan.step_label, state.synced_version)
@@ -305,10 +336,11 @@ class Recipe:
         return self._request_steps()
 
     def _request_steps(self) -> list[Send]:
-        state = self.state
+        state, last_step = self.state, self._last_step
         effects: list[Send] = []
-        while state.last_requested_step < min(state.synced_version + 1 + self._max_staleness, self._steps):
+        while state.last_requested_step < min(state.synced_version + 1 + self._max_staleness, last_step):
             state.last_requested_step += 1
-            request = StepRequested(state.last_requested_step, state.synced_version)
+            is_last = state.last_requested_step == last_step < self._plan.steps
+            request = StepRequested(state.last_requested_step, state.synced_version, is_last)
             effects += [Send(RECORDER, request), Send(BUFFER, request)]
         return effects

@@ -47,12 +47,12 @@ class EvaluationPlan(NamedTuple):
             top_k=options.top_k or sampling.top_k,
         )
 
-    def list_labels(self, step: int) -> list[str]:
-        """Of the evaluations during which no step is collected."""
+    def list_labels(self, step: int, last_step: int) -> list[str]:
+        """Of the evaluations during which no step is collected. `last_step`: of the run."""
         if not self.questions:
             return []
         labels = START_LABELS if step == 0 else ()
-        return [*labels, *(END_LABELS if step == self.steps else ())]
+        return [*labels, *(END_LABELS if step == last_step else ())]
 
     def is_due(self, version: int) -> bool:
         """Whether the version is evaluated during training."""

@@ -92,17 +92,21 @@ def run(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete an existing run of this name and start over.")
     ] = False,
+    from_stage: Annotated[
+        str, typer.Option("--from-stage", metavar="STAGE", help="Begin with this stage; those before are finished.")
+    ] = "",
 ) -> None:
-    """Run the full recipe of CONFIG: cold start, RL steps, evaluation.
+    """Run the full recipe of CONFIG: cold start, RL steps in one or several stages, evaluation.
 
     Ctrl-C stops all processes in order; `--resume` continues the run later.
     """
     from actors.cli.run_command import run_recipe
+    from actors.stages.stage_sequence import StageSelection
 
     overrides = list(override or [])
     if name is not None:
         overrides.append(f"name={name}")
-    raise typer.Exit(run_recipe(config, overrides, resume=resume, overwrite=overwrite, console=make_console()))
+    raise typer.Exit(run_recipe(config, overrides, StageSelection(resume, overwrite, from_stage), make_console()))
 
 
 @app.command()

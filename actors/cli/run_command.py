@@ -23,22 +23,32 @@ from actors.launch.display import Display, make_display
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
 from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
 from actors.replay.verification import RunVerifier
+from actors.stages.stage_sequence import StageSelection, StageSequence
 from analysis.summary import summarize
 from analysis.summary_table import build_summary_table, list_health_lines
 from bus.addresses import LAUNCHER
 from bus.process.structured_log import configure_logging
 from configs.atomic_write import DiskError, raising_disk_errors, write_atomically
 from configs.errors import UnusableInput
-from configs.load import load_run
+from configs.load import load_run, load_stages
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from configs.stage_options import StageConfig
 from policies.tools.task_description import TaskDescription
 
 
-def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, console: Console) -> int:
+def run_recipe(config: Path, overrides: Sequence[str], selection: StageSelection, console: Console) -> int:
     """Returns 0, 1 after a lost process, a full disk or a failed health check, 130 if interrupted. Raises UnusableInput."""
     try:
-        return _run_recipe(config, overrides, resume=resume, overwrite=overwrite, console=console)
+        if stages := load_stages(config, overrides):
+            return _run_stages(stages, selection, console)
+        if selection.first:
+            raise UnusableInput(f"--from-stage {selection.first}: {config} has no [[stages]]")
+        run, place = load_run(config, overrides), read_placement(os.environ)
+        if place is not None and place.rank > 0:
+            return join_run(configure_worker(run, place), console)
+        run = configure_head(run, place)
+        return _run_configured(run, resume=selection.resume, overwrite=selection.overwrite, console=console)
     except RunAlreadyFinished as finished:
         console.print(str(finished), markup=False, highlight=False, soft_wrap=True)
         return 0
@@ -47,11 +57,29 @@ def run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrit
         return EXIT_INTERRUPTED
 
 
-def _run_recipe(config: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, console: Console) -> int:
-    run, place = load_run(config, overrides), read_placement(os.environ)
+def _run_stages(stages: Sequence[tuple[StageConfig, RunConfig]], selection: StageSelection, console: Console) -> int:
+    """A worker node joins each stage."""
+    place = read_placement(os.environ)
     if place is not None and place.rank > 0:
-        return join_run(configure_worker(run, place), console)
-    run = configure_head(run, place)
+        joining = configure_worker(stages[0][1], place)
+        return next((code for _ in stages if (code := join_run(joining, console))), 0)
+
+    def print_line(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def run_stage(run: RunConfig, resume: bool) -> int:
+        return _run_configured(configure_head(run, place), resume=resume, overwrite=False, console=console)
+
+    sequence = StageSequence(stages, selection, print_line)
+    code = sequence.run(run_stage)
+    if code == 0:
+        from analysis.stage_curves import draw_stages  # matplotlib is slow to import
+
+        print_line(f"curves of all stages: {draw_stages(sequence.folder)}")
+    return code
+
+
+def _run_configured(run: RunConfig, *, resume: bool, overwrite: bool, console: Console) -> int:
     descriptions: dict[str, TaskDescription] = {}
     inputs = [] if resume else check_inputs(run, descriptions)
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:

@@ -55,6 +55,13 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
         yield folder
 
 
+def delete_run(folder: RunFolder) -> None:
+    """Raises RunFolderError if a run uses the folder, and OSError."""
+    with folder.lock.open("a+") as lock:
+        _acquire_lock(lock.fileno(), folder)
+        _delete_content(folder)
+
+
 def keep_task_descriptions(folder: RunFolder, descriptions: Mapping[str, TaskDescription]) -> None:
     """Writes them for the run's processes. Raises RunFolderError if a resumed run began with others."""
     before = read_task_descriptions(folder) if folder.task_descriptions.exists() else {}
@@ -109,10 +116,7 @@ def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrit
             )
         return
     if overwrite or not _has_begun(folder):
-        # The configuration is deleted last: it marks the folder as a run's.
-        for path in sorted(folder.path.iterdir(), key=lambda path: path == folder.config):
-            if path != folder.lock:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _delete_content(folder)
         return
     changed = list_resume_conflicts(load_run(folder.config), run)
     if changed:
@@ -128,6 +132,13 @@ def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrit
         raise RunFolderError(
             f"{folder.path}: this run exists and {state}; {_suggest_name(run)}; --overwrite deletes it"
         )
+
+
+def _delete_content(folder: RunFolder) -> None:
+    """All except the lock. The configuration is deleted last: it marks the folder as a run's."""
+    for path in sorted(folder.path.iterdir(), key=lambda path: path == folder.config):
+        if path != folder.lock:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _has_begun(folder: RunFolder) -> bool:

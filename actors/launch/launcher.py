@@ -39,6 +39,7 @@ from bus.bus import Bus
 from bus.messages import (
     CallsRescheduled,
     ClusterMessage,
+    EarlyStopDecided,
     EngineLeft,
     ExecutorHealthy,
     ExecutorJoined,
@@ -259,6 +260,9 @@ class Launcher:
                     self._logger.info("calls.rescheduled", **asdict(report))
                 case LedgerReported() as report:
                     self._logger.info("ledger.reported", **asdict(report))
+                case EarlyStopDecided(step=step, last_step=last_step, cause=cause) as decided:
+                    self._logger.info("run.stops_early", **asdict(decided))
+                    self._display.print_line(f"step {step}: {cause}; the run ends after step {last_step}")
                 case RunFinished(steps=steps):
                     self._logger.info("run.finished", step=steps)
                     return "finished"

@@ -6,10 +6,12 @@ from pathlib import Path
 from actors.metrics_file import read_steps_written
 from bus.addresses import HEAD
 from bus.event_log.reader import decode_event, read_events
-from bus.messages import BufferCursor, StepCollected
+from bus.messages import BufferCursor, StepCollected, StepOutcome
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
+from configs.schema import RunConfig
 from engine.learner.checkpoints import list_saved_steps
+from policies.early_stopping import describe_outcome
 
 
 class NotResumable(UnusableInput):
@@ -22,7 +24,7 @@ def find_resume_step(folder: RunFolder) -> int | None:
     A kill may leave a checkpoint without its log record or its metrics line; then the step before is chosen. The newest
     recorded step is chosen even without a metrics line if no earlier step has one.
     """
-    recorded = {0, *_read_cursors(folder.events / f"{HEAD}.sqlite")}
+    recorded = {0, *_read_collected_steps(folder.events / f"{HEAD}.sqlite")}
     return choose_newest_complete_step(
         recorded.intersection(list_saved_steps(folder.checkpoints)), read_steps_written(folder.metrics)
     )
@@ -32,21 +34,29 @@ def choose_newest_complete_step(steps: Set[int], written: Set[int]) -> int | Non
     return max(steps & written, default=None) or max(steps, default=None)
 
 
-def find_cursor(log: Path, step: int) -> BufferCursor:
+def find_cursor(log: Path, step: int, first_problem: int = 0) -> BufferCursor:
     """The group buffer's cursor at the end of `step`, from the log. Raises NotResumable."""
     if step == 0:
-        return BufferCursor()
-    cursor = _read_cursors(log).get(step)
-    if cursor is None:
+        return BufferCursor(first_problem)
+    collected = _read_collected_steps(log).get(step)
+    if collected is None:
         raise NotResumable(f"{log}: no record of step {step}; a run can only be resumed if log.events is on")
-    return cursor
+    return collected.cursor
 
 
-def _read_cursors(log: Path) -> dict[int, BufferCursor]:
+def list_earlier_steps(log: Path, run: RunConfig, step: int) -> tuple[StepOutcome, ...]:
+    """Up to `step`, as far as the log still has them; none without [early_stopping]."""
+    if not run.early_stopping.window_steps or not step:
+        return ()
+    collected = _read_collected_steps(log)
+    return tuple(describe_outcome(collected[each]) for each in sorted(collected) if each <= step)
+
+
+def _read_collected_steps(log: Path) -> dict[int, StepCollected]:
     """By step. If a step ran twice, as after a resume, the later record counts."""
     messages = (
         [decode_event(log, event).message for event, _ in read_events(log, kinds=["StepCollected"])]
         if log.exists()
         else []
     )
-    return {message.step: message.cursor for message in messages if isinstance(message, StepCollected)}
+    return {message.step: message for message in messages if isinstance(message, StepCollected)}

@@ -85,7 +85,7 @@ def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Deci
     return {
         "arbiter": Arbiter(run.arbiter.policy, run.response_tokens, ends_at_first_groups=run.rl.group_oversampling > 1),
         "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),
-        "recipe": Recipe(EvaluationPlan.from_config(run), engines, run.rl.max_staleness),
+        "recipe": Recipe(EvaluationPlan.from_config(run), engines, run.rl.max_staleness, run.early_stopping),
         "recorder": Recorder(run.rl.steps, run.health),
     }
 

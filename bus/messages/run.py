@@ -17,6 +17,14 @@ class BufferCursor(msgspec.Struct, frozen=True, array_like=True):
     pending: tuple[int, ...] = ()  # positions of unfinished groups, which are restarted first
 
 
+class StepOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """Means over the finished trajectories of a step, before any selection."""
+
+    step: int
+    reward: float
+    overlong_share: float  # share that the length limit ended
+
+
 class RunStarted(Message, frozen=True):
     """A process to its own deciders, as the first event of each launch of a run: start after
     `step`.
@@ -27,6 +35,15 @@ class RunStarted(Message, frozen=True):
     step: int
     cursor: BufferCursor
     health: HealthConfig | None = None  # of this launch, for the recorder; None: as in the run's configuration
+    earlier_steps: tuple[StepOutcome, ...] = ()  # up to `step`, for the recipe; empty without [early_stopping]
+
+
+class EarlyStopDecided(Message, frozen=True):
+    """recipe -> launcher: a rule of [early_stopping] holds after `step`."""
+
+    step: int
+    last_step: int  # of the run
+    cause: str
 
 
 class RunFinished(Message, frozen=True):
@@ -73,4 +90,6 @@ class Shutdown(Message, frozen=True):
     """launcher -> every process: exit after all logs are written."""
 
 
-RunMessage = RunStarted | RunFinished | RunFailed | MetricsRecorded | HealthReported | Progress | Shutdown
+RunMessage = (
+    RunStarted | EarlyStopDecided | RunFinished | RunFailed | MetricsRecorded | HealthReported | Progress | Shutdown
+)

@@ -13,6 +13,7 @@ class StepRequested(Message, frozen=True):
 
     step: int
     version: int
+    is_last: bool = False  # of a run that ends before rl.steps ([early_stopping])
 
 
 class EvaluationRequested(Message, frozen=True):
@@ -138,6 +139,7 @@ class BatchReady(Message, frozen=True):
 
     step: int
     groups: tuple[BatchGroup, ...]  # by group id
+    is_last: bool = False  # as in StepRequested
 
 
 class StepCollected(Message, frozen=True):

@@ -157,8 +157,8 @@ class Learner:
 
     def _broadcast_and_train(self, batch: BatchReady, publish: bool) -> TrainStepResult:
         indexes = self._journal.read_indexes(batch)
-        broadcast_object(self._ranks, (batch.step, indexes, publish))
-        return self._rank.train(batch.step, list_sequences(indexes), publish=publish)
+        broadcast_object(self._ranks, (batch.step, indexes, publish, batch.is_last))
+        return self._rank.train(batch.step, list_sequences(indexes), publish=publish, is_last=batch.is_last)
 
     async def _run_in_worker(self, work: Callable[[], Result]) -> Result:
         future = self._in_flight = self._worker.submit(work)
@@ -218,8 +218,8 @@ def run_follower(run: RunConfig, folder: RunFolder, ranks: RankGroup, resume_ste
     try:
         rank.start(resume_step, lambda _step, _values: None)
         while (work := broadcast_object(ranks)) is not None:
-            step, indexes, publish = work
-            rank.train(step, list_sequences(indexes), publish=publish)
+            step, indexes, publish, is_last = work
+            rank.train(step, list_sequences(indexes), publish=publish, is_last=is_last)
             rank.save_if_due()
     finally:
         rank.close()

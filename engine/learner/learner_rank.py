@@ -66,6 +66,7 @@ class LearnerRank:
         self._publisher: WeightPublisher | AdapterPublisher | None = None
         self._trainer: Trainer | None = None
         self._metrics: dict[str, float] = {}  # of the last step
+        self._is_last_step = False  # whether the run ends with the present step
         self._checkpoint_s = 0.0  # since the last result
         self._schedule = CheckpointSchedule(run, ranks)
         self._offload = StateOffload(run, ranks)
@@ -106,18 +107,24 @@ class LearnerRank:
         return None
 
     def _resume_training(self, step: int) -> dict[str, float]:
-        self._trainer = self._resume_trainer(self._folder.get_checkpoint_path(step))
+        if step or not self._run.learner.resume_from:
+            self._trainer = self._resume_trainer(self._folder.get_checkpoint_path(step))
+        else:  # the checkpoint of step 0 has no moments
+            self._trainer = self._continue_other_run()
         self._logger.info("training.resumed", step=step, rank=self._ranks.rank)
         return {} if self._journal is None else self._journal.read_metrics(step)
 
     def _start_training(self, report: SftProgressCallback) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        if self._run.sft.steps:
+        if self._run.learner.resume_from:
+            self._trainer = self._continue_other_run()
+        elif self._run.sft.steps:
             metrics = self._run_cold_start(report)
         else:
             self._trainer = self._start_trainer()
         self._loaded_trainer.check_weights()
-        self._start_rl()
+        if not self._run.learner.resume_from:
+            self._start_rl()
         self._metrics = metrics
         self._write_metrics(0)
         self._save_checkpoint(
@@ -135,6 +142,15 @@ class LearnerRank:
             self.finish_saving()  # of the cold start: the files of its weights
             trainer.model = self._models.add_adapters(trainer.model)
         trainer.start_stage("rl")
+
+    def _continue_other_run(self) -> Trainer:
+        """RL from step 0, with the weights of a checkpoint and, as configured, its moments and random states."""
+        learner = self._run.learner
+        checkpoint = self._folder.expand_path(learner.resume_from)
+        trainer = self._resume_trainer(checkpoint)
+        trainer.restart_rl(keep_optimizer=learner.resume_optimizer)
+        self._logger.info("training.continued", checkpoint=str(checkpoint), rank=self._ranks.rank)
+        return trainer
 
     def _start_trainer(self) -> Trainer:
         with self._ranks.operation("load of the weights"):
@@ -181,7 +197,9 @@ class LearnerRank:
 
     # ---------------------------------------------------------------- reinforcement learning
 
-    def train(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool = True) -> TrainStepResult:
+    def train(
+        self, step: int, sequences: Sequence[StoredSequence], *, publish: bool = True, is_last: bool = False
+    ) -> TrainStepResult:
         """One RL step; without sequences the weights do not change, but get a new version.
 
         The caller then sends the result, and calls save_if_due(): engines do not wait for the disk. The last step is saved
@@ -190,6 +208,7 @@ class LearnerRank:
         """
         if step != self._step + 1:
             raise ProtocolError(f"step {step} cannot be trained after step {self._step}")
+        self._is_last_step = is_last or step == self._run.rl.steps
         with self._ranks.operation(f"step {step}", is_limited=False):
             return self._run_rl_step(step, sequences, publish=publish)
 
@@ -204,7 +223,7 @@ class LearnerRank:
         metrics |= measure_peak_memory(self._ranks.device)
         self._metrics = metrics
         trainer.check_weights()  # before they are published or saved
-        if step == self._run.rl.steps:
+        if self._is_last_step:
             self._save_step(step)
         saved = time.monotonic()
         published = self._publish_weights() if publish else None
@@ -224,7 +243,7 @@ class LearnerRank:
 
         Raises DiskError of the previous checkpoint.
         """
-        if self._step < self._run.rl.steps and self._schedule.is_due(self._step):
+        if not self._is_last_step and self._schedule.is_due(self._step):
             with self._ranks.operation(f"step {self._step}", is_limited=False):
                 self._save_step(self._step)
 
@@ -233,10 +252,10 @@ class LearnerRank:
         self._write_metrics(step)
         self._save_checkpoint(
             self._folder.get_checkpoint_path(step),
-            is_exported=self._schedule.is_exported(step),
+            is_exported=self._is_last_step or self._schedule.is_exported(step),
             on_pruned=(lambda: journal.delete_up_to(step)) if journal is not None else None,
         )
-        if step == self._run.rl.steps:  # no later step reports an error of the write
+        if self._is_last_step:  # no later step reports an error of the write
             self.finish_saving()
         self._checkpoint_s += time.monotonic() - began
 

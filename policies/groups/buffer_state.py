@@ -84,6 +84,11 @@ class GroupCollection(msgspec.Struct):
     first_group_id: int = -1  # of an evaluation
     other_version_tokens: int = 0  # of an evaluation: generated with other weights than requested
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the run ends with this step, before rl.steps."""
+        return isinstance(self.request, StepRequested) and self.request.is_last
+
     def find_total_failure(self, collected: str) -> RunFailed | None:
         """A message if every trajectory failed; `collected` names the step or the evaluation."""
         failed = self.counts.trajectories_failed

@@ -254,7 +254,8 @@ class GroupBuffer:
         surplus, collection.open_groups = collection.open_groups, {}
         following = [step for step, each in self.state.steps.items() if step > collection.step and not each.is_complete]
         step = following[0] if following else next(reversed(self.state.steps)) + 1
-        if surplus and self._rl.surplus_groups == "carry" and step <= self._rl.steps:
+        is_last = collection.is_last or step > self._rl.steps
+        if surplus and self._rl.surplus_groups == "carry" and not is_last:
             next_collection = self.state.steps.setdefault(step, GroupCollection(step))
             next_collection.open_groups.update(surplus)
             next_collection.num_planned_groups += len(surplus)
@@ -273,7 +274,7 @@ class GroupBuffer:
         collected = StepCollected(collection.step, num_rows, collection.counts, collection.failures, cursor, staleness)
         if failed := collection.find_total_failure(f"step {collection.step}"):
             return [Send(RECORDER, collected), Send(LAUNCHER, failed)]
-        batch = Send(LEARNER, BatchReady(collection.step, groups))
+        batch = Send(LEARNER, BatchReady(collection.step, groups, collection.is_last))
         return [batch, *(Send(observer, collected) for observer in self._observers)]
 
     def _end_evaluation(self, collection: GroupCollection, request: EvaluationRequested) -> list[Send]:

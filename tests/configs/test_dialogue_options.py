@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from configs.config_layers import ConfigError
 from configs.dialogue_options import DialogueConfig
-from configs.load import ConfigError, load_run, write_resolved
+from configs.load import load_run, write_resolved
 from configs.schema import RunConfig
 
 

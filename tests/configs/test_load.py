@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from configs.algorithm import RlConfig, RocConfig, SamplingConfig
-from configs.load import ConfigError, list_differences, load_run
+from configs.config_layers import ConfigError
+from configs.load import list_differences, load_run
 from configs.schema import DataConfig, RunConfig, TinyConfig
 from configs.schema_tree import find_annotation, find_section, get_field_types
 

@@ -39,6 +39,7 @@ OTHER_KEYS = {
     *("learner.device", "learner.dtype", "learner.dp_replicate", "learner.collective_timeout_s"),
     *("learner.activation_checkpointing", "learner.reduce_gradients", "learner.peak_tflops"),
     *("learner.offload", "learner.compile", "learner.lora_publish"),
+    *("learner.resume_from", "learner.resume_optimizer", "rl.first_problem"),  # of a stage
     "learner.mismatch_limit",  # ends a run, and changes no update
     *("learner.checkpoint_every", "learner.checkpoint_minutes", "learner.keep_checkpoints"),
     *("learner.export_every", "learner.export_dtype"),

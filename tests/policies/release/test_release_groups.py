@@ -48,7 +48,8 @@ def agrees(row: Group, case: Case) -> bool:
 
 
 def refuses_negative_counts() -> bool:
-    from configs.load import ConfigError, load_run
+    from configs.config_layers import ConfigError
+    from configs.load import load_run
 
     with pytest.raises(ConfigError, match=r"roc\.keep"):
         load_run(None, ("name=a", "roc.keep=-1"))

@@ -1,0 +1,89 @@
+"""The configuration of a stage that continues another one: an ordinary run, which needs nothing of [[stages]]."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from actors.runtime.resume_point import find_cursor
+from actors.stages.solved_problems import read_solved_problems, write_unsolved_rows
+from bus.addresses import HEAD
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from configs.stage_options import StageConfig
+from engine.learner.checkpoints import list_saved_steps
+
+
+class FinishedStage(NamedTuple):
+    run: RunConfig
+    folder: RunFolder
+
+    def find_last_checkpoint(self) -> tuple[int, Path]:
+        """Step and folder. Raises UnusableInput if it was deleted."""
+        steps = list_saved_steps(self.folder.checkpoints)
+        if not steps:
+            raise UnusableInput(f"{self.folder.checkpoints}: no checkpoint from which the next stage could continue")
+        return steps[-1], self.folder.get_checkpoint_path(steps[-1])
+
+
+def continue_stage(
+    run: RunConfig,
+    options: StageConfig,
+    before: FinishedStage,
+    first: RunFolder,
+    data_folder: Path,
+    print_line: Callable[[str], None],
+) -> RunConfig:
+    """`run` with the weights, and as configured the moments, the data position and the unsolved problems of `before`.
+
+    `first`: the folder of the first stage, which `$RUN` means in all stages. Writes the unsolved problems into
+    `data_folder`. Raises UnusableInput and DiskError.
+    """
+    step, checkpoint = before.find_last_checkpoint()
+    table = _expand_paths(msgspec.to_builtins(run), str(first.path.resolve()))
+    table |= {"tiny": None}
+    table["model"]["checkpoint"] = table["learner"]["resume_from"] = str(checkpoint.resolve())
+    table["learner"]["resume_optimizer"] = options.optimizer == "keep"
+    table["sft"]["steps"] = 0
+    if options.problems == "unsolved":
+        _select_unsolved(table, options, before, data_folder, print_line)
+    elif options.problem_order == "continue":
+        table["rl"]["first_problem"] = find_cursor(before.folder.events / f"{HEAD}.sqlite", step).position
+    return msgspec.convert(table, RunConfig)
+
+
+def _select_unsolved(
+    table: dict[str, Any],
+    options: StageConfig,
+    before: FinishedStage,
+    data_folder: Path,
+    print_line: Callable[[str], None],
+) -> None:
+    """Replace the training data of each task by the problems of the stage before that it has not solved."""
+    if before.run.log.level not in ("debug", "info"):
+        raise UnusableInput(
+            f'stages: problems = "unsolved" of {options.name} reads the structured logs of the stage before; set '
+            f'log.level = "info" instead of "{before.run.log.level}"'
+        )
+    solved = read_solved_problems(before.folder, before.run.roc.positive_above)
+    for task in before.run.resolved_tasks:
+        target = data_folder / f"unsolved_{options.name}{f'_{task.name}' if task.name else ''}.jsonl"
+        count = write_unsolved_rows(before.folder.expand_path(task.data), solved, target)
+        print_line(
+            f"{target}: {count.unsolved:,} of {count.rows:,} problems; stage {before.run.name} solved the other "
+            f"{count.solved:,} in all rollouts"
+        )
+        if task.name:
+            next(each for each in table["tasks"] if each["name"] == task.name)["data"] = str(target.resolve())
+        else:
+            table["data"]["train"] = str(target.resolve())
+
+
+def _expand_paths(value: Any, first: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand_paths(each, first) for key, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_expand_paths(each, first) for each in cast("list[Any]", value)]
+    return value.replace("$RUN", first) if isinstance(value, str) else value

@@ -1,0 +1,132 @@
+"""Runs the stages of [[stages]] one after the other, each in a folder of its own.
+
+    runs/NAME/stages.json              the names of the stages, in order
+    runs/NAME/1_FIRST/, 2_SECOND/      run folders
+    runs/NAME/unsolved_SECOND.jsonl    training data of a stage with problems = "unsolved"
+    runs/NAME/stages.png               reward, length and share at the length limit over all stages
+
+Whatever is killed, `--resume` skips the finished stages and resumes the first unfinished one.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from actors.launch.claim_run_folder import RunFolderError, delete_run
+from actors.stages.stage_runs import FinishedStage, continue_stage
+from configs.atomic_write import write_atomically
+from configs.errors import UnusableInput
+from configs.load import list_resume_conflicts, load_run
+from configs.run_folder import RunFolder, StagesFolder
+from configs.schema import RunConfig
+from configs.stage_options import StageConfig
+
+RunStage = Callable[[RunConfig, bool], int]  # with whether to resume it; returns the exit code
+
+
+class StageSelection(NamedTuple):
+    """The flags of `asterism run`."""
+
+    resume: bool = False
+    overwrite: bool = False
+    first: str = ""  # name of the stage to begin with; empty: the first one
+
+
+class StageSequence:
+    """Raises UnusableInput for an unknown stage, or for folders that the flags do not allow to use."""
+
+    def __init__(
+        self,
+        stages: Sequence[tuple[StageConfig, RunConfig]],
+        selection: StageSelection,
+        print_line: Callable[[str], None],
+    ) -> None:
+        self._stages = stages
+        self._selection = selection
+        self._print_line = print_line
+        base = stages[0][1]
+        self.folder = StagesFolder(Path(base.runs_folder) / base.name)
+        self._folders = [self.folder.get_stage(number, options.name) for number, (options, _) in enumerate(stages, 1)]
+        self._first = self._find_first()
+        self._prepare_folder()
+
+    def run(self, run_stage: RunStage) -> int:
+        """The exit code of the first stage that does not end with 0, or 0. Raises UnusableInput and DiskError."""
+        before: FinishedStage | None = None
+        for index, (options, run) in enumerate(self._stages):
+            folder, run = self._folders[index], replace(run, name=f"{run.name}/{self._folders[index].path.name}")
+            if index < self._first:
+                before = self._get_finished(index)
+                continue
+            if before is not None:
+                run = continue_stage(run, options, before, self._folders[0], self.folder.path, self._print_line)
+            if folder.summary.exists():
+                before = self._get_finished(index, expected=run)
+                self._print_line(f"stage {options.name}: finished, in {folder.path}")
+                continue
+            self._print_line(f"stage {index + 1} of {len(self._stages)}: {options.name}")
+            if code := run_stage(run, self._selection.resume and folder.config.exists()):
+                return code
+            before = FinishedStage(run, folder)
+        return 0
+
+    def count_unfinished(self) -> int:
+        return sum(not folder.summary.exists() for folder in self._folders[self._first :])
+
+    def _find_first(self) -> int:
+        name, names = self._selection.first, [options.name for options, _ in self._stages]
+        if not name:
+            return 0
+        if name not in names:
+            raise UnusableInput(f"--from-stage {name}: no such stage; known are: {', '.join(names)}")
+        return names.index(name)
+
+    def _prepare_folder(self) -> None:
+        path, selection = self.folder.path, self._selection
+        if selection.resume and selection.overwrite:
+            raise RunFolderError("--resume continues a run and --overwrite deletes it; use only one of them")
+        if RunFolder(path).config.exists():
+            raise RunFolderError(f"{path}: a run without stages; choose another folder with --name")
+        if (
+            path.is_dir()
+            and not self.folder.record.exists()
+            and (foreign := sorted(each.name for each in path.iterdir()))
+        ):
+            raise RunFolderError(
+                f"{path}: not the folder of a run with stages, since it contains {foreign[0]}; choose another with --name"
+            )
+        for index in range(self._first):
+            self._get_finished(index)
+        begun = [folder for folder in self._folders[self._first :] if folder.config.exists()]
+        if begun and not (selection.resume or selection.overwrite):
+            raise RunFolderError(
+                f"{begun[0].path}: this stage exists; --resume continues the run, --overwrite deletes this stage and "
+                "those after it, --name starts another run"
+            )
+        if selection.resume and not self.folder.record.exists():
+            raise RunFolderError(f"{path}: there is no run to resume")
+        if selection.overwrite:
+            for folder in reversed(begun):  # a kill leaves no later stage without the one before
+                delete_run(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        names = [options.name for options, _ in self._stages]
+        write_atomically(self.folder.record, msgspec.json.format(msgspec.json.encode({"stages": names})) + b"\n")
+
+    def _get_finished(self, index: int, expected: RunConfig | None = None) -> FinishedStage:
+        """Raises RunFolderError if the stage is unfinished, or finished with another configuration."""
+        options, folder = self._stages[index][0], self._folders[index]
+        if not folder.summary.exists():
+            raise RunFolderError(
+                f"--from-stage {self._selection.first}: stage {options.name} before it is not finished: {folder.path}"
+            )
+        run = load_run(folder.config)
+        if expected is not None and (changed := list_resume_conflicts(run, expected)):
+            listed = "\n  ".join(changed)
+            raise RunFolderError(
+                f"{folder.path}: this stage is finished with another configuration:\n  {listed}\n"
+                f"restore these keys, or repeat it with --from-stage {options.name} --overwrite"
+            )
+        return FinishedStage(run, folder)

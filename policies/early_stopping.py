@@ -1,0 +1,57 @@
+"""Early stopping: two rules that end a run before `rl.steps`, so that the next stage begins ([[stages]]).
+
+    reward plateau     the mean reward of the last `window_steps` steps is less than `min_reward_gain` above that of as
+                       many steps before
+    length limit       the mean share of responses that the length limit ends is at least `max_overlong_share` in the
+                       last `window_steps` steps
+
+The recipe then requests one more step as the last one, of which the learner saves a checkpoint.
+"""
+
+from collections.abc import Iterable
+from statistics import fmean
+
+import msgspec
+
+from bus.messages import StepCollected, StepOutcome
+from configs.stage_options import EarlyStoppingConfig
+
+
+def describe_outcome(collected: StepCollected) -> StepOutcome:
+    counts = collected.counts
+    answered = max(1, counts.trajectories)
+    reward = round(counts.reward, 9) / answered  # the last digits of the sum depend on the order of its terms
+    return StepOutcome(collected.step, reward, counts.endings.get("length", 0) / answered)
+
+
+class EarlyStopping(msgspec.Struct):
+    """State of the rules in one launch of a run."""
+
+    outcomes: list[StepOutcome] = []  # of the last two windows, by step
+    last_step: int = 0  # of the run, once a rule holds; 0: before
+
+    def restore(self, earlier: Iterable[StepOutcome], resume_step: int, options: EarlyStoppingConfig) -> None:
+        """As if the steps up to `resume_step` had been collected in this launch."""
+        for outcome in earlier:
+            if self.record(outcome, options):
+                self.last_step = max(outcome.step + 1, resume_step)
+                return
+
+    def record(self, outcome: StepOutcome, options: EarlyStoppingConfig) -> str:
+        """The rule that holds after the step, in words; empty if none does."""
+        self.outcomes.append(outcome)
+        del self.outcomes[: -2 * options.window_steps]
+        if outcome.step < options.min_steps or len(self.outcomes) < options.window_steps:
+            return ""
+        earlier, last = self.outcomes[: -options.window_steps], self.outcomes[-options.window_steps :]
+        overlong = fmean(each.overlong_share for each in last)
+        if options.max_overlong_share and overlong >= options.max_overlong_share:
+            return f"the length limit ends {overlong:.1%} of the responses (early_stopping.max_overlong_share)"
+        if not options.min_reward_gain or len(earlier) < options.window_steps:
+            return ""
+        gain = fmean(each.reward for each in last) - fmean(each.reward for each in earlier)
+        return (
+            f"the reward changes by {gain:+.4f} (early_stopping.min_reward_gain)"
+            if gain < options.min_reward_gain
+            else ""
+        )
