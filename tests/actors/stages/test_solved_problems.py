@@ -1,0 +1,92 @@
+"""Solved problems of a run's structured logs, and the data without them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.stages.solved_problems import UnsolvedCount, read_solved_problems, write_unsolved_rows
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    return RunFolder(tmp_path / "run")
+
+
+def write_logs(folder: RunFolder, groups: list[tuple[int, str, list[float | None]]], size: int = 2) -> None:
+    """`groups`: id, problem and the rewards of ended rollouts; None for one that failed."""
+    starts = [_start(group_id, problem, size) for group_id, problem, _ in groups]
+    ends = [
+        {"event": "trajectory.ended", "group_id": group_id, "trajectory_id": 10 * group_id + place, "reward": reward}
+        for group_id, _, rewards in groups
+        for place, reward in enumerate(rewards)
+    ]
+    (folder.logs / "head.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in starts))
+    (folder.logs / "rollout-0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in ends))
+
+
+def _start(group_id: int, problem: str, size: int, purpose: str = "train") -> dict[str, Any]:
+    return {"event": "group.started", "purpose": purpose, "group_id": group_id, "problem": problem, "size": size}
+
+
+def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are(folder: RunFolder) -> None:
+    write_logs(
+        folder,
+        [
+            (1, "train.jsonl:1", [1.0, 1.0]),
+            (2, "train.jsonl:2", [1.0, 0.0]),
+            (3, "train.jsonl:3", [1.0, None]),  # a failure is no success
+            (4, "train.jsonl:4", [1.0]),  # the step ended without the other rollout
+            (5, "train.jsonl:5", [0.0, 0.0]),
+            (6, "train.jsonl:5", [1.0, 1.0]),  # the last group counts
+            (7, "train.jsonl:1", [1.0, 1.0]),
+            (8, "train.jsonl:6", [1.0, 1.0]),
+            (9, "train.jsonl:6", [0.0, 1.0]),
+        ],
+    )
+    assert read_solved_problems(folder, 0.0) == {"train.jsonl:1", "train.jsonl:5"}
+    assert read_solved_problems(folder, 1.0) == set()
+
+
+def test_test_questions_and_an_incomplete_last_line_are_ignored(folder: RunFolder) -> None:
+    write_logs(folder, [(1, "train.jsonl:1", [1.0, 1.0])])
+    with (folder.logs / "head.jsonl").open("a") as file:
+        file.write(f"{json.dumps(_start(2, 'test.jsonl:1', 1, 'evaluate'))}\n")
+        file.write('{"event": "group.started", "purp')
+    with (folder.logs / "rollout-0.jsonl").open("a") as file:
+        file.write('{"event": "trajectory.ended", "group_id": 2, "trajectory_id": 30, "reward": 1.0}\n')
+    assert read_solved_problems(folder, 0.0) == {"train.jsonl:1"}
+
+
+def test_a_damaged_log_is_refused_with_its_line(folder: RunFolder) -> None:
+    write_logs(folder, [(1, "train.jsonl:1", [1.0, 1.0])])
+    with (folder.logs / "head.jsonl").open("a") as file:
+        file.write('{"event": "group.started", "purp\n')
+    with pytest.raises(UnusableInput, match=r"head\.jsonl: line 2"):
+        read_solved_problems(folder, 0.0)
+
+
+def test_a_missing_log_is_refused_by_name(folder: RunFolder) -> None:
+    with pytest.raises(UnusableInput, match=r"head\.jsonl: No such file"):
+        read_solved_problems(folder, 0.0)
+
+
+def test_unsolved_rows_keep_all_fields_and_their_order(tmp_path: Path) -> None:
+    source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
+    rows = [{"question": f"{number} + 1?", "answer": str(number + 1), "level": number} for number in range(1, 5)]
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    count = write_unsolved_rows(source, {"train.jsonl:1", "train.jsonl:3"}, target)
+    assert (count, count.unsolved) == (UnsolvedCount(4, 2), 2)
+    assert [json.loads(line) for line in target.read_text().splitlines()] == [rows[1], rows[3]]
+
+
+def test_no_file_is_left_if_everything_is_solved(tmp_path: Path) -> None:
+    source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
+    source.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    with pytest.raises(UnusableInput, match="all 1 problems are solved"):
+        write_unsolved_rows(source, {"train.jsonl:1"}, target)
+    assert not target.exists()

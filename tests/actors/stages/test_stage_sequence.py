@@ -1,0 +1,173 @@
+"""The order of stages, and the flags of `asterism run`, with runs that only leave the files of a finished run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from actors.launch.claim_run_folder import RunFolderError
+from actors.stages.stage_sequence import StageSelection, StageSequence
+from bus.codec import encode
+from bus.event_log.writer import EventLog
+from bus.messages import BufferCursor, Envelope, StepCollected, StepCounts
+from configs.errors import UnusableInput
+from configs.load import load_stages, write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.learner.checkpoints import TrainerState, write_trainer_state
+
+CONFIG = """
+name = "staged"
+evaluation.questions = 0
+sft.steps = 5
+[tiny]
+[[stages]]
+name = "short"
+rl.steps = 4
+[[stages]]
+name = "longer"
+rl.steps = 6
+optimizer = "reset"
+[[stages]]
+name = "hard"
+problems = "unsolved"
+rl.steps = 2
+"""
+POSITION = 96  # of the data, after the last step
+
+
+class Runs:
+    """Runs stages: `ending` is the exit code by name of the stage, 0 by default."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = folder / "run.toml"
+        self.config.write_text(CONFIG)
+        self.runs = folder / "runs"
+        self.started: list[tuple[str, bool]] = []  # with whether it was resumed
+        self.configurations: dict[str, RunConfig] = {}
+        self.endings: dict[str, int] = {}
+        self.printed: list[str] = []
+
+    def run(self, selection: StageSelection = StageSelection(), *overrides: str) -> int:
+        stages = load_stages(self.config, (f'runs_folder="{self.runs}"', *overrides))
+        self.started.clear()
+        return StageSequence(stages, selection, self.printed.append).run(self._run_stage)
+
+    def _run_stage(self, run: RunConfig, resume: bool) -> int:
+        folder = RunFolder(self.runs / run.name)
+        name = folder.path.name
+        self.started.append((name, resume))
+        self.configurations[name] = run
+        for path in (folder.data, folder.logs, folder.events):
+            path.mkdir(parents=True, exist_ok=True)
+        write_resolved(run, folder.config)
+        if code := self.endings.get(name, 0):
+            return code
+        if name == "1_short":
+            rows = [json.dumps({"question": f"{number}?", "answer": str(number)}) for number in range(4)]
+            (folder.data / "train.jsonl").write_text("\n".join(rows) + "\n")
+        self._write_end(folder, run)
+        folder.summary.write_text("{}")
+        return 0
+
+    def _write_end(self, folder: RunFolder, run: RunConfig) -> None:
+        """A checkpoint, the cursor of the last step, and logs of one solved problem."""
+        checkpoint = folder.get_checkpoint_path(run.rl.steps)
+        (checkpoint / "trainer").mkdir(parents=True)
+        write_trainer_state(checkpoint, TrainerState("rl", run.rl.steps, 1, 0))
+        log = EventLog(folder.events / "head.sqlite")
+        collected = StepCollected(run.rl.steps, 1, StepCounts(), {}, BufferCursor(POSITION))
+        frame = encode(Envelope("head/buffer", "head/recipe", collected))
+        log.append(0.0, "recipe", "head/buffer", "StepCollected", None, frame, epoch=1, number=1)
+        log.close()
+        start = {"event": "group.started", "purpose": "train", "group_id": 1, "problem": "train.jsonl:2", "size": 1}
+        end = {"event": "trajectory.ended", "group_id": 1, "trajectory_id": 7, "reward": 1.0}
+        (folder.logs / "head.jsonl").write_text(json.dumps(start) + "\n")
+        (folder.logs / "rollout-0.jsonl").write_text(json.dumps(end) + "\n")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+def test_each_stage_continues_the_one_before(runs: Runs) -> None:
+    assert runs.run() == 0
+    assert runs.started == [("1_short", False), ("2_longer", False), ("3_hard", False)]
+    short, longer, hard = (runs.configurations[name] for name in ("1_short", "2_longer", "3_hard"))
+    folder = (runs.runs / "staged").resolve()
+    assert (short.sft.steps, short.learner.resume_from) == (5, "")
+    assert short.tiny is not None
+    checkpoint = str(folder / "1_short" / "checkpoints" / "step_000004")
+    assert (longer.learner.resume_from, longer.model.checkpoint) == (checkpoint, checkpoint)
+    assert (longer.sft.steps, longer.tiny, longer.learner.resume_optimizer) == (0, None, False)
+    assert longer.rl.first_problem == POSITION
+    assert longer.data.train == str(folder / "1_short" / "data" / "train.jsonl")
+    assert hard.learner.resume_from == str(folder / "2_longer" / "checkpoints" / "step_000006")
+    assert (hard.learner.resume_optimizer, hard.rl.first_problem) == (True, 0)
+
+
+def test_the_data_of_a_stage_are_the_unsolved_problems(runs: Runs) -> None:
+    runs.run()
+    data = Path(runs.configurations["3_hard"].data.train)
+    assert [json.loads(line)["question"] for line in data.read_text().splitlines()] == ["0?", "2?", "3?"]
+    assert any("3 of 4 problems" in line for line in runs.printed)
+
+
+def test_a_stage_that_fails_ends_the_run_and_resume_continues_there(runs: Runs) -> None:
+    runs.endings["2_longer"] = 1
+    assert runs.run() == 1
+    assert runs.started == [("1_short", False), ("2_longer", False)]
+    runs.endings.clear()
+    assert runs.run(StageSelection(resume=True)) == 0
+    assert runs.started == [("2_longer", True), ("3_hard", False)]
+    assert runs.run(StageSelection(resume=True)) == 0
+    assert runs.started == []
+
+
+def test_a_finished_stage_with_another_configuration_is_refused(runs: Runs) -> None:
+    runs.run()
+    with pytest.raises(RunFolderError, match=r"2_longer: .*another configuration:\n  rl\.steps: 6 -> 7\n"):
+        runs.run(StageSelection(resume=True), "stages.longer.rl.steps=7")
+
+
+def test_from_stage_repeats_this_stage_and_those_after_it(runs: Runs) -> None:
+    runs.run()
+    with pytest.raises(RunFolderError, match="2_longer: this stage exists; --resume continues"):
+        runs.run(StageSelection(first="longer"))
+    assert runs.run(StageSelection(first="longer", overwrite=True), "stages.longer.rl.steps=7") == 0
+    assert runs.started == [("2_longer", False), ("3_hard", False)]
+    assert runs.configurations["3_hard"].learner.resume_from.endswith("2_longer/checkpoints/step_000007")
+
+
+def test_from_stage_needs_the_stages_before(runs: Runs) -> None:
+    with pytest.raises(RunFolderError, match="stage short before it is not finished"):
+        runs.run(StageSelection(first="longer"))
+    with pytest.raises(UnusableInput, match="--from-stage x: no such stage; known are: short, longer, hard"):
+        runs.run(StageSelection(first="x"))
+
+
+def test_a_new_run_does_not_replace_another(runs: Runs) -> None:
+    runs.run()
+    with pytest.raises(RunFolderError, match="1_short: this stage exists"):
+        runs.run()
+    assert runs.run(StageSelection(overwrite=True)) == 0
+    assert [name for name, _ in runs.started] == ["1_short", "2_longer", "3_hard"]
+
+
+def test_foreign_folders_are_kept(runs: Runs) -> None:
+    (runs.runs / "staged").mkdir(parents=True)
+    (runs.runs / "staged" / "notes.txt").write_text("mine")
+    for selection in (StageSelection(), StageSelection(overwrite=True)):
+        with pytest.raises(RunFolderError, match=r"contains notes\.txt"):
+            runs.run(selection)
+    with pytest.raises(RunFolderError, match=r"contains notes\.txt"):
+        runs.run(StageSelection(resume=True))
+    (runs.runs / "staged" / "notes.txt").rename(runs.runs / "staged" / "config.toml")
+    with pytest.raises(RunFolderError, match="a run without stages"):
+        runs.run(StageSelection(overwrite=True))
+
+
+def test_a_missing_run_cannot_be_resumed(runs: Runs) -> None:
+    with pytest.raises(RunFolderError, match="there is no run to resume"):
+        runs.run(StageSelection(resume=True))

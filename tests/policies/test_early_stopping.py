@@ -1,0 +1,134 @@
+"""The rules of early stopping, and a run that ends with one of them."""
+
+import pytest
+
+from bus.messages import (
+    BatchReady,
+    BufferCursor,
+    EarlyStopDecided,
+    EvaluationRequested,
+    RunFinished,
+    RunStarted,
+    StepCollected,
+    StepCounts,
+    StepOutcome,
+    StepRequested,
+    WeightsLoaded,
+    WeightsPublished,
+)
+from configs.stage_options import EarlyStoppingConfig
+from policies.early_stopping import EarlyStopping, describe_outcome
+from policies.recipe import Recipe
+from policies.step_evaluations import EvaluationPlan
+
+PLATEAU = EarlyStoppingConfig(window_steps=2, min_reward_gain=0.1)
+OVERLONG = EarlyStoppingConfig(window_steps=2, max_overlong_share=0.5, min_steps=4)
+RISING_THEN_FLAT = (0.1, 0.2, 0.4, 0.5, 0.52, 0.53, 0.9)
+
+
+def outcomes(rewards: tuple[float, ...], overlong: float = 0.0) -> list[StepOutcome]:
+    return [StepOutcome(step, reward, overlong) for step, reward in enumerate(rewards, 1)]
+
+
+def find_step(options: EarlyStoppingConfig, steps: list[StepOutcome]) -> tuple[int, str]:
+    rules = EarlyStopping()
+    return next(((each.step, cause) for each in steps if (cause := rules.record(each, options))), (0, ""))
+
+
+def test_a_plateau_of_the_reward_is_found_at_the_end_of_its_window() -> None:
+    # Means of the windows ending at step 6: 0.525 and 0.45 before.
+    assert find_step(PLATEAU, outcomes(RISING_THEN_FLAT)) == (
+        6,
+        "the reward changes by +0.0750 (early_stopping.min_reward_gain)",
+    )
+
+
+def test_the_share_at_the_length_limit_counts_only_after_min_steps() -> None:
+    step, cause = find_step(OVERLONG, outcomes((0.1,) * 6, overlong=0.6))
+    assert step == 4
+    assert "ends 60.0% of the responses" in cause
+    assert find_step(OVERLONG, outcomes((0.1,) * 6, overlong=0.4)) == (0, "")
+
+
+def test_an_outcome_has_means_over_the_finished_trajectories() -> None:
+    counts = StepCounts(trajectories=8, trajectories_failed=2, reward=2.0, endings={"length": 4, "answered": 4})
+    collected = StepCollected(3, 4, counts, {}, BufferCursor())
+    assert describe_outcome(collected) == StepOutcome(3, 0.25, 0.5)
+    assert describe_outcome(StepCollected(3, 0, StepCounts(), {}, BufferCursor())) == StepOutcome(3, 0.0, 0.0)
+
+
+class Run:
+    """A recipe with one engine; each step is collected with the given reward."""
+
+    def __init__(self, started: RunStarted, max_staleness: int = 0, questions: int = 1) -> None:
+        plan = EvaluationPlan(steps=20, questions=questions)
+        self.recipe = Recipe(plan, ("generator-0",), max_staleness, PLATEAU)
+        self.recipe.decide(0.0, started)
+
+    def publish(self, version: int) -> list[object]:
+        """The messages to buffer and launcher after every engine has the version."""
+        self.recipe.decide(0.0, WeightsPublished(version, "/w", 8, "d", 0))
+        effects = self.recipe.decide(0.0, WeightsLoaded("generator-0", version, 0.1))
+        return [effect.message for effect in effects if effect.to in ("head/buffer", "launcher")]
+
+    def collect(self, step: int, reward: float) -> list[object]:
+        counts = StepCounts(trajectories=10, reward=10 * reward)
+        effects = self.recipe.decide(0.0, StepCollected(step, 1, counts, {}, BufferCursor()))
+        return [effect.message for effect in effects]
+
+
+def train_until_a_rule_holds(run: Run) -> int:
+    """Returns the step."""
+    for step, reward in enumerate(RISING_THEN_FLAT, 1):
+        if run.collect(step, reward):
+            return step
+        run.publish(step)
+    raise AssertionError("no rule held")
+
+
+def test_the_step_after_the_rule_is_the_last() -> None:
+    run = Run(RunStarted(0, BufferCursor()), questions=0)
+    run.publish(0)
+    assert train_until_a_rule_holds(run) == 6
+    assert run.publish(6) == [StepRequested(7, 6, is_last=True)]
+    assert run.collect(7, 0.9) == []  # one decision for the run
+    assert run.publish(7) == [RunFinished(7)]
+
+
+def test_the_launcher_learns_rule_and_last_step() -> None:
+    run = Run(RunStarted(0, BufferCursor()), questions=0)
+    run.publish(0)
+    for step, reward in enumerate(RISING_THEN_FLAT[:5], 1):
+        run.collect(step, reward)
+        run.publish(step)
+    (decided,) = run.collect(6, RISING_THEN_FLAT[5])
+    assert isinstance(decided, EarlyStopDecided)
+    assert (decided.step, decided.last_step) == (6, 7)
+
+
+def test_the_last_step_follows_those_that_are_already_requested() -> None:
+    """With rl.max_staleness = 2, steps 7 and 8 are requested before the rule holds after step 6."""
+    run = Run(RunStarted(0, BufferCursor()), max_staleness=2, questions=0)
+    run.publish(0)
+    assert train_until_a_rule_holds(run) == 6
+    assert run.publish(6) == [StepRequested(9, 6, is_last=True)]
+    assert run.publish(8) == []
+    assert run.publish(9) == [RunFinished(9)]
+
+
+@pytest.mark.parametrize("resumed_at", [6, 7])
+def test_a_resumed_run_knows_that_a_rule_held(resumed_at: int) -> None:
+    earlier = tuple(outcomes(RISING_THEN_FLAT)[:resumed_at])
+    run = Run(RunStarted(resumed_at, BufferCursor(), earlier_steps=earlier), questions=0)
+    expected = [StepRequested(7, 6, is_last=True)] if resumed_at == 6 else [RunFinished(7)]
+    assert run.publish(resumed_at) == expected
+
+
+def test_a_run_that_stops_early_is_evaluated_at_its_end() -> None:
+    earlier = tuple(outcomes(RISING_THEN_FLAT))
+    run = Run(RunStarted(7, BufferCursor(), earlier_steps=earlier))
+    assert run.publish(7) == [EvaluationRequested("end_sampled", 1.0, 1, 7)]
+
+
+def test_a_batch_of_an_earlier_version_of_the_message_is_not_the_last() -> None:
+    assert BatchReady(3, ()).is_last is False
