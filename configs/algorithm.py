@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 from msgspec.structs import replace
 
+from configs.health_options import Share
 from configs.schema_tree import (
     Count,
     FilePath,
@@ -116,6 +117,23 @@ class RlConfig(Section, frozen=True):
         spare = self.started_groups - self.prompts
         steps = self.max_staleness + 1
         return steps * self.prompts + (spare if self.surplus_groups == "carry" else steps * spare)
+
+
+class EarlyStoppingConfig(Section, frozen=True):
+    """Rules that end RL before rl.steps; one more step is trained after the step at which a rule holds."""
+
+    window_steps: Count = 0  # steps of the means; 0: no early stopping
+    min_steps: Count = 0  # steps before a rule can hold
+    # The mean reward of a window must exceed that of the window before by this; 0: no such rule.
+    min_reward_gain: NonNegativeFloat = 0.0
+    max_overlong_share: Share = 0.0  # of responses that the length limit ends, mean of a window; 0: no such rule
+
+    def __post_init__(self) -> None:
+        has_rule = self.min_reward_gain > 0 or self.max_overlong_share > 0
+        require(
+            has_rule == (self.window_steps > 0),
+            "window_steps needs min_reward_gain or max_overlong_share, and they need window_steps",
+        )
 
 
 class RocConfig(Section, frozen=True):

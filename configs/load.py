@@ -14,12 +14,11 @@ import msgspec
 import tomli_w
 
 from configs.atomic_write import write_atomically
-from configs.config_layers import ConfigError, check_keys, merge, parse_override, read_layer, resolve_paths
 from configs.error_messages import ConfigLayer, explain_validation_error, format_value
+from configs.loading.config_layers import ConfigError, check_keys, merge, parse_override, read_layer, resolve_paths
+from configs.loading.stage_layers import StageConfig, choose_stage, pop_stages
 from configs.schema import RunConfig
 from configs.schema_tree import PRESET_KEY, STAGE_KEY
-from configs.stage_options import StageConfig
-from configs.stages import choose_stage, pop_stages
 
 _NO_FILE = Path("the defaults")
 _TASK_SECTIONS = ("dialogue", "reward")  # of a task: the run's, with the task's keys

@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from configs.algorithm import (
+    EarlyStoppingConfig,
     EvaluationConfig,
     EvaluationSetConfig,
     LearnerConfig,
@@ -32,7 +33,6 @@ from configs.machines import (
 )
 from configs.schema_tree import Count, FilePath, PositiveInt, Section, require
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
-from configs.stage_options import EarlyStoppingConfig
 from configs.task_options import Acceptance, RewardConfig, TaskConfig, check_tasks
 
 
@@ -104,10 +104,6 @@ class RunConfig(Section, frozen=True):
             _require_resampling(self.rl.rollouts, self.roc)
         _require_overlong_buffer(self.rl, self.resolved_tasks)
         _require_known_tasks(self.evaluation, [task.name for task in self.resolved_tasks])
-        require(
-            self.sft.steps == 0 or not any(task.get_dialogue().renderer for task in self.resolved_tasks),
-            "sft.steps must be 0 with dialogue.renderer: cold-start dialogues have the texts of ChatML",
-        )
         _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
             _require_merged_weights(self.learner)
@@ -115,10 +111,7 @@ class RunConfig(Section, frozen=True):
         _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
         _require_useful_offload(self.learner, self.sft, self.sglang)
-        require(
-            not self.learner.resume_from or self.sft.steps == 0,
-            "sft.steps must be 0 with learner.resume_from: RL continues there",
-        )
+        _require_no_cold_start(self.sft, self.learner, self.resolved_tasks)
         require(
             self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
             f"log.keep_steps must exceed rl.max_staleness = {self.rl.max_staleness}, so that events of unfinished steps are kept",
@@ -240,6 +233,16 @@ def _require_merged_weights(learner: LearnerConfig) -> None:
         learner.lora_publish == "merged",
         'learner.lora_publish = "adapters" needs engine.kind = "embedded": SGLang servers receive merged weights; set '
         'learner.lora_publish = "merged"',
+    )
+
+
+def _require_no_cold_start(sft: SftConfig, learner: LearnerConfig, tasks: Sequence[TaskConfig]) -> None:
+    require(
+        sft.steps == 0 or not any(task.get_dialogue().renderer for task in tasks),
+        "sft.steps must be 0 with dialogue.renderer: cold-start dialogues have the texts of ChatML",
+    )
+    require(
+        sft.steps == 0 or not learner.resume_from, "sft.steps must be 0 with learner.resume_from: RL continues there"
     )
 
 

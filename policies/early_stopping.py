@@ -14,7 +14,7 @@ from statistics import fmean
 import msgspec
 
 from bus.messages import StepCollected, StepOutcome
-from configs.stage_options import EarlyStoppingConfig
+from configs.algorithm import EarlyStoppingConfig
 
 
 def describe_outcome(collected: StepCollected) -> StepOutcome:

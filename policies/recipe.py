@@ -49,7 +49,7 @@ from bus.messages import (
     WeightsPublished,
     WeightsSynced,
 )
-from configs.stage_options import EarlyStoppingConfig
+from configs.algorithm import EarlyStoppingConfig
 from policies.decider import Send
 from policies.early_stopping import EarlyStopping, describe_outcome
 from policies.step_evaluations import EvaluationPlan, StepEvaluations
@@ -124,7 +124,7 @@ class Recipe:
 
     @property
     def _last_step(self) -> int:
-        """Of the run, as far as it is known."""
+        """Of the run: rl.steps, unless a rule of early stopping holds."""
         early = self.state.early_stopping
         return (early.last_step if early else 0) or self._plan.steps
 
@@ -294,7 +294,7 @@ class Recipe:
     # ---------------------------------------------------------------- evaluations and steps
 
     def _on_step_collected(self, event: StepCollected) -> list[Send]:
-        """The last step is one that has not been requested yet, so that the learner saves it."""
+        """The last step has not been requested yet, so that the learner saves it."""
         early, state = self.state.early_stopping, self.state
         if not early or early.last_step:
             return []

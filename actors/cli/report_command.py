@@ -9,7 +9,7 @@ from analysis.summary_table import build_summary_table, list_health_lines, read_
 from analysis.utilization.report import compute_utilization, to_json
 from analysis.utilization.report_tables import build_tables
 from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from configs.run_folder import RunFolder, StagesFolder
 
 
 def report_run(path: Path, *, json: bool, console: Console) -> None:
@@ -21,6 +21,9 @@ def report_run(path: Path, *, json: bool, console: Console) -> None:
     folder = RunFolder(path)
     if not path.is_dir():
         raise UnusableInput(f"{path}: no such folder")
+    if (stages := StagesFolder(path)).record.exists():
+        _report_stages(stages, json=json, console=console)
+        return
     if not json:
         _show_results(folder, console)
     use = compute_utilization(folder.logs)
@@ -35,6 +38,21 @@ def report_run(path: Path, *, json: bool, console: Console) -> None:
     for table in build_tables(use):
         console.print(table)
     console.print(f"utilization: {folder.utilization}\npicture: {picture}", markup=False, soft_wrap=True)
+
+
+def _report_stages(folder: StagesFolder, *, json: bool, console: Console) -> None:
+    begun = folder.list_begun()
+    if json:
+        raise UnusableInput(
+            f"--json: {folder.path} has several stages; name one of them: {', '.join(str(each.path) for each in begun)}"
+        )
+    for stage in begun:
+        if stage.summary.exists():
+            console.print(build_summary_table(read_summary(stage.path)))
+        console.print(f"stage: {stage.path}", markup=False, soft_wrap=True)
+    from analysis.stage_curves import draw_stages  # matplotlib is slow to import
+
+    console.print(f"curves of all stages: {draw_stages(folder)}", markup=False, soft_wrap=True)
 
 
 def _show_results(folder: RunFolder, console: Console) -> None:

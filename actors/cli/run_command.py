@@ -31,9 +31,9 @@ from bus.process.structured_log import configure_logging
 from configs.atomic_write import DiskError, raising_disk_errors, write_atomically
 from configs.errors import UnusableInput
 from configs.load import load_run, load_stages
+from configs.loading.stage_layers import StageConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from configs.stage_options import StageConfig
 from policies.tools.task_description import TaskDescription
 
 

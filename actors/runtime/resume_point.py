@@ -45,7 +45,7 @@ def find_cursor(log: Path, step: int, first_problem: int = 0) -> BufferCursor:
 
 
 def list_earlier_steps(log: Path, run: RunConfig, step: int) -> tuple[StepOutcome, ...]:
-    """Up to `step`, as far as the log still has them; none without [early_stopping]."""
+    """Up to `step`, that the log still has; none without [early_stopping]."""
     if not run.early_stopping.window_steps or not step:
         return ()
     collected = _read_collected_steps(log)

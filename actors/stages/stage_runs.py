@@ -10,9 +10,9 @@ from actors.runtime.resume_point import find_cursor
 from actors.stages.solved_problems import read_solved_problems, write_unsolved_rows
 from bus.addresses import HEAD
 from configs.errors import UnusableInput
+from configs.loading.stage_layers import StageConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from configs.stage_options import StageConfig
 from engine.learner.checkpoints import list_saved_steps
 
 

@@ -20,9 +20,9 @@ from actors.stages.stage_runs import FinishedStage, continue_stage
 from configs.atomic_write import write_atomically
 from configs.errors import UnusableInput
 from configs.load import list_resume_conflicts, load_run
+from configs.loading.stage_layers import StageConfig
 from configs.run_folder import RunFolder, StagesFolder
 from configs.schema import RunConfig
-from configs.stage_options import StageConfig
 
 RunStage = Callable[[RunConfig, bool], int]  # with whether to resume it; returns the exit code
 

@@ -148,7 +148,9 @@ class LearnerRank:
         learner = self._run.learner
         checkpoint = self._folder.expand_path(learner.resume_from)
         trainer = self._resume_trainer(checkpoint)
-        trainer.restart_rl(keep_optimizer=learner.resume_optimizer)
+        if not learner.resume_optimizer:
+            trainer.start_stage("rl")
+        trainer.step = 0
         self._logger.info("training.continued", checkpoint=str(checkpoint), rank=self._ranks.rank)
         return trainer
 

@@ -91,12 +91,6 @@ class Trainer:
         for optimizer in self._optimizers:
             optimizer.register_step_pre_hook(self._checkpoints.wait_until_read)
 
-    def restart_rl(self, *, keep_optimizer: bool) -> None:
-        """Step 0 of RL with the present weights, and with the present moments if `keep_optimizer`."""
-        if self.stage != "rl" or not keep_optimizer:
-            self.start_stage("rl")
-        self.step = 0
-
     # ---------------------------------------------------------------- steps
 
     def run_sft_step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from configs.config_layers import ConfigError
 from configs.dialogue_options import DialogueConfig
 from configs.load import load_run, write_resolved
+from configs.loading.config_layers import ConfigError
 from configs.schema import RunConfig
 
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from configs.algorithm import RlConfig, RocConfig, SamplingConfig
-from configs.config_layers import ConfigError
 from configs.load import list_differences, load_run
+from configs.loading.config_layers import ConfigError
 from configs.schema import DataConfig, RunConfig, TinyConfig
 from configs.schema_tree import find_annotation, find_section, get_field_types
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.config_layers import ConfigError
 from configs.load import list_differences, load_run, write_resolved
+from configs.loading.config_layers import ConfigError
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
 

@@ -16,7 +16,7 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from configs.stage_options import EarlyStoppingConfig
+from configs.algorithm import EarlyStoppingConfig
 from policies.early_stopping import EarlyStopping, describe_outcome
 from policies.recipe import Recipe
 from policies.step_evaluations import EvaluationPlan
@@ -106,7 +106,7 @@ def test_the_launcher_learns_rule_and_last_step() -> None:
     assert (decided.step, decided.last_step) == (6, 7)
 
 
-def test_the_last_step_follows_those_that_are_already_requested() -> None:
+def test_the_last_step_follows_all_requested_steps() -> None:
     """With rl.max_staleness = 2, steps 7 and 8 are requested before the rule holds after step 6."""
     run = Run(RunStarted(0, BufferCursor()), max_staleness=2, questions=0)
     run.publish(0)

@@ -13,8 +13,8 @@ from analysis.event_logs.describe import make_excerpt
 from analysis.event_logs.diff import RunDivergence, find_first_divergence, list_differing_fields
 from analysis.event_logs.pretty import pretty_format
 from bus.messages import bytes_to_ids
-from configs.config_layers import ConfigError
 from configs.load import list_differences, load_run
+from configs.loading.config_layers import ConfigError
 from configs.run_folder import RunFolder
 
 _KEYS_WITHOUT_EFFECT = ("name:", "runs_folder:")  # on a run's decisions

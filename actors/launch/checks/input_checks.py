@@ -18,6 +18,7 @@ from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
 from engine.data.sft_dialogues import count_sft_dialogues
 from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
+from engine.learner.checkpoints import is_resumable, read_trainer_state
 from engine.model.compiled_parts import find_compiler
 from engine.model.lora.lora_options import (
     LoraOptions,
@@ -82,6 +83,8 @@ def list_input_checks(
     ):
         if spec not in known:
             checks[key] = partial(check_import_path, key, spec, tuple(known))
+    if run.learner.resume_from:
+        checks["learner.resume_from"] = partial(_check_resumable, folder.expand_path(run.learner.resume_from))
     if not _is_generated(run, run.model.checkpoint):
         checkpoint = folder.expand_path(run.model.checkpoint)
         has_chatml = not all(task.get_dialogue().renderer for task in run.resolved_tasks)
@@ -234,6 +237,17 @@ def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str])
     return CheckedInput(
         f"{folder}: {config.num_layers} layers of width {config.hidden_size}, {num_parameters:,} parameters"
     )
+
+
+def _check_resumable(checkpoint: Path) -> CheckedInput:
+    if not is_resumable(checkpoint):
+        raise UnusableInput(
+            f"{checkpoint}: no trainer/state.json; set it to a checkpoint, runs/NAME/checkpoints/step_NNNNNN"
+        )
+    state = read_trainer_state(checkpoint)
+    if state.stage != "rl":
+        raise UnusableInput(f"{checkpoint}: a checkpoint within the cold start; set it to one of RL, step_NNNNNN")
+    return CheckedInput(f"{checkpoint}: after {state.step} steps")
 
 
 def _check_lora_targets(folder: Path, options: LoraOptions) -> CheckedInput:

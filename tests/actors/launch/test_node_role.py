@@ -10,6 +10,7 @@ from actors.cli import run_command
 from actors.launch import job_environment as node_role
 from actors.launch.job_environment import NodePlacement, configure_head, configure_worker
 from actors.launch.join_handshake import JoinOptions
+from actors.stages.stage_sequence import StageSelection
 from bus.transport.address_book import TcpAddress
 from configs.errors import UnusableInput
 from configs.machines import ClusterConfig
@@ -74,7 +75,7 @@ def test_a_run_on_another_node_joins_and_claims_no_folder(tmp_path: Path, monkey
     monkeypatch.setattr(run_command, "read_placement", lambda environment: SRUN)
     monkeypatch.setattr(run_command, "join_run", lambda options, console: joined.append(options) or 130)
     settings = ["cluster.key=cluster.key", f'runs_folder="{tmp_path}"']
-    code = run_command.run_recipe(Path("configs/tiny.toml"), settings, resume=False, overwrite=False, console=Console())
+    code = run_command.run_recipe(Path("configs/tiny.toml"), settings, StageSelection(), Console())
     assert code == 130
     assert [(options.head_address.host, options.key_file) for options in joined] == [
         ("node01", Path.cwd() / "cluster.key")

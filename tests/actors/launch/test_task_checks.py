@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from actors.launch.checks.input_checks import check_inputs
-from configs.config_layers import ConfigError
 from configs.dialogue_options import DialogueConfig
 from configs.errors import UnusableInput
 from configs.load import load_run
+from configs.loading.config_layers import ConfigError
 from configs.schema import RunConfig
 from policies.dialogue.chat_format import build_dialogue_format
 from policies.tools.task_description import TaskDescription

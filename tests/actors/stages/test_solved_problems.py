@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def write_logs(folder: RunFolder, groups: list[tuple[int, str, list[float | None]]], size: int = 2) -> None:
-    """`groups`: id, problem and the rewards of ended rollouts; None for one that failed."""
+    """`groups`: id, problem and the rewards of ended rollouts; None for a failed one."""
     starts = [_start(group_id, problem, size) for group_id, problem, _ in groups]
     ends = [
         {"event": "trajectory.ended", "group_id": group_id, "trajectory_id": 10 * group_id + place, "reward": reward}

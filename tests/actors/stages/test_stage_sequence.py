@@ -33,6 +33,7 @@ name = "hard"
 problems = "unsolved"
 rl.steps = 2
 """
+NEW_RUN = StageSelection()
 POSITION = 96  # of the data, after the last step
 
 
@@ -48,7 +49,7 @@ class Runs:
         self.endings: dict[str, int] = {}
         self.printed: list[str] = []
 
-    def run(self, selection: StageSelection = StageSelection(), *overrides: str) -> int:
+    def run(self, selection: StageSelection = NEW_RUN, *overrides: str) -> int:
         stages = load_stages(self.config, (f'runs_folder="{self.runs}"', *overrides))
         self.started.clear()
         return StageSequence(stages, selection, self.printed.append).run(self._run_stage)

@@ -58,7 +58,9 @@ class ScriptedRank:
         self.started = True
         return TrainStepResult(self._step, {}, WeightsPublished(self._step, "", 4, ""))
 
-    def train(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
+    def train(
+        self, step: int, sequences: Sequence[StoredSequence], *, publish: bool, is_last: bool = False
+    ) -> TrainStepResult:
         self.trained.append((step, [(each.trajectory_id, each.load().token_ids.tolist()) for each in sequences]))
         return TrainStepResult(step, {}, WeightsPublished(step, "", 4, "") if publish else None)
 
@@ -171,7 +173,9 @@ async def test_shutdown_waits_for_a_save_that_the_worker_has_not_begun(tmp_path:
     with ThreadPoolExecutor(1) as worker:
 
         class BusyRank(ScriptedRank):
-            def train(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
+            def train(
+                self, step: int, sequences: Sequence[StoredSequence], *, publish: bool, is_last: bool = False
+            ) -> TrainStepResult:
                 worker.submit(free.wait)
                 return super().train(step, sequences, publish=publish)
 

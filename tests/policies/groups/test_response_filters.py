@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from bus.messages import Ending, TokenRecord, TrajectoryFinished
 from configs.algorithm import RlConfig, RocConfig
-from configs.config_layers import ConfigError
 from configs.load import load_run
+from configs.loading.config_layers import ConfigError
 from configs.schema import DialogueConfig, RunConfig
 from configs.task_options import TaskConfig
 from policies.groups.advantages import compute_advantages

@@ -48,8 +48,8 @@ def agrees(row: Group, case: Case) -> bool:
 
 
 def refuses_negative_counts() -> bool:
-    from configs.config_layers import ConfigError
     from configs.load import load_run
+    from configs.loading.config_layers import ConfigError
 
     with pytest.raises(ConfigError, match=r"roc\.keep"):
         load_run(None, ("name=a", "roc.keep=-1"))

@@ -20,8 +20,8 @@ from actors.cli.doctor import machine_checks
 from actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON, check_run, check_sglang
 from actors.cli.doctor.finding import DoctorFinding, run_check
 from actors.cli.main import app
-from configs.config_layers import ConfigError
 from configs.load import load_run
+from configs.loading.config_layers import ConfigError
 from configs.schema import RunConfig
 from engine.sglang.http_api import ServerInfo
 from tests.actors.runs.running import ROOT

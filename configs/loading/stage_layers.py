@@ -1,4 +1,4 @@
-"""[[stages]]: each table has keys of StageConfig, and keys of a run that differ in this stage.
+"""[[stages]] (docs/stages.md): each table has keys of StageConfig, and keys of a run that differ in this stage.
 
     [[stages]]
     name = "12k"
@@ -9,14 +9,24 @@ A stage is a layer of the configuration between the file and the overrides.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from configs.config_layers import ConfigError, check_keys, merge_by_name, resolve_paths
 from configs.error_messages import ConfigLayer, format_value
-from configs.schema_tree import STAGE_KEY, STAGES_KEY, get_field_types
-from configs.stage_options import StageConfig
+from configs.loading.config_layers import ConfigError, check_keys, merge_by_name, resolve_paths
+from configs.schema_tree import STAGE_KEY, STAGES_KEY, Section, TaskName, get_field_types
+
+
+class StageConfig(Section, frozen=True, kw_only=True):
+    """The keys of a stage that are not keys of a run."""
+
+    name: TaskName  # of the stage's folder in that of the run
+    # For training. unsolved: without problems that the stage before solved in all rollouts of their last group.
+    problems: Literal["all", "unsolved"] = "all"
+    optimizer: Literal["keep", "reset"] = "keep"  # moments of the stage before
+    problem_order: Literal["continue", "restart"] = "continue"  # from the position of the stage before, if "all"
+
 
 _WHOLE_RUN = ("name", "runs_folder", "tiny", "model", "sft", "cluster")  # keys that all stages share
 _OWN_KEYS = tuple(get_field_types(StageConfig))

@@ -1,0 +1,158 @@
+"""`asterism run` with [[stages]] and real processes: killed in a stage, resumed, ended early, and with unsolved problems."""
+
+import json
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import StartGroup, TrajectoryFinished
+from configs.run_folder import RunFolder, StagesFolder
+from engine.learner.checkpoints import get_tensors_folder, list_saved_steps
+from engine.learner.saving.training_state import read_whole_weights
+from engine.model.weight_files import list_weight_files
+from tests.actors.runs.running import ASTERISM, COLD_START, ROOT, SMALL, asterism, metrics, wait_until
+
+STAGES = """
+[[stages]]
+name = "short"
+dialogue.response_tokens = 96
+[[stages]]
+name = "early"
+rl.steps = 9
+early_stopping = { window_steps = 1, min_reward_gain = 9.0 }  # holds after step 2
+dialogue.response_tokens = 128
+[[stages]]
+name = "unsolved"
+problems = "unsolved"
+rl.steps = 2
+"""
+EARLY_END = 3  # one step after the rule holds
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def start(folder: Path, *options: str) -> "subprocess.Popen[str]":
+    settings = (
+        *SMALL,
+        *COLD_START,
+        "tiny.num_sft_dialogues=9600",
+        "rl.rollouts=2",
+        "rl.prompts=24",
+        "roc.enabled=false",
+        "sft.steps=300",
+        "sampling.temperature=0.3",
+        f'runs_folder="{folder}"',
+    )
+    overrides = [flag for setting in settings if not setting.startswith("rl.steps") for flag in ("--set", setting)]
+    command = [*ASTERISM, "run", str(folder / "stages.toml"), *overrides, *options]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagesFolder]:
+    """A run that was killed in its second stage and then resumed."""
+    folder = tmp_path_factory.mktemp("stages")
+    text = (ROOT / "configs" / "tiny.toml").read_text().replace("steps = 60\n", "steps = 2\n")
+    (folder / "stages.toml").write_text(text + STAGES)
+    stages = StagesFolder(folder / "demo")
+    second = stages.get_stage(2, "early")
+    with start(folder) as process:
+        wait_until(lambda: bool(metrics(second, "step")), process)
+        process.kill()
+    with start(folder, "--resume") as process:
+        output, _ = process.communicate(timeout=400)
+        assert process.returncode == 0, output
+    yield stages
+
+
+def list_stages(staged: StagesFolder) -> list[RunFolder]:
+    return [staged.get_stage(number, name) for number, name in enumerate(("short", "early", "unsolved"), 1)]
+
+
+def read_weights(folder: RunFolder, step: int) -> dict[str, torch.Tensor]:
+    names = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.norm.weight")
+    saved = get_tensors_folder(folder.get_checkpoint_path(step))
+    shapes = {name: each.shape for name, each in _read_export(folder, step).items() if name in names}
+    return read_whole_weights(saved, shapes)
+
+
+def _read_export(folder: RunFolder, step: int) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    (path,) = list_weight_files(folder.get_checkpoint_path(step))
+    return load_file(path)
+
+
+def test_each_stage_begins_with_the_last_weights_of_the_one_before(staged: StagesFolder) -> None:
+    first, second, third = list_stages(staged)
+    for before, after in ((first, second), (second, third)):
+        end, begin = read_weights(before, list_saved_steps(before.checkpoints)[-1]), read_weights(after, 0)
+        assert len(end) == 3
+        assert all(torch.equal(end[name], begin[name]) for name in end)
+    assert metrics(first, "sft")
+    assert not metrics(second, "sft")
+
+
+def test_a_rule_ends_a_stage_and_its_last_step_is_saved(staged: StagesFolder) -> None:
+    folder = list_stages(staged)[1]
+    assert [line["step"] for line in metrics(folder, "step")] == list(range(1, EARLY_END + 1))
+    assert list_saved_steps(folder.checkpoints)[-1] == EARLY_END
+    assert _read_export(folder, EARLY_END)
+    summary = json.loads(folder.summary.read_text())
+    assert summary["replay_identical"] is True
+    assert summary["pass1_end"] is not None  # evaluated at its end
+
+
+def test_the_last_stage_has_the_unsolved_problems_of_an_independent_count(staged: StagesFolder) -> None:
+    """From the event log instead of the structured logs."""
+    _, before, last = list_stages(staged)
+    groups: dict[int, StartGroup] = {}
+    rewards: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    for log, kind in (("rollout-0", "StartGroup"), ("head", "TrajectoryFinished")):
+        for event, _ in read_events(before.events / f"{log}.sqlite", kinds=[kind]):
+            message = decode(event.frame).message
+            if isinstance(message, StartGroup) and message.purpose == "train":
+                groups[message.group_id] = message
+            elif isinstance(message, TrajectoryFinished) and message.group_id in groups:
+                rewards[message.group_id][message.trajectory_id] = message.reward
+    last_groups = {group.problem: group for _, group in sorted(groups.items())}
+    solved = {
+        problem
+        for problem, group in last_groups.items()
+        if len(rewards[group.group_id]) == group.size and min(rewards[group.group_id].values()) > 0
+    }
+    rows = (staged.get_stage(1, "short").data / "train.jsonl").read_text().splitlines()
+    expected = [row for number, row in enumerate(rows, 1) if f"train.jsonl:{number}" not in solved]
+    written = (staged.path / "unsolved_unsolved.jsonl").read_text().splitlines()
+    assert [json.loads(row) for row in written] == [json.loads(row) for row in expected]
+    assert 0 < len(written) < len(rows)
+    names = {
+        message.problem
+        for event, _ in read_events(last.events / "rollout-0.sqlite", kinds=["StartGroup"])
+        if isinstance(message := decode(event.frame).message, StartGroup) and message.purpose == "train"
+    }
+    assert names
+    assert all(name.startswith("unsolved_unsolved.jsonl:") for name in names)
+
+
+def test_the_second_stage_continues_the_order_of_problems(staged: StagesFolder) -> None:
+    first, second, _ = list_stages(staged)
+    problems: list[list[str]] = []
+    for folder in (first, second):
+        events = read_events(folder.events / "rollout-0.sqlite", kinds=["StartGroup"])
+        starts = [message for event, _ in events if isinstance(message := decode(event.frame).message, StartGroup)]
+        problems.append([start.problem for start in starts if start.purpose == "train"])
+    assert not set(problems[0]) & set(problems[1][:16])  # 64 problems, 48 in the first stage
+
+
+def test_the_report_shows_all_stages(staged: StagesFolder) -> None:
+    staged.curves.unlink()
+    printed = asterism("report", str(staged.path))
+    assert printed.returncode == 0, printed.stderr
+    assert printed.stdout.count("correct answers, sampled") == 3
+    assert staged.curves.read_bytes().startswith(b"\x89PNG")
