@@ -92,3 +92,24 @@ def test_a_mistake_names_the_stage_and_the_key(tmp_path: Path, text: str, messag
 def test_an_override_of_an_unknown_stage_is_refused(config: Path) -> None:
     with pytest.raises(ConfigError, match=r'\[\[stages\]\] has no table with the name "shorter"; known: short, long'):
         load_stages(config, ("stages.shorter.rl.steps=3",))
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_1.7b_1gpu", "qwen3_4b_8gpu", "rstar2_14b_8gpu", "rstar2_14b_64gpu", "rstar2_release"]
+)
+def test_each_key_of_a_configuration_for_gpus_has_a_comment(name: str) -> None:
+    lines = (CONFIGS / f"{name}.toml").read_text().splitlines()
+    keys = [line for line in lines if line and not line.startswith(("#", "["))]
+    assert len(keys) > 15
+    assert [line for line in keys if "  # " not in line] == []
+
+
+@pytest.mark.parametrize("name", ["rstar2_14b_8gpu", "rstar2_14b_64gpu"])
+def test_the_stages_are_those_of_the_report(name: str) -> None:
+    stages = load_stages(CONFIGS / f"{name}.toml")
+    limits = [(run.rl.steps, run.dialogue.response_tokens, run.dialogue.max_turns) for _, run in stages]
+    assert limits == [(300, 8192, 10), (85, 12_288, 10), (125, 12_288, 15)]
+    assert [options.problems for options, _ in stages] == ["all", "all", "unsolved"]

@@ -23,6 +23,7 @@ from tests.engine.tiny_models import small_architecture
 
 ROOT = Path(__file__).parents[3]
 NODE = PlannedMachines(8, GPUS["h100"], 1, 1024 * GIB, 512 * GIB, 2048 * GIB)
+STAGES = ("stage=8k", "stage=12k", "stage=hard")
 KEEPS_ALL = "learner.activation_checkpointing=none"
 
 
@@ -53,10 +54,14 @@ def make_machines(gpu: str, gpus: int = 8, nodes: int = 1) -> PlannedMachines:
     [
         make_inputs("1.7B", file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1)),
         make_inputs("4B", machines=make_machines("h100")),
-        make_inputs("14B", file="rstar2_14b_8gpu", machines=make_machines("h200")),
-        make_inputs("14B", file="rstar2_14b_64gpu", machines=make_machines("mi300x", nodes=8)),
+        make_inputs("14B", file="rstar2_release", machines=make_machines("h200")),
+        *(make_inputs("14B", stage, file="rstar2_14b_8gpu", machines=make_machines("h200")) for stage in STAGES),
+        *(
+            make_inputs("14B", stage, file="rstar2_14b_64gpu", machines=make_machines("mi300x", nodes=8))
+            for stage in STAGES
+        ),
     ],
-    ids=["1.7B on 1", "4B on 8", "14B on 8", "14B on 64"],
+    ids=["1.7B on 1", "4B on 8", "release", *(f"14B on {gpus}, {stage}" for gpus in (8, 64) for stage in STAGES)],
 )
 def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> None:
     plan = build_plan(inputs)
@@ -67,14 +72,16 @@ def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> 
 
 
 def test_without_checkpointing_14b_does_not_fit_on_eight_gpus_and_the_mode_is_named() -> None:
-    plan = build_plan(make_inputs("14B", KEEPS_ALL, file="rstar2_14b_8gpu", machines=make_machines("h200")))
+    plan = build_plan(
+        make_inputs("14B", KEEPS_ALL, "stage=12k", file="rstar2_14b_8gpu", machines=make_machines("h200"))
+    )
     assert [each.name for each in plan.shortfalls] == ["GPU memory"]
     assert {"learner.activation_checkpointing": "selective"} in [change.changes for change in plan.changes]
 
 
 def test_gradients_reduced_once_are_undivided_and_the_other_value_of_the_key_is_named() -> None:
     machines, share = make_machines("h100"), "sglang.memory_share=0.4"
-    each = make_inputs("14B", share, file="rstar2_14b_8gpu", machines=machines)
+    each = make_inputs("14B", share, "stage=12k", file="rstar2_14b_8gpu", machines=machines)
     once = each.change({"learner.reduce_gradients": "once"})
     assert build_plan(each).shortfalls == []
     plan = build_plan(once)
@@ -118,7 +125,9 @@ def test_a_cache_that_does_not_fit_names_a_smaller_one() -> None:
 
 def test_two_keys_are_named_if_one_does_not_suffice() -> None:
     machines = PlannedMachines(8, GPUS["h100"], 1)
-    plan = build_plan(make_inputs("8B", KEEPS_ALL, "sglang.colocate=false", file="rstar2_14b_8gpu", machines=machines))
+    plan = build_plan(
+        make_inputs("8B", KEEPS_ALL, "stage=12k", "sglang.colocate=false", file="rstar2_14b_8gpu", machines=machines)
+    )
     assert [len(change.changes) for change in plan.changes if change.resource == "GPU memory"] != []
     assert all(len(change.changes) == 2 for change in plan.changes if change.resource == "GPU memory")
 
