@@ -1,0 +1,1 @@
+"""Entropy of the policy at each generated token, by kind of token."""

@@ -1,0 +1,44 @@
+"""`asterism analyze entropy` on a finished run."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.cli.analyze.entropy_command import choose_trajectories
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from tests.actors.runs.fixtures import finished_run
+from tests.actors.runs.running import asterism
+
+__all__ = ["finished_run"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+STEPS = 3
+
+
+def test_entropies_of_a_run_are_those_of_its_checkpoint(finished_run: tuple[RunFolder, str], tmp_path: Path) -> None:
+    folder, _ = finished_run
+    result = tmp_path / "entropy.json"
+    printed = asterism("analyze", "entropy", f"{folder.path}:{STEPS}", "--trajectories", "8", "--json", str(result))
+    assert printed.returncode == 0, printed.stderr
+    statistics = json.loads(result.read_text())
+    assert statistics["dialogues"] == 8
+    assert 0 < statistics["mean_nats"] < math.log(512)  # uniform over the vocabulary
+    assert {"reasoning", "call"} <= set(statistics["kinds"])
+    trajectories = choose_trajectories(folder, STEPS, 8, seed=0)
+    assert statistics["tokens"] == sum(sum(each.record.loss_mask) for each in trajectories)
+    assert (folder.path / f"entropy_{STEPS:06d}.html").read_text().count("<h2>Trajectory") == 8
+    assert (folder.path / f"entropy_{STEPS:06d}.png").exists()
+
+
+def test_only_trajectories_of_the_step_are_chosen(finished_run: tuple[RunFolder, str]) -> None:
+    folder, _ = finished_run
+    chosen = choose_trajectories(folder, 1, 5, seed=3)
+    assert len(chosen) == 5
+    versions = [np.frombuffer(each.record.versions, np.int32) for each in chosen]
+    assert {version for each in versions for version in each.tolist()} == {-1, 1}
+    assert chosen == choose_trajectories(folder, 1, 5, seed=3)
+    with pytest.raises(UnusableInput, match=r"no trajectory of step 9 is logged; logged are those of: 0, 1, 2, 3"):
+        choose_trajectories(folder, 9, 5, seed=0)
