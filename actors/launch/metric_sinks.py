@@ -25,6 +25,7 @@ from configs.schema import RunConfig
 
 FIRST_PAUSE_S = 1.0  # before a sink is started again; doubled for each further time in a row
 LONGEST_PAUSE_S = 60.0
+QUIET_S = 3.0  # at the end, of waiting at the end, before a line names the sinks that are late
 
 BuildArgv = Callable[[SinkName, bool], Sequence[str]]
 
@@ -60,15 +61,20 @@ class MetricSinks:
         self._tasks = {name: asyncio.create_task(self._keep_running(name)) for name in self._options.sinks}
 
     async def finish(self) -> None:
-        """Runs when metrics.jsonl is complete. Takes at most `metrics.flush_s`, and reports what is not delivered."""
+        """Runs when metrics.jsonl is complete. Takes at most `metrics.flush_s`, and reports undelivered records."""
         self._has_ended.set()
         if not self._tasks:
             return
-        _, late = await asyncio.wait(self._tasks.values(), timeout=self._options.flush_s)
+        flush_s = self._options.flush_s
+        _, late = await asyncio.wait(self._tasks.values(), timeout=min(flush_s, QUIET_S))
+        if late and flush_s > QUIET_S:
+            names = ", ".join(name for name, task in self._tasks.items() if task in late)
+            self._print_line(f"metrics: waiting up to {flush_s:g} s for {names} (metrics.flush_s)")
+            _, late = await asyncio.wait(late, timeout=flush_s - QUIET_S)
         for name, task in self._tasks.items():
             if task in late:
                 task.cancel()
-                self._causes.setdefault(name, f"not finished {self._options.flush_s:g} s after the run")
+                self._causes.setdefault(name, f"not finished {flush_s:g} s after the run")
         results = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for name, result in zip(self._tasks, results, strict=True):
             if isinstance(result, Exception):  # the process could not be started

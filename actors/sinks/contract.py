@@ -43,8 +43,8 @@ class BackendRun(msgspec.Struct, frozen=True):
 
 
 class MetricSink(Protocol):
-    """Runs in its own process, so each call may block. An exception ends the process, and a new one repeats what is not
-    delivered."""
+    """Runs in its own process, so each call may block. An exception ends the process, and a new one repeats the
+    undelivered records."""
 
     is_durable: bool  # whether records are delivered after `write`; otherwise only after `close`
 

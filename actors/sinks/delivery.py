@@ -21,7 +21,7 @@ from configs.machines import SinkName
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 
-POLL_S = 0.5  # between two looks at metrics.jsonl
+POLL_S = 0.5  # between two reads of metrics.jsonl
 MAX_BATCH = 100  # records per write
 IDENTITY = "identity"  # file with the random id of the run in the backends
 
@@ -57,7 +57,8 @@ def deliver(folder: RunFolder, name: SinkName, open_sink: Callable[[], MetricSin
         new = lines.read_new()
         if (step := ledger.replace_lost_lines(new)) is not None:
             sink.replace_from(step)
-        _write(sink, ledger.select_undelivered(new))
+        for batch in _split(ledger.select_undelivered(new)):
+            _write(sink, batch)
         has_ended = False
         while True:
             for batch in _split(new):
@@ -73,8 +74,8 @@ def deliver(folder: RunFolder, name: SinkName, open_sink: Callable[[], MetricSin
 
 
 def _write(sink: MetricSink, lines: Sequence[NumberedLine]) -> None:
-    for batch in _split(lines):
-        sink.write([build_record(each.number, each.line) for each in batch])
+    if lines:
+        sink.write([build_record(each.number, each.line) for each in lines])
 
 
 def _split(items: Sequence[Item]) -> Iterator[Sequence[Item]]:

@@ -86,7 +86,7 @@ class DeliveryLedger:
         return unsent
 
     def select_undelivered(self, lines: Iterable[bytes]) -> list[NumberedLine]:
-        """Those that are sent, but not delivered."""
+        """The lines that are sent, but not delivered, in the order of their numbers."""
         numbered = ((self._numbers.get(compute_digest(line), -1), line) for line in lines)
         return [NumberedLine(number, line) for number, line in sorted(numbered) if number >= self._num_delivered]
 

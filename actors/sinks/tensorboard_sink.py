@@ -3,6 +3,9 @@
 A folder per axis, because an event that drops replaced steps applies to all names of a folder.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# Modules that protobuf generates get their classes at run time.
+
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Sends the records to Weights & Biases, or writes them to RUN/wandb for a later `wandb sync`.
 
 The package writes and uploads in the background and confirms only at the end, so the records count as delivered after
-`close`. After a kill all records since the last close are sent again under their numbers, which are W&B's steps, and those
-that the server has are skipped.
+`close`. After a kill all records since the last close are sent again under their numbers, which are W&B's steps; the
+records that the server has are skipped.
 """
 
 from collections.abc import Sequence

@@ -115,7 +115,7 @@ def test_every_backend_has_the_metrics_of_a_run_that_was_killed_and_resumed(
         assert count_undelivered(folder, name)[0] == 0
 
 
-def test_a_run_with_a_sink_whose_package_is_missing_is_refused_with_the_name_of_the_extra(tmp_path: Path) -> None:
+def test_a_sink_without_its_package_is_refused_before_the_run_with_the_name_of_the_extra(tmp_path: Path) -> None:
     hide = "import sys; sys.modules['wandb'] = None; from actors.cli.main import main; main()"
     settings = ("--set", f"runs_folder={tmp_path}", "--set", 'metrics.sinks=["wandb"]')
     command = [sys.executable, "-c", hide, "run", "configs/tiny.toml", *settings]

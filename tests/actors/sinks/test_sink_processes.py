@@ -1,4 +1,4 @@
-"""Processes of sinks beside a run: one that hangs, fails, is killed, or is slow to end delays neither the run nor the others."""
+"""Processes of sinks: a sink that hangs, fails or is killed delays neither the run nor the other sinks, and loses nothing."""
 
 import asyncio
 import os
@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return folder
 
 
-async def test_the_records_are_delivered_while_the_run_goes_on_and_at_its_end(folder: RunFolder) -> None:
+async def test_the_records_are_delivered_during_the_run_and_at_its_end(folder: RunFolder) -> None:
     run = SinksOfRun(folder, {"tensorboard": "works"})
     run.sinks.start()
     await run.wait_for_output("tensorboard", "2")
