@@ -79,8 +79,8 @@ class MetricSinks:
         for name, result in zip(self._tasks, results, strict=True):
             if isinstance(result, Exception):  # the process could not be started
                 self._causes[name] = str(result)
-        for name in self._children.names:
-            await self._children.kill(name)
+        for child in self._children.list_running():
+            await self._children.kill(child.name)
         await asyncio.to_thread(self._report)
 
     async def _keep_running(self, name: SinkName) -> None:
