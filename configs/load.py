@@ -75,8 +75,9 @@ def list_differences(a: RunConfig, b: RunConfig) -> list[str]:
 
 
 def list_resume_conflicts(before: RunConfig, after: RunConfig) -> list[str]:
-    """Differences that prevent `--resume`: all except those of `cluster` and `health`."""
-    return list_differences(msgspec.structs.replace(before, cluster=after.cluster, health=after.health), after)
+    """Differences that prevent `--resume`: all except those of `cluster`, `health` and `metrics`."""
+    changed = msgspec.structs.replace(before, cluster=after.cluster, health=after.health, metrics=after.metrics)
+    return list_differences(changed, after)
 
 
 # ---------------------------------------------------------------- reading the layers

@@ -1,10 +1,13 @@
 """The tables of engines, sandbox and processes."""
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
 from configs.schema_tree import Count, FilePath, Port, PositiveFloat, PositiveInt, PositiveShare, Section, require
+
+SinkName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class EngineConfig(Section, frozen=True):
@@ -124,6 +127,26 @@ class ClusterConfig(Section, frozen=True):
         require(
             self.port <= 65_435,
             "port must be at most 65435, since the 99 following ports are used, too",
+        )
+
+
+class MetricsConfig(Section, frozen=True):
+    """Backends that receive the records of metrics.jsonl: docs/metrics.md. They may change when a run is resumed."""
+
+    sinks: tuple[SinkName, ...] = ()  # tensorboard, wandb, mlflow, trackio; each needs the extra of its name
+    project: str = "asterism"  # the project of W&B and Trackio, and the experiment of MLflow
+    wandb_mode: Literal["online", "offline"] = "online"  # offline: only files in $RUN/wandb, for `wandb sync`
+    mlflow_uri: str = "sqlite:///$RUN/mlflow.db"  # tracking URI: a database, or the URL of a tracking server
+    trackio_folder: FilePath = "$RUN/trackio"  # the local store; other runs may share it
+    flush_s: PositiveFloat = 20.0  # time for the sinks at the end of the run; then they are killed
+
+    def __post_init__(self) -> None:
+        require(len(set(self.sinks)) == len(self.sinks), "sinks must not name a sink twice")
+        require(self.project.strip() != "", "project must not be empty")
+        require(
+            not urlsplit(self.mlflow_uri).password,
+            "mlflow_uri must not contain a password, which the run's folder would store; set MLFLOW_TRACKING_USERNAME "
+            "and MLFLOW_TRACKING_PASSWORD in the environment",
         )
 
 

@@ -52,6 +52,11 @@ class RunFolder(NamedTuple):
         return self.path / "metrics.jsonl"
 
     @property
+    def sinks(self) -> Path:
+        """What each metric sink has delivered, and the identity of the run in the backends."""
+        return self.path / "sinks"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 

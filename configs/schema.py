@@ -28,6 +28,7 @@ from configs.machines import (
     ClusterConfig,
     EngineConfig,
     LogConfig,
+    MetricsConfig,
     SandboxConfig,
     SupervisionConfig,
 )
@@ -88,6 +89,7 @@ class RunConfig(Section, frozen=True):
     supervision: SupervisionConfig = SupervisionConfig()
     cluster: ClusterConfig = ClusterConfig()
     log: LogConfig = LogConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     def __post_init__(self) -> None:
         require(self.name != "", "name must not be empty")

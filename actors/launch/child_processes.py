@@ -109,6 +109,9 @@ class ChildProcesses:
         if not await self.wait_for_exit(name, timeout_s):
             await self.kill(name)
 
+    def list_running(self) -> list[ChildProcess]:
+        return [child for child in self._children.values() if child.process.returncode is None]
+
     def list_failed(self) -> list[ChildProcess]:
         return [child for child in self._children.values() if child.process.returncode]
 

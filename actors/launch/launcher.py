@@ -29,6 +29,7 @@ from actors.launch.display import Display
 from actors.launch.executor_registry import ExecutorRegistry
 from actors.launch.host_address import build_rendezvous_environment
 from actors.launch.membership import ClusterMembership, assign_head_ports, build_address_book
+from actors.launch.metric_sinks import MetricSinks, build_sink_argv
 from actors.launch.stall_watchdog import StallWatchdog
 from actors.launch.supervisor import Program, Supervisor, is_unusable_exit
 from actors.metrics_file import MetricsFile
@@ -92,6 +93,7 @@ class Launcher:
         self._launch = launch
         self._command_lines = CommandLines(run, folder, launch)
         self._children = ChildProcesses(folder)
+        self._sinks = MetricSinks(run, folder, display.print_line, partial(build_sink_argv, folder))
         self._cluster: ClusterMembership | None = None
         self._rendezvous: Rendezvous | None = None  # of the learner's ranks, if on several nodes
         self._logger = structlog.get_logger()
@@ -177,6 +179,7 @@ class Launcher:
         supervisor = Supervisor(programs, self._children, self._run.supervision, self._display.print_line)
         self._logger.info("run.started", step=step, seed=self._run.seed, launch=self._launch)
         supervisor.start()
+        self._sinks.start()
         return supervisor
 
     def _build_programs(self, step: int, bus: Bus, executor_registry: ExecutorRegistry) -> Mapping[str, Program]:
@@ -277,7 +280,7 @@ class Launcher:
     # ---------------------------------------------------------------- ending
 
     async def _stop(self, bus: Bus) -> None:
-        """Stop all processes except the head concurrently, then the head, so that its log is complete."""
+        """Stop all processes except the head concurrently, then the head, so that its log is complete, and then the sinks."""
         began = time.monotonic()
         others = [name for name in self._children.names if name not in (HEAD, WEIGHT_SERVER)]
         ending = [self._children.shut_down(bus, name, get_stop_timeout_s(self._run, name)) for name in others]
@@ -290,6 +293,7 @@ class Launcher:
         if HEAD in self._children.names:
             await self._children.shut_down(bus, HEAD, HEAD_STOP_TIMEOUT_S)
         self._logger.info("processes.stopped", stop_s=time.monotonic() - began)
+        await self._sinks.finish()
 
     def _check_logs_complete(self) -> None:
         """Raises ProcessDied if a decider could not write its log. A kill at the end loses no logged effect."""

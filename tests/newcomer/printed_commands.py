@@ -30,6 +30,8 @@ REPLACED = {
         "asterism data split clean.jsonl --test 50 --output data"
     ),
     "asterism data render CONFIG --source train": "asterism data render configs/tiny.toml --source train",
+    "asterism metrics sync RUN [--sink S]": "asterism metrics sync runs/demo --sink tensorboard",
+    "asterism metrics sync runs/NAME": "asterism metrics sync runs/demo --sink trackio",
     "asterism report RUN [--json]": "asterism report runs/demo --json",
     "asterism simulate WORKLOAD|RUN": "asterism simulate one_node --scale 0.125",
     "asterism log story RUN TRAJECTORY": "asterism log story runs/demo 6",

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from actors.launch.checks.task_code_checks import CheckedInput, check_import_path, check_reward_function, check_task
+from actors.sinks.contract import check_sinks
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -74,6 +75,8 @@ def list_input_checks(
     folder = RunFolder(Path(run.runs_folder) / run.name)
     checks = _list_task_checks(run, folder, descriptions)
     checks |= _list_dialogue_checks(run, folder, descriptions)
+    if run.metrics.sinks:
+        checks["metrics.sinks"] = lambda: CheckedInput(", ".join(check_sinks(run.metrics.sinks)))
     if run.learner.compile:
         checks["learner.compile"] = lambda: CheckedInput(find_compiler(run.learner.device))
     for key, spec, known in (

@@ -1,0 +1,125 @@
+"""Runs a process per metric sink, outside the supervision of the run: a sink that dies is started again for as long as the
+run lasts, and never ends the run.
+
+At the end each sink gets a bounded time to deliver the rest. Nothing is lost afterwards: metrics.jsonl has all records, and
+`asterism metrics sync` delivers them.
+"""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from itertools import count
+from signal import SIGTERM
+
+import structlog
+
+from actors.launch.child_processes import ChildProcess, ChildProcesses, build_thread_environment, describe_exit
+from actors.sinks.delivery import count_undelivered, make_identity
+from actors.sinks.sink_process import name_sink_process
+from bus.process.exit_reason import load_exit_reason
+from bus.process.waiting import wait_for_first
+from configs.machines import SinkName
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+
+FIRST_PAUSE_S = 1.0  # before a sink is started again; doubled for each further time in a row
+LONGEST_PAUSE_S = 60.0
+QUIET_S = 3.0  # at the end, of waiting at the end, before a line names the sinks that are late
+
+BuildArgv = Callable[[SinkName, bool], Sequence[str]]
+
+
+def build_sink_argv(folder: RunFolder, name: SinkName, follow: bool) -> list[str]:
+    """`follow`: wait for further records until SIGTERM."""
+    module = [sys.executable, "-P", "-m", "actors.sinks.sink_process", name, "--run-folder", str(folder.path)]
+    return [*module, "--follow"] if follow else module
+
+
+class MetricSinks:
+    def __init__(
+        self,
+        run: RunConfig,
+        folder: RunFolder,
+        print_line: Callable[[str], None],
+        build_argv: BuildArgv,
+    ) -> None:
+        self._options = run.metrics
+        self._folder = folder
+        self._print_line = print_line
+        self._build_argv = build_argv
+        self._children = ChildProcesses(folder)
+        self._has_ended = asyncio.Event()
+        self._tasks: dict[SinkName, asyncio.Task[None]] = {}
+        self._causes: dict[SinkName, str] = {}  # of the last death of each sink
+        self._logger = structlog.get_logger()
+
+    def start(self) -> None:
+        """Runs when metrics.jsonl has lost the lines of the steps that this launch repeats."""
+        if self._options.sinks:
+            make_identity(self._folder)
+        self._tasks = {name: asyncio.create_task(self._keep_running(name)) for name in self._options.sinks}
+
+    async def finish(self) -> None:
+        """Runs when metrics.jsonl is complete. Takes at most `metrics.flush_s`, and reports undelivered records."""
+        self._has_ended.set()
+        if not self._tasks:
+            return
+        flush_s = self._options.flush_s
+        _, late = await asyncio.wait(self._tasks.values(), timeout=min(flush_s, QUIET_S))
+        if late and flush_s > QUIET_S:
+            names = ", ".join(name for name, task in self._tasks.items() if task in late)
+            self._print_line(f"metrics: waiting up to {flush_s:g} s for {names} (metrics.flush_s)")
+            _, late = await asyncio.wait(late, timeout=flush_s - QUIET_S)
+        for name, task in self._tasks.items():
+            if task in late:
+                task.cancel()
+                self._causes.setdefault(name, f"not finished {flush_s:g} s after the run")
+        results = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for name, result in zip(self._tasks, results, strict=True):
+            if isinstance(result, Exception):  # the process could not be started
+                self._causes[name] = str(result)
+        for child in self._children.list_running():
+            await self._children.kill(child.name)
+        await asyncio.to_thread(self._report)
+
+    async def _keep_running(self, name: SinkName) -> None:
+        """Returns when everything is delivered."""
+        for failures in count():
+            follow = not self._has_ended.is_set()
+            argv = self._build_argv(name, follow)
+            child = await self._children.spawn(name_sink_process(name), argv, build_thread_environment(1))
+            await wait_for_first(child.process.wait(), self._has_ended.wait())
+            if follow and child.process.returncode is None:
+                child.process.terminate()
+            if await child.process.wait() == 0:
+                return
+            if not (follow and child.process.returncode == -SIGTERM):  # sent before the process could handle it
+                self._record_death(name, child)
+                await self._pause(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**failures))
+
+    def _record_death(self, name: SinkName, child: ChildProcess) -> None:
+        reason = load_exit_reason(child.exit_reason_path)
+        cause = reason.text if reason is not None else describe_exit(child)
+        if name not in self._causes:
+            self._print_line(f"metrics: {name} has an error, the run continues: {cause} ({child.output_path})")
+        self._causes[name] = cause
+        self._logger.warning("sink.died", sink=name, exit_code=child.process.returncode, cause=cause)
+
+    async def _pause(self, pause_s: float) -> None:
+        """Shorter if the run ends meanwhile."""
+        if self._has_ended.is_set():
+            await asyncio.sleep(pause_s)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_ended.wait(), pause_s)
+
+    def _report(self) -> None:
+        for name in self._tasks:
+            undelivered, total = count_undelivered(self._folder, name)
+            self._logger.info("sink.finished", sink=name, records=total, undelivered=undelivered)
+            if undelivered:
+                self._print_line(
+                    f"metrics: {name} has not received {undelivered} of {total} records ({self._causes[name]}); "
+                    f"`asterism metrics sync {self._folder.path} --sink {name}` delivers them"
+                )

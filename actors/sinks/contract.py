@@ -1,0 +1,100 @@
+"""What a metric sink is, and the sinks by name."""
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import msgspec
+from msgspec import to_builtins
+
+from actors.sinks.metric_records import MetricRecord
+from configs.errors import UnusableInput
+from configs.machines import SinkName
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+
+# Of sglang and of tasks: variables of processes, and arguments of the user's code.
+SECRET_TABLES = ("environment", "variables", "parameters")
+HIDDEN = "(hidden)"
+PACKAGES: Mapping[SinkName, Sequence[str]] = {
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "trackio": ("trackio",),
+}
+
+
+class BackendRun(msgspec.Struct, frozen=True):
+    """The run in the backends: all launches of a run's folder continue the same one."""
+
+    id: str  # random, kept in the folder
+    config: RunConfig
+    folder: RunFolder
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration for the backend, without the values of tables that may have keys or passwords."""
+        return _hide_secrets(to_builtins(self.config))
+
+    def flatten_settings(self) -> dict[str, str]:
+        """By the key's full path, such as `rl.steps`."""
+        return dict(_flatten(self.settings, ""))
+
+
+class MetricSink(Protocol):
+    """Runs in its own process, so each call may block. An exception ends the process, and a new one repeats the
+    undelivered records."""
+
+    is_durable: bool  # whether records are delivered after `write`; otherwise only after `close`
+
+    def write(self, records: Sequence[MetricRecord]) -> None:
+        """A record may come twice: after a kill."""
+        ...
+
+    def replace_from(self, step: int) -> None:
+        """The RL records from this step on are no longer valid: a resumed run repeats them."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def _hide_secrets(value: Any) -> Any:
+    if isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        return {
+            key: dict.fromkeys(inner, HIDDEN) if key in SECRET_TABLES else _hide_secrets(inner)
+            for key, inner in table.items()
+        }
+    return [_hide_secrets(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in cast("dict[str, Any]", value).items():
+            yield from _flatten(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and any(isinstance(each, dict) for each in cast("list[Any]", value)):
+        for number, inner in enumerate(cast("list[Any]", value)):
+            yield from _flatten(inner, f"{path}.{number}")
+    else:
+        yield path, str(value)
+
+
+def open_sink(name: SinkName, run: BackendRun) -> MetricSink:
+    """Imports the sink's package, which takes up to seconds, and connects to its backend, which may block."""
+    module = importlib.import_module(f"actors.sinks.{name}_sink")
+    return module.open_run(run)
+
+
+def check_sinks(names: Sequence[str]) -> list[SinkName]:
+    """Raises UnusableInput for an unknown sink, and for one without its packages. Imports none of them."""
+    known: dict[str, SinkName] = {name: name for name in PACKAGES}
+    for name in names:
+        if name not in known:
+            raise UnusableInput(f'"{name}" is no sink; known: {", ".join(known)}')
+        missing = [package for package in PACKAGES[known[name]] if importlib.util.find_spec(package) is None]
+        if missing:
+            raise UnusableInput(
+                f'"{name}" needs the package {missing[0]}, which is not installed: pip install "asterism[{name}]"'
+            )
+    return [known[name] for name in names]

@@ -1,0 +1,115 @@
+"""Delivers the lines of metrics.jsonl to one sink, and continues where an earlier process stopped.
+
+Consumes complete lines of the file; waits for further ones until the run has ended. The file is the only channel from the
+run, so a slow backend delays nothing but its own records.
+"""
+
+import os
+import secrets
+import select
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+from actors.sinks.contract import BackendRun, MetricSink
+from actors.sinks.delivery_ledger import DeliveryLedger, NumberedLine
+from actors.sinks.metric_records import build_record
+from configs.atomic_write import write_atomically
+from configs.machines import SinkName
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+
+POLL_S = 0.5  # between two reads of metrics.jsonl
+MAX_BATCH = 100  # records per write
+IDENTITY = "identity"  # file with the random id of the run in the backends
+
+Item = TypeVar("Item")
+# Waits up to POLL_S; returns whether the file gets no further lines.
+WaitForLines = Callable[[], bool]
+
+
+class MetricLines:
+    """The complete lines of metrics.jsonl, in order. A restarted head may remove an incomplete line, never a complete one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read_new(self) -> list[bytes]:
+        """The complete lines since the last call, without their line breaks."""
+        if not self._path.exists() or self._path.stat().st_size <= self._offset:
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            content = file.read()
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return complete.splitlines()
+
+
+def deliver(folder: RunFolder, name: SinkName, open_sink: Callable[[], MetricSink], wait: WaitForLines) -> None:
+    """Returns after the delivery of all lines. Raises UnusableInput if another process delivers, and errors of the sink."""
+    lines = MetricLines(folder.metrics)
+    with DeliveryLedger(get_ledger_path(folder, name)) as ledger:
+        sink = open_sink()
+        new = lines.read_new()
+        if (step := ledger.replace_lost_lines(new)) is not None:
+            sink.replace_from(step)
+        for batch in _split(ledger.select_undelivered(new)):
+            _write(sink, batch)
+        has_ended = False
+        while True:
+            for batch in _split(new):
+                _write(sink, ledger.enter_unsent(batch))
+                if sink.is_durable:
+                    ledger.mark_delivered()
+            if has_ended:
+                break
+            has_ended = wait()
+            new = lines.read_new()
+        sink.close()
+        ledger.mark_delivered()
+
+
+def _write(sink: MetricSink, lines: Sequence[NumberedLine]) -> None:
+    if lines:
+        sink.write([build_record(each.number, each.line) for each in lines])
+
+
+def _split(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    for start in range(0, len(items), MAX_BATCH):
+        yield items[start : start + MAX_BATCH]
+
+
+def make_wait_until_terminated() -> WaitForLines:
+    """SIGTERM means that the file is complete."""
+    reader, writer = os.pipe()
+
+    def on_termination(_: int, __: FrameType | None) -> None:
+        os.write(writer, b".")
+
+    signal.signal(signal.SIGTERM, on_termination)
+    return lambda: bool(select.select([reader], [], [], POLL_S)[0])
+
+
+def make_identity(folder: RunFolder) -> None:
+    """Runs before the sinks are started, so that all have the same one."""
+    folder.sinks.mkdir(exist_ok=True)
+    if not (identity := folder.sinks / IDENTITY).exists():
+        write_atomically(identity, secrets.token_hex(4).encode())
+
+
+def load_backend_run(run: RunConfig, folder: RunFolder) -> BackendRun:
+    return BackendRun((folder.sinks / IDENTITY).read_text(), run, folder)
+
+
+def count_undelivered(folder: RunFolder, name: SinkName) -> tuple[int, int]:
+    """(undelivered records, all records)"""
+    lines = MetricLines(folder.metrics).read_new()
+    return DeliveryLedger(get_ledger_path(folder, name)).count_undelivered(lines), len(lines)
+
+
+def get_ledger_path(folder: RunFolder, name: SinkName) -> Path:
+    return folder.sinks / f"{name}.jsonl"

@@ -1,0 +1,51 @@
+"""Writes the records to a local Trackio store: by default RUN/trackio. `trackio show` reads it, and `trackio sync` uploads it.
+
+The records go directly to the store's database, which ignores a record that it has: each has an id.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from actors.sinks.contract import BackendRun
+from actors.sinks.metric_records import MetricRecord
+
+
+class TrackioSink:
+    is_durable = True
+
+    def __init__(self, run: BackendRun) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self._storage = SQLiteStorage
+        self._run = run
+        # With the fields that Trackio's dashboard expects.
+        self._config: dict[str, Any] | None = {
+            **run.settings,
+            **{"_Username": None, "_Group": None, "_Created": datetime.now(UTC).isoformat()},
+        }
+
+    def write(self, records: Sequence[MetricRecord]) -> None:
+        self._storage.bulk_log(
+            project=self._run.config.metrics.project,
+            run=f"{self._run.config.name}-{self._run.id}",  # Trackio shows runs of one name as one run
+            metrics_list=[{**record.values, **record.texts} for record in records],
+            steps=[record.step for record in records],
+            config=self._config,
+            log_ids=[f"{self._run.id}-{record.number}" for record in records],
+            run_id=self._run.id,
+        )
+        self._config = None
+
+    def replace_from(self, step: int) -> None:
+        """The store keeps the records. Its points with a later time at the same step are those of the resumed run."""
+
+    def close(self) -> None:
+        pass
+
+
+def open_run(run: BackendRun) -> TrackioSink:
+    """Trackio reads the folder from the environment when it is imported."""
+    os.environ["TRACKIO_DIR"] = str(run.folder.expand_path(run.config.metrics.trackio_folder).resolve())
+    return TrackioSink(run)

@@ -1,0 +1,141 @@
+"""Each backend receives what metrics.jsonl has: from processes that deliver recorded lines, and during a run."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from actors.metrics_file import MetricsFile
+from actors.sinks.delivery import count_undelivered
+from configs.load import write_resolved
+from configs.machines import MetricsConfig, SinkName
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from tests.actors.runs.running import Start, asterism, finish, metrics, succeed, wait_until
+from tests.actors.sinks.backends import Stored, expected_values, read_backend, write_lines
+
+pytestmark = pytest.mark.slow
+SINKS: Sequence[SinkName] = get_args(SinkName)
+KEEPS_REPLACED = {"wandb", "mlflow", "trackio"}  # TensorBoard drops the values of steps that a resumed run repeats
+RECORDED = (
+    {"kind": "sft", "step": 1, "loss": 3.5, "lr": 0.001, "tokens_per_s": None},
+    {"kind": "sft", "step": 2, "loss": 3.25, "lr": 0.002, "tokens_per_s": 900.5},
+    {"kind": "evaluation", "step": 0, "label": "start_greedy", "accuracy": 0.25, "reward: math": 0.25, "failed": 0},
+    {"kind": "step", "step": 1, "reward": 0.5, "reward: math": 0.5, "task add: reward": 0.125},
+    {"kind": "step", "step": 2, "reward": 0.75, "reward: math": 0.7, "task add: reward": 0.3},
+    {"kind": "health", "step": 2, "check": "entropy", "action": "warn", "message": "the entropy is 0.01 nats"},
+)
+REPEATED = (
+    {"kind": "step", "step": 2, "reward": 0.625, "reward: math": 0.6, "task add: reward": 0.2},
+    {"kind": "lengths", "step": 2, "length_bias": 0.98},
+)
+
+
+def sync(folder: RunFolder, *arguments: str) -> str:
+    finished = asterism("metrics", "sync", str(folder.path), *arguments)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+def check_last_values(stored: Stored, folder: RunFolder) -> None:
+    expected = expected_values(folder)
+    assert stored.values.keys() == expected.keys()
+    last = {key: values[-1] for key, values in stored.values.items()}
+    assert last == pytest.approx(expected, rel=1e-6, abs=1e-9)  # TensorBoard has float32
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_a_backend_continues_its_run_after_steps_are_repeated(name: SinkName, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_resolved(RunConfig(name="demo", metrics=MetricsConfig(wandb_mode="offline")), folder.config)
+    write_lines(folder, *RECORDED)
+    assert f"{name}: 6 of 6 records delivered now, 0 not delivered" in sync(folder, "--sink", name)
+    first = read_backend(name, folder)
+    check_last_values(first, folder)
+    assert first.settings["rl.steps"] == "300"
+
+    MetricsFile(folder.metrics).truncate_after(1)
+    write_lines(folder, *map(json.loads, folder.metrics.read_text().splitlines()), *REPEATED)
+    assert f"{name}: 2 of 6 records delivered now, 0 not delivered" in sync(folder, "--sink", name)
+    second = read_backend(name, folder)
+    assert second.runs == first.runs
+    assert len(second.runs) == 1
+    assert second.values["rl/reward", 2] == ([0.75, 0.625] if name in KEEPS_REPLACED else [0.625])
+    health = second.values.pop(("health/entropy", 2), None)
+    assert health == ([1.0] if name in KEEPS_REPLACED else None)
+    check_last_values(second, folder)
+
+
+def test_texts_of_health_reports_are_delivered(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = RunFolder(tmp_path)
+    write_resolved(RunConfig(name="demo"), folder.config)
+    write_lines(folder, *RECORDED)
+    sync(folder, "--sink", "tensorboard")
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "rl")).Reload().Tensors("health/entropy_message")
+    assert [(event.step, event.tensor_proto.string_val) for event in events] == [
+        (2, [b"warn: the entropy is 0.01 nats"])
+    ]
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """The URL of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_every_backend_has_the_metrics_of_a_run_that_was_killed_and_resumed(
+    tmp_path: Path, start: Start, silent_server: str
+) -> None:
+    """Before the kill MLflow's server does not answer, which changes nothing for the run and the other backends."""
+    folder, sinks = RunFolder(tmp_path / "demo"), json.dumps(SINKS)
+    settings = (f"metrics.sinks={sinks}", "metrics.wandb_mode=offline")
+    first = start(tmp_path, *settings, f"metrics.mlflow_uri={silent_server}")
+    wait_until(lambda: len(metrics(folder, "step")) >= 2 and count_undelivered(folder, "tensorboard")[0] == 0, first)
+    first.kill()
+    finish(first)
+    assert count_undelivered(folder, "mlflow")[0] == count_undelivered(folder, "mlflow")[1] > 0
+
+    output = succeed(start(tmp_path, *settings, "--resume"))
+    assert "metrics: " not in output
+    assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
+    identities = {"tensorboard", (folder.sinks / "identity").read_text()}
+    for name in SINKS:
+        stored = read_backend(name, folder)
+        check_last_values(stored, folder)
+        assert stored.runs <= identities
+        assert count_undelivered(folder, name)[0] == 0
+
+
+def test_a_sink_without_its_package_is_refused_before_the_run_with_the_name_of_the_extra(tmp_path: Path) -> None:
+    hide = "import sys; sys.modules['wandb'] = None; from actors.cli.main import main; main()"
+    settings = ("--set", f"runs_folder={tmp_path}", "--set", 'metrics.sinks=["wandb"]')
+    command = [sys.executable, "-c", hide, "run", "configs/tiny.toml", *settings]
+    finished = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "400"}
+    )
+    assert finished.returncode == 2
+    assert 'metrics.sinks: "wandb" needs the package wandb, which is not installed: pip install "asterism[wandb]"' in (
+        finished.stderr
+    )
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [(("--sink", "visdom"), '"visdom" is no sink; known: tensorboard'), ((), "the run has no metrics.sinks")],
+)
+def test_a_sync_without_a_known_sink_is_refused(arguments: tuple[str, ...], cause: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_resolved(RunConfig(name="demo"), folder.config)
+    finished = asterism("metrics", "sync", str(tmp_path), *arguments)
+    assert finished.returncode == 2
+    assert cause in finished.stderr

@@ -1,0 +1,142 @@
+"""Delivery to one sink: order, kills, outages, and lines that a resumed run repeats."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from actors.metrics_file import MetricsFile
+from actors.sinks.delivery import MAX_BATCH, MetricLines, count_undelivered, deliver, get_ledger_path
+from actors.sinks.delivery_ledger import DeliveryLedger
+from actors.sinks.metric_records import MetricRecord
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from tests.actors.sinks.backends import write_lines
+from tests.actors.sinks.file_sink import FileSink
+
+Line = dict[str, object]
+
+
+def step(number: int, reward: float = 0.5) -> Line:
+    return {"kind": "step", "step": number, "reward": reward}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def deliver_all(folder: RunFolder, sink: FileSink | None = None) -> list[str]:
+    """What the file of the sink has after the delivery."""
+    output = folder.path / "out"
+    used = sink or FileSink(output)
+    deliver(folder, "wandb", lambda: used, lambda: True)
+    return output.read_text().split("\n")[:-1]
+
+
+class UnreliableSink(FileSink):
+    """Raises before the record with the number `fails_at`."""
+
+    def __init__(self, path: Path, fails_at: int, is_durable: bool = True) -> None:
+        super().__init__(path)
+        self.is_durable = is_durable
+        self._fails_at = fails_at
+
+    def write(self, records: Sequence[MetricRecord]) -> None:
+        for record in records:
+            if record.number == self._fails_at:
+                raise ConnectionError("down")
+            super().write([record])
+
+
+def test_each_record_is_delivered_once_over_several_processes(folder: RunFolder) -> None:
+    write_lines(folder, step(1), step(2))
+    assert deliver_all(folder) == ["0", "1", "closed"]
+    write_lines(folder, step(1), step(2), step(3))
+    assert deliver_all(folder) == ["0", "1", "closed", "2", "closed"]
+    assert count_undelivered(folder, "wandb") == (0, 3)
+
+
+def test_lines_that_the_run_writes_meanwhile_are_delivered_in_order(folder: RunFolder) -> None:
+    written = [step(1)]
+    write_lines(folder, *written)
+
+    def wait() -> bool:
+        written.append(step(len(written) + 1))
+        write_lines(folder, *written)
+        return len(written) == 3
+
+    deliver(folder, "wandb", lambda: FileSink(folder.path / "out"), wait)
+    assert (folder.path / "out").read_text().split() == ["0", "1", "2", "closed"]
+
+
+def test_an_incomplete_line_waits_for_its_end(folder: RunFolder) -> None:
+    lines = MetricLines(folder.metrics)
+    assert lines.read_new() == []
+    folder.metrics.write_bytes(b'{"kind"')
+    assert lines.read_new() == []
+    folder.metrics.write_bytes(b'{"kind":1,"step":1}\n{"ki')
+    assert lines.read_new() == [b'{"kind":1,"step":1}']
+    MetricsFile(folder.metrics)  # a restarted head removes the incomplete line
+    assert lines.read_new() == []
+    folder.metrics.write_bytes(b'{"kind":1,"step":1}\n{"kind":2}\n')
+    assert lines.read_new() == [b'{"kind":2}']
+
+
+def test_records_that_a_failing_sink_has_not_taken_are_undelivered_and_delivered_later(folder: RunFolder) -> None:
+    total = 2 * MAX_BATCH + 1
+    write_lines(folder, *(step(number) for number in range(total)))
+    with pytest.raises(ConnectionError):
+        deliver_all(folder, UnreliableSink(folder.path / "out", fails_at=MAX_BATCH + 5))
+    assert count_undelivered(folder, "wandb") == (total - MAX_BATCH, total)
+    numbers = [int(line) for line in deliver_all(folder) if line.isdigit()]
+    assert numbers == [*range(MAX_BATCH + 5), *range(MAX_BATCH, total)]
+
+
+def test_a_sink_that_confirms_at_its_end_receives_everything_since_its_last_end_again(folder: RunFolder) -> None:
+    write_lines(folder, step(1))
+    deliver_all(folder, UnreliableSink(folder.path / "out", fails_at=99, is_durable=False))
+    write_lines(folder, step(1), step(2), step(3), step(4))
+    with pytest.raises(ConnectionError):
+        deliver_all(folder, UnreliableSink(folder.path / "out", fails_at=3, is_durable=False))
+    assert count_undelivered(folder, "wandb") == (3, 4)
+    assert deliver_all(folder)[4:] == ["1", "2", "3", "closed"]
+
+
+@pytest.mark.parametrize("kept_bytes", [-1, -20])
+def test_an_incomplete_entry_of_the_ledger_repeats_its_record(folder: RunFolder, kept_bytes: int) -> None:
+    write_lines(folder, step(1), step(2))
+    deliver_all(folder)
+    ledger = get_ledger_path(folder, "wandb")
+    ledger.write_bytes(ledger.read_bytes()[:kept_bytes])
+    assert count_undelivered(folder, "wandb") == (2, 2)
+    assert deliver_all(folder)[3:] == ["0", "1", "closed"]
+    assert count_undelivered(folder, "wandb") == (0, 2)
+
+
+def test_a_resumed_run_replaces_the_records_of_the_steps_that_it_repeats(folder: RunFolder) -> None:
+    health: Line = {"kind": "health", "step": 3, "check": "entropy", "action": "warn", "message": "low"}
+    late: Line = {"kind": "evaluation", "step": 1, "label": "step_greedy", "accuracy": 0.5}
+    cold_start: Line = {"kind": "sft", "step": 7, "loss": 1.0}
+    write_lines(folder, cold_start, step(1), step(2), late, step(3), health)
+    deliver_all(folder)
+    MetricsFile(folder.metrics).truncate_after(1)
+    kept = folder.metrics.read_bytes()
+    assert kept.count(b"\n") == 3
+    write_lines(folder, cold_start, step(1), late, step(2, 0.6), step(3, 0.7), health)
+    assert folder.metrics.read_bytes().startswith(kept)
+    # The health report is equal to the old one, which TensorBoard drops with step 3.
+    assert deliver_all(folder)[7:] == ["from 2", "6", "7", "8", "closed"]
+    assert deliver_all(folder)[12:] == ["closed"]
+
+
+def test_a_second_process_cannot_deliver_to_the_same_sink(folder: RunFolder) -> None:
+    write_lines(folder, step(1))
+    with DeliveryLedger(get_ledger_path(folder, "wandb")), pytest.raises(UnusableInput, match=r"wandb\.jsonl: another"):
+        deliver_all(folder)
+    assert deliver_all(folder) == ["0", "closed"]
+
+
+def test_no_record_is_needed(folder: RunFolder) -> None:
+    assert deliver_all(folder) == ["closed"]
+    assert count_undelivered(folder, "wandb") == (0, 0)
