@@ -103,8 +103,8 @@ class RunConfig(Section, frozen=True):
         _require_overlong_buffer(self.rl, self.resolved_tasks)
         _require_known_tasks(self.evaluation, [task.name for task in self.resolved_tasks])
         require(
-            self.sft.steps == 0 or not any(task.get_dialogue().renderer for task in self.resolved_tasks),
-            "sft.steps must be 0 with dialogue.renderer: cold-start dialogues have the texts of ChatML",
+            not self.sft.is_enabled or not any(task.get_dialogue().renderer for task in self.resolved_tasks),
+            "sft.steps and sft.epochs must be 0 with dialogue.renderer: cold-start dialogues have the texts of ChatML",
         )
         _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
@@ -244,7 +244,7 @@ def _require_useful_offload(learner: LearnerConfig, sft: SftConfig, sglang: SGLa
         '"optimizer" to train in less memory',
     )
     require(
-        learner.offload != "optimizer" or sft.steps == 0 or sft.optimizer != "muon",
+        learner.offload != "optimizer" or not sft.is_enabled or sft.optimizer != "muon",
         'learner.offload = "optimizer" needs sft.optimizer = "adamw": Muon multiplies whole matrices, which takes too long '
         "on a CPU",
     )
