@@ -51,7 +51,7 @@ class SftFileConfig(Section, frozen=True, kw_only=True):
 
 
 class SftConfig(Section, frozen=True):
-    """The cold start, which teaches only tool format and answer format. Without `steps` and `epochs` there is none."""
+    """The cold start, which teaches only tool format and answer format. It needs `steps` or `epochs`."""
 
     data: FilePath = "$RUN/data/sft.jsonl"  # dialogues: docs/data.md
     mixture: tuple[SftFileConfig, ...] = ()  # several files instead of `data`

@@ -1,8 +1,12 @@
 """The order in which the cold start takes dialogues from files by weight, and their division into steps."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from policies.seeded_random import shuffle_range
 
@@ -27,17 +31,18 @@ class SftSampler:
         weights: Sequence[float],
         size: StepSize,
         seed: int,
-        get_length: Callable[[int], int] | None = None,
+        lengths: NDArray[np.int64] | None = None,
     ) -> None:
-        """`num_sequences`, `weights`: of each file. `get_length`: tokens of a dialogue by index, for `size.tokens`."""
+        """`num_sequences`, `weights`: of each file. `lengths`: tokens of each dialogue of all files, for `size.tokens`."""
         if min(num_sequences, default=0) == 0:
             raise ValueError("the cold start has no sequence to train on")
         self._num_sequences = num_sequences
         self._shares = [weight / sum(weights) for weight in weights]
         self._size = size
         self._seed = seed
-        self._get_length = get_length
-        self._orders: dict[int, tuple[int, list[int]]] = {}  # epoch and permutation by file
+        self._lengths = lengths
+        self._starts = [0, *accumulate(num_sequences)]
+        self._orders: dict[int, tuple[int, NDArray[np.int64]]] = {}  # epoch and permutation by file
         self._restart()
 
     def get_batch(self, step: int) -> list[int]:
@@ -71,12 +76,12 @@ class SftSampler:
     def _draw_step(self) -> list[tuple[int, int]]:
         """File, and number of earlier dialogues of it, of each position of the next step."""
         self._next_step += 1
-        if self._get_length is None or not self._size.tokens:
+        if self._lengths is None or not self._size.tokens:
             return [self._draw() for _ in range(self._size.dialogues)]
         positions, tokens = list[tuple[int, int]](), 0
         while True:
             position = self._pending or self._draw()
-            tokens += self._get_length(self._get_index(*position))
+            tokens += int(self._lengths[self._get_index(*position)])
             if positions and tokens > self._size.tokens:
                 self._pending = position
                 return positions
@@ -95,5 +100,5 @@ class SftSampler:
         epoch, offset = divmod(position, self._num_sequences[file])
         if self._orders.get(file, (-1,))[0] != epoch:
             keys = (self._seed, epoch, file) if file else (self._seed, epoch)
-            self._orders[file] = epoch, shuffle_range(self._num_sequences[file], *keys)
-        return sum(self._num_sequences[:file]) + self._orders[file][1][offset]
+            self._orders[file] = epoch, np.array(shuffle_range(self._num_sequences[file], *keys))
+        return self._starts[file] + int(self._orders[file][1][offset])

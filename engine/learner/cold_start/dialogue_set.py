@@ -1,9 +1,9 @@
 """The dialogues of the cold start: tokenized by the leading rank, mapped by all ranks, by step and for the validation."""
 
+import itertools
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from engine.learner.batches.training_sequence import TrainingSequence
 from engine.learner.cold_start.dialogue_sampler import SftSampler, StepSize
 from engine.learner.distributed import RankGroup, broadcast_object
 from engine.model.tokenizer import load_tokenizer
-from policies.seeded_random import shuffle_range
+from policies.seeded_random import mix
 
 _HELD_OUT = 2**40  # a key of the draw in place of an epoch
 
@@ -65,21 +65,22 @@ class DialogueSet:
     ) -> None:
         """`files`: of sft.files. `validation`: of sft.validation_files."""
         self._files = files
-        self._trained: list[NDArray[np.int64]] = []  # indices in each file
+        self._trained: list[NDArray[np.int64]] = []  # places in each file
         self.validation = [
             StoredDialogue(each, index, 0) for each in validation for index in range(each.report.dialogues)
         ]
         for number, (key, file) in enumerate(zip(sft.files, files, strict=True)):
             held_out = _choose_held_out(file.report.dialogues, sft.validation_share, seed, number)
             self.validation += [StoredDialogue(file, index, number) for index in held_out]
-            self._trained.append(np.setdiff1d(np.arange(file.report.dialogues), held_out))
+            self._trained.append(np.delete(np.arange(file.report.dialogues), held_out))
             if not len(self._trained[-1]):
                 raise UnusableInput(f"{key}: no dialogue is left to train on; lower sft.validation_share")
         counts = [len(each) for each in self._trained]
-        self._starts = [0, *accumulate(counts)]
+        self._starts = [0, *itertools.accumulate(counts)]
         weights = [file.weight for file in sft.files.values()]
         size = StepSize(sft.batch_size, sft.tokens_per_step)
-        self._sampler = SftSampler(counts, weights, size, seed, lambda index: self._get_dialogue(index).num_tokens)
+        lengths = [np.diff(file.offsets)[places] for file, places in zip(files, self._trained, strict=True)]
+        self._sampler = SftSampler(counts, weights, size, seed, np.concatenate(lengths))
         self.sft = replace(sft, steps=sft.steps or self._sampler.count_steps(sft.epochs), epochs=0.0)  # with steps
 
     def get_batch(self, step: int) -> list[StoredDialogue]:
@@ -96,7 +97,10 @@ def _choose_held_out(count: int, share: float, seed: int, number: int) -> list[i
     """At least one if the share is positive and the file has several dialogues."""
     if not share or count < 2:
         return []
-    return sorted(shuffle_range(count, seed, _HELD_OUT, number)[: max(1, round(share * count))])
+    wanted, draws, chosen = max(1, round(share * count)), itertools.count(), set[int]()
+    while len(chosen) < wanted:
+        chosen.add(mix(seed, _HELD_OUT, number, next(draws)) % count)
+    return sorted(chosen)
 
 
 def open_dialogues(run: RunConfig, folder: RunFolder, ranks: RankGroup, tokenizer_folder: Path) -> DialogueSet:

@@ -1,6 +1,7 @@
 """Inputs that a run refuses before it creates anything, each named by its key."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -213,6 +214,15 @@ def test_each_file_of_a_mixture_is_named_by_its_key(inputs: Path) -> None:
         check_inputs(load(inputs, *settings))
     (inputs / "two.jsonl").write_text(2 * (json.dumps(dialogue) + "\n"))
     assert f"sft.mixture.two.data: {inputs / 'two.jsonl'}: 2 dialogues" in check_inputs(load(inputs, *settings))
+
+
+def test_the_mixture_of_the_report_names_each_missing_file_by_its_key() -> None:
+    checks = list_input_checks(load_run(Path("configs/rstar2_cold_start.toml")))
+    keys = [key for key in checks if key.startswith("sft.mixture.")]
+    assert len(keys) == 6
+    for key in keys:
+        with pytest.raises(UnusableInput, match=rf"\.jsonl: no such file; set {re.escape(key)} to a file of dialogues"):
+            checks[key]()
 
 
 def test_answers_that_the_verifier_cannot_parse_are_counted_before_the_start(inputs: Path) -> None:

@@ -54,9 +54,10 @@ def make_machines(gpu: str, gpus: int = 8, nodes: int = 1) -> PlannedMachines:
         make_inputs("1.7B", file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1)),
         make_inputs("4B", machines=make_machines("h100")),
         make_inputs("14B", file="rstar2_14b_8gpu", machines=make_machines("h200")),
+        make_inputs("14B", file="rstar2_cold_start", machines=make_machines("h200")),
         make_inputs("14B", file="rstar2_14b_64gpu", machines=make_machines("mi300x", nodes=8)),
     ],
-    ids=["1.7B on 1", "4B on 8", "14B on 8", "14B on 64"],
+    ids=["1.7B on 1", "4B on 8", "14B on 8", "cold start of 14B on 8", "14B on 64"],
 )
 def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> None:
     plan = build_plan(inputs)

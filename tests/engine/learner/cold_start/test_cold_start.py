@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,24 @@ def test_the_loss_mask_of_a_stored_dialogue_is_that_of_its_rows(swept_path: Path
     assert loaded.loss_mask[-1]
     assert not loaded.loss_mask[0]
     assert 0 < each.num_loss_tokens < each.num_tokens
+
+
+@pytest.mark.slow
+def test_a_tokenization_does_not_hold_all_dialogues_in_memory(swept_path: Path) -> None:
+    run, folder = make_cold_start(swept_path, batch_size=1)
+    messages = [{"role": "user", "content": "1 + 1? " * 1000}, {"role": "assistant", "content": "2"}]
+    (folder.data / "sft.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 100)
+    open_here(run, folder)  # imports and caches
+    (token_file,) = folder.dialogue_tokens.iterdir()
+    num_bytes = sum(file.stat().st_size for file in token_file.iterdir())
+    shutil.rmtree(folder.dialogue_tokens)
+    tracemalloc.start()
+    dialogues = open_here(run, folder)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert dialogues.get_batch(0)[0].num_tokens > 5000
+    assert num_bytes > 2_500_000
+    assert peak < 0.5 * num_bytes
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])

@@ -1,5 +1,6 @@
 """The order of the cold start's dialogues, and their division into steps."""
 
+import numpy as np
 import pytest
 
 from engine.learner.cold_start.dialogue_sampler import SftSampler, StepSize
@@ -38,7 +39,7 @@ def test_files_of_a_mixture_alternate_by_weight_with_epochs_of_their_own() -> No
 
 
 def make_token_sampler(lengths: list[int], tokens: int) -> SftSampler:
-    return SftSampler([len(lengths)], [1.0], StepSize(64, tokens), 2, lengths.__getitem__)
+    return SftSampler([len(lengths)], [1.0], StepSize(64, tokens), 2, np.array(lengths))
 
 
 def test_a_step_takes_dialogues_up_to_the_tokens_of_a_step_in_the_same_order() -> None:
