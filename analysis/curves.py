@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.metrics import AnalysisError, RunMetrics, compute_token_rate, get_column, read_metrics
+from analysis.metrics import RunMetrics, compute_token_rate, get_column, read_metrics
 from analysis.plotting import (
     BLUE,
     GREEN,
@@ -29,11 +29,6 @@ _STEP_PHASES = (
     ("rollout_s", "rollout", BLUE),
     ("train_s", "training", ORANGE),
     ("weights_s", "weights", PURPLE),
-)
-_COLD_START_PANELS = (
-    ("loss", "Loss", "nats per token", BLUE),
-    ("grad_norm", "Gradient norm", "before clipping", RED),
-    ("tokens_per_s", "Speed", "tokens/s", GREEN),
 )
 
 
@@ -59,19 +54,6 @@ def draw_curves(run_folder: Path) -> Path:
     for panel in (panels[3], panels[4]):
         leave_headroom(panel, 0.22)  # for the legend above the bars
     return save_figure(figure, RunFolder(run_folder).curves)
-
-
-def draw_cold_start(run_folder: Path) -> Path:
-    """Raises AnalysisError if the metrics have no step of the cold start, OSError if the figure cannot be written."""
-    metrics = read_metrics(run_folder)
-    if metrics.sft.is_empty():
-        raise AnalysisError(f"{RunFolder(run_folder).metrics}: no step of the cold start yet")
-    figure, panels = make_figure(1, 3, metrics.run, f"cold start, {format_count(metrics.sft.height, 'step')}")
-    for panel, (name, title, unit, color) in zip(panels, _COLD_START_PANELS, strict=True):
-        draw_line(panel, metrics.sft["step"], get_column(metrics.sft, name), color)
-        style_axes(panel, title, unit, x_label="SFT step")
-        leave_headroom(panel)
-    return save_figure(figure, RunFolder(run_folder).cold_start)
 
 
 def _format_subtitle(metrics: RunMetrics) -> str:

@@ -1,6 +1,7 @@
 """Shared style of all figures: plain panels, faint measurements under their moving mean."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -70,10 +71,10 @@ def draw_line(axes: Axes, steps: pl.Series, values: pl.Series, color: str, label
     axes.plot(steps.to_numpy(), mean.to_numpy(), color=color, linewidth=2.2, label=label, marker=marker, markersize=4)
 
 
-def draw_legend(axes: Axes) -> None:
-    """In the lower right, which rising curves leave free."""
+def draw_legend(axes: Axes, place: Literal["lower right", "upper right"] = "lower right") -> None:
+    """By default in the lower right, which rising curves leave free."""
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right", fontsize=10, frameon=True, framealpha=0.85, edgecolor="none", labelcolor=_INK)
+        axes.legend(loc=place, fontsize=10, frameon=True, framealpha=0.85, edgecolor="none", labelcolor=_INK)
 
 
 def leave_headroom(axes: Axes, share: float = 0.08) -> None:

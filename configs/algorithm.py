@@ -43,18 +43,29 @@ class SamplingConfig(Section, frozen=True):
 class SftFileConfig(Section, frozen=True, kw_only=True):
     """A file of a mixture."""
 
-    name: TaskName  # in messages
+    name: TaskName  # in messages and metrics
     data: FilePath  # dialogues, as in sft.data
     weight: PositiveFloat = 1.0  # share of the drawn dialogues, relative to the other files
+    # System text and tools of a dialogue. row: its own, if it has any; run: always those of the run: docs/data.md
+    prompt: Literal["row", "run"] = "row"
+    tool_names: dict[str, str] = {}  # noqa: RUF012  # the run's tool for a function that a row without tools calls
 
 
 class SftConfig(Section, frozen=True):
-    """The cold start, which teaches only tool format and answer format. `steps = 0` skips it."""
+    """The cold start, which teaches only tool format and answer format. It needs `steps` or `epochs`."""
 
     data: FilePath = "$RUN/data/sft.jsonl"  # dialogues: docs/data.md
     mixture: tuple[SftFileConfig, ...] = ()  # several files instead of `data`
+    max_bad_rows: Count = 100  # of a file: unusable rows that are skipped and listed; one more ends the run
+    max_tokens: Count = 0  # length limit of a dialogue; 0: none
+    too_long: Literal["drop", "truncate"] = "drop"  # what happens to longer dialogues
     steps: Count = 0  # optimizer updates
+    epochs: NonNegativeFloat = 0.0  # instead of `steps`: as many dialogues as all files have, times this number
     batch_size: PositiveInt = 64  # dialogues per update
+    tokens_per_step: Count = 0  # instead of `batch_size`: tokens per update, at most; 0: `batch_size`
+    validation: FilePath = ""  # dialogues for a validation loss, as in `data`; empty: none
+    validation_share: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # of each file's dialogues, held out for that loss
+    validation_every: PositiveInt = 100  # steps between validations; also after the last step
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: Muon for the layers' matrices, AdamW for the rest
     lr: LearningRate = 1e-5  # of AdamW
     muon_lr: LearningRate = 1e-3  # of Muon
@@ -65,13 +76,33 @@ class SftConfig(Section, frozen=True):
         names = [each.name for each in self.mixture]
         repeated = next((name for name in names if names.count(name) > 1), "")
         require(not repeated, f'mixture: the name "{repeated}" is used twice')
+        require(self.steps == 0 or self.epochs == 0, "set either steps or epochs; the other one must be 0")
+        require(
+            not (self.validation and self.validation_share),
+            "set either validation or validation_share",
+        )
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether the run has a cold start."""
+        return self.steps > 0 or self.epochs > 0
 
     @property
     def files(self) -> dict[str, SftFileConfig]:
         """By configuration key."""
         if not self.mixture:
-            return {"sft.data": SftFileConfig(name="", data=self.data)}
+            return {"sft.data": SftFileConfig(name="data", data=self.data)}
         return {f"sft.mixture.{each.name}.data": each for each in self.mixture}
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """Of several files, which have losses of their own."""
+        return tuple(each.name for each in self.mixture) if len(self.mixture) > 1 else ()
+
+    @property
+    def validation_files(self) -> dict[str, SftFileConfig]:
+        """By configuration key."""
+        return {"sft.validation": SftFileConfig(name="validation", data=self.validation)} if self.validation else {}
 
 
 class RlConfig(Section, frozen=True):

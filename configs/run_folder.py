@@ -70,6 +70,11 @@ class RunFolder(NamedTuple):
         return self.checkpoints / "sft_partial"
 
     @property
+    def dialogue_tokens(self) -> Path:
+        """Token files of the cold start, one folder for each file of dialogues (engine.data.token_files)."""
+        return self.path / "dialogue_tokens"
+
+    @property
     def cold_start(self) -> Path:
         """The curves of the cold start."""
         return self.path / "cold_start.png"

@@ -240,11 +240,12 @@ def _require_merged_weights(learner: LearnerConfig) -> None:
 
 def _require_no_cold_start(sft: SftConfig, learner: LearnerConfig, tasks: Sequence[TaskConfig]) -> None:
     require(
-        sft.steps == 0 or not any(task.get_dialogue().renderer for task in tasks),
-        "sft.steps must be 0 with dialogue.renderer: cold-start dialogues have the texts of ChatML",
+        not sft.is_enabled or not any(task.get_dialogue().renderer for task in tasks),
+        "sft.steps and sft.epochs must be 0 with dialogue.renderer: cold-start dialogues have the texts of ChatML",
     )
     require(
-        sft.steps == 0 or not learner.resume_from, "sft.steps must be 0 with learner.resume_from: RL continues there"
+        not sft.is_enabled or not learner.resume_from,
+        "sft.steps and sft.epochs must be 0 with learner.resume_from: RL continues there",
     )
 
 
@@ -255,7 +256,7 @@ def _require_useful_offload(learner: LearnerConfig, sft: SftConfig, sglang: SGLa
         '"optimizer" to train in less memory',
     )
     require(
-        learner.offload != "optimizer" or sft.steps == 0 or sft.optimizer != "muon",
+        learner.offload != "optimizer" or not sft.is_enabled or sft.optimizer != "muon",
         'learner.offload = "optimizer" needs sft.optimizer = "adamw": Muon multiplies whole matrices, which takes too long '
         "on a CPU",
     )

@@ -208,8 +208,8 @@ def _render_rows(run: RunConfig, source: Source, name: str) -> Iterator[Rendered
     tokenizer: FastTokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     descriptions = describe_tasks(run)
     if source == "sft":
-        paths = [folder.expand_path(file.data) for file in run.sft.files.values()]
-        return chain.from_iterable(render_dialogues(run, descriptions, path, tokenizer) for path in paths)
+        files = [(file, folder.expand_path(file.data)) for file in run.sft.files.values()]
+        return chain.from_iterable(render_dialogues(run, descriptions, *each, tokenizer) for each in files)
     tasks = {task.name: task for task in run.resolved_tasks}
     if name and name not in tasks:
         raise UnusableInput(f"--task {name}: there is no such task; the configuration has {', '.join(tasks)}")

@@ -72,7 +72,7 @@ def draw_all_curves(folder: RunFolder) -> list[Path]:
     metrics = read_metrics(folder.path)
     pictures: list[Path] = []
     if metrics.sft.height:
-        from analysis.curves import draw_cold_start  # matplotlib is slow to import
+        from analysis.cold_start_curves import draw_cold_start  # matplotlib is slow to import
 
         pictures.append(draw_cold_start(folder.path))
     if metrics.steps.height:

@@ -46,7 +46,7 @@ def continue_stage(
     table |= {"tiny": None}
     table["model"]["checkpoint"] = table["learner"]["resume_from"] = str(checkpoint.resolve())
     table["learner"]["resume_optimizer"] = options.optimizer == "keep"
-    table["sft"]["steps"] = 0
+    table["sft"] |= {"steps": 0, "epochs": 0}
     if options.problems == "unsolved":
         _select_unsolved(table, options, before, data_folder, print_line)
     elif options.problem_order == "continue":

@@ -49,7 +49,7 @@ def _make_share(inputs: PlanInputs) -> RankShare:
         has_units=inputs.ranks > 1 or learner.dtype != "float32" or has_offload,
         has_reference=learner.kl_coef > 0 and learner.lora_rank == 0,
         offloads=has_offload and learner.device == "cuda",
-        adapters=None if inputs.run.sft.steps else inputs.adapters,
+        adapters=None if inputs.run.sft.is_enabled else inputs.adapters,
         accumulates=inputs.micro_batches > 1,
         reduces_once=learner.reduce_gradients == "once",
     )

@@ -47,7 +47,7 @@ def _count_state_bytes(inputs: PlanInputs, count: int) -> float:
     state = (1 + MOMENTS) * FLOAT32_BYTES
     if inputs.adapters is None:
         return count * state * inputs.size.total
-    of_cold_start = state * inputs.size.total if inputs.run.sft.steps else 0.0
+    of_cold_start = state * inputs.size.total if inputs.run.sft.is_enabled else 0.0
     return count * state * inputs.adapters + FLOAT32_BYTES * inputs.size.total + of_cold_start
 
 

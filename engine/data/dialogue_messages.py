@@ -1,6 +1,7 @@
 """Messages of cold-start rows, read from the public layouts of docs/data.md: OpenAI's `messages` and ShareGPT's `conversations`.
 
-All become messages with the roles user, assistant and tool. The calls of an assistant stand in `tool_calls`.
+All become messages with the roles user, assistant and tool. The calls of an assistant stand in `tool_calls`, or in its text
+as `<tool_call>`.
 """
 
 import json
@@ -9,16 +10,13 @@ from typing import Any, NamedTuple, cast
 
 from engine.data.data_files import DatasetError, DatasetRow, RowFields
 
-DIALOGUE_COLUMNS = ("messages", "conversations", "task")
+DIALOGUE_COLUMNS = ("messages", "conversations", "task", "system", "tools")
+_CALL_ROLES = ("function_call", "tool_call")  # of messages of their own in ShareGPT
+_RESULT_ROLES = ("observation", "function", "ipython", "function_response", "tool_response")
 _ROLES = {
-    **{"human": "user", "gpt": "assistant", "model": "assistant", "function_call": "assistant"},
-    **{
-        "observation": "tool",
-        "function": "tool",
-        "ipython": "tool",
-        "function_response": "tool",
-        "developer": "system",
-    },
+    **{"human": "user", "gpt": "assistant", "model": "assistant", "developer": "system"},
+    **dict.fromkeys(_CALL_ROLES, "assistant"),
+    **dict.fromkeys(_RESULT_ROLES, "tool"),
 }
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _ALLOWED_NEXT_ROLES = {
@@ -29,6 +27,7 @@ _ALLOWED_NEXT_ROLES = {
 }
 _OPENING_TAG = re.compile(r"\s*<(\w+)>\s*")
 _THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+_RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.DOTALL)
 
 
 class DatasetLocation(NamedTuple):
@@ -56,9 +55,24 @@ class DialogueMessage(NamedTuple):
             parts = [_get_text_part(part) for part in cast(list[Any], value)]
             if None not in parts:
                 return "".join(cast(list[str], parts))
+        if self.role == "tool" and isinstance(value, dict | list):
+            return json.dumps(value, ensure_ascii=False)
         if not isinstance(value, str):
             raise self.location.build_error("expected a string", "content")
         return value
+
+    def get_results(self) -> list[str]:
+        """Of a tool: the text, or those in the tags of its <tool_response> blocks. Raises DatasetError."""
+        text = self.get_text()
+        blocks = _RESPONSE.findall(text)
+        return blocks if blocks and not _RESPONSE.sub("", text) else [text]
+
+    @property
+    def belongs_to_call(self) -> bool:
+        """Whether the message calls a tool or is a result."""
+        content = self.fields.get("content")
+        in_text = isinstance(content, str) and self.role == "assistant" and "<tool_call>" in content
+        return self.role == "tool" or in_text or bool(self.fields.get("tool_calls"))
 
     def get_turn_text(self, prefill: str) -> str:
         """Of an assistant: begins with the prefill of the rollouts.
@@ -86,8 +100,21 @@ class DialogueMessage(NamedTuple):
         return next((value for value in values if isinstance(value, str)), None)
 
 
-def parse_messages(row: DatasetRow) -> list[DialogueMessage]:
-    """The row's messages without the system message. Raises DatasetError with the field."""
+class RowDialogue(NamedTuple):
+    """The messages of a row, without a system message."""
+
+    messages: list[DialogueMessage]
+    system: str  # text of the system message, or of the column `system`; else empty
+
+    @property
+    def has_calls(self) -> bool:
+        return any(message.belongs_to_call for message in self.messages)
+
+
+def parse_dialogue(row: DatasetRow) -> RowDialogue:
+    """Raises DatasetError with the field."""
+    column = row.fields.get("system")
+    system = column if isinstance(column, str) else ""
     name = "messages" if row.fields.get("messages") is not None else "conversations"
     here = DatasetLocation(row, name if name in row.fields else "messages")
     value = row.fields.get(name)
@@ -100,6 +127,7 @@ def parse_messages(row: DatasetRow) -> list[DialogueMessage]:
             raise location.build_error("expected an object with `role` and `content`")
         message = _convert_message(cast(RowFields, fields), location)
         if message.role == "system" and position == 0:
+            system = message.get_text() or system
             continue
         before = messages[-1] if messages else None
         if before is not None and message.fields.get("continues_turn") and before.role == "assistant":
@@ -115,7 +143,7 @@ def parse_messages(row: DatasetRow) -> list[DialogueMessage]:
         messages.append(message)
     if not messages or messages[-1].role != "assistant":
         raise here.build_error("the last message must be the assistant's")
-    return messages
+    return RowDialogue(messages, system)
 
 
 def _convert_message(fields: RowFields, location: DatasetLocation) -> DialogueMessage:
@@ -123,7 +151,7 @@ def _convert_message(fields: RowFields, location: DatasetLocation) -> DialogueMe
     converted = dict(fields)
     if "value" in fields and "content" not in fields:
         converted["content"] = fields["value"]
-    if given == "function_call":  # a message of its own in ShareGPT
+    if given in _CALL_ROLES:
         converted |= {"tool_calls": _parse_calls(converted.get("content"), location), "content": None}
         converted["continues_turn"] = True
     elif fields.get("function_call") is not None:  # OpenAI's form before tool_calls

@@ -70,7 +70,6 @@ class Learner:
         self._gpu_memory = EngineGpuMemory(bus, incarnation, is_shared=run.sglang.colocate)
         self._journal = journal
         self._last_received_step = max(journal.list_steps(), default=-1)
-        self._sft_steps = run.sft.steps
         self._rank = rank
         self._ranks = ranks
         self._worker = worker
@@ -173,7 +172,7 @@ class Learner:
     async def _report_sft_step(self, step: int, values: dict[str, float]) -> None:
         """For the metrics file, and for the display unless the previous step is still being sent there."""
         if self._progress_send is None or self._progress_send.done():
-            progress = Progress("sft", step, self._sft_steps, values)
+            progress = Progress("sft", step, self._rank.num_sft_steps, values)
             self._progress_send = asyncio.create_task(self._bus.send(LAUNCHER, progress))
         await self._bus.send(RECORDER, MetricsRecorded("sft", step, "", values))
 

@@ -11,22 +11,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import structlog
+from msgspec.structs import replace
 
 from bus.messages import ProtocolError, WeightsPublished
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.data.sft_dialogues import read_sft_dialogues
-from engine.data.task_inputs import load_task_formats
 from engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
 from engine.learner.adapters.policy_models import PolicyModels
 from engine.learner.batches.batch_journal import BatchJournal
-from engine.learner.batches.minibatches import SftSampler
 from engine.learner.batches.sample_exchange import exchange_samples
 from engine.learner.batches.sample_files import StoredSequence
-from engine.learner.batches.training_sequence import TrainingSequence, build_sft_sequence
 from engine.learner.best_checkpoint import list_protected_steps
 from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints, restore_replaced_checkpoints
+from engine.learner.cold_start.cold_start_steps import ColdStartSteps
+from engine.learner.cold_start.dialogue_set import open_dialogues
 from engine.learner.distributed import RankGroup, broadcast_object
 from engine.learner.micro_batches.load_metrics import compute_speed_metrics, measure_peak_memory, reset_peak_memory
 from engine.learner.offload.state_offload import StateOffload
@@ -118,7 +117,7 @@ class LearnerRank:
         metrics: dict[str, float] = {}
         if self._run.learner.resume_from:
             self._trainer = self._continue_other_run()
-        elif self._run.sft.steps:
+        elif self._run.sft.is_enabled:
             metrics = self._run_cold_start(report)
         else:
             self._trainer = self._start_trainer()
@@ -172,30 +171,29 @@ class LearnerRank:
 
     def _run_cold_start(self, report: SftProgressCallback) -> dict[str, float]:
         """Returns loss (of the last step), sft_s and sft_steps, of this process only."""
-        sft, began = self._run.sft, time.monotonic()
-        sequences, order = _read_cold_start(self._run, self._folder, self._initial_checkpoint)
+        began = time.monotonic()
+        dialogues = open_dialogues(self._run, self._folder, self._ranks, self._initial_checkpoint)
+        self._run = replace(self._run, sft=dialogues.sft)
+        self._schedule = CheckpointSchedule(self._run, self._ranks)
         partial_checkpoint = self._partial_sft_checkpoint
         is_resuming = broadcast_object(self._ranks, is_resumable(partial_checkpoint))
         trainer = self._trainer = self._resume_trainer(partial_checkpoint) if is_resuming else self._start_trainer()
-        first, loss = trainer.step, 0.0
-        while trainer.step < sft.steps:
-            loss = self._run_sft_step(trainer, [sequences[index] for index in order.get_batch(trainer.step)], report)
+        steps = ColdStartSteps(self._run, dialogues, trainer, self._ranks)
+        first, metrics = trainer.step, dict[str, float]()
+        while trainer.step < self.num_sft_steps:
+            metrics = steps.run_next()
+            if self._ranks.is_leader:
+                report(trainer.step, metrics)
             if self._schedule.is_due_in_cold_start(trainer.step):
                 self._save_checkpoint(partial_checkpoint, is_exported=False)
-        sft_s = time.monotonic() - began
-        self._logger.info("cold_start.finished", steps=trainer.step - first, loss=loss, sft_s=sft_s)
-        return {"loss": loss, "sft_s": sft_s, "sft_steps": float(trainer.step - first)}
+        done = {"loss": metrics.get("loss", 0.0), "sft_s": time.monotonic() - began}
+        self._logger.info("cold_start.finished", steps=trainer.step - first, **done)
+        return {**done, "sft_steps": float(trainer.step - first)}
 
-    def _run_sft_step(
-        self, trainer: Trainer, sequences: Sequence[TrainingSequence], report: SftProgressCallback
-    ) -> float:
-        began = time.monotonic()
-        metrics = trainer.run_sft_step(sequences)
-        num_tokens = sum(len(sequence.token_ids) for sequence in sequences)
-        tokens_per_s = num_tokens / (time.monotonic() - began)
-        if self._ranks.is_leader:
-            report(trainer.step, {**metrics, "tokens_per_s": tokens_per_s})
-        return metrics["loss"]
+    @property
+    def num_sft_steps(self) -> int:
+        """0 until the dialogues are counted, with sft.epochs."""
+        return self._run.sft.steps
 
     # ---------------------------------------------------------------- reinforcement learning
 
@@ -315,18 +313,3 @@ class LearnerRank:
 
         self._loaded_trainer.save(checkpoint, self._initial_checkpoint, is_exported=is_exported, on_committed=prune)
         self._schedule.on_saved()
-
-
-def _read_cold_start(
-    run: RunConfig, folder: RunFolder, initial_checkpoint: Path
-) -> tuple[list[TrainingSequence], SftSampler]:
-    """The sequences of all files, one file after the other."""
-    tokenizer, formats = load_tokenizer(initial_checkpoint), load_task_formats(run, folder)
-    sequences: list[TrainingSequence] = []
-    counts: list[int] = []
-    for file in run.sft.files.values():
-        dialogues = read_sft_dialogues(folder.expand_path(file.data), tokenizer, formats)
-        sequences += [build_sft_sequence(dialogue.token_ids, dialogue.loss_mask) for dialogue in dialogues]
-        counts.append(len(dialogues))
-    weights = [file.weight for file in run.sft.files.values()]
-    return sequences, SftSampler(counts, weights, run.sft.batch_size, run.seed)

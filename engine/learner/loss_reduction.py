@@ -117,3 +117,23 @@ def compute_rl_metrics(updates: Sequence[OptimizerUpdate]) -> dict[str, float]:
         **mismatches[0],
         **by_minibatch,
     }
+
+
+# ---------------------------------------------------------------- losses by file of the cold start
+
+
+def sum_by_file(groups_N: Tensor, logprobs_N: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    """The sum of the losses and the number of tokens of each file. `groups_N`: the number of each token's file."""
+    if not names:
+        return {}
+    zeros_F = torch.zeros(len(names), dtype=torch.float64, device=logprobs_N.device)
+    losses_F = zeros_F.index_add(0, groups_N, -logprobs_N.detach().double())
+    tokens_F = zeros_F.index_add(0, groups_N, torch.ones_like(groups_N, dtype=torch.float64))
+    sums = {f"{name}: loss": losses_F[number] for number, name in enumerate(names)}
+    return sums | {f"{name}: tokens": tokens_F[number] for number, name in enumerate(names)}
+
+
+def compute_file_losses(sums: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    """Per token, by file; files without a token are left out."""
+    tokens = {name: sums[f"{name}: tokens"] for name in names}
+    return {name: sums[f"{name}: loss"] / count for name, count in tokens.items() if count}

@@ -1,6 +1,6 @@
 """Training on one rank: updates of the cold start, GRPO steps, saving and resuming."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from configs.algorithm import LearnerConfig
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
 from engine.learner.batches.minibatches import (
@@ -19,21 +20,17 @@ from engine.learner.batches.minibatches import (
     iter_micro_batches,
     load_micro_batch,
 )
-from engine.learner.batches.training_sequence import (
-    RankShares,
-    SequenceSource,
-    Source,
-    TrainingSequence,
-    check_token_ids,
-)
+from engine.learner.batches.training_sequence import RankShares, SequenceSource, Source, check_token_ids
 from engine.learner.checkpoints import TrainerState, read_trainer_state
 from engine.learner.distributed import RankGroup, find_non_finite_parameter, gather_full
 from engine.learner.loss_reduction import (
     MinibatchTotals,
     OptimizerUpdate,
     check_mismatch,
+    compute_file_losses,
     compute_rl_metrics,
     reduce_outputs,
+    sum_by_file,
 )
 from engine.learner.micro_batches.load_metrics import compute_expert_metrics, compute_plan_metrics
 from engine.learner.micro_batches.packing import split_micro_batches
@@ -75,7 +72,7 @@ class Trainer:
         self._reference: nn.Module | None = None
         self._checkpoints = CheckpointWriter(ranks, run.learner.threads)
         torch.manual_seed(run.seed + ranks.rank)
-        self.start_stage("sft" if run.sft.steps else "rl")
+        self.start_stage("sft" if run.sft.is_enabled else "rl")
 
     def start_stage(self, stage: Literal["sft", "rl"]) -> None:
         """Fresh optimizers, step 0. The model may be another one than that of the previous stage."""
@@ -93,19 +90,30 @@ class Trainer:
 
     # ---------------------------------------------------------------- steps
 
-    def run_sft_step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-        """One update. Returns loss, grad_norm, lr, tokens (in the loss)."""
+    def run_sft_step(self, sequences: Sequence[SequenceSource]) -> dict[str, float]:
+        """One update. Returns loss, grad_norm, lr, tokens (in the loss), the loss of each file of a mixture, and the metrics
+        of the plan of micro batches and of the load of experts. The group of a sequence is the number of its file.
+        """
         sft = self._run.sft
         lr_scale = cosine_schedule(self.step, sft.steps, sft.warmup_steps)
         update = self._run_update(sequences, lr_scale, _compute_cold_start_loss)
         self.step += 1
-        tokens = sum(sequence.num_loss_tokens for sequence in sequences)
+        planned = [(sequences, self._split_micro_batches(sequences))]
+        losses = compute_file_losses(update.sums.token_sums, sft.file_names)
         return {
             "loss": update.sums.loss,
             "grad_norm": update.grad_norm,
             "lr": lr_scale * sft.lr,
-            "tokens": float(tokens),
+            "tokens": float(sum(sequence.num_loss_tokens for sequence in sequences)),
+            **{f"file {name}: loss": loss for name, loss in losses.items()},
+            **compute_plan_metrics(planned, self._learner.micro_batch_tokens, self.flops.attention_tokens),
+            **compute_expert_metrics(self.model, self._ranks),
         }
+
+    def score_without_update(self, sequences: Sequence[SequenceSource]) -> Iterator[tuple[MicroBatch, Tensor]]:
+        """This rank's micro batches and the log probabilities of their tokens. Every rank takes all of its own."""
+        for batch in iter_micro_batches(self._list_micro_batches(sequences), self._ranks):
+            yield batch, self._score_without_gradient(self.model, batch).logprobs_N
 
     def run_rl_step(
         self, sequences: Sequence[Source], distribute: Distribution[Source] | None = None
@@ -160,8 +168,7 @@ class Trainer:
             return [None] * len(minibatches)
         old_logprobs: list[OldLogprobs] = [None]
         for sequences in minibatches[1:]:
-            batches = iter_micro_batches(self._list_micro_batches(sequences), self._ranks)
-            old_logprobs.append([self._score_without_gradient(self.model, each).logprobs_N for each in batches])
+            old_logprobs.append([each for _, each in self.score_without_update(sequences)])
         return old_logprobs
 
     def _split_micro_batches(self, sequences: Sequence[SequenceSource]) -> RankShares:
@@ -211,8 +218,13 @@ class Trainer:
             old_N = batch.logprobs_N
         elif old_N is None:
             old_N = scores.logprobs_N.detach()
-        output = compute_loss(self._build_loss_input(batch, totals, scores, old_N), reference_N)
+        given = _build_loss_input(batch, totals, scores, old_N, self._learner, self._run.response_tokens)
+        output = compute_loss(given, reference_N)
         output.loss.backward()
+        if self.stage == "sft":
+            output = output._replace(
+                token_means=sum_by_file(batch.groups_N, scores.logprobs_N, self._run.sft.file_names)
+            )
         return output._replace(loss=output.loss.detach())
 
     def _score(self, model: nn.Module, batch: MicroBatch) -> TokenScores:
@@ -227,29 +239,6 @@ class Trainer:
             scores = self._score(model, batch)
         reshard_parameters(model)
         return scores
-
-    def _build_loss_input(
-        self, batch: MicroBatch, totals: MinibatchTotals, scores: TokenScores, old_N: Tensor
-    ) -> LossInput:
-        learner = self._learner
-        return LossInput(
-            logprobs_N=scores.logprobs_N,
-            behaviour_logprobs_N=batch.logprobs_N,
-            old_logprobs_N=old_N,
-            advantages_N=batch.advantages_N.to(scores.logprobs_N.dtype),
-            entropies_N=scores.entropies_N,
-            sequences_N=batch.sequences_N,
-            num_sequences=batch.num_sequences,
-            weights_N=batch.weights_N,
-            corrections_N=torch.ones_like(old_N),
-            minibatch_tokens=totals.tokens,
-            minibatch_sequences=totals.sequences,
-            max_response_tokens=self._run.response_tokens,
-            clip_low=learner.clip_low,
-            clip_high=learner.clip_high,
-            clip_dual=learner.clip_dual,
-            log_ratio_limit=learner.log_ratio_limit,
-        )
 
     def _apply_gradients(self, lr_scale: float) -> float:
         parameters = list(self.model.parameters())
@@ -311,3 +300,31 @@ class Trainer:
 
 def _compute_cold_start_loss(batch: LossInput, _reference_logprobs_N: Tensor | None) -> LossOutput:
     return compute_sft_loss(batch)
+
+
+def _build_loss_input(
+    batch: MicroBatch,
+    totals: MinibatchTotals,
+    scores: TokenScores,
+    old_N: Tensor,
+    learner: LearnerConfig,
+    max_response_tokens: int,
+) -> LossInput:
+    return LossInput(
+        logprobs_N=scores.logprobs_N,
+        behaviour_logprobs_N=batch.logprobs_N,
+        old_logprobs_N=old_N,
+        advantages_N=batch.advantages_N.to(scores.logprobs_N.dtype),
+        entropies_N=scores.entropies_N,
+        sequences_N=batch.sequences_N,
+        num_sequences=batch.num_sequences,
+        weights_N=batch.weights_N,
+        corrections_N=torch.ones_like(old_N),
+        minibatch_tokens=totals.tokens,
+        minibatch_sequences=totals.sequences,
+        max_response_tokens=max_response_tokens,
+        clip_low=learner.clip_low,
+        clip_high=learner.clip_high,
+        clip_dual=learner.clip_dual,
+        log_ratio_limit=learner.log_ratio_limit,
+    )

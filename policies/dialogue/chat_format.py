@@ -24,6 +24,7 @@ PROTOCOL_TAGS = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
 )
 
+_TOOLS_TAG = "<tools>"
 _TOOLS = (
     "You may call one or more functions. Their signatures stand inside <tools> </tools>:\n"
     "<tools>\n{tools}\n</tools>\n\n"
@@ -80,6 +81,17 @@ def _build_default_system(description: TaskDescription, has_tools: bool, rendere
     text = " ".join(filter(None, parts))
     calls = _TOOLS if has_tools and not renderer else ""
     return "\n\n".join(filter(None, (text, calls)))
+
+
+def replace_prompt(dialogue: DialogueFormat, system: str, tools: Sequence[ToolSchema]) -> DialogueFormat:
+    """The format of a dialogue with a system text and tools of its own, and without an instruction.
+
+    It equals that of a task with these tools. A text that contains <tools> describes the tools itself.
+    """
+    schemas = "\n".join(tool.to_json() for tool in tools)
+    calls = _TOOLS.replace("{tools}", schemas) if tools and _TOOLS_TAG not in system else ""
+    text = "\n\n".join(filter(None, (system, calls)))
+    return msgspec.structs.replace(dialogue, tools=tuple(tools), system=text, instruction="", has_opening=False)
 
 
 class TextSegment(NamedTuple):

@@ -5,6 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from configs.algorithm import SftFileConfig
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
 from engine.data.datasets import read_problems
@@ -36,11 +37,11 @@ def render_questions(
 
 
 def render_dialogues(
-    run: RunConfig, descriptions: TaskDescriptions, path: Path, tokenizer: FastTokenizer
+    run: RunConfig, descriptions: TaskDescriptions, file: SftFileConfig, path: Path, tokenizer: FastTokenizer
 ) -> Iterator[RenderedRow]:
-    """The sequences of the cold start. Raises DatasetError."""
+    """The sequences of the cold start. `path`: of the file's data. Raises DatasetError."""
     formats = build_task_formats(run, descriptions)
-    for number, dialogue in enumerate(iter_sft_dialogues(path, tokenizer, formats), start=1):
+    for number, dialogue in enumerate(iter_sft_dialogues(path, tokenizer, formats, file), start=1):
         parts: list[RenderedPart] = []
         for is_trained, tokens in groupby(
             zip(dialogue.token_ids, dialogue.loss_mask, strict=True), key=lambda each: each[1]

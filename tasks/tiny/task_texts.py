@@ -12,7 +12,7 @@ from typing import Any, cast
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.data.data_files import read_rows
+from engine.data.data_files import BadRows, read_rows
 from engine.data.sft_dialogues import iter_sft_texts
 from policies.dialogue.chat_format import DialogueFormat
 from policies.dialogue.tool_results import FAILURE, SUCCESS
@@ -24,9 +24,10 @@ MAX_ROWS = 3000  # of a file; more produce the same merges
 
 def iter_task_texts(run: RunConfig, folder: RunFolder, formats: Mapping[str, DialogueFormat]) -> Iterator[str]:
     """Raises UnusableInput with the key of the file."""
-    if run.sft.steps:
+    if run.sft.is_enabled:
         for key, file in run.sft.files.items():
-            yield from _name_key(key, iter_sft_texts(folder.expand_path(file.data), formats, MAX_ROWS))
+            path, bad_rows = folder.expand_path(file.data), BadRows(run.sft.max_bad_rows)
+            yield from _name_key(key, iter_sft_texts(path, formats, MAX_ROWS, file, bad_rows))
     for task in run.resolved_tasks:
         yield from _name_key(f'tasks: "{task.name}": data', _iter_row_texts(folder.expand_path(task.data)))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from analysis.cold_start_curves import draw_cold_start, list_file_losses
 from analysis.compare import compare_runs, main
 from analysis.curves import draw_curves
 from analysis.metrics import AnalysisError, get_column, read_metrics
@@ -104,6 +105,29 @@ class TestCurves:
     def test_a_run_without_steps_is_refused(self, tmp_path: Path):
         with pytest.raises(AnalysisError, match="no RL step yet"):
             draw_curves(write_run(tmp_path, {"kind": "sft", "step": 1, "loss": 2.0}))
+
+
+class TestColdStartCurves:
+    def test_the_panels_have_the_losses_of_training_validation_and_files(self, tmp_path: Path):
+        lines = [
+            {"kind": "sft", "step": number, "loss": 3.0 / number, "grad_norm": 1.0, "lr": 1e-5, "tokens_per_s": 900.0}
+            | {"tokens": 500.0, "mfu": 0.4, "file chat: loss": 2.0 / number}
+            | ({"file calls: loss": 4.0 / number, "validation_loss": 3.5 / number} if number % 3 == 0 else {})
+            for number in range(1, 13)
+        ]
+        folder = write_run(tmp_path / "demo", *lines)
+        assert draw_cold_start(folder) == folder / "cold_start.png"
+        assert is_picture(folder / "cold_start.png")
+        files = list_file_losses(read_metrics(folder).sft)
+        assert set(files) == {"chat", "calls"}
+        assert files["calls"].drop_nulls().to_list() == [4.0 / number for number in (3, 6, 9, 12)]
+
+    def test_a_step_without_validation_files_and_mfu_can_be_drawn(self, tmp_path: Path):
+        assert is_picture(draw_cold_start(write_run(tmp_path, {"kind": "sft", "step": 1, "loss": 2.0})))
+
+    def test_a_run_without_a_cold_start_is_refused(self, tmp_path: Path):
+        with pytest.raises(AnalysisError, match="no step of the cold start yet"):
+            draw_cold_start(write_run(tmp_path, step(1)))
 
 
 class TestComparison:

@@ -123,6 +123,12 @@ class TestLayers:
         for path in Path("configs").glob("*.toml"):
             assert load_run(path).name
 
+    def test_the_mixture_of_the_report_has_its_numbers_of_dialogues_by_kind(self):
+        weights = {each.name: each.weight for each in load_run(Path("configs/rstar2_cold_start.toml")).sft.mixture}
+        calls = [weights[name] for name in ("toolace", "apigen_mt", "glaive", "code")]
+        assert (sum(calls), weights["instructions"], weights["chat"]) == (165, 30, 27)
+        assert len(weights) == 6
+
 
 class TestErrors:
     def test_the_error_for_an_unknown_key_has_its_path_and_the_nearest_valid_key(self, config: Path):
@@ -213,6 +219,8 @@ class TestErrors:
         ("settings", "message"),
         [
             (("evaluation.every=5", "evaluation.questions=0"), "every must be 0 without questions"),
+            (("sft.steps=5", "sft.epochs=1"), "set either steps or epochs"),
+            (("sft.validation=a.jsonl", "sft.validation_share=0.1"), "set either validation or validation_share"),
             (("evaluation.sets.t.task=other",), 'evaluation.sets: "t": no task "other"'),
         ],
     )

@@ -33,7 +33,8 @@ SECTIONS: dict[str, type[Section]] = {
 # Keys that do not change the mathematics of training, or have no counterpart in report and release.
 OTHER_KEYS = {
     *("dialogue.renderer", "dialogue.renderer_parameters"),  # a model family's own chat format
-    *("sft.data", "sft.mixture"),
+    *("sft.data", "sft.mixture", "sft.max_bad_rows"),
+    *("sft.validation", "sft.validation_share", "sft.validation_every"),  # measure a loss, and change no update
     *("reward.weights", "reward.time_limit_s"),  # of reward functions
     *("learner.ranks", "learner.threads", "learner.micro_batch_tokens"),  # speed and memory
     *("learner.device", "learner.dtype", "learner.dp_replicate", "learner.collective_timeout_s"),

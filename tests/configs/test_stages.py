@@ -78,7 +78,7 @@ def test_a_configuration_without_stages_has_none(tmp_path: Path) -> None:
         ('[[stages]]\nname = "s"\nrl.steps = -3', r"stages\[0\]` \(s\): `rl\.steps` must be .*got -3"),
         ("[early_stopping]\nwindow_steps = 3", "window_steps needs min_reward_gain or max_overlong_share"),
         ("[early_stopping]\nmin_reward_gain = 0.1", "they need window_steps"),
-        ('learner.resume_from = "x"\nsft.steps = 3', "sft.steps must be 0 with learner.resume_from"),
+        ('learner.resume_from = "x"\nsft.steps = 3', "sft.steps and sft.epochs must be 0 with learner.resume_from"),
     ],
 )
 def test_a_mistake_names_the_stage_and_the_key(tmp_path: Path, text: str, message: str) -> None:

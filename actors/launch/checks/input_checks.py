@@ -11,13 +11,14 @@ from pathlib import Path
 
 from actors.launch.checks.task_code_checks import CheckedInput, check_import_path, check_reward_function, check_task
 from actors.sinks.contract import check_sinks
+from configs.algorithm import SftFileConfig
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
-from engine.data.data_files import DatasetError, list_data_files
+from engine.data.data_files import BadRows, DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
-from engine.data.sft_dialogues import count_sft_dialogues
+from engine.data.sft_dialogues import count_sft_dialogues, describe_bad_rows
 from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
 from engine.learner.checkpoints import is_resumable, read_trainer_state
 from engine.model.compiled_parts import find_compiler
@@ -45,7 +46,7 @@ _GIB = 2**30
 _FLOAT32_BYTES = 4
 _SAVED_COPIES = 4  # in a checkpoint: the weights, two moments of the optimizer, and the exported model, at most
 _TRAINING_NUMBERS = 3  # in the learner's memory per trained parameter: a gradient and two moments
-_DATA_KEYS = ("data.train", "data.test", "sft.data", ".data", ".test")
+_DATA_KEYS = ("data.train", "data.test", "sft.data", "sft.validation", ".data", ".test")
 
 
 InputCheck = Callable[[], CheckedInput]
@@ -142,10 +143,10 @@ def _list_dialogue_checks(
     run: RunConfig, folder: RunFolder, descriptions: Mapping[str, TaskDescription]
 ) -> dict[str, InputCheck]:
     checks: dict[str, InputCheck] = {}
-    for key, file in run.sft.files.items():
-        if run.sft.steps and not _is_generated(run, file.data):
-            check_dialogues = partial(_check_dialogues, run, descriptions)
-            remedy = f"set {key} to a file of dialogues, or sft.steps = 0"
+    for key, file in (run.sft.files | run.sft.validation_files).items():
+        if run.sft.is_enabled and not _is_generated(run, file.data):
+            check_dialogues = partial(_check_dialogues, run, descriptions, file)
+            remedy = f"set {key} to a file of dialogues, or {'sft.steps' if run.sft.steps else 'sft.epochs'} = 0"
             checks[key] = partial(_check_data, folder.expand_path(file.data), remedy, check_dialogues)
     return checks
 
@@ -210,9 +211,13 @@ def _check_answers(names: Mapping[str, str]) -> list[str]:
     return [f"the verifier cannot parse {len(unreadable):,} answers, so that their trajectories are masked; {first}"]
 
 
-def _check_dialogues(run: RunConfig, descriptions: Mapping[str, TaskDescription], path: Path) -> CheckedInput:
-    count = count_sft_dialogues(path, build_task_formats(run, descriptions), _MAX_CHECKED_ROWS)
-    return CheckedInput(f"{path}: {count:,} dialogues{_describe_limit(count)}")
+def _check_dialogues(
+    run: RunConfig, descriptions: Mapping[str, TaskDescription], file: SftFileConfig, path: Path
+) -> CheckedInput:
+    formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows)
+    count = count_sft_dialogues(path, formats, _MAX_CHECKED_ROWS, file, bad_rows)
+    unusable = describe_bad_rows(bad_rows.errors)
+    return CheckedInput(f"{path}: {count:,} dialogues{_describe_limit(count)}", (unusable,) if unusable else ())
 
 
 def _describe_limit(num_rows: int) -> str:

@@ -20,7 +20,7 @@ class PolicyModels:
 
     def __init__(self, run: RunConfig, folder: RunFolder, ranks: RankGroup) -> None:
         self._ranks = ranks
-        self._has_cold_start = run.sft.steps > 0
+        self._has_cold_start = run.sft.is_enabled
         self._dtype = run.learner.dtype
         self._seed = run.seed
         self._lora = get_lora_options(run.learner)

@@ -35,47 +35,6 @@ def build_rl_minibatches(sequences: Sequence[Source], num_minibatches: int, seed
     return [[sequence for group in shuffled[start:end] for sequence in group] for start, end in pairwise(cuts)]
 
 
-class SftSampler:
-    """The sequences of each step of the cold start, from files by weight.
-
-    Each file has one permutation per epoch; a batch may span two epochs. Files alternate as evenly as their weights allow:
-    after any number of sequences, the number from each file differs from its share by less than the number of files.
-    """
-
-    def __init__(self, num_sequences: Sequence[int], weights: Sequence[float], batch_size: int, seed: int) -> None:
-        """`num_sequences`, `weights`: of each file."""
-        if min(num_sequences, default=0) == 0:
-            raise ValueError("the cold start has no sequence to train on")
-        self._num_sequences = num_sequences
-        self._shares = [weight / sum(weights) for weight in weights]
-        self._batch_size = batch_size
-        self._seed = seed
-        self._orders: dict[int, tuple[int, list[int]]] = {}  # epoch and permutation by file
-        self._drawn: list[tuple[int, int]] = []  # file, and number of earlier sequences of it, of each position
-        self._counts = [0] * len(num_sequences)  # of all positions in `_drawn`
-
-    def get_batch(self, step: int) -> list[int]:
-        """Indices of the sequences of `step`, counted from 0, in the sequences of all files: a function of seed and step."""
-        first = step * self._batch_size
-        while len(self._drawn) < first + self._batch_size:
-            self._draw_file()
-        return [self._get_index(*self._drawn[position]) for position in range(first, first + self._batch_size)]
-
-    def _draw_file(self) -> None:
-        """The file that lacks most to its share."""
-        wanted = [share * (len(self._drawn) + 1) for share in self._shares]
-        file = max(range(len(wanted)), key=lambda each: wanted[each] - self._counts[each])
-        self._drawn.append((file, self._counts[file]))
-        self._counts[file] += 1
-
-    def _get_index(self, file: int, position: int) -> int:
-        epoch, offset = divmod(position, self._num_sequences[file])
-        if self._orders.get(file, (-1,))[0] != epoch:
-            keys = (self._seed, epoch, file) if file else (self._seed, epoch)
-            self._orders[file] = epoch, shuffle_range(self._num_sequences[file], *keys)
-        return sum(self._num_sequences[:file]) + self._orders[file][1][offset]
-
-
 def compute_token_weights(
     sequences: Sequence[SequenceSource], loss_mean: LossMean, max_response_tokens: int
 ) -> list[float]:
@@ -113,6 +72,7 @@ class MicroBatch(NamedTuple):
     advantages_N: Tensor
     sequences_N: Tensor  # int64, the sequence of each loss token
     weights_N: Tensor  # float64, of each token in the minibatch's mean
+    groups_N: Tensor  # int64, the group of each loss token
     num_sequences: int
 
 
@@ -142,6 +102,7 @@ def build_micro_batch(sequences: Sequence[TrainingSequence], token_weights: Sequ
     advantages = [np.full(sequence.num_loss_tokens, sequence.advantage, np.float32) for sequence in sequences]
     pairs = zip(sequences, token_weights, strict=True)
     weights = [np.full(sequence.num_loss_tokens, weight, np.float64) for sequence, weight in pairs]
+    groups = [np.full(sequence.num_loss_tokens, sequence.group_id, np.int64) for sequence in sequences]
     return MicroBatch(
         _concatenate(token_ids, np.int64),
         build_segments(lengths or [1]),
@@ -151,6 +112,7 @@ def build_micro_batch(sequences: Sequence[TrainingSequence], token_weights: Sequ
         _concatenate(advantages, np.float32),
         _concatenate(numbers, np.int64),
         _concatenate(weights, np.float64),
+        _concatenate(groups, np.int64),
         len(sequences),
     )
 

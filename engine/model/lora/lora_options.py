@@ -53,7 +53,7 @@ def count_trained_parameters(config: DecoderConfig, run: RunConfig) -> tuple[int
     """
     total = sum(map(prod, config.compute_weight_shapes().values()))
     options = get_lora_options(run.learner)
-    if options is None or run.sft.steps:
+    if options is None or run.sft.is_enabled:
         return total, total
     adapters = count_adapter_parameters(config, options)
     return total + adapters, adapters

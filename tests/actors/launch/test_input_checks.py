@@ -1,6 +1,7 @@
 """Inputs that a run refuses before it creates anything, each named by its key."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -170,7 +171,7 @@ def test_a_renderer_needs_the_tokens_of_its_family(inputs: Path) -> None:
     model = small_model(config=small_config(vocab_size=tokenizer.get_vocab_size()))
     save_model(inputs / "model", model.config, model.state_dict(), inputs / "tokenizer")
     check_inputs(load(inputs, "dialogue.renderer=qwen3", "sft.steps=0"))
-    with pytest.raises(UnusableInput, match=r"sft\.steps must be 0 with dialogue\.renderer"):
+    with pytest.raises(UnusableInput, match=r"sft\.steps and sft\.epochs must be 0 with dialogue\.renderer"):
         load(inputs, "dialogue.renderer=qwen3", "sft.steps=1")
 
 
@@ -189,7 +190,19 @@ def test_an_unusable_dialogue_is_named_by_its_key_and_row(inputs: Path) -> None:
     assert f"sft.data: {path}: 2 dialogues" in check_inputs(load(inputs, *settings))
     path.write_text(json.dumps(dialogue) + '\n{"messages": [{"role": "robot", "content": "2"}]}\n')
     with pytest.raises(UnusableInput, match=r"^sft\.data: .*/dialogues\.jsonl: row 2"):
+        check_inputs(load(inputs, *settings, "sft.max_bad_rows=0"))
+    (warning,) = [line for line in check_inputs(load(inputs, *settings)) if line.startswith("warning: sft.data: ")]
+    assert warning.startswith(f"warning: sft.data: 1 unusable rows are skipped, the first: {path}: row 2")
+
+
+def test_a_cold_start_by_epochs_and_its_validation_are_checked(inputs: Path) -> None:
+    path, settings = inputs / "dialogues.jsonl", ("sft.epochs=2", f"sft.validation={inputs / 'held_out.jsonl'}")
+    dialogue = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
+    with pytest.raises(UnusableInput, match=r"^sft\.data: .*; set sft\.data .* or sft\.epochs = 0$"):
         check_inputs(load(inputs, *settings))
+    path.write_text(json.dumps(dialogue) + "\n")
+    with pytest.raises(UnusableInput, match=r"^sft\.validation: .*/held_out\.jsonl: no such file"):
+        check_inputs(load(inputs, *settings, f"sft.data={path}"))
 
 
 def test_each_file_of_a_mixture_is_named_by_its_key(inputs: Path) -> None:
@@ -201,6 +214,15 @@ def test_each_file_of_a_mixture_is_named_by_its_key(inputs: Path) -> None:
         check_inputs(load(inputs, *settings))
     (inputs / "two.jsonl").write_text(2 * (json.dumps(dialogue) + "\n"))
     assert f"sft.mixture.two.data: {inputs / 'two.jsonl'}: 2 dialogues" in check_inputs(load(inputs, *settings))
+
+
+def test_the_mixture_of_the_report_names_each_missing_file_by_its_key() -> None:
+    checks = list_input_checks(load_run(Path("configs/rstar2_cold_start.toml")))
+    keys = [key for key in checks if key.startswith("sft.mixture.")]
+    assert len(keys) == 6
+    for key in keys:
+        with pytest.raises(UnusableInput, match=rf"\.jsonl: no such file; set {re.escape(key)} to a file of dialogues"):
+            checks[key]()
 
 
 def test_answers_that_the_verifier_cannot_parse_are_counted_before_the_start(inputs: Path) -> None:

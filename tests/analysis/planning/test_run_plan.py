@@ -54,6 +54,7 @@ def make_machines(gpu: str, gpus: int = 8, nodes: int = 1) -> PlannedMachines:
     [
         make_inputs("1.7B", file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1)),
         make_inputs("4B", machines=make_machines("h100")),
+        make_inputs("14B", file="rstar2_cold_start", machines=make_machines("h200")),
         make_inputs("14B", file="rstar2_release", machines=make_machines("h200")),
         *(make_inputs("14B", stage, file="rstar2_14b_8gpu", machines=make_machines("h200")) for stage in STAGES),
         *(
@@ -61,7 +62,10 @@ def make_machines(gpu: str, gpus: int = 8, nodes: int = 1) -> PlannedMachines:
             for stage in STAGES
         ),
     ],
-    ids=["1.7B on 1", "4B on 8", "release", *(f"14B on {gpus}, {stage}" for gpus in (8, 64) for stage in STAGES)],
+    ids=[
+        *("1.7B on 1", "4B on 8", "cold start of 14B on 8", "release"),
+        *(f"14B on {gpus}, {stage}" for gpus in (8, 64) for stage in STAGES),
+    ],
 )
 def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> None:
     plan = build_plan(inputs)

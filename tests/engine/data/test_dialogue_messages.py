@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from configs.algorithm import SftFileConfig
 from configs.dialogue_options import DialogueConfig
 from engine.data.data_files import DatasetError, DatasetRow
-from engine.data.dialogue_messages import parse_messages
-from engine.data.sft_dialogues import read_sft_dialogues
+from engine.data.dialogue_messages import parse_dialogue
+from engine.data.sft_dialogues import iter_sft_dialogues
 from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
 from tasks.math_python import MATH_PYTHON
 from tests.engine.data.test_sft_dialogues import LetterTokenizer
@@ -22,6 +23,7 @@ TOOL_CALLS = [
 ]
 RESULTS = [{"role": "tool", "tool_call_id": f"call_{number}", "content": str(number + 1)} for number in range(2)]
 TOOLS = [{"type": "function", "function": {"name": "jupyter_code", "parameters": {"type": "object"}}}]
+RUN_PROMPT = SftFileConfig(name="some", data="", prompt="run")
 ANSWER = "<answer>\\boxed{3}</answer>"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "openai": {
@@ -90,7 +92,7 @@ def write_turns(path: Path, *rows: dict[str, Any], prefill: str = "<reason>") ->
     dialogue = build_dialogue_format(DialogueConfig(tools=("jupyter_code",), prefill=prefill), MATH_PYTHON)
     turns: list[str] = []
     prompts: set[str] = set()
-    for sequence in read_sft_dialogues(path, LetterTokenizer(), {"": dialogue}):
+    for sequence in iter_sft_dialogues(path, LetterTokenizer(), {"": dialogue}, RUN_PROMPT):
         pairs = list(zip(sequence.token_ids, sequence.loss_mask, strict=True))
         turns.append(LetterTokenizer().decode([token for token, in_loss in pairs if in_loss]))
         prompts.add(LetterTokenizer().decode([token for token, in_loss in pairs if not in_loss]))
@@ -169,5 +171,5 @@ def test_a_prefill_without_a_tag_must_begin_the_content(tmp_path: Path) -> None:
 )
 def test_an_unusable_conversation_is_named(conversations: list[Any], problem: str) -> None:
     with pytest.raises(DatasetError) as caught:
-        parse_messages(DatasetRow(Path("some.jsonl"), 3, {"conversations": conversations}))
+        parse_dialogue(DatasetRow(Path("some.jsonl"), 3, {"conversations": conversations}))
     assert str(caught.value).startswith(f"some.jsonl: row 3, field {problem}")

@@ -10,7 +10,7 @@ import pytest
 
 from configs.dialogue_options import DialogueConfig
 from engine.data.data_files import DatasetError
-from engine.data.sft_dialogues import TokenizedDialogue, count_sft_dialogues, read_sft_dialogues
+from engine.data.sft_dialogues import TokenizedDialogue, count_sft_dialogues, iter_sft_dialogues
 from policies.dialogue.chat_format import (
     DialogueFormat,
     TextSegment,
@@ -52,7 +52,7 @@ def file(tmp_path: Path) -> Path:
 
 def read_one(file: Path, *messages: Any) -> TokenizedDialogue:
     file.write_text(json.dumps({"messages": messages}) + "\n")
-    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), {"": FORMAT})
+    (sequence,) = iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT})
     return sequence
 
 
@@ -115,12 +115,6 @@ def test_consecutive_results_share_one_turn(file: Path) -> None:
     assert decode_generated(sequence).startswith(f"Let me see.</reason>\n{CALL}\n{CALL}<|im_end|>")
 
 
-def test_the_runs_system_message_replaces_that_of_the_file(file: Path) -> None:
-    with_system = read_one(file, {"role": "system", "content": "Be brief."}, USER, ANSWER)
-    assert with_system == read_one(file, USER, ANSWER)
-    assert FORMAT.system in LetterTokenizer().decode(with_system.token_ids)
-
-
 def test_questions_and_results_cannot_contain_special_tokens(file: Path) -> None:
     forged = "<|im_end|>"
     sequence = read_one(
@@ -143,7 +137,7 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path
     filled = [{"tool_calls": None, **message} for message in messages]
     parquet = tmp_path / "some.parquet"
     polars.DataFrame({"messages": [filled]}).write_parquet(parquet)
-    assert read_sft_dialogues(parquet, LetterTokenizer(), {"": FORMAT}) == [read_one(file, *messages)]
+    assert list(iter_sft_dialogues(parquet, LetterTokenizer(), {"": FORMAT})) == [read_one(file, *messages)]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +181,7 @@ def test_the_texts_of_the_configuration_are_those_of_the_rollout(file: Path) -> 
     answer = {"role": "assistant", "content": "Yes."}
     rows = [USER, make_call_turn(tool_calls=[FUNCTION]), {"role": "tool", "content": "a"}, answer]
     file.write_text(json.dumps({"messages": [*rows, {"role": "user", "content": "2?"}, answer]}) + "\n")
-    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), {"": dialogue})
+    (sequence,) = iter_sft_dialogues(file, LetterTokenizer(), {"": dialogue})
     segments = [
         *build_prompt_segments("1?", dialogue),
         TextSegment(f"<reason>Let me see.</reason>\n{CALL}<|im_end|>", True),
@@ -218,7 +212,7 @@ def test_a_row_has_the_format_of_its_task_and_by_default_that_of_the_first(file:
     found = [call, {"role": "tool", "content": "b"}, {"role": "assistant", "content": "b"}]
     write_rows(file, {"messages": [USER, ANSWER]}, {"task": "archive", "messages": [USER, *found]})
     math, archive = (
-        LetterTokenizer().decode(each.token_ids) for each in read_sft_dialogues(file, LetterTokenizer(), formats)
+        LetterTokenizer().decode(each.token_ids) for each in iter_sft_dialogues(file, LetterTokenizer(), formats)
     )
     assert math.startswith("".join(segment.text for segment in build_prompt_segments("1?", FORMAT)))
     assert archive.startswith("".join(segment.text for segment in build_prompt_segments("1?", formats["archive"])))
@@ -231,7 +225,7 @@ def test_an_unknown_task_is_reported_with_the_known_ones(file: Path) -> None:
     for name, shown in (("chess", "'chess'"), (["math"], "['math']")):
         write_rows(file, {"messages": [USER, ANSWER]}, {"task": name, "messages": [USER, ANSWER]})
         for read in (
-            lambda: read_sft_dialogues(file, LetterTokenizer(), formats),
+            lambda: list(iter_sft_dialogues(file, LetterTokenizer(), formats)),
             lambda: count_sft_dialogues(file, formats, 10),
         ):
             with pytest.raises(DatasetError) as caught:
@@ -241,7 +235,7 @@ def test_an_unknown_task_is_reported_with_the_known_ones(file: Path) -> None:
 
 def test_a_run_without_tasks_ignores_the_field(file: Path) -> None:
     write_rows(file, {"task": "chess", "messages": [USER, ANSWER]})
-    assert len(read_sft_dialogues(file, LetterTokenizer(), {"": FORMAT})) == 1
+    assert len(list(iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT}))) == 1
 
 
 def test_a_task_of_a_parquet_file_is_read(tmp_path: Path) -> None:
@@ -260,7 +254,7 @@ def test_the_first_message_of_a_task_with_an_opening_has_the_token_ids_of_the_ro
     dialogue = build_format(kind)
     assert dialogue.has_opening
     write_rows(file, {"messages": [{"role": "user", "content": "1?seen"}, {"role": "assistant", "content": "7"}]})
-    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), {"task": dialogue})
+    (sequence,) = iter_sft_dialogues(file, LetterTokenizer(), {"task": dialogue})
     # The rollout starts with the head, and appends the question with the observation later.
     head = build_prompt_segments("", dialogue)[:1]
     prompt = encode_segments(LetterTokenizer(), [*head, *build_opening_segments("1?seen", dialogue)])
@@ -275,7 +269,7 @@ def test_a_dialogue_has_the_users_turns_of_its_rollout(file: Path) -> None:
     for turn in turns:
         messages += [{"role": "assistant", "content": "5"}, {"role": "user", "content": turn}]
     write_rows(file, {"messages": [*messages, {"role": "assistant", "content": "6"}]})
-    (sequence,) = read_sft_dialogues(file, LetterTokenizer(), {"game": dialogue})
+    (sequence,) = iter_sft_dialogues(file, LetterTokenizer(), {"game": dialogue})
     segments = build_prompt_segments("1?", dialogue)
     for turn in turns:
         segments += [TextSegment("5<|im_end|>", True), *build_user_turn_segments(turn, dialogue)]

@@ -7,13 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.learner.batches.minibatches import (
-    MicroBatch,
-    SftSampler,
-    build_micro_batch,
-    build_rl_minibatches,
-    iter_prefetched,
-)
+from engine.learner.batches.minibatches import MicroBatch, build_micro_batch, build_rl_minibatches, iter_prefetched
 from engine.learner.batches.training_sequence import (
     TrainingSequence,
     build_rl_sequence,
@@ -48,9 +42,9 @@ def test_an_empty_micro_batch_is_one_token_without_loss() -> None:
     assert batch.token_ids_T.tolist() == [0]
     assert batch.num_sequences == 0
     tensors = [value for value in batch if isinstance(value, torch.Tensor)]
-    assert [len(values) for values in tensors[1:]] == [0] * 6
+    assert [len(values) for values in tensors[1:]] == [0] * 7
     integers, floats = torch.int64, torch.float32
-    types = [integers, integers, integers, floats, floats, integers, torch.float64]
+    types = [integers, integers, integers, floats, floats, integers, torch.float64, integers]
     assert [values.dtype for values in tensors] == types
 
 
@@ -93,38 +87,6 @@ def _advantages(minibatches: list[list[TrainingSequence]]) -> list[list[float]]:
 def test_fewer_groups_than_minibatches_make_fewer_minibatches() -> None:
     assert len(build_rl_minibatches(rl_sequences(0, groups=1), 4, 0, 0)) == 1
     assert build_rl_minibatches([], 4, 0, 0) == []
-
-
-def test_the_cold_start_takes_every_sequence_once_per_epoch_and_batches_span_epochs() -> None:
-    order = SftSampler([10], [1.0], batch_size=4, seed=2)
-    drawn = [index for step in range(5) for index in order.get_batch(step)]
-    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
-    assert drawn[:10] != drawn[10:]
-
-
-def test_the_order_of_the_cold_start_is_a_function_of_seed_and_step() -> None:
-    steps = (7, 0, 3)
-    one, other = SftSampler([10, 7], [1, 2], 4, seed=2), SftSampler([10, 7], [1, 2], 4, seed=2)
-    assert [one.get_batch(step) for step in steps] == [other.get_batch(step) for step in reversed(steps)][::-1]
-    assert one.get_batch(0) != SftSampler([10, 7], [1, 2], 4, seed=3).get_batch(0)
-
-
-def test_a_cold_start_without_sequences_is_refused() -> None:
-    with pytest.raises(ValueError, match="no sequence"):
-        SftSampler([3, 0], [1, 1], 4, 0)
-
-
-def test_files_of_a_mixture_alternate_by_weight_with_epochs_of_their_own() -> None:
-    sizes, weights = [5, 30, 7], [1, 2.5, 0.5]
-    order = SftSampler(sizes, weights, batch_size=8, seed=2)
-    drawn = [index for step in range(20) for index in order.get_batch(step)]
-    by_file = [[index for index in drawn if low <= index < high] for low, high in ((0, 5), (5, 35), (35, 42))]
-    assert [len(each) for each in by_file] == [40, 100, 20]
-    assert all(sorted(by_file[0][start : start + 5]) == list(range(5)) for start in range(0, 40, 5))
-    assert sorted(by_file[1][:30]) == list(range(5, 35))
-    for end in range(len(drawn)):
-        counts = [sum(low <= index < high for index in drawn[:end]) for low, high in ((0, 5), (5, 35), (35, 42))]
-        assert all(abs(count - end * weight / 4) < 3 for count, weight in zip(counts, weights, strict=True))
 
 
 def test_micro_batches_are_prepared_in_order_and_one_ahead() -> None:

@@ -9,7 +9,7 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import DialogueConfig, RunConfig, TinyConfig
 from engine.data.datasets import read_problems
-from engine.data.sft_dialogues import read_sft_dialogues
+from engine.data.sft_dialogues import iter_sft_dialogues
 from engine.model.hf_checkpoint import load_model
 from engine.model.tokenizer import load_tokenizer
 from policies.dialogue.chat_format import build_dialogue_format
@@ -36,14 +36,8 @@ def test_prepared_files_are_readable_as_user_files(prepared: RunFolder) -> None:
     assert len(list(read_problems(prepared.data / "train.jsonl"))) == 100
     assert len(list(read_problems(prepared.data / "test.jsonl"))) == 20
     tokenizer = load_tokenizer(prepared.checkpoints / "init")
-    assert (
-        len(
-            read_sft_dialogues(
-                prepared.data / "sft.jsonl", tokenizer, {"": build_dialogue_format(NOTEBOOK, MATH_PYTHON)}
-            )
-        )
-        == 100
-    )
+    formats = {"": build_dialogue_format(NOTEBOOK, MATH_PYTHON)}
+    assert len(list(iter_sft_dialogues(prepared.data / "sft.jsonl", tokenizer, formats))) == 100
 
 
 def test_the_model_has_an_embedding_for_every_token(prepared: RunFolder) -> None:

@@ -11,7 +11,7 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import DialogueConfig, RunConfig, TinyConfig
 from configs.task_options import TaskConfig
-from engine.data.sft_dialogues import read_sft_dialogues
+from engine.data.sft_dialogues import iter_sft_dialogues
 from engine.data.task_inputs import load_task_formats, write_task_descriptions
 from engine.model.hf_checkpoint import load_model
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
@@ -139,7 +139,7 @@ def test_the_cold_start_is_tokenized_with_the_made_tokenizer(
     prepared: tuple[RunConfig, RunFolder], tokenizer: FastTokenizer
 ) -> None:
     run, _ = prepared
-    dialogues = read_sft_dialogues(Path(run.sft.data), tokenizer, load_task_formats(*prepared))
+    dialogues = iter_sft_dialogues(Path(run.sft.data), tokenizer, load_task_formats(*prepared))
     assert max(len(dialogue.token_ids) for dialogue in dialogues) < 40
 
 

@@ -1,0 +1,82 @@
+"""The format of a cold-start row: the run's, or one with the row's own system text and tools (docs/data.md)."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from configs.algorithm import SftFileConfig
+from engine.data.data_files import DatasetError, DatasetRow, RowFields
+from engine.data.dialogue_messages import DatasetLocation, RowDialogue
+from policies.dialogue.chat_format import DialogueFormat, replace_prompt
+from policies.tools.task_description import DEFAULT_SYSTEM
+from policies.tools.tool_schema import ToolSchema
+
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+def choose_format(
+    row: DatasetRow, dialogue: RowDialogue, formats: Mapping[str, DialogueFormat], file: SftFileConfig
+) -> DialogueFormat:
+    """That of the row's `task`; else one with the row's own prompt, if it has any; else that of the first task.
+
+    A run without [[tasks]] ignores `task`. A row with a system text and calls, but without tools, has the run's tools.
+    Raises DatasetError.
+    """
+    first, name = next(iter(formats)), row.fields.get("task")
+    if name is not None and first != "":
+        if not isinstance(name, str) or name not in formats:
+            problem = f"unknown task {name!r:.80}; known: {', '.join(formats)}"
+            raise DatasetError(row.path, problem, row=row.number, field="task")
+        return formats[name]
+    run_format = formats[first]
+    if file.prompt == "run":
+        return run_format
+    if tools := parse_tools(row):
+        return replace_prompt(run_format, dialogue.system or DEFAULT_SYSTEM, tools)
+    if not dialogue.system:
+        return run_format
+    describes_tools = "<tools>" in dialogue.system
+    needs_tools = dialogue.has_calls and not describes_tools
+    return replace_prompt(run_format, dialogue.system, run_format.tools if needs_tools else ())
+
+
+def parse_tools(row: DatasetRow) -> tuple[ToolSchema, ...]:
+    """The column `tools`: a list of schemas, or its JSON text. Empty without one. Raises DatasetError."""
+    here = DatasetLocation(row, "tools")
+    value = _parse_json(row.fields.get("tools"), here)
+    if value is None or value == "":
+        return ()
+    if not isinstance(value, list):
+        raise here.build_error("expected a list of tools")
+    return tuple(
+        _parse_tool(each, here._replace(field=f"tools[{number}]")) for number, each in enumerate(cast(list[Any], value))
+    )
+
+
+def _parse_tool(value: object, location: DatasetLocation) -> ToolSchema:
+    """In the function-calling layout, or only its `function`."""
+    tool = _parse_json(value, location)
+    fields = cast(RowFields, tool) if isinstance(tool, dict) else {}
+    function = cast(RowFields, fields["function"]) if isinstance(fields.get("function"), dict) else fields
+    name, description = function.get("name"), function.get("description") or ""
+    parameters = function.get("parameters") or _NO_PARAMETERS
+    if not isinstance(name, str) or not isinstance(description, str) or not isinstance(parameters, dict):
+        raise location.build_error("expected a function with `name`, `description` and `parameters`")
+    return ToolSchema(name, description, _drop_nulls(parameters))
+
+
+def _parse_json(value: object, location: DatasetLocation) -> object:
+    """The value, or that of a JSON text."""
+    if not isinstance(value, str) or not value.strip():
+        return value or None
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise location.build_error(f"not JSON: {error}") from error
+
+
+def _drop_nulls(value: Any) -> Any:
+    """Without the keys that parquet fills with null, at any depth."""
+    if isinstance(value, dict):
+        return {key: _drop_nulls(each) for key, each in cast(RowFields, value).items() if each is not None}
+    return [_drop_nulls(each) for each in cast(list[Any], value)] if isinstance(value, list) else value

@@ -1,0 +1,165 @@
+"""Token files of the cold start: a file of dialogues is tokenized once, and every rank maps the result into its memory.
+
+FOLDER/DIGEST/
+  token_ids.bin    int32, all dialogues one after the other, each up to its last token in the loss
+  loss_mask.bin    uint8, of the same length; 1 for tokens in the loss
+  offsets.bin      int64 [dialogues + 1], in tokens
+  loss_tokens.bin  int32 [dialogues], number of tokens in the loss
+  report.json      TokenFileReport
+
+The digest covers data, tokenizer, texts of the dialogues and options. A folder has its name only when it is complete.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from configs.algorithm import SftConfig, SftFileConfig
+from configs.atomic_write import raising_disk_errors, sync_tree
+from configs.errors import UnusableInput
+from engine.data.data_files import BadRows, DatasetError, list_data_files
+from engine.data.sft_dialogues import TokenizedDialogue, describe_bad_rows, iter_sft_dialogues
+from engine.model.tokenizer import FastTokenizer
+from policies.dialogue.chat_format import DialogueFormat
+
+_LAYOUT = b"asterism token file 1"
+_TYPES = {"token_ids": np.int32, "loss_mask": np.uint8, "offsets": np.int64, "loss_tokens": np.int32}
+
+
+class TokenFileReport(msgspec.Struct, frozen=True):
+    """What became of the rows of a data file."""
+
+    dialogues: int
+    tokens: int
+    loss_tokens: int
+    too_long: int  # dropped: longer than sft.max_tokens
+    truncated: int  # to sft.max_tokens
+    unusable: str  # describes the skipped rows; empty without any
+
+
+class DialogueSource(NamedTuple):
+    """What determines the tokens of a data file."""
+
+    path: Path
+    tokenizer: FastTokenizer
+    formats: Mapping[str, DialogueFormat]  # by name of the task
+    file: SftFileConfig
+    sft: SftConfig
+
+    def compute_digest(self) -> str:
+        """Reads the whole data file. Raises DatasetError."""
+        file, sft = self.file, self.sft
+        options = (file.prompt, dict(file.tool_names), sft.max_tokens, sft.too_long, sft.max_bad_rows)
+        digest = hashlib.blake2b(_LAYOUT, digest_size=16)
+        digest.update(msgspec.json.encode((options, dict(self.formats))))
+        for path in (self.tokenizer.path, *list_data_files(self.path)):
+            digest.update(path.name.encode())
+            try:
+                with path.open("rb") as content:
+                    digest.update(hashlib.file_digest(content, "blake2b").digest())
+            except OSError as error:
+                raise DatasetError(path, f"cannot be read: {error.strerror}") from None
+        return digest.hexdigest()
+
+
+class MappedTokens(NamedTuple):
+    """The dialogues of a token file, in the order of their rows. Pages are read from disk when they are used."""
+
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    loss_tokens: NDArray[np.int32]
+    report: TokenFileReport
+
+    def get_length(self, index: int) -> int:
+        return int(self.offsets[index + 1] - self.offsets[index])
+
+    def read(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Copies of the token ids [T] and the loss mask [T]."""
+        place = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        return np.array(self.token_ids[place]), self.loss_mask[place].astype(np.bool_)
+
+
+def write_token_file(parent: Path, source: DialogueSource) -> Path:
+    """The token file of the source, from an earlier call if there is one.
+
+    One process at a time calls it for a `parent`. Raises DatasetError, and DiskError.
+    """
+    folder = parent / source.compute_digest()
+    if folder.is_dir():
+        return folder
+    new = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        with raising_disk_errors(new):
+            new.mkdir(parents=True)
+            _write_dialogues(new, source)
+            sync_tree(new)
+            new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return folder
+
+
+def map_token_file(folder: Path) -> MappedTokens:
+    """Raises UnusableInput for a missing or damaged file."""
+    try:
+        report = msgspec.json.decode((folder / "report.json").read_bytes(), type=TokenFileReport)
+        arrays = {name: np.memmap(folder / f"{name}.bin", dtype, "r") for name, dtype in _TYPES.items()}
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise UnusableInput(f"{folder}: {error}; remove this folder, and it is written again") from None
+    lengths = {name: len(array) for name, array in arrays.items()}
+    expected = (report.tokens, report.tokens, report.dialogues + 1, report.dialogues)
+    if tuple(lengths[name] for name in _TYPES) != expected:
+        raise UnusableInput(f"{folder}: incomplete; remove this folder, and it is written again")
+    return MappedTokens(*(arrays[name] for name in _TYPES), report=report)  # pyright: ignore[reportArgumentType]
+
+
+class _TokenFileWriter:
+    """Appends dialogues to the open files of a new folder."""
+
+    def __init__(self, folder: Path, files: ExitStack, sft: SftConfig) -> None:
+        self._files = {name: files.enter_context((folder / f"{name}.bin").open("wb")) for name in _TYPES}
+        self._sft = sft
+        self.dialogues = self.tokens = self.loss_tokens = self.too_long = self.truncated = 0
+        self._append("offsets", 0)
+
+    def add(self, dialogue: TokenizedDialogue) -> None:
+        limit = self._sft.max_tokens
+        is_too_long = 0 < limit < len(dialogue.token_ids)
+        token_ids, loss_mask = (values[: limit or None] for values in dialogue)
+        in_loss = np.flatnonzero(np.array(loss_mask[1:], np.uint8)) + 1  # the first token has no prediction
+        if is_too_long and (self._sft.too_long == "drop" or not len(in_loss)):
+            self.too_long += 1
+            return
+        end = int(in_loss[-1]) + 1 if len(in_loss) else 0
+        self.truncated += is_too_long
+        self.dialogues, self.tokens = self.dialogues + 1, self.tokens + end
+        self.loss_tokens += len(in_loss)
+        self._append("token_ids", token_ids[:end])
+        self._append("loss_mask", [0, *loss_mask[1:end]][:end])
+        self._append("offsets", self.tokens)
+        self._append("loss_tokens", len(in_loss))
+
+    def _append(self, name: str, values: int | list[int]) -> None:
+        self._files[name].write(np.array(values, _TYPES[name]).tobytes())
+
+
+def _write_dialogues(folder: Path, source: DialogueSource) -> None:
+    bad_rows = BadRows(source.sft.max_bad_rows)
+    with ExitStack() as files:
+        writer = _TokenFileWriter(folder, files, source.sft)
+        for dialogue in iter_sft_dialogues(source.path, source.tokenizer, source.formats, source.file, bad_rows):
+            writer.add(dialogue)
+    if not writer.tokens:
+        raise DatasetError(source.path, f"all {writer.too_long:,} dialogues have more than sft.max_tokens")
+    counts = (writer.dialogues, writer.tokens, writer.loss_tokens, writer.too_long, writer.truncated)
+    report = TokenFileReport(*counts, unusable=describe_bad_rows(bad_rows.errors))
+    (folder / "report.json").write_bytes(msgspec.json.encode(report))

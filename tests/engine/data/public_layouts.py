@@ -1,0 +1,94 @@
+"""Rows in the layouts of public sets of function calls, each with a call, its result and an answer."""
+
+import json
+from typing import Any
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "The city."},
+            "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+        },
+        "required": ["city"],
+    },
+}
+TOOL = {"type": "function", "function": WEATHER}
+CLOCK = {"name": "get_time", "description": "Get the time.", "parameters": {"type": "object", "properties": {}}}
+ARGUMENTS = {"city": "Zürich", "unit": "celsius"}
+RESULT = '{"degrees": 4}'
+QUESTION, ANSWER, SYSTEM = "Is it cold in Zürich?", "Yes, it has 4 °C.", "You are a weather service."
+CALL_TEXT = json.dumps({"name": "get_weather", "arguments": ARGUMENTS}, ensure_ascii=False)
+
+PUBLIC_ROWS: dict[str, dict[str, Any]] = {
+    "TRL messages with tools": {
+        "tools": [TOOL, {"type": "function", "function": CLOCK}],
+        "messages": [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": QUESTION},
+            {
+                "role": "assistant",
+                "tool_calls": [{"type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}],
+            },
+            {"role": "tool", "name": "get_weather", "content": RESULT},
+            {"role": "assistant", "content": ANSWER},
+        ],
+    },
+    "OpenAI function_call": {
+        "tools": json.dumps([TOOL, {"type": "function", "function": CLOCK}]),
+        "messages": [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": QUESTION},
+            {
+                "role": "assistant",
+                "content": None,
+                "function_call": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)},
+            },
+            {"role": "function", "name": "get_weather", "content": RESULT},
+            {"role": "assistant", "content": ANSWER, "function_call": None},
+        ],
+    },
+    "ShareGPT": {
+        "system": SYSTEM,
+        "tools": json.dumps([WEATHER, CLOCK]),
+        "conversations": [
+            {"from": "human", "value": QUESTION},
+            {"from": "function_call", "value": CALL_TEXT},
+            {"from": "observation", "value": RESULT},
+            {"from": "gpt", "value": ANSWER},
+        ],
+    },
+    "Hermes": {
+        "tools": json.dumps([TOOL, {"type": "function", "function": CLOCK}]),
+        "conversations": [
+            {"from": "system", "value": SYSTEM},
+            {"from": "human", "value": QUESTION},
+            {"from": "gpt", "value": f"<tool_call>\n{CALL_TEXT}\n</tool_call>"},
+            {"from": "tool", "value": f"<tool_response>\n{RESULT}\n</tool_response>"},
+            {"from": "gpt", "value": ANSWER},
+        ],
+    },
+    "reasoning_content": {
+        "tools": [TOOL, {"type": "function", "function": CLOCK}],
+        "messages": [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": QUESTION},
+            {
+                "role": "assistant",
+                "content": "",
+                "reasoning_content": "",
+                "tool_calls": [
+                    {
+                        "id": "call_1",
+                        "type": "function",
+                        "function": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "call_1", "content": RESULT},
+            {"role": "assistant", "content": ANSWER, "reasoning_content": ""},
+        ],
+    },
+}

@@ -1,0 +1,232 @@
+"""Rows with system texts and tools of their own: prompt, calls and loss are those of a task with these tools."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+
+from configs.algorithm import SftFileConfig
+from configs.dialogue_options import DialogueConfig
+from engine.data.data_files import BadRows, DatasetError, DatasetRow
+from engine.data.row_prompts import parse_tools
+from engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
+from policies.dialogue.chat_format import (
+    DialogueFormat,
+    TextSegment,
+    build_dialogue_format,
+    build_prompt_segments,
+    build_tool_turn_segments,
+    encode_segments,
+    format_tool_call,
+)
+from policies.tools.task_description import TaskDescription
+from policies.tools.tool_schema import ToolSchema
+from tasks.math_python import MATH_PYTHON
+from tests.engine.data.public_layouts import (
+    ANSWER,
+    ARGUMENTS,
+    CALL_TEXT,
+    CLOCK,
+    PUBLIC_ROWS,
+    QUESTION,
+    RESULT,
+    SYSTEM,
+    TOOL,
+    WEATHER,
+)
+from tests.engine.data.test_sft_dialogues import LetterTokenizer
+
+RUN_FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
+SCHEMAS = tuple(ToolSchema(**each) for each in (WEATHER, CLOCK))
+CODE_CALL = {"name": "python", "arguments": {"code": "print(1)"}}
+
+
+def build_task_format(*tools: ToolSchema, system: str = SYSTEM) -> DialogueFormat:
+    """Of a task with these tools and this text."""
+    return build_dialogue_format(DialogueConfig(tools=()), TaskDescription("tools", tools, system=system))
+
+
+def tokenize(
+    path: Path, *rows: dict[str, Any], file: SftFileConfig | None = None, bad_rows: BadRows | None = None
+) -> list[tuple[str, str]]:
+    """(all text, text under the loss) of each row."""
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    file = file or SftFileConfig(name="some", data="")
+    texts: list[tuple[str, str]] = []
+    for sequence in iter_sft_dialogues(path, LetterTokenizer(), {"": RUN_FORMAT}, file, bad_rows):
+        generated = [token for token, in_loss in zip(*sequence, strict=True) if in_loss]
+        texts.append((LetterTokenizer().decode(sequence.token_ids), LetterTokenizer().decode(generated)))
+    return texts
+
+
+def chat(*turns: str, system: str = "") -> list[dict[str, Any]]:
+    """Turns of user and assistant, in turn."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(turns)]
+    return [{"role": "system", "content": system}, *messages] if system else messages
+
+
+def test_five_public_layouts_have_the_token_ids_of_a_task_with_their_tools(tmp_path: Path) -> None:
+    path, bad_rows = tmp_path / "some.jsonl", BadRows(5)
+    path.write_text("".join(json.dumps(row) + "\n" for row in PUBLIC_ROWS.values()))
+    sequences = list(iter_sft_dialogues(path, LetterTokenizer(), {"": RUN_FORMAT}, bad_rows=bad_rows))
+    assert bad_rows.errors == []
+    task = build_task_format(*SCHEMAS)
+    turns = [f"</reason>\n{format_tool_call('get_weather', ARGUMENTS)}<|im_end|>", f"</reason>\n{ANSWER}<|im_end|>"]
+    parts = [
+        (0, build_prompt_segments(QUESTION, task)),
+        (1, [TextSegment(turns[0], True)]),
+        (0, build_tool_turn_segments([RESULT], task)),
+        (1, [TextSegment(turns[1], True)]),
+    ]
+    encoded = [(in_loss, encode_segments(LetterTokenizer(), segments)) for in_loss, segments in parts]
+    token_ids = [token for _, ids in encoded for token in ids]
+    loss_mask = [in_loss for in_loss, ids in encoded for _ in ids]
+    assert {name: each.token_ids == token_ids for name, each in zip(PUBLIC_ROWS, sequences, strict=True)} == (
+        dict.fromkeys(PUBLIC_ROWS, True)
+    )
+    assert all(each.loss_mask == loss_mask for each in sequences)
+
+
+def test_a_parquet_file_of_rows_with_tools_equals_the_same_rows_as_jsonl(tmp_path: Path) -> None:
+    rows = [PUBLIC_ROWS["reasoning_content"], {"tools": None, "messages": chat("1?", "1")}]
+    polars.DataFrame(rows, strict=False, infer_schema_length=None).write_parquet(tmp_path / "some.parquet")
+    sequences = iter_sft_dialogues(tmp_path / "some.parquet", LetterTokenizer(), {"": RUN_FORMAT})
+    texts = [LetterTokenizer().decode(each.token_ids) for each in sequences]
+    assert texts == [whole for whole, _ in tokenize(tmp_path / "some.jsonl", *rows)]
+
+
+@pytest.mark.parametrize("prompt", ["row", "run"])
+def test_a_chat_with_a_system_text_has_that_text_unless_the_file_has_the_runs_prompt(
+    tmp_path: Path, prompt: Any
+) -> None:
+    file = SftFileConfig(name="chat", data="", prompt=prompt)
+    ((text, _),) = tokenize(tmp_path / "some.jsonl", {"messages": chat("Hi!", "Arr!", system="A pirate.")}, file=file)
+    start = "<|im_start|>system\nA pirate.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
+    assert text.startswith(start) == (prompt == "row")
+    assert (RUN_FORMAT.system in text) == (RUN_FORMAT.instruction in text) == (prompt == "run")
+
+
+def test_a_row_without_a_prompt_of_its_own_has_that_of_the_run(tmp_path: Path) -> None:
+    rows = [{"messages": chat("1?", "1"), **absent} for absent in ({}, {"tools": []}, {"tools": "", "system": None})]
+    texts = tokenize(tmp_path / "some.jsonl", *rows)
+    assert texts == texts[:1] * 3
+    assert texts[0][0].startswith("".join(each.text for each in build_prompt_segments("1?", RUN_FORMAT)))
+
+
+def test_tools_without_a_system_text_follow_the_default_one(tmp_path: Path) -> None:
+    row = {"tools": [TOOL], "messages": chat(QUESTION, ANSWER)}
+    ((text, _),) = tokenize(tmp_path / "some.jsonl", row)
+    task = build_task_format(SCHEMAS[0], system="You are a helpful assistant.")
+    assert text.startswith("".join(each.text for each in build_prompt_segments(QUESTION, task)))
+
+
+def test_a_system_text_that_describes_its_tools_stays_as_it_is(tmp_path: Path) -> None:
+    system = f"Call functions.\n<tools>\n{json.dumps([TOOL])}\n</tools>"
+    messages = chat(QUESTION, f"<tool_call>\n{CALL_TEXT}\n</tool_call>", system=system)
+    rows = [{"messages": messages}, {"messages": messages, "tools": [TOOL]}]
+    rows.append({"messages": [*messages[:2], {"role": "assistant", "tool_calls": [json.loads(CALL_TEXT)]}]})
+    texts = tokenize(tmp_path / "some.jsonl", *rows)
+    assert texts == texts[:1] * 3
+    assert texts[0][0].startswith(f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{QUESTION}")
+
+
+def test_several_results_may_share_a_message(tmp_path: Path) -> None:
+    results = "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"
+    messages = chat("1?", "<tool_call>{</tool_call>")
+    shared = [*messages, {"role": "tool", "content": results}, {"role": "assistant", "content": "1"}]
+    apart = [
+        *messages,
+        *({"role": "tool", "content": text} for text in "ab"),
+        {"role": "assistant", "content": "1"},
+    ]
+    one, other = tokenize(tmp_path / "some.jsonl", {"messages": shared}, {"messages": apart})
+    assert one == other
+
+
+def test_a_result_may_be_an_object(tmp_path: Path) -> None:
+    messages = chat("1?", "<tool_call>{</tool_call>")
+    last = {"role": "assistant", "content": "4"}
+    rows = [{"messages": [*messages, {"role": "tool", "content": each}, last]} for each in ({"degrees": 4}, RESULT)]
+    one, other = tokenize(tmp_path / "some.jsonl", *rows)
+    assert one == other
+
+
+# ---------------------------------------------------------------- names of functions
+
+
+@pytest.mark.parametrize("in_text", [False, True])
+def test_a_mapped_function_becomes_the_runs_tool(tmp_path: Path, *, in_text: bool) -> None:
+    call = (
+        {"content": f"<tool_call>\n{json.dumps(CODE_CALL)}\n</tool_call>"} if in_text else {"tool_calls": [CODE_CALL]}
+    )
+    messages = [*chat("1?"), {"role": "assistant", **call}]
+    file = SftFileConfig(name="some", data="", tool_names={"python": "jupyter_code"})
+    ((_, generated),) = tokenize(tmp_path / "some.jsonl", {"messages": messages}, file=file)
+    assert generated == f"</reason>\n{format_tool_call('jupyter_code', CODE_CALL['arguments'])}<|im_end|>"
+
+
+def test_functions_of_a_row_with_tools_keep_their_names(tmp_path: Path) -> None:
+    file = SftFileConfig(name="some", data="", tool_names={"get_weather": "jupyter_code"})
+    ((_, generated),) = tokenize(tmp_path / "some.jsonl", PUBLIC_ROWS["ShareGPT"], file=file)
+    assert "get_weather" in generated
+    assert "jupyter_code" not in generated
+
+
+def test_a_row_with_a_system_text_and_calls_has_the_runs_tools(tmp_path: Path) -> None:
+    messages = [*chat("1?", system=SYSTEM), {"role": "assistant", "tool_calls": [CODE_CALL]}]
+    file = SftFileConfig(name="some", data="", tool_names={"python": "jupyter_code"})
+    ((text, _),) = tokenize(tmp_path / "some.jsonl", {"messages": messages}, file=file)
+    task = build_task_format(*RUN_FORMAT.tools)
+    assert text.startswith("".join(each.text for each in build_prompt_segments("1?", task)))
+
+
+def test_unknown_functions_are_counted_and_listed_up_to_the_limit_of_bad_rows(tmp_path: Path) -> None:
+    calls = [CODE_CALL, {**CODE_CALL, "name": "search"}, CODE_CALL]
+    rows = [{"messages": [*chat("1?"), {"role": "assistant", "tool_calls": [call]}]} for call in calls]
+    path, bad_rows = tmp_path / "some.jsonl", BadRows(3)
+    assert len(tokenize(path, *rows, {"messages": chat("1?", "1")}, bad_rows=bad_rows)) == 1
+    described = describe_bad_rows(bad_rows.errors)
+    assert described.startswith(
+        f"3 unusable rows are skipped, the first: {path}: row 1, field `messages[1].tool_calls[0]"
+    )
+    assert "unknown functions by number of rows: python (2), search (1)" in described
+    with pytest.raises(Exception, match="more than 2 unusable rows"):
+        tokenize(path, *rows, bad_rows=BadRows(2))
+
+
+def test_a_file_without_a_usable_dialogue_is_refused_with_the_first_problem(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"no usable dialogue: 1 unusable rows are skipped, the first: .* row 1"):
+        tokenize(tmp_path / "some.jsonl", {"messages": []}, bad_rows=BadRows(9))
+
+
+def test_arguments_of_a_renamed_call_must_fit_the_tool(tmp_path: Path) -> None:
+    messages = [*chat("1?"), {"role": "assistant", "tool_calls": [{"name": "python", "arguments": {"source": "1"}}]}]
+    file = SftFileConfig(name="some", data="", tool_names={"python": "jupyter_code"})
+    with pytest.raises(DatasetError, match=r"tool_calls\[0\]\.arguments`: do not fit jupyter_code: "):
+        tokenize(tmp_path / "some.jsonl", {"messages": messages}, file=file)
+
+
+@pytest.mark.parametrize(
+    ("tools", "problem"),
+    [
+        ("{", "`tools`: not JSON: "),
+        (7, "`tools`: expected a list of tools"),
+        ([TOOL, "search"], "`tools[1]`: not JSON: "),
+        ([{"type": "function", "function": {"description": "?"}}], "`tools[0]`: expected a function with `name`"),
+    ],
+)
+def test_an_unusable_tool_is_named(tools: Any, problem: str) -> None:
+    with pytest.raises(DatasetError) as caught:
+        parse_tools(DatasetRow(Path("some.jsonl"), 3, {"tools": tools}))
+    assert str(caught.value).startswith(f"some.jsonl: row 3, field {problem}")
+
+
+def test_a_tool_may_be_json_text_and_lack_parameters() -> None:
+    row = DatasetRow(Path("some.jsonl"), 1, {"tools": [json.dumps(TOOL), {"name": "stop"}]})
+    assert parse_tools(row) == (
+        SCHEMAS[0],
+        ToolSchema("stop", "", {"type": "object", "properties": {}}),
+    )
