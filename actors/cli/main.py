@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from actors.cli.analyze.subcommands import analyze_app
+from actors.cli.analyze.analyze_app import analyze_app
 from actors.cli.console import ending_without_output, escape_controls, make_console
 from actors.cli.data_commands import data_app
 from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
