@@ -12,6 +12,7 @@ from rich.markup import escape
 from actors.cli.console import ending_without_output, escape_controls, make_console
 from actors.cli.data_commands import data_app
 from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
+from actors.cli.serving.subcommands import add_serving_commands
 from actors.cli.task_commands import task_app
 from bus.process.waiting import forward_to_sigint
 from configs.errors import EXIT_UNUSABLE, UnusableInput
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.add_typer(log_app, name="log")
 app.add_typer(task_app, name="task")
 app.add_typer(data_app, name="data")
+add_serving_commands(app)
 sandbox_app = typer.Typer(
     help="Use the code sandbox without a run: serve it, try it, measure it, check it.", no_args_is_help=True
 )

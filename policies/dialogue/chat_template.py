@@ -141,6 +141,8 @@ _ADD_INSTRUCTION = r"""
   {%- set messages = messages[:first.place] + [question] + messages[first.place + 1:] -%}
 {%- endif -%}"""
 
+_FAMILY_MARK = "{#- The template of the model's family follows. -#}"
+
 
 class TemplateMarks(NamedTuple):
     """`between(before, after)`: the mark between two pieces, or empty; an empty piece is text of a message."""
@@ -169,7 +171,8 @@ def build_family_template(dialogue: DialogueFormat, template: str, parameters: M
 
     `parameters`: of the renderer; those of the template have the same names.
     """
-    return "\n".join([*_list_family_defaults(dialogue, parameters), template])
+    original = template.rpartition(_FAMILY_MARK)[2]  # without the defaults of an earlier export
+    return "\n".join([*_list_family_defaults(dialogue, parameters), _FAMILY_MARK + original])
 
 
 def _list_family_defaults(dialogue: DialogueFormat, parameters: Mapping[str, Any]) -> Iterator[str]:
