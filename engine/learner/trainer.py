@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
+from engine.chat.chat_files import ServedChat
 from engine.learner.batches.minibatches import (
     MicroBatch,
     build_rl_minibatches,
@@ -278,16 +279,18 @@ class Trainer:
         *,
         is_exported: bool = True,
         max_shard_bytes: int = MAX_SHARD_BYTES,
+        build_chat: Callable[[], ServedChat | None] = lambda: None,
         on_committed: Callable[[], None] = lambda: None,
     ) -> None:
         """Every rank calls it. Starts to write a checkpoint, after the previous one has its final name.
 
-        `is_exported`: with a transformers model. `on_committed` is called on the leading rank, in another thread, after the
-        folder has its final name. Raises DiskError of the previous checkpoint.
+        `is_exported`: with a transformers model. The leading rank calls `build_chat` for the chat files, and `on_committed`
+        after the folder has its final name, both in another thread. Raises DiskError of the previous checkpoint.
         """
         shapes = {name: tuple(parameter.shape) for name, parameter in list_base_parameters(self.model).items()}
         dtype, adapters = getattr(torch, self._learner.export_dtype), describe_adapters(self.model)
-        export = ModelExport(self.model.config, shapes, tokenizer_folder, dtype, adapters, is_exported, max_shard_bytes)
+        sizes = is_exported, max_shard_bytes
+        export = ModelExport(self.model.config, shapes, tokenizer_folder, dtype, adapters, *sizes, build_chat)
         trainer_state = TrainerState(self.stage, self.step, self._ranks.world_size, self._run.seed)
         self._checkpoints.wait()
         state = capture_training_state(self.model, self._optimizers, self.step, self._ranks)

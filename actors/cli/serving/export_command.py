@@ -14,9 +14,9 @@ from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
+from engine.chat.chat_files import ServedChat, build_served_chat, write_chat_files
 from engine.data.task_inputs import read_task_descriptions
-from engine.export.chat_files import ServedChat, build_served_chat, write_chat_files
-from engine.export.checkpoint_weights import open_checkpoint_weights, write_weights
+from engine.learner.saving.checkpoint_weights import open_checkpoint_weights, write_weights
 from engine.model.hf_export import make_readable, write_model_description
 from engine.model.lora.lora_options import get_lora_options
 

@@ -11,7 +11,7 @@ from actors.cli.serving.run_step import RunStep
 from analysis.metrics import decode_metric_lines
 from analysis.summary_table import read_summary
 from configs.schema import RunConfig
-from engine.export.chat_files import ServingFacts
+from engine.chat.chat_files import ServingFacts
 from engine.model.weight_files import read_json_object
 
 _FRONT_MATTER = """\

@@ -18,7 +18,7 @@ from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
-from engine.export.chat_files import ServingFacts, read_serving_facts
+from engine.chat.chat_files import ServingFacts, read_serving_facts
 from engine.sglang.server.chat_server import ChatServer, serve_chats
 from engine.sglang.server.compatibility import ServerUnusable
 

@@ -33,7 +33,7 @@ from engine.learner.distributed import RankGroup
 from engine.learner.learner_rank import LearnerRank
 from engine.model.tokenizer import load_tokenizer
 from tasks import MATH_PYTHON
-from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
+from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_model
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
 from tests.engine.learner.training_examples import rows, store_batch
 
@@ -130,6 +130,25 @@ async def test_transformers_and_the_engine_generate_the_same_greedy_tokens(tmp_p
         await engine.close()
     assert theirs == ours
     assert len(ours) > 3
+
+
+def test_checkpoints_have_the_chat_files_of_an_export(folder: RunFolder, tmp_path: Path) -> None:
+    export_step(find_run_step(str(folder.path)), tmp_path / "out", ExportOptions())
+    names = {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "asterism.json",
+    }
+    for name in names:
+        assert (folder.get_checkpoint_path(2) / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *names,
+        "config.json",
+        "model.safetensors",
+        "README.md",
+    }
 
 
 def test_an_interrupted_export_leaves_no_folder_and_the_next_one_succeeds(folder: RunFolder, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import msgspec
 
 from configs.dialogue_options import DialogueConfig
 from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
-from engine.data.task_inputs import build_renderer
-from engine.export.served_tokenizer import (
+from engine.chat.served_tokenizer import (
     BOUNDARY_LITERAL,
     CLASS_CODE,
     CLASS_FILE,
@@ -21,6 +21,7 @@ from engine.export.served_tokenizer import (
     build_tokenizer_config,
     find_marks,
 )
+from engine.data.task_inputs import build_renderer, read_task_descriptions
 from engine.model.tokenizer import load_tokenizer
 from engine.model.weight_files import read_json_object
 from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, DialogueFormat
@@ -85,6 +86,15 @@ def build_served_chat(run: RunConfig, task: TaskConfig, description: TaskDescrip
     return ServedChat(
         template, served, build_tokenizer_config(source, model_type, visible, TURN_END), generation, facts
     )
+
+
+def build_checkpoint_chat(run: RunConfig, folder: RunFolder, source: Path) -> ServedChat | None:
+    """Of the first task. None with a renderer: a checkpoint keeps the files of the initial model, which may lack a template.
+    Raises UnusableInput."""
+    task = run.resolved_tasks[0]
+    if task.get_dialogue().renderer:
+        return None
+    return build_served_chat(run, task, read_task_descriptions(folder)[task.name], source)
 
 
 def write_chat_files(folder: Path, chat: ServedChat) -> None:

@@ -10,15 +10,15 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from configs.dialogue_options import DialogueConfig
 from configs.schema import RunConfig
+from engine.chat.chat_files import build_served_chat, write_chat_files
 from engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
-from engine.export.chat_files import build_served_chat, write_chat_files
 from engine.model.tokenizer import load_tokenizer
 from policies.dialogue.chat_format import DialogueFormat, build_call_instructions, build_dialogue_format
 from policies.tools.python_tools import TOOL_SCHEMAS
 from policies.tools.task_description import DEFAULT_SYSTEM
 from tasks import MATH_PYTHON
-from tests.engine.export.family_folders import FAMILY_KINDS, TEXTS, FamilyKind, write_family_tokenizer
-from tests.engine.export.random_dialogues import RandomDialogue, make_dialogue
+from tests.engine.chat.family_folders import FAMILY_KINDS, TEXTS, FamilyKind, write_family_tokenizer
+from tests.engine.chat.random_dialogues import RandomDialogue, make_dialogue
 
 NUM_DIALOGUES = 50  # for each of the formats: 200 per family
 OWN_TEXTS = "Use it \u2603.\n{tools}\nEnd."
