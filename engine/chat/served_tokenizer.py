@@ -21,7 +21,7 @@ from policies.dialogue.chat_template import TemplateMarks
 
 BOUNDARY, HIDDEN = "\ue0f0\ue0f2", "\ue0f0\ue0f1"
 BOUNDARY_LITERAL = json.dumps(BOUNDARY)  # in a chat template
-_DEFAULT_CONFIG = {"clean_up_tokenization_spaces": False}
+_DEFAULT_CONFIG: Mapping[str, Any] = {"clean_up_tokenization_spaces": False}
 # Loads tokenizer.json as it is; classes such as Qwen2Tokenizer build a tokenizer of their own.
 _CLASS = "PreTrainedTokenizerFast"
 # For these architectures transformers 5 ignores `tokenizer_class` and loads Qwen2Tokenizer, unless the folder has a class
@@ -99,7 +99,7 @@ def _prepend(step: Mapping[str, Any], present: Mapping[str, Any] | None, key: st
 def build_tokenizer_config(source: Path, model_type: str, visible: Sequence[str], stop_token: str) -> dict[str, Any]:
     """tokenizer_config.json: that of `source`, without its chat template."""
     path = source / "tokenizer_config.json"
-    fields = read_json_object(path) if path.exists() else dict(_DEFAULT_CONFIG)
+    fields: dict[str, Any] = read_json_object(path) if path.exists() else dict(_DEFAULT_CONFIG)
     for token in (fields.get("added_tokens_decoder") or {}).values():
         if token["special"] or _is_tag(token["content"]):
             token["normalized"] = False

@@ -148,13 +148,10 @@ class TemplateMarks(NamedTuple):
     """`between(before, after)`: the mark between two pieces, or empty; an empty piece is text of a message."""
 
     between: Callable[[str, str], str]
-    hidden: Sequence[tuple[str, str]] = ()  # replacements in untrusted text
+    hidden: Sequence[tuple[str, str]]  # replacements in untrusted text
 
 
-UNMARKED = TemplateMarks(lambda _before, _after: "")
-
-
-def build_chat_template(dialogue: DialogueFormat, marks: TemplateMarks = UNMARKED) -> str:
+def build_chat_template(dialogue: DialogueFormat, marks: TemplateMarks) -> str:
     """Without a system message and other tools, the prompt is that of the run. Else it is that of a row of the cold start
     with a system text or tools of its own: the instructions for calls follow the text, and no instruction precedes the
     question."""

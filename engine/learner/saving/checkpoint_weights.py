@@ -5,6 +5,7 @@ are merged.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ def open_checkpoint_weights(checkpoint: Path, options: LoraOptions | None) -> Ch
     if not ((tensors / ".metadata").exists() and is_resumable(checkpoint)):
         return CheckpointWeights(config, shapes, _ExportedFiles(checkpoint).read)
     if options is None:
-        return CheckpointWeights(config, shapes, lambda names: _read_state(tensors, shapes, names))
+        return CheckpointWeights(config, shapes, partial(_read_state, tensors, shapes))
     base, adapters = checkpoint.with_name(FIRST_CHECKPOINT), _describe_saved_adapters(config, options)
     if not (get_tensors_folder(base) / ".metadata").exists():
         raise CheckpointError(f"{base}: missing. Only this checkpoint has the frozen weights of {checkpoint.name}")
