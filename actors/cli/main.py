@@ -12,7 +12,7 @@ from rich.markup import escape
 from actors.cli.console import ending_without_output, escape_controls, make_console
 from actors.cli.data_commands import data_app
 from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
-from actors.cli.serving.subcommands import add_serving_commands
+from actors.cli.serving.serving_commands import add_serving_commands
 from actors.cli.task_commands import task_app
 from bus.process.waiting import forward_to_sigint
 from configs.errors import EXIT_UNUSABLE, UnusableInput

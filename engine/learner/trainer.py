@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from configs.algorithm import LearnerConfig
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
 from engine.chat.chat_files import ServedChat
@@ -284,13 +285,11 @@ class Trainer:
     ) -> None:
         """Every rank calls it. Starts to write a checkpoint, after the previous one has its final name.
 
-        `is_exported`: with a transformers model. The leading rank calls `build_chat` for the chat files, and `on_committed`
-        after the folder has its final name, both in another thread. Raises DiskError of the previous checkpoint.
+        `is_exported`: with a transformers model. A thread of the leading rank calls `build_chat` for the chat files, and
+        `on_committed` after the folder has its final name. Raises DiskError of the previous checkpoint.
         """
-        shapes = {name: tuple(parameter.shape) for name, parameter in list_base_parameters(self.model).items()}
-        dtype, adapters = getattr(torch, self._learner.export_dtype), describe_adapters(self.model)
-        sizes = is_exported, max_shard_bytes
-        export = ModelExport(self.model.config, shapes, tokenizer_folder, dtype, adapters, *sizes, build_chat)
+        changes = {"has_weights": is_exported, "max_shard_bytes": max_shard_bytes, "build_chat": build_chat}
+        export = _describe_export(self.model, self._learner, tokenizer_folder)._replace(**changes)
         trainer_state = TrainerState(self.stage, self.step, self._ranks.world_size, self._run.seed)
         self._checkpoints.wait()
         state = capture_training_state(self.model, self._optimizers, self.step, self._ranks)
@@ -314,3 +313,9 @@ class Trainer:
 
 def _compute_cold_start_loss(batch: LossInput, _reference_logprobs_N: Tensor | None) -> LossOutput:
     return compute_sft_loss(batch)
+
+
+def _describe_export(model: CausalLM, learner: LearnerConfig, tokenizer_folder: Path) -> ModelExport:
+    shapes = {name: tuple(parameter.shape) for name, parameter in list_base_parameters(model).items()}
+    dtype: torch.dtype = getattr(torch, learner.export_dtype)
+    return ModelExport(model.config, shapes, tokenizer_folder, dtype, describe_adapters(model))
