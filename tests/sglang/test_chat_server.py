@@ -15,7 +15,7 @@ from configs.run_folder import RunFolder
 from engine.chat.chat_files import read_serving_facts
 from engine.data.task_inputs import load_task_renderers
 from engine.model.tokenizer import load_tokenizer
-from tests.actors.runs.running import ASTERISM, ROOT
+from tests.actors.runs.running import ASTERISM, PATIENCE_S, ROOT
 from tests.processes import processes_that_name
 from tests.sglang.environment import PYTHON
 from tests.sglang.serving import SHIMS
@@ -119,5 +119,5 @@ def test_a_dialogue_continues_after_a_result(serving: Serving) -> None:
 
 def test_an_interrupt_stops_the_server(serving: Serving) -> None:
     serving.process.send_signal(signal.SIGINT)
-    assert serving.process.wait(60) == 0
+    assert serving.process.wait(PATIENCE_S) == 0
     assert processes_that_name(str(serving.run.get_export_path(0))) == []
