@@ -71,6 +71,7 @@ def replacing_folder(folder: Path) -> Generator[Path]:
     If the process is killed, `folder` is complete or missing. A kill between the two renames leaves the complete new
     folder under the name `.NAME.partial`.
     """
+    folder = folder.absolute()  # "." has no name
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, replaced = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.replaced")
     for leftover in (partial, replaced):
