@@ -111,7 +111,7 @@ _BODY = r"""
     {%- else -%}
       {%- set question = join(message.content) -%}
       {%- set start = instruction | length if question.startswith(instruction) else 0 -%}
-      {{ instruction ~ after_instruction ~ untrusted(question[start:]) }}
+      {{ instruction ~ (after_instruction if instruction else after_user) ~ untrusted(question[start:]) }}
     {%- endif -%}
     {{ turn_end ~ '\n' }}
     {%- set chat.separator = '' -%}
