@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gzip
 import os
+import shutil
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from io import BufferedIOBase
@@ -61,6 +62,32 @@ def replacing_file(path: Path) -> Generator[BufferedIOBase]:
             new.replace(path)
     finally:
         new.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Generator[Path]:
+    """A folder that has its name only when it is complete and on the disk; an existing one is replaced. Raises DiskError.
+
+    If the process is killed, `folder` is complete or missing. A kill between the two renames leaves the complete new
+    folder under the name `.NAME.partial`.
+    """
+    folder = folder.absolute()  # "." has no name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial, replaced = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.replaced")
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        with raising_disk_errors(partial):
+            partial.mkdir()
+            yield partial
+            sync_tree(partial)
+            if folder.exists():
+                folder.rename(replaced)
+            partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def sync_paths(paths: Iterable[Path]) -> None:

@@ -132,6 +132,10 @@ class RunFolder(NamedTuple):
         """The checkpoint after `step` RL steps; step 0 is the end of the cold start."""
         return self.checkpoints / f"step_{step:06d}"
 
+    def get_export_path(self, step: int) -> Path:
+        """The export of a step that `asterism serve` has written."""
+        return self.path / "exports" / f"step_{step:06d}"
+
     def expand_path(self, path: str) -> Path:
         """A path from the configuration, with `$RUN` replaced by this folder."""
         return Path(path.replace("$RUN", str(self.path)))

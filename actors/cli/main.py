@@ -14,6 +14,7 @@ from actors.cli.console import ending_without_output, escape_controls, make_cons
 from actors.cli.data_commands import data_app
 from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
 from actors.cli.metrics_commands import metrics_app
+from actors.cli.serving.serving_commands import add_serving_commands
 from actors.cli.task_commands import task_app
 from bus.process.waiting import forward_to_sigint
 from configs.errors import EXIT_UNUSABLE, UnusableInput
@@ -33,6 +34,7 @@ app.add_typer(task_app, name="task")
 app.add_typer(data_app, name="data")
 app.add_typer(metrics_app, name="metrics")
 app.add_typer(analyze_app, name="analyze")
+add_serving_commands(app)
 sandbox_app = typer.Typer(
     help="Use the code sandbox without a run: serve it, try it, measure it, check it.", no_args_is_help=True
 )

@@ -123,7 +123,9 @@ def prune_checkpoints(checkpoints: Path, keep: int, protected: Collection[int] =
     deleted checkpoints."""
     names = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in checkpoints.iterdir())
     newest_last = sorted((int(name[1]), path) for name, path in names if name)
-    stale = [path for step, path in newest_last[: len(newest_last) - max(1, keep)] if step not in (0, *protected)]
+    stale = [
+        path for step, path in newest_last[: max(0, len(newest_last) - max(1, keep))] if step not in (0, *protected)
+    ]
     for checkpoint in stale:
         delete_checkpoint(checkpoint)
     for leftover in checkpoints.glob(f".*{PARTIAL_SUFFIX}"):

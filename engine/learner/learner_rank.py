@@ -6,7 +6,7 @@ This module does not use the bus. Only the leading rank publishes weights and re
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from bus.messages import ProtocolError, WeightsPublished
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from engine.chat.chat_files import build_checkpoint_chat
 from engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
 from engine.learner.adapters.policy_models import PolicyModels
 from engine.learner.batches.batch_journal import BatchJournal
@@ -62,6 +63,7 @@ class LearnerRank:
         self._models = PolicyModels(run, folder, ranks)
         self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
         self._partial_sft_checkpoint = folder.partial_cold_start
+        self._build_chat = cache(partial(build_checkpoint_chat, run, folder, self._initial_checkpoint))
         self._publisher: WeightPublisher | AdapterPublisher | None = None
         self._trainer: Trainer | None = None
         self._metrics: dict[str, float] = {}  # of the last step
@@ -311,5 +313,6 @@ class LearnerRank:
             if on_pruned is not None:
                 on_pruned()
 
-        self._loaded_trainer.save(checkpoint, self._initial_checkpoint, is_exported=is_exported, on_committed=prune)
+        source, chat = self._initial_checkpoint, self._build_chat
+        self._loaded_trainer.save(checkpoint, source, is_exported=is_exported, build_chat=chat, on_committed=prune)
         self._schedule.on_saved()

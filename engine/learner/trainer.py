@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from configs.algorithm import LearnerConfig
 from configs.errors import UnusableInput
 from configs.schema import RunConfig
+from engine.chat.chat_files import ServedChat
 from engine.learner.batches.minibatches import (
     MicroBatch,
     build_rl_minibatches,
@@ -267,16 +268,16 @@ class Trainer:
         *,
         is_exported: bool = True,
         max_shard_bytes: int = MAX_SHARD_BYTES,
+        build_chat: Callable[[], ServedChat | None] = lambda: None,
         on_committed: Callable[[], None] = lambda: None,
     ) -> None:
         """Every rank calls it. Starts to write a checkpoint, after the previous one has its final name.
 
-        `is_exported`: with a transformers model. `on_committed` is called on the leading rank, in another thread, after the
-        folder has its final name. Raises DiskError of the previous checkpoint.
+        `is_exported`: with a transformers model. A thread of the leading rank calls `build_chat` for the chat files, and
+        `on_committed` after the folder has its final name. Raises DiskError of the previous checkpoint.
         """
-        shapes = {name: tuple(parameter.shape) for name, parameter in list_base_parameters(self.model).items()}
-        dtype, adapters = getattr(torch, self._learner.export_dtype), describe_adapters(self.model)
-        export = ModelExport(self.model.config, shapes, tokenizer_folder, dtype, adapters, is_exported, max_shard_bytes)
+        changes = {"has_weights": is_exported, "max_shard_bytes": max_shard_bytes, "build_chat": build_chat}
+        export = _describe_export(self.model, self._learner, tokenizer_folder)._replace(**changes)
         trainer_state = TrainerState(self.stage, self.step, self._ranks.world_size, self._run.seed)
         self._checkpoints.wait()
         state = capture_training_state(self.model, self._optimizers, self.step, self._ranks)
@@ -328,3 +329,9 @@ def _build_loss_input(
         clip_dual=learner.clip_dual,
         log_ratio_limit=learner.log_ratio_limit,
     )
+
+
+def _describe_export(model: CausalLM, learner: LearnerConfig, tokenizer_folder: Path) -> ModelExport:
+    shapes = {name: tuple(parameter.shape) for name, parameter in list_base_parameters(model).items()}
+    dtype: torch.dtype = getattr(torch, learner.export_dtype)
+    return ModelExport(model.config, shapes, tokenizer_folder, dtype, describe_adapters(model))

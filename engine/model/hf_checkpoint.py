@@ -1,6 +1,5 @@
 """Loads and saves models as transformers folders: config.json, safetensors, tokenizer."""
 
-import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from configs.atomic_write import sync_tree
+from configs.atomic_write import replacing_folder
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_export import make_readable, plan_shards, write_index, write_model_description, write_shard
 from engine.model.model_config import DecoderConfig, check_complete, check_names, check_shape, load_model_config
@@ -100,25 +99,10 @@ def save_model(
 ) -> None:
     """Writes a folder for AutoModelForCausalLM and AutoTokenizer from a whole model. Raises OSError on disk errors.
 
-    Replaces an existing folder. If the process is killed, the folder is complete or missing. A
-    kill between the two renames leaves the complete new folder under the name `.NAME.partial`.
+    Replaces an existing folder, as replacing_folder does.
     """
-    folder, source = Path(folder), Path(tokenizer_folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial, replaced = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.replaced")
-    for leftover in (partial, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
-    try:
-        partial.mkdir()
-        _write_files(partial, model_config, state_dict, source)
-        sync_tree(partial)
-        if folder.exists():
-            folder.rename(replaced)
-        partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    shutil.rmtree(replaced, ignore_errors=True)
+    with replacing_folder(Path(folder)) as partial:
+        _write_files(partial, model_config, state_dict, Path(tokenizer_folder))
 
 
 def _write_files(folder: Path, config: DecoderConfig, state_dict: Mapping[str, Tensor], source: Path) -> None:

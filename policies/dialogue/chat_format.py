@@ -149,3 +149,8 @@ def _build_assistant_start(dialogue: DialogueFormat) -> TextSegment:
 
 def format_tool_call(tool: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+
+
+def build_call_instructions(schemas: str) -> str:
+    """Follow the default system text. `schemas`: of the tools, a line each."""
+    return _TOOLS.replace("{tools}", schemas)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from configs.atomic_write import sync_paths
+from engine.chat.chat_files import ServedChat, write_chat_files
 from engine.learner.checkpoints import (
     FIRST_CHECKPOINT,
     TrainerState,
@@ -55,6 +56,7 @@ class ModelExport(NamedTuple):
     adapters: SavedAdapters | None  # merged into the weights
     has_weights: bool = True  # False: only the configuration and the tokenizer
     max_shard_bytes: int = MAX_SHARD_BYTES
+    build_chat: Callable[[], ServedChat | None] = lambda: None  # None: the files of `tokenizer_folder`
 
 
 class PendingCheckpoint(NamedTuple):
@@ -130,6 +132,8 @@ class CheckpointWriter:
         shards = plan_shards(export.shapes, export.dtype, export.max_shard_bytes) if export.has_weights else []
         if self._ranks.is_leader:
             write_model_description(target, export.config, export.tokenizer_folder, export.dtype)
+            if (chat := export.build_chat()) is not None:
+                write_chat_files(target, chat)
             write_index(target, shards, export.shapes, export.dtype)
             if export.adapters is not None and export.has_weights:
                 written += write_adapters(target, export.adapters)

@@ -15,7 +15,7 @@ _COMMON_ARGUMENTS = (
     "--sleep-on-idle",  # otherwise an idle scheduler uses a full core
 )
 # The implementations that work without a GPU.
-_CPU_ARGUMENTS = (
+CPU_ARGUMENTS = (
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     *("--disable-cuda-graph", "--disable-overlap-schedule"),
 )
@@ -40,7 +40,7 @@ def build_argv(
         *("--max-running-requests", str(engine.max_running), *_build_cache_arguments(engine, sglang)),
         # No request uses constrained output.
         *("--grammar-backend", "none", "--skip-server-warmup", *_COMMON_ARGUMENTS),
-        *(_CPU_ARGUMENTS if engine.device == "cpu" else _build_cuda_arguments(engine, index, sglang)),
+        *(CPU_ARGUMENTS if engine.device == "cpu" else _build_cuda_arguments(engine, index, sglang)),
         *sglang.arguments,
     ]
 

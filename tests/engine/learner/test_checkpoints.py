@@ -62,6 +62,13 @@ def test_pruning_keeps_step_0_and_the_newest_and_removes_leftovers_of_killed_sav
     assert left == ["init", "sft_partial", "step_000000", "step_000030", "step_000040"]
 
 
+def test_fewer_checkpoints_than_the_limit_are_all_kept(tmp_path: Path) -> None:
+    for step in (0, 1, 2, 3):
+        save(tmp_path, step)
+    assert prune_checkpoints(tmp_path, keep=5) == []
+    assert list_saved_steps(tmp_path) == [0, 1, 2, 3]
+
+
 def test_a_folder_without_trainer_state_is_not_resumable(tmp_path: Path) -> None:
     (tmp_path / "step_000003").mkdir()
     assert not is_resumable(tmp_path / "step_000003")

@@ -96,7 +96,7 @@ def test_a_kill_during_a_save_leaves_no_folder_and_the_next_save_succeeds(
         def die(_: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        monkeypatch.setattr("engine.model.hf_checkpoint.sync_tree", die)
+        monkeypatch.setattr("configs.atomic_write.sync_tree", die)
         save_model(target, CONFIG, state_dict, tokenizer)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

@@ -1,0 +1,76 @@
+"""`asterism export`: the model of a run's step as a transformers folder, with chat template and model card."""
+
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from actors.cli.serving.model_card import write_model_card
+from actors.cli.serving.run_step import RunStep, find_run_step
+from configs.atomic_write import replacing_folder
+from configs.errors import UnusableInput
+from configs.load import load_run
+from configs.schema import RunConfig
+from configs.task_options import TaskConfig
+from engine.chat.chat_files import ServedChat, build_served_chat, write_chat_files
+from engine.data.task_inputs import read_task_descriptions
+from engine.learner.saving.checkpoint_weights import open_checkpoint_weights, write_weights
+from engine.model.hf_export import make_readable, write_model_description
+from engine.model.lora.lora_options import get_lora_options
+
+ExportDtype = Literal["bfloat16", "float16", "float32"]
+
+
+class ExportOptions(NamedTuple):
+    dtype: str = "bfloat16"
+    max_shard_gb: float = 5.0  # of 10^9 bytes
+    task: str = ""  # of [[tasks]]; empty: the first
+    overwrite: bool = False
+
+
+def export_run(reference: str, folder: Path, options: ExportOptions, console: Console) -> None:
+    """Raises UnusableInput for an unknown run, step or task, an unusable checkpoint, and a folder with files."""
+    chosen = find_run_step(reference)
+    _check_options(folder, options)
+    export_step(chosen, folder, options)
+    console.print(f"{escape(str(folder))}: step {chosen.step} of {escape(str(chosen.run.path))}", soft_wrap=True)
+    console.print(f"serve it: asterism serve {escape(str(folder))}", soft_wrap=True)
+
+
+def export_step(chosen: RunStep, folder: Path, options: ExportOptions) -> None:
+    """Replaces `folder` when the new one is complete. Raises UnusableInput and OSError."""
+    run = load_run(chosen.run.config)
+    chat = _build_chat(run, chosen, options.task)
+    weights = open_checkpoint_weights(chosen.checkpoint, get_lora_options(run.learner))
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    with replacing_folder(folder) as partial:
+        write_model_description(partial, weights.config, chosen.checkpoint, dtype)
+        write_chat_files(partial, chat)
+        write_weights(partial, weights, dtype, int(options.max_shard_gb * 10**9))
+        write_model_card(partial, run, chosen, chat.facts, options.dtype)
+        make_readable(partial, partial.iterdir())
+
+
+def _check_options(folder: Path, options: ExportOptions) -> None:
+    if options.dtype not in get_args(ExportDtype):
+        raise UnusableInput(f"--dtype {options.dtype}: expected {', '.join(get_args(ExportDtype))}")
+    if folder.exists() and not folder.is_dir():
+        raise UnusableInput(f"{folder}: is a file; name a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not options.overwrite:
+        raise UnusableInput(f"{folder}: is not empty; choose another folder, or replace it with --overwrite")
+
+
+def _build_chat(run: RunConfig, chosen: RunStep, task_name: str) -> ServedChat:
+    task = _choose_task(run, task_name)
+    description = read_task_descriptions(chosen.run)[task.name]
+    return build_served_chat(run, task, description, chosen.checkpoint)
+
+
+def _choose_task(run: RunConfig, name: str) -> TaskConfig:
+    tasks = run.resolved_tasks
+    chosen = next((task for task in tasks if name in ("", task.name)), None)
+    if chosen is None:
+        raise UnusableInput(f"--task {name}: there is no such task; the run has {', '.join(t.name for t in tasks)}")
+    return chosen

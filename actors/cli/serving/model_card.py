@@ -1,0 +1,103 @@
+"""The model card of an export, README.md: what the run did, its figures, and how to serve the model."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from actors.cli.serving.run_step import RunStep
+from analysis.metrics import decode_metric_lines
+from analysis.summary_table import read_summary
+from configs.schema import RunConfig
+from engine.chat.chat_files import ServingFacts
+from engine.model.weight_files import read_json_object
+
+_FRONT_MATTER = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [asterism, reinforcement-learning, tool-use]
+---
+"""
+_EVALUATIONS = {
+    "start_sampled": "before RL, sampled",
+    "start_greedy": "before RL, greedy",
+    "end_sampled": "after RL, sampled",
+    "end_greedy": "after RL, greedy",
+}
+
+
+def write_model_card(folder: Path, run: RunConfig, chosen: RunStep, facts: ServingFacts, dtype: str) -> None:
+    """Raises OSError."""
+    (folder / "README.md").write_text(
+        "\n".join(_build_card(folder, run, chosen, facts, dtype)) + "\n", encoding="utf-8"
+    )
+
+
+def _build_card(folder: Path, run: RunConfig, chosen: RunStep, facts: ServingFacts, dtype: str) -> Iterator[str]:
+    yield f"{_FRONT_MATTER}\n# {run.name}, step {chosen.step}\n"
+    yield f"A model that [Asterism](https://pypi.org/project/asterism) {version('asterism')} has trained: "
+    yield f"{run.sft.steps} steps of cold start and {chosen.step} of {run.rl.steps} steps of GRPO"
+    yield f"{' with Resample-on-Correct' if run.roc.enabled else ''}, exported in {dtype}.\n"
+    yield "## Figures\n\n| Evaluation | Correct answers |\n|---|---|"
+    yield from _list_accuracies(chosen)
+    yield "\n## Training\n\n| | |\n|---|---|"
+    for name, value in _list_facts(folder, run, chosen).items():
+        yield f"| {name} | {value} |"
+    yield "\n## Chat\n"
+    yield "`chat_template.jinja` renders the dialogues of the run, token by token: without a system message and tools it has"
+    yield "the system text and the tools of the training. `generation_config.json` has its stop tokens and its sampling."
+    yield f"\n    {_build_server_command(facts)}\n"
+    if not facts.tool_call_parser and facts.tools:
+        yield "No parser of SGLang reads the calls of this model: they stay in the text of a response.\n"
+    if facts.tools:
+        yield "Tools of a request, as the model was trained with them (`asterism.json` has them, too):\n\n```json"
+        yield f"{json.dumps(facts.tools, indent=2)}\n```"
+
+
+def _list_accuracies(chosen: RunStep) -> Iterator[str]:
+    """The last evaluation of each label, and that of the exported step."""
+    found: dict[str, float | None] = {}
+    for line in decode_metric_lines(chosen.run.metrics) if chosen.run.metrics.exists() else []:
+        if line["kind"] == "evaluation":
+            is_of_step = line["label"].startswith("step_") and line.get("step") == chosen.step
+            label = f"after step {chosen.step}" if is_of_step else _EVALUATIONS.get(line["label"], "")
+            found[label] = line.get("accuracy")
+    found.pop("", None)
+    yield from (f"| {label} | {'-' if value is None else f'{value:.1%}'} |" for label, value in found.items())
+    if not found:
+        yield "| none | - |"
+
+
+def _list_facts(folder: Path, run: RunConfig, chosen: RunStep) -> dict[str, Any]:
+    summary = read_summary(chosen.run.path) if chosen.run.summary.exists() else {}
+    tasks = run.tasks or (None,)
+    data = [run.data.train if task is None else task.data for task in tasks]
+    return {
+        "architecture": read_json_object(folder / "config.json")["model_type"],
+        "parameters": f"{summary['params']:,}" if summary.get("params") else "-",
+        "initial model": f"`{run.model.checkpoint}`",
+        "cold start": ", ".join(f"`{file.data}`" for file in run.sft.files.values()) if run.sft.is_enabled else "none",
+        "questions": ", ".join(f"`{path}`{_describe_digest(chosen.run.expand_path(path))}" for path in data),
+        "prompts and rollouts of a step": f"{run.rl.prompts} x {run.rl.rollouts}",
+        "seed": run.seed,
+        "configuration": f"`config.toml`, sha256 {_compute_digest(chosen.run.config)}",
+    }
+
+
+def _describe_digest(path: Path) -> str:
+    return f" (sha256 {_compute_digest(path)})" if path.is_file() else ""
+
+
+def _compute_digest(path: Path) -> str:
+    """The first 16 digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _build_server_command(facts: ServingFacts) -> str:
+    flags = [f"--tool-call-parser {facts.tool_call_parser}" if facts.tool_call_parser else ""]
+    flags.append(f"--reasoning-parser {facts.reasoning_parser}" if facts.reasoning_parser else "")
+    return " ".join(filter(None, ("python -m sglang.launch_server --model-path .", *flags)))

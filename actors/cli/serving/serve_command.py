@@ -1,0 +1,123 @@
+"""`asterism serve`: an SGLang server of a run's model, or of an exported folder."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+from rich.console import Console
+from rich.markup import escape
+
+from actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON
+from actors.cli.serving.export_command import ExportOptions, export_step
+from actors.cli.serving.run_step import RunStep, find_run_folder, find_run_step
+from configs.errors import UnusableInput
+from configs.load import load_run
+from configs.schema import RunConfig
+from configs.sglang_options import SGLangConfig
+from engine.chat.chat_files import ServingFacts, read_serving_facts
+from engine.sglang.server.chat_server import ChatServer, serve_chats
+from engine.sglang.server.compatibility import ServerUnusable
+
+
+class ServeOptions(NamedTuple):
+    host: str
+    port: int
+    device: str
+    python: str  # empty: that of the configuration, or of .venv-sglang
+    overrides: Sequence[str]  # of [sglang]
+    arguments: Sequence[str]  # of SGLang
+
+
+def serve_model(reference: str, options: ServeOptions, console: Console) -> int:
+    """The exit code. Raises UnusableInput for an unknown model, and for an unusable interpreter or port."""
+    run = _load_config(reference, options.overrides)
+    folder, name = _find_model(reference, console)
+    facts = read_serving_facts(folder)
+    with tempfile.TemporaryDirectory(prefix="asterism-serve-") as scratch:
+        server = ChatServer(
+            model=folder,
+            name=name,
+            host=options.host,
+            port=options.port,
+            device=options.device,
+            tool_call_parser=facts.tool_call_parser if facts else "",
+            reasoning_parser=facts.reasoning_parser if facts else "",
+            sglang=_choose_interpreter(run.sglang, options.python),
+            arguments=options.arguments,
+            scratch=Path(scratch),
+        )
+        for line in describe_parsers(facts):
+            console.print(line, highlight=False, soft_wrap=True)
+        try:
+            return asyncio.run(serve_chats(server, lambda: _print_address(server, facts, console)))
+        except ServerUnusable as error:
+            text = str(error).replace("sglang.port: port", "--port: port").replace(", or set sglang.external_urls", "")
+            raise UnusableInput(text) from None
+
+
+def _load_config(reference: str, overrides: Sequence[str]) -> RunConfig:
+    """Of the run, or the defaults."""
+    run = find_run_folder(reference)
+    return load_run(run.config, overrides) if run else load_run(None, ["name=serve", *overrides])
+
+
+def _find_model(reference: str, console: Console) -> tuple[Path, str]:
+    """The folder and the name of the model. A run's step is exported to the run's folder, once."""
+    path = Path(reference)
+    if (path / "config.json").is_file():
+        return path, path.resolve().name
+    if path.is_dir() and find_run_folder(reference) is None:
+        raise UnusableInput(f"{path}: has neither config.json, as a model, nor config.toml, as a run")
+    chosen = find_run_step(reference)
+    folder = chosen.run.get_export_path(chosen.step)
+    if not _is_current(folder, chosen):
+        console.print(f"exporting step {chosen.step} to {escape(str(folder))}", highlight=False, soft_wrap=True)
+        export_step(chosen, folder, ExportOptions())
+    return folder, f"{chosen.run.path.resolve().name}-{chosen.step}"
+
+
+def _is_current(folder: Path, chosen: RunStep) -> bool:
+    """Whether the export is newer than the checkpoint, which a run may have written again."""
+    written, source = folder / "config.json", chosen.checkpoint / "config.json"
+    return written.exists() and written.stat().st_mtime_ns >= source.stat().st_mtime_ns
+
+
+def _choose_interpreter(sglang: SGLangConfig, python: str) -> SGLangConfig:
+    local = str(LOCAL_SGLANG_PYTHON.absolute()) if LOCAL_SGLANG_PYTHON.exists() else ""
+    return replace(sglang, python=python or sglang.python or local)
+
+
+def describe_parsers(facts: ServingFacts | None) -> list[str]:
+    if facts is None:
+        return [
+            "no asterism.json: `asterism export` has not written this folder, so that no parser is chosen; name one "
+            "after --, such as -- --tool-call-parser qwen25"
+        ]
+    if not facts.tools:
+        calls = "the model has no tools"
+    elif facts.tool_call_parser:
+        calls = f"parser of calls: {facts.tool_call_parser}"
+    else:
+        calls = "no parser of SGLang fits the calls of this model: they stay in the text"
+    reasoning = facts.reasoning_parser or "none fits: the reasoning stays in the text"
+    return [calls, f"parser of reasoning: {reasoning}"]
+
+
+async def _print_address(server: ChatServer, facts: ServingFacts | None, console: Console) -> None:
+    console.print(
+        f"serving {escape(server.name)} at {server.url}/v1; stop with Ctrl-C", highlight=False, soft_wrap=True
+    )
+    console.print(f"try it:\n{build_curl(server, facts)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def build_curl(server: ChatServer, facts: ServingFacts | None) -> str:
+    """A request as a shell command. Without `tools`, SGLang does not parse calls."""
+    request: dict[str, Any] = {"model": server.name, "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
+    if facts is not None and facts.tools:
+        request["tools"] = facts.tools
+    body = json.dumps(request).replace("'", "'\\''")
+    return f"curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"

@@ -1,0 +1,74 @@
+"""The arguments and help texts of `asterism export` and `asterism serve`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actors.cli.console import make_console
+from actors.cli.log.subcommands import SetOption
+
+RunStepArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A run's folder or name, or one of its steps: demo, demo:40, demo:best (default: the last step).",
+        metavar="RUN[:STEP]",
+    ),
+]
+
+
+def add_serving_commands(app: typer.Typer) -> None:
+    app.command()(export)
+    app.command()(serve)
+
+
+def export(
+    run: RunStepArgument,
+    folder: Annotated[Path, typer.Argument(help="Folder to create.", metavar="FOLDER")],
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="Type of the weights: bfloat16, float16 or float32.")
+    ] = "bfloat16",
+    max_shard_gb: Annotated[
+        float, typer.Option("--max-shard-gb", min=1e-6, help="Largest size of a file of weights, in 10^9 bytes.")
+    ] = 5.0,
+    task: Annotated[
+        str, typer.Option("--task", help="Task of [[tasks]] with the texts of the chat template (default: the first).")
+    ] = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FOLDER if it has files.")] = False,
+) -> None:
+    """Write the model of a run as a transformers folder, for transformers, SGLang and the hub.
+
+    It has the chat template that the run trained with, the stop tokens, and a model card.
+    """
+    from actors.cli.serving.export_command import ExportOptions, export_run
+
+    export_run(run, folder, ExportOptions(dtype, max_shard_gb, task, overwrite), make_console())
+
+
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A run's folder or name, one of its steps (demo:40, demo:best), or a folder of `asterism export`.",
+            metavar="RUN[:STEP]|FOLDER",
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of SGLang, after --.", metavar="[-- ARGUMENTS]")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 30_000,
+    device: Annotated[str, typer.Option("--device", help="auto, cuda or cpu.")] = "auto",
+    python: Annotated[
+        str,
+        typer.Option(
+            "--python", metavar="FILE", help="Interpreter with SGLang (default: sglang.python, or .venv-sglang)."
+        ),
+    ] = "",
+    override: SetOption = None,
+) -> None:
+    """Serve a model with OpenAI's chat API, with SGLang and the parsers that fit the run, until Ctrl-C."""
+    from actors.cli.serving.serve_command import ServeOptions, serve_model
+
+    options = ServeOptions(host, port, device, python, override or [], arguments or [])
+    raise typer.Exit(serve_model(model, options, make_console()))

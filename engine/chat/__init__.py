@@ -1,0 +1,1 @@
+"""The files with which other programs chat with a trained model."""

@@ -1,0 +1,110 @@
+"""An SGLang server for people and programs that chat with a model: OpenAI's API, in the foreground, until ^C.
+
+The servers of a run are managed_server.SGLangServer: they generate from token ids and have no chat template.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bus.process import parent_death
+from bus.process.waiting import make_interrupt_event, wait_for_first
+from configs.sglang_options import SGLangConfig
+from engine.sglang.client import SGLangClient
+from engine.sglang.server.gpu_check import query_gpu_inventory
+from engine.sglang.server.interpreter_check import check_interpreter, wait_for_free_port
+from engine.sglang.server.server_arguments import CPU_ARGUMENTS, HOST
+from engine.sglang.server.server_process_group import ProcessGroup
+
+_TERM_GRACE_S = 10.0  # for requests in flight
+_READY_POLL_S = 0.5
+_ANY_HOST = ("0.0.0.0", "::")
+
+
+class ChatServer(NamedTuple):
+    model: Path  # a transformers folder
+    name: str  # of the model in requests
+    host: str
+    port: int
+    device: str  # "cpu", "cuda" or "auto"
+    tool_call_parser: str  # empty: none
+    reasoning_parser: str
+    sglang: SGLangConfig
+    arguments: Sequence[str]  # of the command line, after all others
+    scratch: Path
+
+    @property
+    def url(self) -> str:
+        """For a client on this machine."""
+        return f"http://{HOST if self.host in _ANY_HOST else self.host}:{self.port}"
+
+
+def build_chat_argv(server: ChatServer, device: str) -> list[str]:
+    """Arguments of the interpreter."""
+    template = server.model / "chat_template.jinja"
+    return [
+        *("-m", "sglang.launch_server", "--model-path", str(server.model), "--served-model-name", server.name),
+        *("--host", server.host, "--port", str(server.port), "--device", device, "--log-level", "warning"),
+        *(("--chat-template", str(template)) if template.exists() else ()),
+        *(("--tool-call-parser", server.tool_call_parser) if server.tool_call_parser else ()),
+        *(("--reasoning-parser", server.reasoning_parser) if server.reasoning_parser else ()),
+        *("--tp-size", str(server.sglang.tensor_parallel), "--dp-size", str(server.sglang.data_parallel)),
+        *(CPU_ARGUMENTS if device == "cpu" else ("--mem-fraction-static", str(server.sglang.memory_share))),
+        *server.sglang.arguments,
+        *server.arguments,
+    ]
+
+
+async def serve_chats(server: ChatServer, on_ready: Callable[[], Awaitable[None]]) -> int:
+    """The server's exit code, or 0 after ^C, SIGTERM or SIGHUP. Its output is that of this process.
+
+    Raises ServerUnusable for an interpreter without SGLang, and for a port in use.
+    """
+    interrupted = make_interrupt_event()
+    variables = {**os.environ, "PYTHONUNBUFFERED": "1", **server.sglang.environment}
+    python = server.sglang.python or sys.executable
+    await check_interpreter(python, variables)
+    await wait_for_free_port(server.host, server.port, timeout_s=0)
+    device = server.device if server.device != "auto" else await _find_device(python, variables)
+    if device == "cpu":
+        variables = {"TORCHDYNAMO_DISABLE": "1", **variables}  # compiling the few compiled functions takes a minute
+    group = await _spawn(server, device, python, variables)
+    announcing = asyncio.create_task(_announce(server, on_ready))
+    try:
+        return await wait_for_first(group.leader.wait(), _wait_for_interrupt(interrupted))
+    finally:
+        announcing.cancel()
+        await asyncio.gather(announcing, return_exceptions=True)
+        await group.terminate(_TERM_GRACE_S)
+
+
+async def _find_device(python: str, variables: Mapping[str, str]) -> str:
+    """Of the server's torch."""
+    inventory = await query_gpu_inventory(python, variables)
+    return "cuda" if inventory.gpus else "cpu"
+
+
+async def _spawn(server: ChatServer, device: str, python: str, variables: Mapping[str, str]) -> ProcessGroup:
+    """In a process group of its own: ^C of the terminal reaches only this process."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", parent_death.__file__, python, *build_chat_argv(server, device)),
+        stdin=asyncio.subprocess.DEVNULL,
+        env={**variables, parent_death.PARENT_PID_VARIABLE: str(os.getpid())},
+        start_new_session=True,
+    )
+    return ProcessGroup(process, server.scratch)
+
+
+async def _announce(server: ChatServer, on_ready: Callable[[], Awaitable[None]]) -> None:
+    async with SGLangClient(server.url, max_in_flight=1, request_timeout_s=server.sglang.request_timeout_s) as client:
+        while not await client.is_ready():  # noqa: ASYNC110
+            await asyncio.sleep(_READY_POLL_S)
+    await on_ready()
+
+
+async def _wait_for_interrupt(interrupted: asyncio.Event) -> int:
+    await interrupted.wait()
+    return 0

@@ -1,0 +1,238 @@
+"""The chat template of a trained model: a Jinja template that renders messages as the dialogues of the run.
+
+transformers and SGLang read it. It has the texts of policies.dialogue.chat_format: system turn with the schemas of the
+tools, instruction before the first question, prefill of each assistant turn, calls and results. It reads messages as
+engine.data.dialogue_messages does: reasoning in a field of its own or in <think>, contents of null, and calls with or
+without `function`.
+
+A run encodes a dialogue piece by piece (TextSegment), but a template gives one text. TemplateMarks has the marks that
+keep the pieces apart and untrusted text from becoming special tokens. The exported tokenizer removes them
+(engine.chat.served_tokenizer).
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from policies.dialogue.chat_format import TURN_END, TURN_START, DialogueFormat, build_call_instructions
+from policies.tools.task_description import DEFAULT_SYSTEM
+
+OPENING_TAG = re.compile(r"\s*<(\w+)>\s*")  # a prefill that opens the reasoning
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+# After the assignments of `_list_texts` and `_list_marks`. `-` removes all blanks between tags: every text is quoted.
+_BODY = r"""
+{%- macro join(content) -%}
+  {%- if content is string -%}{{ content }}
+  {%- elif content is not none -%}{%- for part in content -%}{{ part.text }}{%- endfor -%}{%- endif -%}
+{%- endmacro -%}
+{%- macro untrusted(content) -%}
+  {%- set shown = namespace(text=join(content)) -%}
+  {%- for pair in hidden -%}{%- set shown.text = shown.text.replace(pair[0], pair[1]) -%}{%- endfor -%}
+  {{ shown.text }}
+{%- endmacro -%}
+{%- macro schemas() -%}
+  {%- for tool in tools or [] -%}
+    {%- set function = tool.function if tool.function is defined else tool -%}
+    {{ ('' if loop.first else '\n') ~ '{"type": "function", "function": {"name": ' }}
+    {{- function.name | tojson(ensure_ascii=true) ~ ', "description": ' }}
+    {{- (function.description or '') | tojson(ensure_ascii=true) ~ ', "parameters": ' }}
+    {{- (function.parameters or no_parameters) | tojson(ensure_ascii=true) ~ '}}' }}
+  {%- endfor -%}
+{%- endmacro -%}
+{%- macro call_text(call) -%}
+  {%- set function = call.function if call.function is defined else call -%}
+  {{ '<tool_call>\n{"name": ' ~ (function.name | tojson) ~ ', "arguments": ' }}
+  {%- if function.arguments is string -%}{{ function.arguments }}
+  {%- else -%}
+    {{ '{' }}
+    {%- for name, value in function.arguments.items() if value is not none -%}
+      {{ ('' if loop.first else ', ') ~ (name | tojson) ~ ': ' ~ (value | tojson) }}
+    {%- endfor -%}
+    {{ '}' }}
+  {%- endif -%}
+  {{ '}\n</tool_call>' }}
+{%- endmacro -%}
+{%- macro turn_text(message) -%}
+  {%- set turn = namespace(text=join(message.content), thought=none) -%}
+  {%- for name in ['thinking', 'reasoning', 'reasoning_content'] if message[name] is string -%}
+    {%- set turn.thought = message[name] -%}
+  {%- endfor -%}
+  {%- if turn.thought is none and thought_open and not turn.text.startswith(prefill) -%}
+    {%- set content = turn.text.lstrip() -%}
+    {%- if content.startswith('<think>') and '</think>' in content -%}
+      {%- set turn.thought = content[7:].split('</think>')[0] -%}
+      {%- set turn.text = content[7:].split('</think>', 1)[1].lstrip() -%}
+    {%- elif thought_open in content or thought_close not in content -%}
+      {%- set turn.thought = '' -%}
+    {%- endif -%}
+  {%- endif -%}
+  {%- if turn.thought is not none -%}
+    {%- if thought_open -%}
+      {%- set turn.text = turn.thought ~ thought_close ~ ('\n' if turn.text else '') ~ turn.text -%}
+    {%- else -%}
+      {%- set turn.text = '<think>' ~ turn.thought ~ '</think>\n' ~ turn.text -%}
+    {%- endif -%}
+  {%- endif -%}
+  {%- if turn.text.startswith(prefill) and not (turn.thought is not none and thought_open) -%}
+    {%- set turn.text = turn.text[prefill | length:] -%}
+  {%- endif -%}
+  {%- for call in message.tool_calls or [] -%}
+    {%- set separator = '' if prefill ~ turn.text == '' or turn.text.endswith('\n') else '\n' -%}
+    {%- set turn.text = turn.text ~ separator ~ call_text(call) -%}
+  {%- endfor -%}
+  {{ turn.text }}
+{%- endmacro -%}
+{%- set chat = namespace(separator='', has_question=false, has_calls=false) -%}
+{%- for message in messages -%}
+  {%- if message.role == 'tool' or message.tool_calls or message.role == 'assistant' and '<tool_call>' in join(message.content) -%}
+    {%- set chat.has_calls = true -%}
+  {%- endif -%}
+{%- endfor -%}
+{%- set system = trained_system -%}
+{%- set own_system = join(messages[0].content) if messages and messages[0].role in ['system', 'developer'] else '' -%}
+{%- set own_schemas = schemas() -%}
+{%- if own_system or own_schemas and own_schemas != trained_schemas -%}
+  {%- set system = own_system or default_system -%}
+  {%- set listed = own_schemas or (trained_schemas if chat.has_calls else '') -%}
+  {%- if listed and '<tools>' not in system -%}
+    {%- set system = system ~ '\n\n' ~ calls_before ~ listed ~ calls_after -%}
+  {%- endif -%}
+  {%- set instruction = '' -%}
+{%- endif -%}
+{%- if system -%}{{ turn_start ~ 'system\n' ~ system ~ turn_end ~ '\n' }}{%- endif -%}
+{%- for message in messages -%}
+  {%- if message.role in ['system', 'developer'] -%}
+    {%- if not loop.first -%}{{ raise_exception('a system message must be the first message') }}{%- endif -%}
+  {%- elif message.role == 'user' -%}
+    {{ chat.separator ~ turn_start ~ 'user\n' }}
+    {%- if chat.has_question -%}{{ after_user ~ untrusted(message.content) }}
+    {%- else -%}
+      {%- set question = join(message.content) -%}
+      {%- set start = instruction | length if question.startswith(instruction) else 0 -%}
+      {{ instruction ~ (after_instruction if instruction else after_user) ~ untrusted(question[start:]) }}
+    {%- endif -%}
+    {{ turn_end ~ '\n' }}
+    {%- set chat.separator = '' -%}
+    {%- set chat.has_question = true -%}
+  {%- elif message.role == 'tool' -%}
+    {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}
+      {{ chat.separator ~ turn_start ~ 'user\n' ~ before_results }}
+    {%- else -%}{{ between_results ~ '\n' }}{%- endif -%}
+    {{ '<tool_response>\n' ~ before_result ~ untrusted(message.content) ~ after_result ~ '\n</tool_response>' }}
+    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{ turn_end ~ '\n' }}{%- endif -%}
+    {%- set chat.separator = '' -%}
+  {%- elif message.role == 'assistant' -%}
+    {{ chat.separator ~ turn_start ~ 'assistant\n' ~ prefill ~ after_prefill ~ turn_text(message) ~ turn_end }}
+    {%- set chat.separator = turn_separator -%}
+  {%- else -%}{{ raise_exception('unknown role: ' ~ message.role) }}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ chat.separator ~ turn_start ~ 'assistant\n' ~ prefill }}{%- endif -%}
+"""
+
+_ADD_INSTRUCTION = r"""
+{%- set first = namespace(place=none) -%}
+{%- for message in messages if message.role == 'user' and first.place is none -%}
+  {%- set first.place = messages.index(message) -%}
+{%- endfor -%}
+{%- if first.place is not none and not messages[first.place].content.startswith(instruction) -%}
+  {%- set question = dict(messages[first.place], content=instruction ~ messages[first.place].content) -%}
+  {%- set messages = messages[:first.place] + [question] + messages[first.place + 1:] -%}
+{%- endif -%}"""
+
+_FAMILY_MARK = "{#- The template of the model's family follows. -#}"
+
+
+class TemplateMarks(NamedTuple):
+    """`between(before, after)`: the mark between two pieces, or empty; an empty piece is text of a message."""
+
+    between: Callable[[str, str], str]
+    hidden: Sequence[tuple[str, str]]  # replacements in untrusted text
+
+
+def build_chat_template(dialogue: DialogueFormat, marks: TemplateMarks) -> str:
+    """Without a system message and other tools, the prompt is that of the run. Else it is that of a row of the cold start
+    with a system text or tools of its own: the instructions for calls follow the text, and no instruction precedes the
+    question."""
+    texts = {name: _quote(text) for name, text in _list_texts(dialogue).items()}
+    texts |= {name: json.dumps(mark) for name, mark in _list_marks(dialogue, marks.between).items()}
+    assignments = [f"{{%- set {name} = {text} -%}}" for name, text in texts.items()]
+    pairs = ", ".join(f"[{_quote(old)}, {json.dumps(new)}]" for old, new in marks.hidden)
+    assignments.append(f"{{%- set no_parameters = {_to_literal(_NO_PARAMETERS)} -%}}")
+    return "\n".join(assignments) + f"\n{{%- set hidden = [{pairs}] -%}}" + _BODY
+
+
+def build_family_template(dialogue: DialogueFormat, template: str, parameters: Mapping[str, Any]) -> str:
+    """The family's template, with the system text, the instruction and the tools of the run.
+
+    `parameters`: of the renderer; those of the template have the same names.
+    """
+    original = template.rpartition(_FAMILY_MARK)[2]  # without the defaults of an earlier export
+    return "\n".join([*_list_family_defaults(dialogue, parameters), _FAMILY_MARK + original])
+
+
+def _list_family_defaults(dialogue: DialogueFormat, parameters: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in parameters.items():
+        yield f"{{%- if {name} is not defined -%}}{{%- set {name} = {_to_literal(value)} -%}}{{%- endif -%}}"
+    if dialogue.tools:
+        tools = [json.loads(tool.to_json()) for tool in dialogue.tools]
+        yield f"{{%- if not tools -%}}{{%- set tools = {_to_literal(tools)} -%}}{{%- endif -%}}"
+    if dialogue.instruction:
+        yield f"{{%- set instruction = {_quote(dialogue.instruction)} -%}}{_ADD_INSTRUCTION}"
+    if dialogue.system:
+        message = _to_literal({"role": "system", "content": dialogue.system})
+        yield (
+            "{%- if messages and messages[0].role != 'system' -%}"
+            f"{{%- set messages = [{message}] + messages -%}}{{%- endif -%}}"
+        )
+
+
+def _list_texts(dialogue: DialogueFormat) -> dict[str, str]:
+    calls_before, _, calls_after = build_call_instructions("{tools}").partition("{tools}")
+    tag = OPENING_TAG.fullmatch(dialogue.prefill)
+    return {
+        "turn_start": TURN_START,
+        "turn_end": TURN_END,
+        "trained_system": dialogue.system,
+        "trained_schemas": "\n".join(tool.to_json() for tool in dialogue.tools),
+        "default_system": DEFAULT_SYSTEM,
+        "calls_before": calls_before,
+        "calls_after": calls_after,
+        "instruction": dialogue.instruction,
+        "prefill": dialogue.prefill,
+        "thought_open": f"<{tag[1]}>" if tag else "",
+        "thought_close": f"</{tag[1]}>" if tag else "",
+        "turn_separator": dialogue.turn_separator,
+    }
+
+
+def _list_marks(dialogue: DialogueFormat, between: Callable[[str, str], str]) -> dict[str, str]:
+    user, opening, closing = f"{TURN_START}user\n", "<tool_response>\n", "\n</tool_response>"
+    return {
+        "after_instruction": between(user + dialogue.instruction, ""),
+        "after_user": between(user, ""),
+        "before_results": between(user, opening),
+        "before_result": between(opening, ""),
+        "after_result": between("", closing),
+        "between_results": between(closing, f"\n{opening}"),
+        "after_prefill": between(f"{TURN_START}assistant\n{dialogue.prefill}", ""),
+    }
+
+
+def _quote(value: str | float) -> str:
+    """A literal of Jinja, which reads the escapes of JSON except for pairs of surrogates."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _to_literal(value: Any) -> str:
+    """Of a value of JSON."""
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{_quote(key)}: {_to_literal(each)}" for key, each in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(map(_to_literal, value)) + "]"
+        case None:
+            return "none"
+        case _:
+            return _quote(value)

@@ -1,0 +1,248 @@
+"""`asterism export`: the folder has the weights of the step, and the files with which other programs use the model."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from actors.cli.main import app
+from actors.cli.serving.export_command import ExportOptions, export_step
+from actors.cli.serving.run_step import RunStep, find_run_step
+from configs.errors import UnusableInput
+from configs.load import write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.contract import Capacity, GenerationRequest
+from engine.data.task_inputs import build_renderer, write_task_descriptions
+from engine.inference.embedded import EmbeddedEngine
+from engine.learner.best_checkpoint import BestCheckpoint, get_best_checkpoint_path
+from engine.learner.checkpoints import get_trainer_folder
+from engine.learner.distributed import RankGroup
+from engine.learner.learner_rank import LearnerRank
+from engine.model.tokenizer import load_tokenizer
+from tasks import MATH_PYTHON
+from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_model
+from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
+from tests.engine.learner.training_examples import rows, store_batch
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+NEW_TOKENS = 24
+
+
+def train_run(path: Path, **learner: Any) -> RunFolder:
+    """A run with checkpoints of the steps 0, 1 and 2."""
+    run, folder = make_run(path, sft_steps=0, checkpoint_every=1)
+    options = {"keep_checkpoints": 9, **learner}
+    run = msgspec.structs.replace(run, learner=msgspec.structs.replace(run.learner, **options))
+    write_resolved(run, folder.config)
+    rank = LearnerRank(run, folder, RankGroup())
+    rank.start(None, no_report)
+    for step in (1, 2):
+        rank.train(step, store_batch(folder.batches, step, rows(step)))
+        rank.save_if_due()
+    rank.close()
+    sweep_runs(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return train_run(tmp_path_factory.mktemp("made"))
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    return {name: each for file in folder.glob("*.safetensors") for name, each in load_file(file).items()}
+
+
+@pytest.mark.parametrize("learner", [{}, {"lora_rank": 2}])
+def test_a_step_without_an_exported_model_has_the_weights_of_training(tmp_path: Path, learner: dict[str, Any]) -> None:
+    """Adapters are merged. An equal run that exports every step has the same weights."""
+    exporting = train_run(tmp_path / "a", **learner)
+    lazy = train_run(tmp_path / "b", **learner, export_every=5)
+    chosen = find_run_step(f"{lazy.path}:1")
+    assert not (chosen.checkpoint / "model.safetensors").exists()
+    export_step(chosen, tmp_path / "out", ExportOptions(dtype="float32"))
+    wanted = read_weights(exporting.get_checkpoint_path(1))
+    exported = read_weights(tmp_path / "out")
+    assert exported.keys() == wanted.keys()
+    assert all(torch.equal(exported[name], wanted[name]) for name in wanted)
+    before = read_weights(exporting.get_checkpoint_path(0))
+    assert any(not torch.equal(exported[name], before[name]) for name in wanted)
+
+
+def test_weights_are_in_bfloat16_in_shards_of_the_given_size(folder: RunFolder, tmp_path: Path) -> None:
+    export_step(find_run_step(str(folder.path)), tmp_path / "out", ExportOptions(max_shard_gb=2e-5))
+    shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert len(shards) > 1 and sorted(set(index["weight_map"].values())) == shards
+    wanted, exported = read_weights(folder.get_checkpoint_path(2)), read_weights(tmp_path / "out")
+    assert all(torch.equal(exported[name], wanted[name].bfloat16()) for name in wanted)
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.dtype == torch.bfloat16
+    assert not (tmp_path / "out" / "trainer").exists()
+
+
+def make_family_run(folder: RunFolder, family: str) -> RunStep:
+    """With a checkpoint that has an exported model, and no state of training."""
+    write_family_model(folder.get_checkpoint_path(0), FAMILY_KINDS[family])
+    write_resolved(RunConfig(name="family"), folder.config)
+    write_task_descriptions(folder, {"": MATH_PYTHON})
+    return RunStep(folder, 0)
+
+
+@pytest.mark.parametrize("family", FAMILY_KINDS)
+async def test_transformers_and_the_engine_generate_the_same_greedy_tokens(tmp_path: Path, family: str) -> None:
+    """From the prompt of the template, which is the run's."""
+    chosen, out = make_family_run(RunFolder(tmp_path / "run"), family), tmp_path / "out"
+    export_step(chosen, out, ExportOptions())
+    tokenizer: Any = AutoTokenizer.from_pretrained(out)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "6 * 7?"}], add_generation_prompt=True, return_dict=False
+    )
+    run_tokenizer = load_tokenizer(chosen.checkpoint)
+    renderer = build_renderer(RunConfig(name="r").dialogue, MATH_PYTHON, run_tokenizer)
+    assert prompt == renderer.render_prompt("6 * 7?")
+    model: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    ids = torch.tensor([prompt])
+    theirs = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0
+    )[0, len(prompt) :].tolist()
+    length = len(prompt) + NEW_TOKENS
+    engine = EmbeddedEngine(out, Capacity(2 * length + 32, 16, length))
+    await engine.start()
+    try:
+        stops = renderer.stop_token_ids
+        request = GenerationRequest(0, np.array(prompt, np.int32), NEW_TOKENS, temperature=0, stop_token_ids=stops)
+        ours = (await engine.generate(request)).token_ids.tolist()
+    finally:
+        await engine.close()
+    assert theirs == ours
+    assert len(ours) > 3
+
+
+def test_checkpoints_have_the_chat_files_of_an_export(folder: RunFolder, tmp_path: Path) -> None:
+    export_step(find_run_step(str(folder.path)), tmp_path / "out", ExportOptions())
+    names = {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "asterism.json",
+    }
+    for name in names:
+        assert (folder.get_checkpoint_path(2) / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *names,
+        "config.json",
+        "model.safetensors",
+        "README.md",
+    }
+
+
+def test_an_interrupted_export_leaves_no_folder_and_the_next_one_succeeds(folder: RunFolder, tmp_path: Path) -> None:
+    out, chosen = tmp_path / "out", find_run_step(str(folder.path))
+    child = os.fork()
+    if child == 0:
+        patch = pytest.MonkeyPatch()
+        patch.setattr("configs.atomic_write.sync_tree", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        export_step(chosen, out, ExportOptions())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert not out.exists()
+    export_step(chosen, out, ExportOptions())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_with_files_is_replaced_only_with_overwrite(folder: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    refused = run_export(str(folder.path), tmp_path / "out")
+    assert isinstance(refused, UnusableInput)
+    assert "out: is not empty; choose another folder, or replace it with --overwrite" in str(refused)
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    assert run_export(str(folder.path), tmp_path / "out", "--overwrite") is None
+    assert not (tmp_path / "out" / "notes.txt").exists()
+    assert (tmp_path / "out" / "config.json").exists()
+
+
+def run_export(*arguments: str | Path) -> BaseException | None:
+    """The error of the command."""
+    result = CliRunner().invoke(app, ["export", *map(str, arguments)])
+    return None if isinstance(result.exception, SystemExit) else result.exception
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("RUN:7", "run:7: has no such checkpoint; .*run has the steps 0, 1, 2"),
+        ("RUN:first", 'run:first: expected a step, "last" or "best"; .*run has the steps 0, 1, 2'),
+        ("RUN:best", r"run:best: the run has no best\.json .*; .*run has the steps 0, 1, 2"),
+        ("nowhere:3", "nowhere:3: no such run, neither here nor in runs/; expected RUN, RUN:STEP or RUN:best"),
+    ],
+)
+def test_an_unknown_run_or_step_is_refused_with_the_known_steps(
+    folder: RunFolder, tmp_path: Path, reference: str, message: str
+) -> None:
+    with pytest.raises(UnusableInput, match=message):
+        raise run_export(reference.replace("RUN", str(folder.path)), tmp_path / "out") or AssertionError
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(("--dtype", "int8"), "--dtype int8: expected bfloat16, float16, float32"), (("--task", "sql"), "--task sql: ")],
+)
+def test_unusable_options_are_refused(
+    folder: RunFolder, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UnusableInput, match=message):
+        raise run_export(str(folder.path), tmp_path / "out", *options) or AssertionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_found_by_its_name_and_its_best_step(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder.path, Path("runs") / "demo")
+    best = BestCheckpoint(1, "step_sampled", 0.5, 2)
+    get_best_checkpoint_path(Path("runs/demo/checkpoints")).write_bytes(msgspec.json.encode(best))
+    found = {
+        text: find_run_step(text).step for text in ("demo", "demo:last", "demo:best", "demo:0", "demo:step_000001")
+    }
+    assert found == {"demo": 2, "demo:last": 2, "demo:best": 1, "demo:0": 0, "demo:step_000001": 1}
+
+
+def test_the_model_card_has_the_figures_of_the_run(folder: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(tmp_path / "run")
+    shutil.copytree(folder.path, copy.path)
+    labels = {"start_sampled": 0.25, "end_sampled": 0.75, "step_sampled": 0.5}
+    lines = [{"kind": "evaluation", "label": label, "step": 1, "accuracy": each} for label, each in labels.items()]
+    copy.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    export_step(find_run_step(f"{copy.path}:1"), tmp_path / "out", ExportOptions())
+    card = (tmp_path / "out" / "README.md").read_text()
+    for text in ("# small, step 1", "| before RL, sampled | 25.0% |", "| after RL, sampled | 75.0% |"):
+        assert text in card
+    assert "| after step 1 | 50.0% |" in card
+    assert "--tool-call-parser qwen25" in card
+    assert f"sha256 {hashlib.sha256(copy.config.read_bytes()).hexdigest()[:16]}" in card
+
+
+def test_a_checkpoint_without_the_frozen_weights_of_its_adapters_is_refused(tmp_path: Path) -> None:
+    made = train_run(tmp_path / "a", lora_rank=2)
+    shutil.rmtree(get_trainer_folder(made.get_checkpoint_path(0)))
+    with pytest.raises(UnusableInput, match=r"step_000000: missing\. Only this checkpoint has the frozen weights"):
+        export_step(RunStep(made, 1), tmp_path / "out", ExportOptions())
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,159 @@
+"""`asterism serve` without a server: the command line of SGLang, the export of a run, and unusable arguments."""
+
+import json
+import os
+import shlex
+import socket
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from actors.cli.serving.serve_command import ServeOptions, build_curl, describe_parsers, serve_model
+from configs.dialogue_options import DialogueConfig
+from configs.errors import UnusableInput
+from configs.load import load_run, write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from configs.sglang_options import SGLangConfig
+from engine.chat.chat_files import ServingFacts, read_serving_facts
+from engine.data.task_inputs import write_task_descriptions
+from engine.sglang.http_api import SUPPORTED_VERSIONS
+from engine.sglang.server.chat_server import ChatServer, build_chat_argv
+from tasks import MATH_PYTHON
+from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_model
+
+FACTS = ServingFacts("qwen25", "", 100, [{"type": "function", "function": {"name": "it's"}}])
+# A stand-in for the interpreter: it has a version of SGLang, and as a server it writes its arguments to a file.
+INTERPRETER = """#!/bin/sh
+case "$*" in
+    *importlib.metadata*) echo {version} ;;
+    *) printf '%s\\n' "$@" > {arguments} ;;
+esac
+"""
+
+
+def make_server(folder: Path, **changes: Any) -> ChatServer:
+    given = ChatServer(folder, "demo-3", "127.0.0.1", 31_999, "cpu", "qwen25", "", SGLangConfig(), (), folder)
+    return given._replace(**changes)
+
+
+def get_flags(argv: list[str]) -> dict[str, str]:
+    return {flag: value for flag, value in pairwise(argv) if flag.startswith("--")}
+
+
+def test_the_command_line_has_the_parsers_and_the_template_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").touch()
+    sglang = SGLangConfig(arguments=("--schedule-policy", "lpm"), tensor_parallel=2)
+    argv = build_chat_argv(make_server(tmp_path, sglang=sglang, arguments=("--api-key", "k")), "cuda")
+    flags = get_flags(argv)
+    assert (flags["--tool-call-parser"], flags["--chat-template"]) == ("qwen25", f"{tmp_path}/chat_template.jinja")
+    assert (flags["--host"], flags["--port"], flags["--served-model-name"]) == ("127.0.0.1", "31999", "demo-3")
+    assert (flags["--tp-size"], flags["--device"], "--reasoning-parser" in flags) == ("2", "cuda", False)
+    assert argv[-4:] == ["--schedule-policy", "lpm", "--api-key", "k"]
+
+
+def test_a_server_without_a_gpu_gets_the_implementations_for_a_cpu(tmp_path: Path) -> None:
+    flags = get_flags(build_chat_argv(make_server(tmp_path, reasoning_parser="deepseek-r1"), "cpu"))
+    assert flags["--attention-backend"] == "torch_native"
+    assert (flags["--reasoning-parser"], "--chat-template" in flags) == ("deepseek-r1", False)
+
+
+def test_the_example_is_a_shell_command_with_the_tools(tmp_path: Path) -> None:
+    words = shlex.split(build_curl(make_server(tmp_path, host="0.0.0.0"), FACTS))
+    assert words[:2] == ["curl", "http://127.0.0.1:31999/v1/chat/completions"]
+    request = json.loads(words[-1])
+    assert (request["model"], request["tools"]) == ("demo-3", FACTS.tools)
+    assert "tools" not in build_curl(make_server(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "texts"),
+    [
+        (FACTS, ["parser of calls: qwen25", "none fits: the reasoning stays in the text"]),
+        (replace(FACTS, tool_call_parser=""), ["no parser of SGLang fits the calls"]),
+        (replace(FACTS, tools=[], reasoning_parser="qwen3"), ["the model has no tools", "parser of reasoning: qwen3"]),
+        (None, ["`asterism export` has not written this folder"]),
+    ],
+)
+def test_the_choice_of_parsers_is_printed(facts: ServingFacts | None, texts: list[str]) -> None:
+    printed = "\n".join(describe_parsers(facts))
+    assert [text for text in texts if text not in printed] == []
+
+
+class RecordingConsole:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def print(self, line: str, **_: Any) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> Path:
+    """Its server exits at once, and leaves its arguments in `arguments`."""
+    path = tmp_path / "python"
+    path.write_text(INTERPRETER.format(version=SUPPORTED_VERSIONS[-1], arguments=tmp_path / "arguments"))
+    path.chmod(0o755)
+    return path
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def serve(model: Path | str, python: Path, *arguments: str, port: int = 0) -> tuple[int, list[str]]:
+    """Exit code and output."""
+    console = RecordingConsole()
+    options = ServeOptions("127.0.0.1", port or find_free_port(), "cpu", str(python), (), arguments)
+    return serve_model(str(model), options, console), console.lines  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    write_family_model(folder.get_checkpoint_path(4), FAMILY_KINDS["qwen3"])
+    write_resolved(RunConfig(name="served", dialogue=DialogueConfig(prefill="<think>\n")), folder.config)
+    write_task_descriptions(folder, {"": MATH_PYTHON})
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.real_clock
+def test_a_run_is_exported_once_and_again_after_a_new_checkpoint(run: RunFolder, interpreter: Path) -> None:
+    code, lines = serve(run.path, interpreter, "--api-key", "k")
+    export = run.get_export_path(4)
+    assert (code, lines[0]) == (0, f"exporting step 4 to {export}")
+    flags = get_flags((interpreter.parent / "arguments").read_text().splitlines())
+    assert (flags["--model-path"], flags["--served-model-name"]) == (str(export), "run-4")
+    assert (flags["--tool-call-parser"], flags["--reasoning-parser"]) == ("qwen25", "deepseek-r1")
+    assert flags["--api-key"] == "k"
+    assert "exporting" not in serve(f"{run.path}:4", interpreter)[1][0]
+    os.utime(run.get_checkpoint_path(4) / "config.json")
+    assert "exporting" in serve(run.path, interpreter)[1][0]
+    assert "exporting" not in serve(export, interpreter)[1][0]
+    facts = read_serving_facts(export)
+    assert facts is not None
+    assert facts.context_tokens == load_run(run.config).dialogue.sequence_tokens
+
+
+@pytest.mark.real_clock
+def test_an_unusable_interpreter_port_or_folder_is_refused(tmp_path: Path, interpreter: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UnusableInput, match=r"model: has neither config\.json, as a model, nor config\.toml, as a run"):
+        serve(tmp_path / "model", interpreter)
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(UnusableInput, match="nowhere: no such run"):
+        serve("nowhere", interpreter)
+    with pytest.raises(UnusableInput, match=r"sglang\.python = .*missing: cannot be run"):
+        serve(tmp_path / "model", tmp_path / "missing")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UnusableInput, match=rf"--port: port {port} is in use; choose another$"):
+            serve(tmp_path / "model", interpreter, port=port)

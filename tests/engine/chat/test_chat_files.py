@@ -1,0 +1,146 @@
+"""The exported chat template, with the exported tokenizer, gives the token ids of the run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from transformers import AutoTokenizer, GenerationConfig
+
+from configs.dialogue_options import DialogueConfig
+from configs.schema import RunConfig
+from engine.chat.chat_files import build_served_chat, write_chat_files
+from engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
+from engine.model.tokenizer import load_tokenizer
+from policies.dialogue.chat_format import DialogueFormat, build_call_instructions, build_dialogue_format
+from policies.tools.python_tools import TOOL_SCHEMAS
+from policies.tools.task_description import DEFAULT_SYSTEM
+from tasks import MATH_PYTHON
+from tests.engine.chat.family_folders import FAMILY_KINDS, TEXTS, FamilyKind, write_family_tokenizer
+from tests.engine.chat.random_dialogues import RandomDialogue, make_dialogue
+
+NUM_DIALOGUES = 50  # for each of the formats: 200 per family
+OWN_TEXTS = "Use it \u2603.\n{tools}\nEnd."
+DIALOGUES = {
+    "default": DialogueConfig(),
+    "think": DialogueConfig(prefill="<think>\n", instruction=""),
+    "plain": DialogueConfig(prefill="", turn_separator="", system=OWN_TEXTS, instruction='Say "\\boxed{}"\n\n'),
+    "no system": DialogueConfig(system="", tools=(), prefill="Well: "),
+}
+slow = pytest.mark.slow
+
+
+def export_chat(folder: Path, kind: FamilyKind, config: DialogueConfig) -> Any:
+    """The exported tokenizer, as transformers loads it."""
+    write_family_tokenizer(folder, kind)
+    (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type, "eos_token_id": 0}))
+    run = RunConfig(name="r", dialogue=config)
+    write_chat_files(folder, build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, folder))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def write_own_prompt(dialogue: DialogueFormat, drawn: RandomDialogue) -> DialogueFormat:
+    """The format of a dialogue with a system text or tools of its own."""
+    if not (drawn.system or drawn.tools):
+        return dialogue
+    calls = build_call_instructions("\n".join(tool.to_json() for tool in drawn.tools)) if drawn.tools else ""
+    system = "\n\n".join(filter(None, (drawn.system or DEFAULT_SYSTEM, calls)))
+    return msgspec.structs.replace(dialogue, system=system, tools=tuple(drawn.tools), instruction="")
+
+
+def tokenize_as_the_run(folder: Path, drawn: list[RandomDialogue], dialogue: DialogueFormat) -> list[TokenizedDialogue]:
+    formats = {f"row {row}": write_own_prompt(dialogue, each) for row, each in enumerate(drawn)}
+    rows = [{"task": f"row {row}", "messages": each.messages} for row, each in enumerate(drawn)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(iter_sft_dialogues(folder / "rows.jsonl", load_tokenizer(folder / "original"), formats))
+
+
+@slow
+@pytest.mark.parametrize("config", DIALOGUES)
+@pytest.mark.parametrize("family", FAMILY_KINDS)
+def test_the_template_renders_the_token_ids_of_the_run(tmp_path: Path, family: str, config: str) -> None:
+    """Of whole dialogues, and of the prompt of each turn."""
+    kind, options = FAMILY_KINDS[family], DIALOGUES[config]
+    write_family_tokenizer(tmp_path / "original", kind)
+    exported = export_chat(tmp_path / "exported", kind, options)
+    dialogue = build_dialogue_format(options, MATH_PYTHON)
+    start = "" if options.prefill in ("<reason>", "<think>\n", "") else options.prefill
+    drawn = [make_dialogue(seed, has_tools=bool(options.tools), start=start) for seed in range(NUM_DIALOGUES)]
+    for each, wanted in zip(drawn, tokenize_as_the_run(tmp_path, drawn, dialogue), strict=True):
+        system = [{"role": "system", "content": each.system}] if each.system else []
+        tools = [json.loads(tool.to_json()) for tool in each.tools] or None
+        messages = [*system, *each.messages]
+        assert render(exported, messages, tools) == wanted.token_ids
+        starts = [at for at in range(1, len(wanted.loss_mask)) if wanted.loss_mask[at - 1 : at + 1] == [0, 1]]
+        turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        for at, place in zip(starts, turns, strict=True):
+            assert render(exported, messages[:place], tools, add_generation_prompt=True) == wanted.token_ids[:at]
+
+
+def render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None = None, **options: Any) -> list[int]:
+    return tokenizer.apply_chat_template(messages, tools=tools, return_dict=False, **options)
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> Any:
+    return export_chat(tmp_path / "exported", FAMILY_KINDS["qwen3"], DialogueConfig())
+
+
+def test_tools_of_the_run_in_another_layout_give_the_prompt_of_the_run(qwen: Any) -> None:
+    """SGLang adds keys with default values to the tools of a request."""
+    messages = [{"role": "user", "content": "1 + 1?"}]
+    layouts = [{"type": "function", "function": {**tool._asdict(), "strict": False}} for tool in TOOL_SCHEMAS.values()]
+    assert render(qwen, messages, layouts) == render(qwen, messages)
+    assert render(qwen, messages, [tool._asdict() for tool in TOOL_SCHEMAS.values()]) == render(qwen, messages)
+
+
+def test_a_served_turn_continues_the_prefill(qwen: Any) -> None:
+    """A response has no prefill, and its calls are apart."""
+    user = {"role": "user", "content": "6 * 7?"}
+    call = {"name": "jupyter_code", "arguments": {"code": "6 * 7"}}
+    generated = (
+        'I compute.</reason>\n<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "6 * 7"}}\n</tool_call>'
+    )
+    prompt = render(qwen, [user], add_generation_prompt=True)
+    served = {"role": "assistant", "content": "I compute.</reason>", "tool_calls": [{"function": call}]}
+    assert render(qwen, [user, served]) == [*prompt, *qwen.encode(f"{generated}<|im_end|>")]
+
+
+def test_special_tokens_in_texts_of_users_and_tools_stay_text(qwen: Any) -> None:
+    user = {"role": "user", "content": "<|im_end|><tool_call></think>"}
+    answer = {"role": "assistant", "content": "", "tool_calls": [{"name": "jupyter_code", "arguments": {}}]}
+    token_ids = render(qwen, [user, answer, {"role": "tool", "content": "<|im_start|></tool_response>"}])
+    counts = {text: token_ids.count(qwen.convert_tokens_to_ids(text)) for text in ("<|im_end|>", "</tool_response>")}
+    assert counts == {"<|im_end|>": 4, "</tool_response>": 1}  # system, user, assistant, results
+    text = qwen.decode(token_ids)
+    assert "<|im_end|><tool_call></think>" in text and "<|im_start|></tool_response>" in text
+
+
+@pytest.mark.parametrize("family", FAMILY_KINDS)
+def test_texts_without_marks_keep_their_ids(tmp_path: Path, family: str) -> None:
+    kind = FAMILY_KINDS[family]
+    original = load_tokenizer(write_family_tokenizer(tmp_path / "original", kind))
+    exported = export_chat(tmp_path / "exported", kind, DialogueConfig())
+    for text in (*TEXTS, "e\u0301 <|im_end|> <tool_call>\n12345", "\ue0f0 \ue0f1"):
+        assert exported.encode(text, add_special_tokens=False) == original.encode(text, trusted=True)
+    assert len(exported) == original.vocab_size
+
+
+def test_a_second_export_gives_the_same_files(tmp_path: Path) -> None:
+    export_chat(tmp_path, FAMILY_KINDS["qwen2.5"], DialogueConfig())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    run = RunConfig(name="r")
+    write_chat_files(tmp_path, build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, tmp_path))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_generation_config_samples_as_the_evaluations_and_stops_as_the_run(tmp_path: Path) -> None:
+    config = DialogueConfig(stop_tokens=("<|im_end|>", "<|endoftext|>"))
+    tokenizer = export_chat(tmp_path, FAMILY_KINDS["qwen3"], config)
+    generation = GenerationConfig.from_pretrained(tmp_path)
+    stops = tokenizer.convert_tokens_to_ids(list(config.stop_tokens))
+    assert (generation.eos_token_id, generation.do_sample, generation.temperature) == (stops, True, 1.0)
+    assert (generation.top_k, generation.max_new_tokens) == (len(tokenizer), config.response_tokens)
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == stops

@@ -1,0 +1,90 @@
+"""Runs with dialogue.renderer export the template of the model's family, with the texts of the run as its defaults."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from configs.dialogue_options import DialogueConfig
+from configs.errors import UnusableInput
+from configs.schema import RunConfig
+from engine.chat.chat_files import ServedChat, build_served_chat, write_chat_files
+from engine.data.task_inputs import build_renderer
+from engine.model.tokenizer import load_tokenizer
+from tasks import MATH_PYTHON
+from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_tokenizer
+
+# The prompts of Qwen3, with its texts.
+TEMPLATE = r"""
+{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
+{%- if tools -%}
+{{ '<|im_start|>system\n' ~ (system ~ '\n\n' if system else '') ~ '# Tools\n\nYou may call one or more functions to assist '
+   ~ 'with the user query.\n\nYou are provided with function signatures within <tools></tools> XML tags:\n<tools>' }}
+{%- for tool in tools -%}{{ '\n' ~ (tool | tojson) }}{%- endfor -%}
+{{ '\n</tools>\n\nFor each function call, return a json object with function name and arguments within <tool_call>'
+   ~ '</tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}
+{%- elif system -%}{{ '<|im_start|>system\n' ~ system ~ '<|im_end|>\n' }}{%- endif -%}
+{%- for message in messages if message.role != 'system' -%}
+{{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|im_start|>assistant\n' ~ ('<think>\n\n</think>\n\n' if enable_thinking is false else '') }}
+{%- endif -%}
+"""
+CONFIGS = {
+    "default": DialogueConfig(tools=("jupyter_code",), renderer="qwen3"),
+    "quick": DialogueConfig(
+        tools=("jupyter_code",), renderer="qwen3", system="", renderer_parameters={"enable_thinking": False}
+    ),
+    "own texts": DialogueConfig(tools=(), renderer="qwen3", system="Be 'brief' \u2603.", instruction=""),
+}
+QUESTION = {"role": "user", "content": "1 + 1?"}
+
+
+def write_source(folder: Path, template: str | None) -> Path:
+    """The template is in tokenizer_config.json, as in Qwen's folders."""
+    write_family_tokenizer(folder, FAMILY_KINDS["qwen3"])
+    path = folder / "tokenizer_config.json"
+    fields: dict[str, Any] = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "chat_template": template}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    return folder
+
+
+def build_chat(folder: Path, config: DialogueConfig) -> ServedChat:
+    run = RunConfig(name="r", dialogue=config)
+    return build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, folder)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_prompt_is_that_of_the_run(tmp_path: Path, name: str) -> None:
+    config, source = CONFIGS[name], write_source(tmp_path, TEMPLATE)
+    wanted = build_renderer(config, MATH_PYTHON, load_tokenizer(source)).render_prompt(QUESTION["content"])
+    chat = build_chat(source, config)
+    write_chat_files(source, chat)
+    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    assert tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True, return_dict=False) == wanted
+    assert build_chat(source, config).template == chat.template  # of an export of the export
+    thinking = tokenizer.apply_chat_template(
+        [QUESTION], tokenize=False, add_generation_prompt=True, enable_thinking=True
+    )
+    assert "<think>" not in thinking
+    assert (chat.facts.tool_call_parser, chat.facts.reasoning_parser) == ("qwen25" if config.tools else "", "qwen3")
+
+
+def test_texts_of_a_request_replace_those_of_the_run(tmp_path: Path) -> None:
+    source = write_source(tmp_path, TEMPLATE)
+    write_chat_files(source, build_chat(source, CONFIGS["default"]))
+    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    tool = {"type": "function", "function": {"name": "look_up"}}
+    system = {"role": "system", "content": "Mine."}
+    text = tokenizer.apply_chat_template([system, QUESTION], tools=[tool], tokenize=False)
+    assert "Mine." in text and "look_up" in text
+    assert "jupyter_code" not in text and "helpful" not in text
+
+
+def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnusableInput, match=r"has no chat template.*add the template of the model's family"):
+        build_chat(write_source(tmp_path, None), CONFIGS["default"])
