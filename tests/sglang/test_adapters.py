@@ -111,7 +111,7 @@ def adapted(loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPath
 
 
 def measure_errors(model: CausalLM, asked: GenerationRequest, found: Generation) -> torch.Tensor:
-    """Of each token's log probability, from those that the learner computes with the merged model."""
+    """Of the log probability of each token, against the learner's with the merged model."""
     expected = learners_logprobs(model, asked, found)
     sampled = expected.gather(1, torch.from_numpy(found.token_ids).long()[:, None])[:, 0]
     return (sampled - torch.from_numpy(found.logprobs)).abs()
