@@ -227,5 +227,5 @@ def test_a_run_publishes_adapters_and_a_server_that_replaces_a_killed_one_gets_t
     steps = metrics(folder, "step")
     whole = sum(path.stat().st_size for path in folder.get_checkpoint_path(0).glob("*.safetensors"))
     assert all(step["publish_bytes"] < 0.05 * whole for step in steps)
-    assert sum(step["grad_norm"] for step in steps) > 0
+    assert sum(step["grad_norm"] for step in steps if step["rows"]) > 0
     check_cleanup(folder, processes, set())

@@ -143,7 +143,7 @@ async def test_a_server_receives_whole_stacks_with_checksums_in_its_dtype(
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
         assert torch.equal(tensor, expected.get(name, torch.zeros(tensor.shape)).to(dtype))
     projections = {name.split(".")[-3] for name in mine}
-    assert projections == set(config["target_modules"])
+    assert projections == set(complete_stacks(targets))
 
 
 def test_stacks_are_completed_and_other_projections_stay_alone() -> None:
