@@ -63,7 +63,7 @@ from configs.sglang_options import SGLangConfig
 from engine.contract import EngineFailure, GenerationRequest, WeightsRefused
 from engine.model.hf_checkpoint import load_model_config
 from engine.sglang.client import SGLangClient
-from engine.sglang.generate import PendingGeneration
+from engine.sglang.generate import PendingGeneration, ServedWeights
 from engine.sglang.http_api import ServerInfo
 from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.external_server import ExternalServer
@@ -180,7 +180,7 @@ class RequestSenders:
         name = f"bare-{os.getpid()}-{next(self._rounds)}"
         turns = [PendingGeneration(request, f"{name}-{request.sequence_id}", self._interval) for request in requests]
         sent = [
-            turn.build_request(turn.build_prompt(), extra_key=None, dp_rank=None, use_priority=self._priority)
+            turn.build_request(turn.build_prompt(), ServedWeights(0), dp_rank=None, use_priority=self._priority)
             for turn in turns
         ]
         return [msgspec.json.encode(replace(request, stream=stream)) for request in sent]

@@ -108,7 +108,7 @@ class RunConfig(Section, frozen=True):
         _require_known_tasks(self.evaluation, [task.name for task in self.resolved_tasks])
         _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
-            _require_merged_weights(self.learner)
+            _require_single_replica(self.learner, self.sglang)
             check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)
         _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
@@ -230,11 +230,11 @@ def _require_equal_copies(learner: LearnerConfig, num_nodes: int) -> None:
     )
 
 
-def _require_merged_weights(learner: LearnerConfig) -> None:
+def _require_single_replica(learner: LearnerConfig, sglang: SGLangConfig) -> None:
     require(
-        learner.lora_publish == "merged",
-        'learner.lora_publish = "adapters" needs engine.kind = "embedded": SGLang servers receive merged weights; set '
-        'learner.lora_publish = "merged"',
+        learner.lora_publish == "merged" or sglang.data_parallel == 1,
+        f'learner.lora_publish = "adapters" needs sglang.data_parallel = 1: a server with {sglang.data_parallel} copies of '
+        'the model loads no adapters; set learner.lora_publish = "merged", or use more engines instead',
     )
 
 

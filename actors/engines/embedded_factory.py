@@ -8,7 +8,7 @@ import torch
 from configs.schema import RunConfig
 from engine.contract import Capacity
 from engine.inference.embedded import EmbeddedEngine, select_device
-from engine.model.lora.lora_options import get_lora_options
+from engine.model.lora.lora_options import get_published_adapters
 
 
 def build_embedded_engine(
@@ -27,5 +27,5 @@ def build_embedded_engine(
         cuda_graphs=engine.cuda_graphs,
         version=version,
         strict=run.determinism == "strict",
-        lora=get_lora_options(run.learner) if run.learner.lora_publish == "adapters" else None,
+        lora=get_published_adapters(run.learner),
     )

@@ -12,12 +12,15 @@ from bus.addresses import parse_generator_index
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
+from engine.model.hf_checkpoint import build_empty_model
+from engine.model.lora.lora_options import get_published_adapters
 from engine.sglang.client import SGLangClient
 from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.external_server import ExternalServer
 from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL, ServerHandle, SGLangEngine
 from engine.sglang.weights import WeightTransport
+from engine.sglang.weights.adapters import AdapterTransport
 from engine.sglang.weights.checksums import ChecksumRegistry
 from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
 from engine.weight_transfer.weight_layout import WeightLayout, load_layout
@@ -40,13 +43,12 @@ def build_sglang_engine(
     `version`: of the checkpoint's weights. `incarnation`: counts the generator's starts.
     """
     name, index = process.replace("generator", "sglang", 1), parse_generator_index(process)
-    layout = load_layout(checkpoint, getattr(torch, run.engine.dtype))
     checksums = ChecksumRegistry(folder.shared_memory / "checksums", name)
     # New weights or the end of a step can interrupt turns, which then keep their tokens.
     may_interrupt = run.rl.max_staleness > 0 or run.rl.group_oversampling > 1
     return SGLangEngine(
         _build_server(run, checkpoint, folder, name, index, version, incarnation),
-        _build_transport(run.sglang, layout, checksums, folder.shared_memory / name),
+        _build_transport(run, checkpoint, checksums, folder.shared_memory / name),
         model=checkpoint,
         sequence_tokens=run.sequence_tokens,
         version=version,
@@ -60,7 +62,8 @@ def build_sglang_engine(
 def _build_server(
     run: RunConfig, checkpoint: Path, folder: RunFolder, name: str, index: int, version: int, incarnation: int
 ) -> ServerHandle:
-    requirements = ServerRequirements(run.engine, run.sglang, checkpoint, run.sequence_tokens)
+    lora = get_published_adapters(run.learner)
+    requirements = ServerRequirements(run.engine, run.sglang, checkpoint, run.sequence_tokens, lora)
     if run.sglang.external_urls:
         return ExternalServer(requirements, index=index, is_restart=incarnation > 1)
     log, scratch = folder.logs / f"{name}.log", folder.sockets / name
@@ -68,9 +71,20 @@ def _build_server(
 
 
 def _build_transport(
+    run: RunConfig, checkpoint: Path, checksums: ChecksumRegistry, scratch: Path
+) -> WeightTransport | AdapterTransport:
+    """`scratch`: a folder in memory, used only by this engine."""
+    dtype: torch.dtype = getattr(torch, run.engine.dtype)
+    whole = _build_whole_transport(run.sglang, load_layout(checkpoint, dtype), checksums, scratch)
+    lora = get_published_adapters(run.learner)
+    if lora is None:
+        return whole
+    return AdapterTransport(whole, dict(build_empty_model(checkpoint).named_parameters()), lora, dtype)
+
+
+def _build_whole_transport(
     sglang: SGLangConfig, layout: WeightLayout, checksums: ChecksumRegistry, scratch: Path
 ) -> WeightTransport:
-    """`scratch`: a folder in memory, used only by this engine."""
     match sglang.weights:
         case "disk":
             return DiskTransport(layout, checksums, scratch)

@@ -21,7 +21,10 @@ _TURN_BYTES = 4  # of a token in a request to an engine
 def plan_shared_memory(inputs: PlanInputs) -> PlannedResource:
     run = inputs.run
     item = PlanItem("weights", count_slot_bytes(inputs), f"{describe_slots(inputs)} in {run.engine.dtype}")
-    adapter_keys = ("learner.lora_publish",) if run.learner.lora_rank and run.engine.kind == "embedded" else ()
+    can_publish_adapters = run.learner.lora_rank > 0 and (
+        run.engine.kind == "embedded" or run.sglang.data_parallel == 1
+    )
+    adapter_keys = ("learner.lora_publish",) if can_publish_adapters else ()
     keys = (*adapter_keys, "rl.max_staleness", "evaluation.every")
     return PlannedResource("shared memory", (item,), inputs.machines.shared_memory_bytes, keys, _SHARED_REMEDY)
 

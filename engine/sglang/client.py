@@ -18,6 +18,7 @@ import msgspec
 from torch import Tensor
 
 from engine.sglang.http_api import (
+    AdaptersResponse,
     ChecksumsResponse,
     FinishedByAbort,
     GenerateRequest,
@@ -150,6 +151,10 @@ class SGLangClient:
         """A request that has not reached the server's scheduler keeps running: close its stream."""
         await self._session.post("/abort_request", {"rid": rid_prefix})
 
+    async def abort_all(self) -> None:
+        """Also requests of other clients. A request that has not reached the server's scheduler keeps running."""
+        await self._session.post("/abort_request", {"abort_all": True})
+
     # ---------------------------------------------------------------- control
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
@@ -228,6 +233,32 @@ class SGLangClient:
         """Checksums of the weights that each rank holds."""
         content = await self._session.post("/weights_checker", {"action": "checksum"})
         return self._session.parse(content, ChecksumsResponse).ranks
+
+    # ---------------------------------------------------------------- adapters
+
+    async def load_adapter(
+        self, name: str, config: Mapping[str, object], payloads: Sequence[str], checksums: Mapping[str, str]
+    ) -> Sequence[str]:
+        """The names of all loaded adapters. Running requests keep theirs.
+
+        `payloads`: a pickle of {name: tensor} in base64 for each tensor-parallel rank. `checksums`: SHA-256 of each
+        tensor; the server dies if it received another one.
+        """
+        body = {"config_dict": config, "serialized_named_tensors": payloads, "expected_checksums": checksums}
+        return await self._change_adapters("/load_lora_adapter_from_tensors", name, body)
+
+    async def unload_adapter(self, name: str) -> None:
+        """The server first waits for the end of the requests that name it."""
+        await self._change_adapters("/unload_lora_adapter", name, {})
+
+    async def _change_adapters(self, path: str, name: str, body: Mapping[str, object]) -> Sequence[str]:
+        status, content = await self._session.send("POST", path, {"lora_name": name, **body})
+        if status not in (200, 400):
+            raise make_status_error(path, status, content)
+        response = self._session.parse(content, AdaptersResponse)
+        if not response.success:
+            raise UpdateRefused(f"{path}: {response.error_message or extract_error_message(content)}")
+        return list(response.loaded_adapters or ())
 
     async def _update(self, path: str, **body: object) -> None:
         """Raises UpdateRefused if the server refuses the update."""

@@ -5,13 +5,27 @@ The server stops at the model's own end tokens whenever it stops at any token.
 """
 
 import asyncio
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.contract import EngineFailure, Generation, GenerationRequest
+from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import GenerateRequest, SamplingParams
 from engine.sglang.responses import Finish, RequestOutput, build_generation
+
+ABORT_TIMEOUT_S = 5.0  # for the server's response
+_ABORT_INTERVAL_S = 0.2  # between aborts: a request may have been on its way to the server's scheduler
+
+
+class ServedWeights(NamedTuple):
+    """The weights of new requests."""
+
+    version: int
+    extra_key: str | None = None  # of the prefix cache
+    adapter: str | None = None  # its name on the server; None: the server's weights, of which it reports the version
 
 
 class PendingGeneration:
@@ -21,6 +35,8 @@ class PendingGeneration:
         self.result: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.waiting_to_send = True  # the server does not have the request yet
         self.abort_requested = False
+        self.stream: asyncio.Task[None] | None = None  # the newest request
+        self.must_repeat = False  # the newest request ends early, and another one continues it
         self._outputs: list[RequestOutput] = []
 
     @property
@@ -43,7 +59,7 @@ class PendingGeneration:
         return np.concatenate((self.request.token_ids, np.array(new, np.int32)))
 
     def build_request(
-        self, prompt: NDArray[np.int32], *, extra_key: str | None, dp_rank: int | None, use_priority: bool
+        self, prompt: NDArray[np.int32], weights: ServedWeights, *, dp_rank: int | None, use_priority: bool
     ) -> GenerateRequest:
         """The request for the remaining tokens; call `start_output` first.
 
@@ -59,9 +75,10 @@ class PendingGeneration:
             return_logprob=True,
             logprob_start_len=-1,
             stream=True,
-            extra_key=extra_key,
+            extra_key=weights.extra_key,
             priority=len(prompt) if use_priority else None,
             routed_dp_rank=dp_rank,
+            lora_path=weights.adapter,
         )
 
     def _build_sampling_params(self) -> SamplingParams:
@@ -77,8 +94,8 @@ class PendingGeneration:
             stream_interval=self._stream_interval,
         )
 
-    def start_output(self, vocab_size: int) -> RequestOutput:
-        output = RequestOutput(vocab_size)
+    def start_output(self, vocab_size: int, weights: ServedWeights) -> RequestOutput:
+        output = RequestOutput(vocab_size, None if weights.adapter is None else weights.version)
         self._outputs.append(output)
         return output
 
@@ -94,3 +111,32 @@ class PendingGeneration:
         if not self.result.done():
             self.result.set_exception(failure)
             self.result.exception()  # mark as retrieved: a cancelled call never reads it
+
+
+async def abort_on_server(client: SGLangClient, pending: PendingGeneration, rid: str, timeout_s: float) -> None:
+    """Without a response within the timeout, the call ends with the tokens received so far."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client.abort(rid)
+            await asyncio.wait({pending.result})
+    except (EngineFailure, TimeoutError):
+        pending.complete("abort")
+
+
+async def end_requests(client: SGLangClient, all_pending: Iterable[PendingGeneration]) -> None:
+    """Ends the requests of these calls, which keep their tokens and wait until requests may be sent again."""
+    streams: set[asyncio.Task[None]] = set()
+    for pending in all_pending:
+        if pending.stream is not None and not pending.waiting_to_send:
+            pending.must_repeat = True
+            streams.add(pending.stream)
+            if pending.rid is None:  # perhaps not sent yet, and without tokens
+                pending.stream.cancel()
+    deadline = asyncio.get_running_loop().time() + ABORT_TIMEOUT_S
+    while streams and asyncio.get_running_loop().time() < deadline:
+        await client.abort_all()
+        _, streams = await asyncio.wait(streams, timeout=_ABORT_INTERVAL_S)
+    for stream in streams:
+        stream.cancel()
+    if streams:
+        await asyncio.wait(streams)

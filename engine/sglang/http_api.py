@@ -7,7 +7,7 @@ EngineFailure            of engine.contract
   ServerTimeout          no response within the timeout
   ServerStatusError      an HTTP status other than 200, with the server's message
   InvalidResponse        a response that no supported SGLang version sends
-  UpdateRefused          the server refused a weight update or a process group, with its message
+  UpdateRefused          the server refused a weight update, an adapter or a process group, with its message
 """
 
 from collections.abc import Mapping
@@ -83,6 +83,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     extra_key: str | None = None  # prefix-cache hits only among requests with the same key
     priority: int | None = None  # larger first, with --enable-priority-scheduling
     routed_dp_rank: int | None = None
+    lora_path: str | None = None  # name of a loaded adapter; None: the server's own weights
 
 
 # ---------------------------------------------------------------- responses
@@ -147,6 +148,9 @@ class ServerInfo(msgspec.Struct, frozen=True):
     enable_deterministic_inference: bool
     enable_priority_scheduling: bool
     disable_radix_cache: bool
+    enable_lora: bool | None
+    max_lora_rank: int | None
+    lora_target_modules: list[str] | None  # "all", or names of projections
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -173,6 +177,12 @@ class LoadsResponse(msgspec.Struct, frozen=True):
 class UpdateResponse(msgspec.Struct, frozen=True):
     success: bool
     message: str = ""
+
+
+class AdaptersResponse(msgspec.Struct, frozen=True):
+    success: bool
+    error_message: str | None = None
+    loaded_adapters: dict[str, msgspec.Raw] | None = None  # by name, after the call
 
 
 class ParallelismInfo(msgspec.Struct, frozen=True):

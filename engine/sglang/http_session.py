@@ -1,6 +1,7 @@
 """HTTP requests to one SGLang server: pooled connections, timeouts, retried GETs, typed errors."""
 
 import asyncio
+import io
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -47,7 +48,7 @@ class HttpSession:
         """The status, whatever it is, and the response's body."""
         timeout_s = timeout_s or self._request_timeout_s
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        content = None if body is None else msgspec.json.encode(body)
+        content = None if body is None else io.BytesIO(msgspec.json.encode(body))  # sent in pieces, unlike bytes
         with _translate_errors(path, timeout_s):
             async with self._get_session().request(
                 method, path, data=content, headers=_JSON_HEADERS, timeout=timeout

@@ -25,8 +25,9 @@ Value = TypeVar("Value")
 class RequestOutput:
     """The tokens of one request so far; a response holds all of them or only the new ones."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, vocab_size: int, version: int | None = None) -> None:
+        """`version`: of all tokens, which come from an adapter; None: the server reports the versions."""
+        self._vocab_size, self._version = vocab_size, version
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.meta: MetaInfo | None = None  # of the newest response
@@ -56,6 +57,8 @@ class RequestOutput:
         """The weight version of each token."""
         if self.meta is None:
             return []
+        if self._version is not None:
+            return [self._version] * len(self.token_ids)
         if not self.meta.weight_versions:
             return [_parse_version(self.meta.weight_version)] * len(self.token_ids)
         spans = self.meta.weight_versions

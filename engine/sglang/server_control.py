@@ -7,7 +7,7 @@ it is idle, then pauses it.
 """
 
 import asyncio
-from collections.abc import Sized
+from collections.abc import Awaitable, Callable, Sized
 from typing import Literal
 
 import structlog
@@ -16,6 +16,7 @@ from bus.messages import WeightsPublished
 from engine.contract import EngineFailure
 from engine.sglang.client import SGLangClient
 from engine.sglang.weights import WeightTransport
+from engine.sglang.weights.adapters import AdapterTransport
 
 IDLE_TIMEOUT_S = 60.0  # for requests that were aborted to end on the server
 MemoryTag = Literal["weights", "kv_cache"]
@@ -23,7 +24,7 @@ _MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "weights")
 
 
 class ServerControl:
-    def __init__(self, transport: WeightTransport) -> None:
+    def __init__(self, transport: WeightTransport | AdapterTransport) -> None:
         self.sending_allowed = asyncio.Event()  # requests may be sent to the server
         # Loop time of the last response, or of the last change that may have delayed responses.
         self.last_activity_at = 0.0
@@ -33,18 +34,29 @@ class ServerControl:
         self._lock = asyncio.Lock()
         self._logger = structlog.get_logger()
 
-    async def load_weights(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        """Raises WeightsRefused if the old weights stay, EngineFailure if they are incomplete."""
+    async def load_weights(
+        self, client: SGLangClient, weights: WeightsPublished, end_requests: Callable[[], Awaitable[None]]
+    ) -> str | None:
+        """The adapter for later requests; None: the server's weights are new.
+
+        `end_requests`: ends all requests of the server. Raises WeightsRefused if the old weights stay, EngineFailure if
+        they are incomplete.
+        """
+        adapter = None
         async with self._lock:
             self.sending_allowed.clear()
             try:
                 await self._resume_memory(client, "weights")
-                await self._transport.update(client, weights)
+                if isinstance(self._transport, AdapterTransport):
+                    adapter = await self._transport.update(client, weights, end_requests)
+                else:
+                    await self._transport.update(client, weights)
                 await self._resume_memory(client, "kv_cache")
                 if self._paused:
                     await client.pause("in_place")
             finally:
                 self._update_sending_allowed()
+        return adapter
 
     async def pause(self, client: SGLangClient) -> None:
         """In place: running requests keep their KV cache."""
@@ -89,6 +101,8 @@ class ServerControl:
         if not await client.flush_cache(IDLE_TIMEOUT_S):
             raise EngineFailure(f"the server was not idle within {IDLE_TIMEOUT_S:g} s")
         await client.pause("in_place")
+        if isinstance(self._transport, AdapterTransport):
+            self._transport.forget_base()
         await client.release_memory(tags)
         self._released.update(tags)
         self._logger.info("memory.released", parts=tags)

@@ -38,15 +38,15 @@ from engine.contract import (
 from engine.model.hf_checkpoint import load_model_config
 from engine.sglang.client import SGLangClient
 from engine.sglang.dp_routing import DataParallelRouter
-from engine.sglang.generate import PendingGeneration
+from engine.sglang.generate import ABORT_TIMEOUT_S, PendingGeneration, ServedWeights, abort_on_server, end_requests
 from engine.sglang.http_api import FinishedByAbort, ServerInfo, ServerTimeout, ServerUnreachable
 from engine.sglang.load_counters import POLL_INTERVAL_S, LoadCounters, LoadPoller
 from engine.sglang.responses import to_engine_failure
 from engine.sglang.server_control import ServerControl
 from engine.sglang.weights import WeightTransport, build_extra_key
+from engine.sglang.weights.adapters import AdapterTransport
 
 SHORT_STREAM_INTERVAL, LONG_STREAM_INTERVAL = 16, 256  # tokens of a turn per piece of its stream
-ABORT_TIMEOUT_S = 5.0
 DEATH_TIMEOUT_S = 10.0  # for the process watcher to confirm that an unresponsive server died
 # Version of a server that was started without --weight-version and never updated.
 DEFAULT_WEIGHT_VERSION = "default"
@@ -71,7 +71,7 @@ class SGLangEngine:
     def __init__(
         self,
         server: ServerHandle,
-        transport: WeightTransport,
+        transport: WeightTransport | AdapterTransport,
         *,
         model: Path,
         sequence_tokens: int,
@@ -88,7 +88,7 @@ class SGLangEngine:
         called once with the cause when the engine is lost for good, before any turn fails."""
         self._server, self._transport, self._connect = server, transport, connect
         self._death_timeout_s, self._on_engine_lost = death_timeout_s, on_engine_lost
-        self._model, self._sequence_tokens, self._version = model, sequence_tokens, version
+        self._model, self._sequence_tokens, self._weights = model, sequence_tokens, ServedWeights(version)
         self._stream_interval = stream_interval
         self._max_pending, self._abort_timeout_s = max_pending, abort_timeout_s
         self._client: SGLangClient | None = None
@@ -98,7 +98,6 @@ class SGLangEngine:
         # Unique, because an external server may still run requests of an earlier incarnation.
         self._instance_id = uuid.uuid4().hex[:8]
         self._tasks: set[asyncio.Task[None]] = set()
-        self._extra_key: str | None = None  # of the prefix cache
         self._control = ServerControl(transport)
         self._counters = LoadCounters()
         self._load_poller = LoadPoller(self._counters, load_poll_s)
@@ -111,8 +110,8 @@ class SGLangEngine:
             self._info = await client.get_server_info()
             self._vocab_size = load_model_config(self._model).vocab_size  # a token id outside of it crashes the server
             await client.resume()  # its previous engine may have left it paused
-            if await _sync_weight_version(client, self._model, self._version):
-                self._extra_key = self._instance_id
+            if await _sync_weight_version(client, self._model, self.version):
+                self._weights = self._weights._replace(extra_key=self._instance_id)
             self._counters.record_rank_loads(await client.get_loads())
         except BaseException:
             await self.close()
@@ -159,7 +158,7 @@ class SGLangEngine:
             return
         pending.abort_requested = True
         if (rid := pending.rid) is not None and self._control.sending_allowed.is_set():
-            self._spawn(self._abort_on_server(self._require_client(), pending, rid))
+            self._spawn(abort_on_server(self._require_client(), pending, rid, self._abort_timeout_s))
         else:
             pending.complete("abort")
 
@@ -170,13 +169,15 @@ class SGLangEngine:
     async def load_weights(self, weights: WeightsPublished) -> None:
         client = self._require_client()
         try:
-            await self._control.load_weights(client, weights)
+            adapter = await self._control.load_weights(
+                client, weights, lambda: end_requests(client, self._pending.values())
+            )
         except WeightsRefused:
             raise
         except EngineFailure as failure:
             self._mark_lost(f"the server's weights are incomplete: {failure}")
             raise
-        self._version, self._extra_key = weights.version, build_extra_key(weights)
+        self._weights = ServedWeights(weights.version, build_extra_key(weights), adapter)
         self._counters.prefixes.clear()
 
     async def pause(self) -> None:
@@ -191,7 +192,7 @@ class SGLangEngine:
 
     @property
     def version(self) -> int:
-        return self._version
+        return self._weights.version
 
     def get_load(self) -> EngineLoad:
         self._require_client()
@@ -215,20 +216,25 @@ class SGLangEngine:
         rank = self._router.assign(pending.request.sequence_id, pending.request.token_ids)
         try:
             while not pending.result.done():
-                await self._run_request(client, pending, rank)
+                pending.waiting_to_send = True
+                pending.stream = self._spawn(self._run_request(client, pending, rank))
+                await asyncio.wait({pending.stream})
+                if not pending.stream.cancelled():  # otherwise the request is repeated
+                    pending.stream.result()
         except EngineFailure as failure:
             await self._handle_failure(client, pending, failure)
         finally:
             self._router.release(rank)
+            if pending.stream is not None:
+                pending.stream.cancel()
 
     async def _run_request(self, client: SGLangClient, pending: PendingGeneration, rank: int | None) -> None:
-        pending.waiting_to_send = True
         await self._control.sending_allowed.wait()
-        pending.waiting_to_send = False
+        pending.waiting_to_send = pending.must_repeat = False
         prompt, request = pending.build_prompt(), pending.request
-        output = pending.start_output(self._vocab_size)
+        output = pending.start_output(self._vocab_size, self._weights)
         server_request = pending.build_request(
-            prompt, extra_key=self._extra_key, dp_rank=rank, use_priority=self._info.enable_priority_scheduling
+            prompt, self._weights, dp_rank=rank, use_priority=self._info.enable_priority_scheduling
         )
         try:
             async with aclosing(client.generate_streamed(server_request)) as responses:
@@ -249,6 +255,8 @@ class SGLangEngine:
         finally:
             self._counters.record_computed(request, prompt, output)
         finish = output.get_finish(request.stop_token_ids)
+        if finish == "abort" and pending.must_repeat:
+            finish = None
         if finish == "abort" and not pending.abort_requested and not pending.num_new_tokens:
             raise EngineFailure(
                 f"the server aborted the request: {_get_abort_message(output.meta and output.meta.finish_reason)}"
@@ -277,14 +285,6 @@ class SGLangEngine:
             pending.complete("abort")
         else:
             pending.fail(to_engine_failure(failure, pending.request.sequence_id))
-
-    async def _abort_on_server(self, client: SGLangClient, pending: PendingGeneration, rid: str) -> None:
-        try:
-            async with asyncio.timeout(self._abort_timeout_s):
-                await client.abort(rid)
-                await asyncio.wait({pending.result})
-        except (EngineFailure, TimeoutError):
-            pending.complete("abort")
 
     # ---------------------------------------------------------------- the engine
 

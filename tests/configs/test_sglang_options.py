@@ -115,8 +115,8 @@ NCCL = ("sglang.weights=group", "sglang.group_backend=nccl")
             'lora_publish = "adapters" needs adapters: set lora_rank, or lora_publish = "merged"',
         ),
         (
-            ("learner.lora_publish=adapters", "learner.lora_rank=4"),
-            'learner.lora_publish = "adapters" needs engine.kind = "embedded"',
+            ("learner.lora_publish=adapters", "learner.lora_rank=4", "sglang.data_parallel=2"),
+            'learner.lora_publish = "adapters" needs sglang.data_parallel = 1',
         ),
     ],
 )
@@ -142,7 +142,8 @@ def test_settings_that_contradict_each_other_are_refused_with_both_keys(override
         ("sglang.colocate=true", "learner.offload=between_steps"),
         ("sglang.colocate=true", "learner.offload=optimizer"),
         ("learner.lora_rank=4",),
-        ("learner.lora_rank=4", "learner.lora_publish=adapters", "engine.kind=embedded"),
+        ("learner.lora_rank=4", "learner.lora_publish=adapters"),
+        ("learner.lora_rank=4", "learner.lora_publish=adapters", "engine.kind=embedded", "sglang.data_parallel=2"),
         ("learner.offload=optimizer", "sft.steps=0", "sft.optimizer=muon"),
     ],
 )

@@ -21,6 +21,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.contract import EngineFailure
 from engine.inference.embedded import select_device
+from engine.model.lora.lora_options import get_published_adapters
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import SUPPORTED_VERSIONS
 from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable, check_compatibility
@@ -193,7 +194,7 @@ async def _probe_external_server(run: RunConfig, index: int) -> str:
 
 
 def _get_server_requirements(run: RunConfig, model: Path) -> ServerRequirements:
-    return ServerRequirements(run.engine, run.sglang, model, run.sequence_tokens)
+    return ServerRequirements(run.engine, run.sglang, model, run.sequence_tokens, get_published_adapters(run.learner))
 
 
 # ---------------------------------------------------------------- without a run

@@ -29,6 +29,11 @@ def get_lora_options(learner: LearnerConfig) -> LoraOptions | None:
     return LoraOptions(learner.lora_rank, learner.lora_alpha, targets)
 
 
+def get_published_adapters(learner: LearnerConfig) -> LoraOptions | None:
+    """Of the adapters that engines receive; None: they receive whole weights."""
+    return get_lora_options(learner) if learner.lora_publish == "adapters" else None
+
+
 def check_lora_targets(config: DecoderConfig, options: LoraOptions) -> None:
     """Raises UnsupportedModel for adapters of experts."""
     sparse = next((layer for layer in range(config.num_layers) if config.has_experts(layer)), None)

@@ -7,7 +7,10 @@ from configs.errors import UnusableInput
 from configs.machines import EngineConfig
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig
 from engine.model.hf_checkpoint import load_model_config
+from engine.model.lora.lora_options import LoraOptions
 from engine.sglang.http_api import ServerInfo
+from engine.sglang.server.server_arguments import list_lora_flags
+from engine.sglang.weights.server_parameters import get_fused_name
 
 
 class ServerUnusable(UnusableInput):
@@ -19,6 +22,7 @@ class ServerRequirements(NamedTuple):
     sglang: SGLangConfig
     model: Path  # the run's checkpoint
     sequence_tokens: int  # longest trajectory
+    lora: LoraOptions | None = None  # of the adapters that the server receives
 
 
 def check_compatibility(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> None:
@@ -27,6 +31,7 @@ def check_compatibility(info: ServerInfo, requirements: ServerRequirements, serv
         *_find_capacity_problems(info, requirements, server_name),
         *_find_model_problems(info, requirements, server_name),
         *_find_transport_problems(info, requirements, server_name),
+        *_find_adapter_problems(info, requirements.lora, server_name),
     ]
     if problems:
         raise ServerUnusable("\n".join(problems))
@@ -69,3 +74,26 @@ def _find_transport_problems(info: ServerInfo, requirements: ServerRequirements,
     return [
         f'sglang.weights = "{transport}": {server_name} has {info.dp_size} model replicas; set sglang.weights = "disk"'
     ]
+
+
+def _find_adapter_problems(info: ServerInfo, lora: LoraOptions | None, server_name: str) -> list[str]:
+    """A server without these limits takes them from adapters that it has loaded."""
+    if lora is None:
+        return []
+    key, flags = 'learner.lora_publish = "adapters"', " ".join(list_lora_flags(lora))
+    if not info.enable_lora:
+        return [f"{key}: {server_name} runs without --enable-lora; start it with {flags}"]
+    problems: list[str] = []
+    if info.dp_size > 1 or info.enable_dp_attention:
+        kind = f"{info.dp_size} model replicas" if info.dp_size > 1 else "--enable-dp-attention"
+        problems.append(f'{key}: {server_name} has {kind} and loads no adapters; set learner.lora_publish = "merged"')
+    if info.max_lora_rank is not None and info.max_lora_rank < lora.rank:
+        problems.append(f"learner.lora_rank = {lora.rank}: {server_name} has --max-lora-rank {info.max_lora_rank}")
+    accepted = set(info.lora_target_modules or ("all",))
+    missing = set(map(get_fused_name, lora.targets)) - set(map(get_fused_name, accepted))
+    if missing and "all" not in accepted:
+        problems.append(
+            f"learner.lora_targets = {list(lora.targets)}: {server_name} has --lora-target-modules "
+            f"{' '.join(sorted(accepted))}; start it with {flags}"
+        )
+    return problems

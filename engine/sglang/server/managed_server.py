@@ -148,6 +148,7 @@ class SGLangServer:
             sequence_tokens=requirements.sequence_tokens,
             index=self._index,
             version=self._version,
+            lora=requirements.lora,
         )
         with self._log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from configs.machines import EngineConfig
 from configs.sglang_options import PORTS_PER_SERVER, SPARE_TOKENS, SGLangConfig
+from engine.model.lora.lora_options import LoraOptions
+from engine.sglang.weights.adapters import complete_stacks
 
 HOST = "127.0.0.1"
 _COMMON_ARGUMENTS = (
@@ -26,10 +28,18 @@ def compute_port(sglang: SGLangConfig, index: int) -> int:
 
 
 def build_argv(
-    engine: EngineConfig, sglang: SGLangConfig, *, model: Path, sequence_tokens: int, index: int, version: int
+    engine: EngineConfig,
+    sglang: SGLangConfig,
+    *,
+    model: Path,
+    sequence_tokens: int,
+    index: int,
+    version: int,
+    lora: LoraOptions | None = None,
 ) -> list[str]:
     """Arguments of the interpreter. `version`: of the model's weights. `sequence_tokens`: the
-    longest sequence; the server must be able to generate its last token."""
+    longest sequence; the server must be able to generate its last token. `lora`: of the adapters
+    that the server receives."""
     return [
         *("-m", "sglang.launch_server", "--model-path", str(model)),
         *("--host", HOST, "--port", str(compute_port(sglang, index)), f"--weight-version={version}"),
@@ -40,6 +50,7 @@ def build_argv(
         *("--max-running-requests", str(engine.max_running), *_build_cache_arguments(engine, sglang)),
         # No request uses constrained output.
         *("--grammar-backend", "none", "--skip-server-warmup", *_COMMON_ARGUMENTS),
+        *(() if lora is None else _build_lora_arguments(lora, engine.device)),
         *(CPU_ARGUMENTS if engine.device == "cpu" else _build_cuda_arguments(engine, index, sglang)),
         *sglang.arguments,
     ]
@@ -59,6 +70,17 @@ def build_environment(engine: EngineConfig, sglang: SGLangConfig, scratch: Path)
         **cpu_variables,
         **sglang.environment,
     }
+
+
+def _build_lora_arguments(lora: LoraOptions, device: str) -> tuple[str, ...]:
+    """All requests name the same adapter; only health checks need the base."""
+    backend = ("--lora-backend", "torch_native") if device == "cpu" else ()
+    return (*list_lora_flags(lora), "--max-loras-per-batch", "2", *backend)
+
+
+def list_lora_flags(lora: LoraOptions) -> tuple[str, ...]:
+    """That a server needs to load these adapters."""
+    return ("--enable-lora", "--max-lora-rank", str(lora.rank), "--lora-target-modules", *complete_stacks(lora.targets))
 
 
 def _build_cache_arguments(engine: EngineConfig, sglang: SGLangConfig) -> tuple[str, str]:

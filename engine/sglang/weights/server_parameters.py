@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from engine.sglang.http_api import ServerInfo
 
 SAMPLE_BYTES = 64 * 2**20  # of parameters that are compared after one update; the last one may exceed them
-_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _VOCABULARY, _VOCABULARY_MULTIPLE = ("embed_tokens", "lm_head"), 64  # of the padded rows
 _MLP, _MLP_MULTIPLE = ("gate_proj", "up_proj", "down_proj"), 32  # of the padded rows or columns of a rank, on CPUs
@@ -55,6 +55,11 @@ def compute_expected_checksums(
     }
 
 
+def get_fused_name(projection: str) -> str:
+    """Of the server's layer that computes it."""
+    return next((fused for fused, parts in FUSED.items() if projection in parts), projection)
+
+
 def _list_sources(published: Mapping[str, Tensor], server: ServerInfo) -> list[tuple[str, tuple[str, ...]]]:
     """The server's names of the parameters of known form, each with the published parameters that it consists of."""
     sources: dict[str, tuple[str, ...]] = {}
@@ -62,8 +67,8 @@ def _list_sources(published: Mapping[str, Tensor], server: ServerInfo) -> list[t
         if not _has_known_form(name, tensor, server):
             continue
         own = _get_module(name)
-        fused = next((fused for fused, parts in _FUSED.items() if own in parts), own)
-        sources[name.replace(own, fused)] = tuple(name.replace(own, part) for part in _FUSED.get(fused, (own,)))
+        fused = get_fused_name(own)
+        sources[name.replace(own, fused)] = tuple(name.replace(own, part) for part in FUSED.get(fused, (own,)))
     return list(sources.items())
 
 

@@ -13,11 +13,14 @@ from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
+from engine.model.lora.lora_options import LoraOptions
 from engine.sglang.server.external_server import ExternalServer
 from engine.sglang.server.managed_server import TERM_GRACE_S
 from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL
 from engine.sglang.weights import WeightTransport
+from engine.sglang.weights.adapters import AdapterTransport
 from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
+from tests.engine.tiny_models import small_model
 
 FOLDER = RunFolder(Path("/runs/demo"))
 
@@ -36,7 +39,7 @@ class BuiltEngine:
             arguments.update(dtype=dtype)
 
         def started(wanted: object, **options: object) -> None:
-            arguments.update(options)
+            arguments.update(options, requirements=wanted)
 
         monkeypatch.setattr(sglang_factory, "SGLangEngine", engine)
         monkeypatch.setattr(sglang_factory, "load_layout", layout)
@@ -97,6 +100,15 @@ def test_the_configured_weight_transport_is_used(
     ).arguments
     assert isinstance(arguments["weights"], kind)
     assert str(arguments["dtype"]) == "torch.bfloat16"
+
+
+def test_published_adapters_need_a_server_with_lora(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_factory, "build_empty_model", lambda _: small_model())
+    adapters = ("learner.lora_rank=4", 'learner.lora_targets=["o_proj"]', "learner.lora_publish=adapters")
+    for settings, lora in ((adapters, LoraOptions(4, 32.0, ("o_proj",))), (adapters[:2], None)):
+        arguments = BuiltEngine(monkeypatch, "generator-0", *settings).arguments
+        assert arguments["requirements"].lora == lora
+        assert isinstance(arguments["weights"], AdapterTransport if lora else DiskTransport)
 
 
 @pytest.mark.parametrize(

@@ -214,17 +214,26 @@ def test_published_adapters_need_one_copy_of_the_weights_in_shared_memory() -> N
 
 
 def test_a_plan_proposes_to_publish_adapters_if_shared_memory_is_short() -> None:
-    settings = ("engine.kind=embedded", "sglang.colocate=false", "rl.max_staleness=0")
+    settings = ("sglang.colocate=false", "rl.max_staleness=0", "engine.kv_tokens=65536")
     machines = PlannedMachines(1, GPUS["h100"], 1, 1024 * GIB, 5 * GIB, 4096 * GIB)
+    further = (
+        ("learner.lora_rank=16", "engine.kind=embedded"),
+        ("learner.lora_rank=16", "engine.kind=sglang"),
+        ("learner.lora_rank=16", "engine.kind=sglang", "sglang.data_parallel=2"),  # loads no adapters
+        ("learner.lora_rank=0", "engine.kind=embedded"),
+    )
     proposals = [
-        change.changes
-        for more in ("learner.lora_rank=16", "learner.lora_rank=0")
-        for change in build_plan(
-            make_inputs("1.7B", *settings, more, file="qwen3_1.7b_1gpu", machines=machines)
-        ).changes
-        if change.resource == "shared memory"
+        {
+            tuple(change.changes.items())
+            for change in build_plan(
+                make_inputs("1.7B", *settings, *more, file="qwen3_1.7b_1gpu", machines=machines)
+            ).changes
+            if change.resource == "shared memory"
+        }
+        for more in further
     ]
-    assert proposals == [{"learner.lora_publish": "adapters"}]
+    adapters = {(("learner.lora_publish", "adapters"),)}
+    assert proposals == [adapters, adapters, set(), set()]
 
 
 # ---------------------------------------------------------------- seconds

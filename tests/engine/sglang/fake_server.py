@@ -26,6 +26,9 @@ INFO: dict[str, Any] = {
     "enable_deterministic_inference": True,
     "enable_priority_scheduling": False,
     "disable_radix_cache": False,
+    "enable_lora": None,
+    "max_lora_rank": None,
+    "lora_target_modules": None,
     "ignored_field": {"a": [1]},
 }
 LOAD: dict[str, Any] = {

@@ -12,6 +12,7 @@ from bus.messages import WeightsPublished
 from engine.contract import EngineFailure, Generation, GenerationRequest
 from engine.sglang.client import SGLangClient
 from engine.sglang.sglang_engine import SGLangEngine
+from engine.sglang.weights.adapters import AdapterTransport
 from tests.engine.sglang.fake_server import FakeServer
 
 VOCABULARY = 20
@@ -57,7 +58,7 @@ def connect_client(base: str) -> SGLangClient:
 async def running_engine(
     model: Path,
     server: FakeServer,
-    transport: FakeTransport | None = None,
+    transport: FakeTransport | AdapterTransport | None = None,
     connect: Callable[[str], SGLangClient] = connect_client,
     sequence_tokens: int = 100,
     **options: Any,

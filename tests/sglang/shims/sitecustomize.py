@@ -9,6 +9,7 @@ import:
                                     attention in plain torch with the prefix cache
     sglang.srt.batch_invariant_ops  disables that option's GPU kernels, so a token's last bits depend on its batch
     sglang.kernels.ops.sampling.murmur_hash    provides the seeds' hash, otherwise in a separate library
+    sglang.srt.lora.layers          leaves memory pageable, because page-locked memory needs a GPU
 """
 
 import importlib.abc
@@ -46,11 +47,24 @@ def _leave_kernels_alone(invariant: ModuleType) -> None:
     invariant.enable_batch_invariant_mode = lambda *_args, **_options: None
 
 
+def _ignore_page_locking(_layers: ModuleType) -> None:
+    """LoRA on CPUs asks for page-locked memory all the same."""
+    import torch
+
+    def without_pinning(create: Callable[..., object]) -> Callable[..., object]:
+        return lambda *values, pin_memory=False, **options: create(*values, **options)
+
+    for name in ("tensor", "zeros"):
+        setattr(torch, name, without_pinning(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor
+
+
 _AFTERWARDS: dict[str, Callable[[ModuleType], None]] = {
     "torchvision.extension": _declare_operators,
     "sglang.srt.arg_groups.choices": _allow_plain_attention,
     "sglang.srt.batch_invariant_ops": _leave_kernels_alone,
     "sglang.kernels.ops.sampling.murmur_hash": _hash_in_torch,
+    "sglang.srt.lora.layers": _ignore_page_locking,
 }
 
 

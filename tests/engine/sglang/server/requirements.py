@@ -26,6 +26,9 @@ def make_info(**changes: Any) -> ServerInfo:
         "enable_deterministic_inference": True,
         "enable_priority_scheduling": True,
         "disable_radix_cache": False,
+        "enable_lora": None,
+        "max_lora_rank": None,
+        "lora_target_modules": None,
     }
     return ServerInfo(**fields | changes)
 

@@ -1,10 +1,12 @@
 """All problems of a server are reported together, each with the key to change."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from configs.machines import EngineConfig
+from engine.model.lora.lora_options import LoraOptions
 from engine.sglang.server.compatibility import ServerUnusable, check_compatibility
 from tests.engine.sglang.server.requirements import make_info, make_requirements
 from tests.engine.tiny_models import save_small_model, small_model
@@ -75,3 +77,51 @@ def test_all_problems_are_reported_together():
         "model.checkpoint",
         "sglang.weights",
     ]
+
+
+LORA = LoraOptions(8, 16.0, ("q_proj", "o_proj"))
+FLAGS = "--enable-lora --max-lora-rank 8 --lora-target-modules q_proj o_proj k_proj v_proj"
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_lora_rank": 8, "lora_target_modules": ["o_proj", "k_proj"]},  # k_proj stands for the whole stack
+        {"max_lora_rank": 16, "lora_target_modules": ["qkv_proj", "o_proj", "gate_up_proj"]},
+        {"max_lora_rank": None, "lora_target_modules": ["all"]},
+        {"max_lora_rank": None, "lora_target_modules": None},
+    ],
+)
+def test_a_server_with_enough_lora_accepts_adapters(limits: dict[str, Any]):
+    check_compatibility(make_info(enable_lora=True, **limits), make_requirements()._replace(lora=LORA), "the server")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"enable_lora": None},
+            f'learner.lora_publish = "adapters": the server runs without --enable-lora; start it with {FLAGS}',
+        ),
+        ({"max_lora_rank": 4}, "learner.lora_rank = 8: the server has --max-lora-rank 4"),
+        (
+            {"lora_target_modules": ["qkv_proj", "down_proj"]},
+            "learner.lora_targets = ['q_proj', 'o_proj']: the server has --lora-target-modules down_proj qkv_proj;"
+            f" start it with {FLAGS}",
+        ),
+        (
+            {"dp_size": 2},
+            'learner.lora_publish = "adapters": the server has 2 model replicas and loads no adapters;'
+            ' set learner.lora_publish = "merged"',
+        ),
+        (
+            {"enable_dp_attention": True},
+            'learner.lora_publish = "adapters": the server has --enable-dp-attention and loads no adapters;'
+            ' set learner.lora_publish = "merged"',
+        ),
+    ],
+)
+def test_a_server_that_cannot_load_the_adapters_is_refused_with_the_flag(changes: dict[str, Any], problem: str):
+    info = make_info(**{"enable_lora": True} | changes)
+    assert find_problems(info, make_requirements()._replace(lora=LORA)) == [problem]
+    check_compatibility(info, make_requirements(), "the server")  # with merged weights

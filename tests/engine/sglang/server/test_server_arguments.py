@@ -6,14 +6,19 @@ import pytest
 
 from configs.machines import EngineConfig
 from configs.sglang_options import SGLangConfig
+from engine.model.lora.lora_options import LoraOptions
 from engine.sglang.server.server_arguments import build_argv, build_environment
 
 SCRATCH = Path("/tmp/scratch")
 
 
-def build_words(engine: EngineConfig, sglang: SGLangConfig | None = None, index: int = 0) -> list[str]:
+def build_words(
+    engine: EngineConfig, sglang: SGLangConfig | None = None, index: int = 0, lora: LoraOptions | None = None
+) -> list[str]:
     model = Path("/models/one")
-    return build_argv(engine, sglang or SGLangConfig(), model=model, sequence_tokens=192, index=index, version=-1)
+    return build_argv(
+        engine, sglang or SGLangConfig(), model=model, sequence_tokens=192, index=index, version=-1, lora=lora
+    )
 
 
 def get_value(flag: str, given: list[str]) -> str:
@@ -103,3 +108,15 @@ def test_the_environment_isolates_the_server():
     assert (on_a_cpu["OMP_NUM_THREADS"], on_a_cpu["TMPDIR"], on_a_cpu["PYTHONSAFEPATH"]) == ("3", "/tmp/scratch", "1")
     assert "TORCHDYNAMO_DISABLE" in on_a_cpu
     assert "TORCHDYNAMO_DISABLE" not in build_environment(EngineConfig(device="cuda"), SGLangConfig(), SCRATCH)
+
+
+def test_a_server_that_receives_adapters_has_room_for_one_next_to_the_base():
+    lora = LoraOptions(8, 16.0, ("v_proj", "down_proj"))
+    given = build_words(EngineConfig(), lora=lora)
+    assert "--enable-lora" in given
+    assert (get_value("--max-lora-rank", given), get_value("--max-loras-per-batch", given)) == ("8", "2")
+    start = given.index("--lora-target-modules") + 1
+    assert given[start : start + 4] == ["v_proj", "down_proj", "q_proj", "k_proj"]
+    assert get_value("--lora-backend", given) == "torch_native"
+    assert "--lora-backend" not in build_words(EngineConfig(device="cuda"), lora=lora)
+    assert "--enable-lora" not in build_words(EngineConfig())

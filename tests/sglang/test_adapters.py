@@ -1,0 +1,231 @@
+"""Adapters of a learner on a real server: the tokens of each version, turns during an update, released memory, and a whole run
+in which the server is killed."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from bus.messages import WeightsPublished
+from configs.run_folder import RunFolder
+from engine.contract import Generation, GenerationRequest
+from engine.learner.adapters.adapted_model import initialize_adapters
+from engine.learner.adapters.adapter_publisher import AdapterPublisher
+from engine.model.causal_lm import CausalLM
+from engine.model.hf_checkpoint import load_model
+from engine.model.lora.lora_linear import add_adapters
+from engine.model.lora.lora_options import LoraOptions
+from engine.sglang.client import SGLangClient
+from engine.sglang.http_api import UpdateRefused
+from engine.sglang.sglang_engine import SGLangEngine
+from engine.sglang.weights.adapters import AdapterTransport
+from engine.sglang.weights.checksums import ChecksumRegistry
+from engine.sglang.weights.transports import TensorTransport
+from engine.weight_transfer.weight_layout import get_layout
+from tests.actors.runs.running import (
+    finish,
+    from_cold_start_of,
+    launch,
+    list_process_ids,
+    metrics,
+    read_log_entries,
+    wait_until,
+)
+from tests.engine.contract.bench import learners_logprobs, request
+from tests.engine.learner.adapters.adapted_models import merge_adapters
+from tests.processes import family
+from tests.sglang.bench import PAGE, BorrowedServer, SharedServer
+from tests.sglang.runs import (
+    OWN_SERVER,
+    PATIENCE_S,
+    check_cleanup,
+    check_run_result,
+    get_loaded_versions,
+    get_process_name,
+)
+from tests.sglang.serving import LONGEST, make_roomy
+
+pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
+
+PORT = 31_330
+OPTIONS = LoraOptions(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
+MAX_ERROR = 1.3e-5  # of log probabilities in float32: docs/sglang.md
+LONG = 400  # new tokens of a turn that an update interrupts
+
+
+class Adapted(NamedTuple):
+    """A server with LoRA, and a learner with adapters."""
+
+    loop: asyncio.Runner
+    shared: SharedServer
+    folder: Path
+    learner: CausalLM
+    publisher: AdapterPublisher
+
+    def build_engine(self) -> SGLangEngine:
+        model = self.shared.requirements.model
+        parameters = dict(load_model(model, torch.float32).named_parameters())
+        checksums = ChecksumRegistry(self.folder / "checksums", "sglang-0")
+        whole = TensorTransport(get_layout(parameters, torch.float32), checksums, 2**20)
+        transport = AdapterTransport(whole, parameters, OPTIONS, torch.float32)
+        return SGLangEngine(
+            BorrowedServer(self.shared), transport, model=model, sequence_tokens=LONGEST, load_poll_s=0.05
+        )
+
+    def publish(self, version: int) -> WeightsPublished:
+        published = self.publisher.publish(version)
+        assert published is not None
+        return published
+
+    def train(self, seed: int) -> CausalLM:
+        """Changes the adapters; the merged model, which is not changed later."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.learner.named_parameters():
+            if "lora_" in name:
+                parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+        return self.merge()
+
+    def merge(self) -> CausalLM:
+        merged = load_model(self.shared.requirements.model, torch.float32)
+        merged.load_state_dict(merge_adapters(self.learner))
+        return merged.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def adapted(loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
+    folder = tmp_path_factory.mktemp("adapted")
+    shared = SharedServer(make_roomy(model, PORT)._replace(lora=OPTIONS), folder, "adapted")
+    learner = load_model(model, torch.float32)
+    add_adapters(learner, OPTIONS)
+    initialize_adapters(learner, seed=0)
+    loop.run(shared.start())
+    yield Adapted(
+        loop, shared, folder, learner, AdapterPublisher(folder / "slots", learner, torch.float32, num_slots=3)
+    )
+    loop.run(shared.close())
+
+
+def measure_errors(model: CausalLM, asked: GenerationRequest, found: Generation) -> torch.Tensor:
+    """Of the log probability of each token, against the learner's with the merged model."""
+    expected = learners_logprobs(model, asked, found)
+    sampled = expected.gather(1, torch.from_numpy(found.token_ids).long()[:, None])[:, 0]
+    return (sampled - torch.from_numpy(found.logprobs)).abs()
+
+
+async def count_adapters(shared: SharedServer) -> int:
+    """Of the server, which lists them when it refuses an unknown name."""
+    async with SGLangClient(shared.server.url) as client:
+        with pytest.raises(UpdateRefused, match="name none does not exist") as refusal:
+            await client.unload_adapter("none")
+    return str(refusal.value).count("asterism-")
+
+
+def test_each_version_gives_the_merged_models_log_probabilities_and_has_a_cache_of_its_own(adapted: Adapted) -> None:
+    async def scene() -> None:
+        engine = adapted.build_engine()
+        await engine.start()
+        try:
+            base, asked = adapted.merge(), request(1, 40, 40)
+            for version in range(3):
+                merged = adapted.train(version) if version else base
+                await engine.load_weights(adapted.publish(version))
+                first, again = await engine.generate(asked), await engine.generate(asked)
+                assert set(first.versions.tolist()) == {version}
+                assert measure_errors(merged, asked, first).max() < MAX_ERROR
+                assert first.token_ids.tolist() == again.token_ids.tolist()
+                assert (first.cached_tokens, again.cached_tokens) == (0, 39 // PAGE * PAGE)
+                if version:
+                    assert measure_errors(base, asked, first).max() > 0.01
+                assert engine.get_load().recomputed_tokens == 0
+        finally:
+            await engine.close()
+
+    adapted.loop.run(scene())
+
+
+def test_turns_continue_under_new_adapters_and_a_new_engine_replaces_those_of_an_earlier_one(adapted: Adapted) -> None:
+    async def scene() -> None:
+        engine = adapted.build_engine()
+        await engine.start()
+        try:
+            models = {10: adapted.train(10)}
+            await engine.load_weights(adapted.publish(10))
+            requests = [request(number, LONG, 40) for number in range(20, 24)]
+            calls = [asyncio.ensure_future(engine.generate(each)) for each in requests]
+            while engine.get_load().generated_tokens < 64:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert await count_adapters(adapted.shared) == 1
+            models[11] = adapted.train(11)
+            await engine.load_weights(adapted.publish(11))
+            for asked, found in zip(requests, await asyncio.gather(*calls), strict=True):
+                versions = found.versions
+                assert (versions.tolist(), len(versions)) == (sorted(versions.tolist()), LONG)
+                assert set(versions.tolist()) == {10, 11}
+                for version, model in models.items():
+                    errors = measure_errors(model, asked, found)
+                    assert errors[torch.from_numpy(versions == version)].max() < MAX_ERROR
+        finally:
+            await engine.close()
+
+    adapted.loop.run(scene())
+
+
+def test_a_woken_server_receives_the_base_and_the_adapters_again(adapted: Adapted) -> None:
+    async def scene() -> None:
+        engine = adapted.build_engine()
+        await engine.start()
+        try:
+            merged, asked = adapted.train(30), request(3, 30)
+            published = adapted.publish(30)
+            await engine.load_weights(published)
+            before = await engine.generate(asked)
+            await engine.sleep()
+            waiting = asyncio.ensure_future(engine.generate(asked))
+            await engine.load_weights(published)
+            after = await waiting
+            assert after.token_ids.tolist() == before.token_ids.tolist()
+            assert measure_errors(merged, asked, after).max() < MAX_ERROR
+        finally:
+            await engine.close()
+
+    adapted.loop.run(scene())
+
+
+STEPS = 6
+RUN = (
+    *("learner.lora_rank=2", "learner.lr=1e-3", "learner.lora_publish=adapters", f"rl.steps={STEPS}"),
+    *("rl.prompts=4", "rl.rollouts=8", "sglang.port=31070"),
+)
+
+
+def test_a_run_publishes_adapters_and_a_server_that_replaces_a_killed_one_gets_the_base_and_the_newest(
+    tmp_path: Path, cold_start: RunFolder
+) -> None:
+    """The death of the server ends its generator."""
+    with launch(tmp_path, *OWN_SERVER, *RUN, *from_cold_start_of(cold_start)) as process:
+        folder = RunFolder(tmp_path / "demo")
+        try:
+            wait_until(lambda: len(metrics(folder, "step")) >= 1, process, PATIENCE_S)
+            processes = family(process.pid)
+            (scheduler,) = [pid for pid in processes if get_process_name(pid) == "sglang::scheduler"]
+            os.kill(scheduler, signal.SIGKILL)
+            wait_until(lambda: len(metrics(folder, "step")) >= 3, process, PATIENCE_S)
+            processes += family(process.pid)
+            output = finish(process, PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
+    check_run_result(folder, STEPS)
+    assert len(list_process_ids(folder, "generator-0")) == 2
+    assert set(get_loaded_versions(folder)) == set(range(STEPS + 1))
+    assert read_log_entries(folder, "weights.refused", "generator-0") == []
+    steps = metrics(folder, "step")
+    whole = sum(path.stat().st_size for path in folder.get_checkpoint_path(0).glob("*.safetensors"))
+    assert all(step["publish_bytes"] < 0.05 * whole for step in steps)
+    assert sum(step["grad_norm"] for step in steps if step["rows"]) > 0
+    check_cleanup(folder, processes, set())
