@@ -19,7 +19,6 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.chat.chat_files import build_checkpoint_chat
 from engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
-from engine.learner.adapters.policy_models import PolicyModels
 from engine.learner.batches.batch_journal import BatchJournal
 from engine.learner.batches.sample_exchange import exchange_samples
 from engine.learner.batches.sample_files import StoredSequence
@@ -30,11 +29,10 @@ from engine.learner.cold_start.dialogue_set import open_dialogues
 from engine.learner.distributed import RankGroup, broadcast_object
 from engine.learner.micro_batches.load_metrics import compute_speed_metrics, measure_peak_memory, reset_peak_memory
 from engine.learner.offload.state_offload import StateOffload
+from engine.learner.policy_trainers import PolicyTrainers
 from engine.learner.saving.checkpoint_schedule import CheckpointSchedule
 from engine.learner.trainer import Trainer
 from engine.learner.weight_publisher import WeightPublisher
-from engine.model.causal_lm import CausalLM
-from engine.model.tokenizer import check_vocabulary, load_tokenizer
 
 SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
 
@@ -60,7 +58,7 @@ class LearnerRank:
         self._journal = journal
         self._folder = folder
         self._ranks = ranks
-        self._models = PolicyModels(run, folder, ranks)
+        self._trainers = PolicyTrainers(run, folder, ranks)
         self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
         self._partial_sft_checkpoint = folder.partial_cold_start
         self._build_chat = cache(partial(build_checkpoint_chat, run, folder, self._initial_checkpoint))
@@ -90,7 +88,7 @@ class LearnerRank:
         metrics = self._start_training(report) if step is None else self._resume_training(step)
         if self._run.learner.kl_coef:
             self.finish_saving()
-            self._loaded_trainer.set_reference(self._models.load_reference(self._loaded_trainer.model))
+            self._loaded_trainer.set_reference(self._trainers.models.load_reference(self._loaded_trainer.model))
         has_later_batches = broadcast_object(self._ranks, any(each > self._step for each in journaled_steps))
         published = None if has_later_batches else self._publish_weights()
         if not has_later_batches:
@@ -109,20 +107,20 @@ class LearnerRank:
 
     def _resume_training(self, step: int) -> dict[str, float]:
         if step or not self._run.learner.resume_from:
-            self._trainer = self._resume_trainer(self._folder.get_checkpoint_path(step))
+            self._trainer = self._trainers.resume(self._folder.get_checkpoint_path(step))
         else:  # the checkpoint of step 0 has no moments
-            self._trainer = self._continue_other_run()
+            self._trainer = self._trainers.continue_other_run()
         self._logger.info("training.resumed", step=step, rank=self._ranks.rank)
         return {} if self._journal is None else self._journal.read_metrics(step)
 
     def _start_training(self, report: SftProgressCallback) -> dict[str, float]:
         metrics: dict[str, float] = {}
         if self._run.learner.resume_from:
-            self._trainer = self._continue_other_run()
+            self._trainer = self._trainers.continue_other_run()
         elif self._run.sft.is_enabled:
             metrics = self._run_cold_start(report)
         else:
-            self._trainer = self._start_trainer()
+            self._trainer = self._trainers.start()
         self._loaded_trainer.check_weights()
         if not self._run.learner.resume_from:
             self._start_rl()
@@ -139,35 +137,10 @@ class LearnerRank:
 
     def _start_rl(self) -> None:
         trainer = self._loaded_trainer
-        if self._models.needs_adapters(trainer.model):
+        if self._trainers.models.needs_adapters(trainer.model):
             self.finish_saving()  # of the cold start: the files of its weights
-            trainer.model = self._models.add_adapters(trainer.model)
+            trainer.model = self._trainers.models.add_adapters(trainer.model)
         trainer.start_stage("rl")
-
-    def _continue_other_run(self) -> Trainer:
-        """RL from step 0, with the weights of a checkpoint and, as configured, its moments and random states."""
-        learner = self._run.learner
-        checkpoint = self._folder.expand_path(learner.resume_from)
-        trainer = self._resume_trainer(checkpoint)
-        if not learner.resume_optimizer:
-            trainer.start_stage("rl")
-        trainer.step = 0
-        self._logger.info("training.continued", checkpoint=str(checkpoint), rank=self._ranks.rank)
-        return trainer
-
-    def _start_trainer(self) -> Trainer:
-        with self._ranks.operation("load of the weights"):
-            return self._make_trainer(self._models.load_initial(), self._initial_checkpoint)
-
-    def _resume_trainer(self, checkpoint: Path) -> Trainer:
-        trainer = self._make_trainer(self._models.build(checkpoint), checkpoint)
-        with self._ranks.operation("load of the optimizer"):
-            trainer.load(checkpoint)
-        return trainer
-
-    def _make_trainer(self, model: CausalLM, tokenizer_folder: Path) -> Trainer:
-        check_vocabulary(model.config, load_tokenizer(tokenizer_folder))
-        return Trainer(model, self._run, self._ranks)
 
     # ---------------------------------------------------------------- the cold start
 
@@ -179,7 +152,7 @@ class LearnerRank:
         self._schedule = CheckpointSchedule(self._run, self._ranks)
         partial_checkpoint = self._partial_sft_checkpoint
         is_resuming = broadcast_object(self._ranks, is_resumable(partial_checkpoint))
-        trainer = self._trainer = self._resume_trainer(partial_checkpoint) if is_resuming else self._start_trainer()
+        trainer = self._trainer = self._trainers.resume(partial_checkpoint) if is_resuming else self._trainers.start()
         steps = ColdStartSteps(self._run, dialogues, trainer, self._ranks)
         first, metrics = trainer.step, dict[str, float]()
         while trainer.step < self.num_sft_steps:

@@ -32,7 +32,8 @@ def entropy(
 ) -> None:
     """Entropy of the policy at each generated token, by kind: reasoning, reflection on results, calls, answers.
 
-    Writes a page with highlighted dialogues and a figure into the run's folder.
+    Reads the tokens of trajectories and evaluations that this step has generated from the event log, and computes the
+    entropies with its exported model. Writes a page with highlighted dialogues and a figure into the run's folder.
     """
     from actors.cli.analyze.entropy_command import EntropyOptions, analyze_entropy
 

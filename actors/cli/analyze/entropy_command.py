@@ -62,7 +62,7 @@ def analyze_entropy(options: EntropyOptions, console: Console) -> None:
 def choose_trajectories(folder: RunFolder, version: int, number: int, seed: int) -> list[TrajectoryFinished]:
     """Up to `number` trajectories that are entirely of the version, drawn with the seed, by trajectory.
 
-    Those of evaluations count too. Raises UnusableInput if there is none.
+    Those of evaluations count too. Raises UnusableInput if the log has none.
     """
     random = np.random.default_rng(seed)
     chosen: list[TrajectoryFinished] = []

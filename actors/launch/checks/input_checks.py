@@ -76,8 +76,8 @@ def list_input_checks(
     folder = RunFolder(Path(run.runs_folder) / run.name)
     checks = _list_task_checks(run, folder, descriptions)
     checks |= _list_dialogue_checks(run, folder, descriptions)
-    if run.metrics.sinks:
-        checks["metrics.sinks"] = lambda: CheckedInput(", ".join(check_sinks(run.metrics.sinks)))
+    if sinks := run.metrics.sinks:
+        checks["metrics.sinks"] = lambda: CheckedInput(", ".join(check_sinks(sinks)))
     if run.learner.compile:
         checks["learner.compile"] = lambda: CheckedInput(find_compiler(run.learner.device))
     for key, spec, known in (
@@ -87,12 +87,11 @@ def list_input_checks(
     ):
         if spec not in known:
             checks[key] = partial(check_import_path, key, spec, tuple(known))
-    if run.learner.resume_from:
-        checks["learner.resume_from"] = partial(_check_resumable, folder.expand_path(run.learner.resume_from))
+    if other_run := run.learner.resume_from:
+        checks["learner.resume_from"] = partial(_check_resumable, folder.expand_path(other_run))
     if not _is_generated(run, run.model.checkpoint):
         checkpoint = folder.expand_path(run.model.checkpoint)
-        has_chatml = not all(task.get_dialogue().renderer for task in run.resolved_tasks)
-        tokens = (TURN_START, TURN_END) if has_chatml else ()
+        tokens = () if all(task.get_dialogue().renderer for task in run.resolved_tasks) else (TURN_START, TURN_END)
         checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens)
         if (lora := get_lora_options(run.learner)) is not None:
             checks["learner.lora_targets"] = partial(_check_lora_targets, checkpoint, lora)
