@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from actors.cli.chat.chat_command import chat
 from actors.cli.console import ending_without_output, escape_controls, make_console
 from actors.cli.data_commands import data_app
 from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.add_typer(log_app, name="log")
 app.add_typer(task_app, name="task")
 app.add_typer(data_app, name="data")
+app.command()(chat)
 sandbox_app = typer.Typer(
     help="Use the code sandbox without a run: serve it, try it, measure it, check it.", no_args_is_help=True
 )
