@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from rich.console import Console
+from rich.segment import Segment, Segments
 
 from actors.cli.chat.chat_session import CONTEXT_FULL, FAILED, INTERRUPTED, AnswerEnd
 from actors.cli.console import escape_controls
@@ -97,4 +98,5 @@ class ChatDisplay:
     def _write(self, text: str, style: str | None = None) -> None:
         if text:
             self._is_within_line = not text.endswith("\n")
-            self._console.out(escape_controls(text), style=style, highlight=False, end="")
+            segment = Segment(escape_controls(text), self._console.get_style(style) if style else None)
+            self._console.print(Segments([segment]), end="", soft_wrap=True)  # as it is, with its tabs
