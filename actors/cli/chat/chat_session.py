@@ -25,6 +25,7 @@ from bus.messages import (
     EnvironmentReturned,
     LeaseGranted,
     LeaseRequested,
+    Observation,
     StartGroup,
     TokenRecord,
     TrajectoryFailed,
@@ -317,10 +318,10 @@ class ChatSession:
             return self._fail_call(request.call, _INTERRUPTION)
         outcome = EnvironmentRaised(_INTERRUPTION) if result is None else result.outcome
         text = format_environment_result(outcome, self._task.rules.result_characters)
-        if trajectory.is_opening:
-            self.messages[-1]["content"] += text
-            self._view.show_result("environment", text)
-        else:
+        if isinstance(outcome, Observation) and trajectory.is_opening:  # the question, and the text after it
+            question, self.messages[-1]["content"] = self.messages[-1]["content"], outcome.content
+            self._view.show_result("environment", outcome.content.removeprefix(question))
+        elif not trajectory.is_opening:
             self._keep_result(trajectory, request.call, "user" if request.method == STEP else request.method, text)
         duration_s = 0.0 if result is None else result.duration_s
         return EnvironmentReturned(self._trajectory_id, request.call, outcome, duration_s, "")

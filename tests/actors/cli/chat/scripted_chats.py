@@ -9,11 +9,12 @@ from actors.cli.chat.chat_session import ChatSampling, ChatSession, ChatTask
 from bus.messages import AnswerSubmitted, CodeOk, CodeRequested, EnvironmentCalled, EnvironmentOutcome, Output
 from engine.contract import EngineFailure, Generation, GenerationRequest, TokenListener
 from engine.data.datasets import DatasetProblem
+from policies.dialogue.chat_format import TURN_END, TextTokenizer
 from policies.rollout.trajectory import Rules
 from sandbox.contract import CodeResult, Grade, SandboxFailure
 from tasks.hosting.host_pool import CallResult
 from tasks.hosting.task_services import TaskServices
-from tests.fakes import END, TOKENIZER, rules
+from tests.fakes import TOKENIZER, rules
 
 ENDLESS = "..."  # a turn or program that ends only when it is stopped
 BROKEN = "broken"  # a turn or program that fails
@@ -22,8 +23,8 @@ BROKEN = "broken"  # a turn or program that fails
 class ScriptedEngine:
     """Plays texts; keeps the requests."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._texts = list(texts)
+    def __init__(self, texts: Sequence[str], tokenizer: TextTokenizer = TOKENIZER) -> None:
+        self._texts, self._tokenizer = list(texts), tokenizer
         self.requests: list[GenerationRequest] = []
         self.endless_turn_began = asyncio.Event()
         self._aborted = asyncio.Event()
@@ -34,7 +35,7 @@ class ScriptedEngine:
         text, finish = self._texts.pop(0), "stop"
         if text == BROKEN:
             raise EngineFailure("out of memory")
-        ids = np.array([*TOKENIZER.encode(text, trusted=True), END], np.int32)
+        ids = np.array(self._tokenizer.encode(text + TURN_END, trusted=True), np.int32)
         if text.endswith(ENDLESS):
             ids, finish = ids[:-1], "abort"
         if len(ids) > request.max_new_tokens:
@@ -101,14 +102,14 @@ class ScriptedServices(TaskServices):
 class RecordedView:
     """All that is shown, as text."""
 
-    def __init__(self) -> None:
-        self.text = ""
+    def __init__(self, tokenizer: TextTokenizer = TOKENIZER) -> None:
+        self.text, self._tokenizer = "", tokenizer
 
     def begin_turn(self, prefill: str) -> None:
         self.text += prefill
 
     def add_tokens(self, token_ids: Sequence[int]) -> None:
-        self.text += TOKENIZER.decode([token for token in token_ids if token != END])
+        self.text += self._tokenizer.decode(list(token_ids)).removesuffix(TURN_END)
 
     def end_turn(self) -> None:
         self.text += "\n"

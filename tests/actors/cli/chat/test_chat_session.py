@@ -136,13 +136,13 @@ async def test_an_environment_gets_the_row_and_answers_the_calls() -> None:
     description = TaskDescription("environment", (ADD,), system="Count.")
     dialogue = build_dialogue_format(DialogueConfig(tools=()), description)
     add = f'{THOUGHT}<tool_call>{{"name": "add", "arguments": {{"amount": 3}}}}</tool_call>'
-    outcomes = {"": Observation("At 0."), "add": Observation("At 3.", stop=True)}
+    outcomes = {"": Observation("Go to 3. At 0."), "add": Observation("At 3.", stop=True)}
     chat = ScriptedChat(add, outcomes=outcomes, row=ROW, kind="environment", dialogue=dialogue)
     assert (await chat.session.answer("Go to 3. ")).ending == "done"
     opened, called = chat.services.calls
     assert json.loads(opened.arguments) == {"target": 3, "question": "Go to 3. ", "ground_truth": ""}
     assert (called.method, called.arguments) == ("add", b'{"amount":3}')
-    assert "user\nAt 0.<|im_end|>" in chat.read_prompt(0)
+    assert "user\nGo to 3. At 0.<|im_end|>" in chat.read_prompt(0)
     assert "[add] At 3.\n" in chat.view.text
     with pytest.raises(ChatRefused, match="the environment has ended"):
         await chat.session.answer("again")
@@ -150,7 +150,7 @@ async def test_an_environment_gets_the_row_and_answers_the_calls() -> None:
 
 async def test_a_dialogue_answers_each_turn_as_the_user() -> None:
     dialogue = build_dialogue_format(DialogueConfig(tools=()), TaskDescription("dialogue"))
-    outcomes = {"": Observation("Guess."), "step": Observation("Higher.")}
+    outcomes = {"": Observation("Play. Guess."), "step": Observation("Higher.")}
     chat = ScriptedChat("1", "2", outcomes=outcomes, row=ROW, kind="dialogue", dialogue=dialogue, max_turns=2)
     assert (await chat.session.answer("Play. ")).ending == "turns"
     assert "<reason>1<|im_end|>\n<|im_start|>user\nHigher.<|im_end|>" in chat.read_prompt(1)
