@@ -34,7 +34,7 @@ class Grade(msgspec.Struct, frozen=True):
 
 
 class CodeSandbox(Protocol):
-    """What calls need of a started sandbox, also of one that another process serves.
+    """The calls of a started sandbox, in this process or served by another one.
 
     Calls run concurrently; cells of one trajectory's notebook run in the order of requests.
     """

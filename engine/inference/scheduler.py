@@ -127,7 +127,7 @@ class Scheduler:
             self._priority_waiting.appendleft(sequence)
 
     def read_generated(self, sequence_id: int, first: int) -> NDArray[np.int32]:
-        """New tokens of the pending request from its new token `first` on; none of one that waits or prefills."""
+        """New tokens of the pending request from its new token `first` on; none before it runs."""
         sequence = self._sequences[sequence_id]
         if sequence.row < 0 or sequence.request is None:
             return np.zeros(0, np.int32)

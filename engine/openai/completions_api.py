@@ -1,6 +1,6 @@
 """Requests and responses of /v1/completions, OpenAI's API for prompts that are no messages, and its common extensions.
 
-Servers differ in what they accept, so a request has one of FORMS: the prompt as token ids or as text, with or without the
+Servers accept different requests, so a request has one of FORMS: the prompt as token ids or as text, with or without the
 extensions of vLLM and SGLang (https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html), which llama.cpp
 ignores. The new token ids of a response are, in this order of preference, `token_ids` (vLLM, SGLang), the ids in
 `logprobs` (llama.cpp, older vLLM), or the ids of the text, each piece encoded separately.

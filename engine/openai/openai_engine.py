@@ -75,7 +75,7 @@ class OpenAIEngine:
         request_timeout_s: float = 600.0,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
     ) -> None:
-        """`url`: with or without /v1. `model`: by default the first one that the server names. `sequence_tokens`: limit
+        """`url`: with or without /v1. `model`: by default the server's first model. `sequence_tokens`: limit
         besides the server's own. `api_key_variable`: environment variable with the key; it may be missing."""
         parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
         self._url, self._prefix = url, parts.path

@@ -1,7 +1,7 @@
 """A conversation with a model: the decisions of a rollout, for one trajectory that a user continues.
 
 An answer takes the trajectory from the user's text to its end (policies.rollout.transitions). The next text of the user
-follows the same tokens, so that a conversation has the token ids of training. What is generated, called and read is shown
+follows the same tokens, so that a conversation has the token ids of training. The view shows turns, calls and results
 meanwhile.
 """
 
@@ -118,7 +118,7 @@ class ChatSession:
         self._is_interrupted = False
         self._call: asyncio.Future[Any] | None = None  # that an interrupt stops
         self._results: dict[int, str] = {}  # of the turn's calls, by their place in it
-        self._refused: set[int] = set()  # those that did not run
+        self._refused: set[int] = set()  # places of calls that did not run
 
     async def answer(self, text: str) -> AnswerEnd:
         """Until the final answer, a limit or an interrupt. After a failure the conversation is as before it.
@@ -346,7 +346,7 @@ class ChatSession:
 
 
 async def _take_pieces(pieces: asyncio.Queue[NDArray[np.int32] | None]) -> list[int] | None:
-    """All tokens that wait, since an engine may be faster than a terminal; None after the last piece, which is None."""
+    """All tokens that wait, since an engine may be faster than a terminal; None at the end, which None marks in the queue."""
     token_ids: list[int] = []
     piece = await pieces.get()
     while piece is not None:

@@ -26,7 +26,7 @@ class Terminal:
         os.write(self._descriptor, text.encode())
 
     def wait_for(self, text: str) -> str:
-        """What was printed since the last awaited text, up to the end of this one."""
+        """The output since the last awaited text, up to the end of this one."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := self.output.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline, f"no {text!r} in {self.output[self._seen :]!r}"
