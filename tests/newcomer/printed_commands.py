@@ -20,6 +20,7 @@ REPLACED = {
     "asterism plan CONFIG [--gpu NAME]": "asterism plan configs/tiny.toml --measure",
     "asterism config [CONFIG]": "asterism config configs/tiny.toml",
     "asterism chat CHECKPOINT|URL": "asterism chat runs/demo --prompt 'What is 6 * 7?'",
+    "asterism chat runs/demo": "echo 'What is 6 * 7?' | asterism chat runs/demo",
     "asterism task check FILE:NAME --data F": (
         "python examples/guess.py && asterism task check examples/guess.py:Game --data runs/examples/guess/rows.jsonl"
     ),

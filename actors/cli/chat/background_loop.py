@@ -44,6 +44,9 @@ class BackgroundLoop:
                     future.cancel()
                     raise
                 self._loop.call_soon_threadsafe(on_interrupt)
+            except SystemExit:  # of a signal
+                future.cancel()
+                raise
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()

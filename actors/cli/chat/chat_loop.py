@@ -30,7 +30,7 @@ _HELP = """\
 /reset       start another conversation
 /save FILE   append this conversation to FILE, as a row of chat messages
 /help        show this text
-A line that ends in \\ goes on in the next line; \"\"\" begins and ends a text of several lines.
+A line that ends in \\ continues in the next line; \"\"\" begins and ends a text of several lines.
 A space before / sends the line to the model. Ctrl-C stops a call or an answer, Ctrl-D exits."""
 
 
@@ -38,6 +38,7 @@ def run_chat(
     checkpoint: str, options: ChatOptions, prompt: str | None, transcript: Path | None, console: Console
 ) -> int:
     """Returns 0; with `prompt` 1 if the answer failed, 130 if it was interrupted. Raises UnusableInput."""
+    text = None if prompt is None else _read_prompt(prompt)
     parts = load_parts(parse_checkpoint_argument(checkpoint), options)
     file = None if transcript is None else TranscriptFile(transcript, "--transcript")
     display = ChatDisplay(console, parts.tokenizer, parts.rules.stop_token_ids)
@@ -46,7 +47,7 @@ def run_chat(
         try:
             session = _build_session(parts, options, opened, display)
             talk = Talk(loop, session, display, file, parts)
-            return talk.answer_once(_read_prompt(prompt)) if prompt is not None else talk.converse(MessageReader())
+            return talk.converse(MessageReader()) if text is None else talk.answer_once(text)
         finally:
             loop.run(opened.stack.aclose(), on_interrupt=lambda: None)
             if file is not None:
@@ -143,8 +144,15 @@ class Talk:
             return FAILED
         self._display.show_end(end)
         if self._transcript is not None:
-            self._transcript.save(self._build_row())
+            self._keep(self._transcript)
         return end.ending
+
+    def _keep(self, transcript: TranscriptFile) -> None:
+        """A full disk does not end the conversation."""
+        try:
+            transcript.save(self._build_row())
+        except UnusableInput as error:
+            self._display.show_problem(str(error))
 
     def _run_command(self, line: str) -> None:
         command, _, argument = line.partition(" ")

@@ -31,9 +31,16 @@ class TranscriptFile:
         self._option = f"{option} {path}"
         try:
             self._file = path.open("r+b" if path.exists() else "w+b")
-            self._start = self._file.seek(0, os.SEEK_END)  # of the current conversation's row
+            self._end_last_line()
+            self._start = self._file.tell()  # of the current conversation's row
         except OSError as error:
             raise UnusableInput(f"{self._option}: {error.strerror}") from None
+
+    def _end_last_line(self) -> None:
+        if self._file.seek(0, os.SEEK_END):
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")
 
     def save(self, row: dict[str, object] | None) -> None:
         """Raises UnusableInput, for example on a full disk."""

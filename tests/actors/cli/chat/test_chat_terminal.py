@@ -116,6 +116,20 @@ def test_a_prompt_is_answered_once(run: RunFolder) -> None:
     assert found.stdout.endswith("<answer>\\boxed{42}</answer>\n(answered; 2 turns, 33 tokens)\n")
 
 
+def test_the_demos_checkpoint_answers_with_its_tool(finished_run: tuple[RunFolder, str]) -> None:
+    folder, _ = finished_run
+    question = json.loads((folder.data / "test.jsonl").read_text().splitlines()[0])["question"]
+    arguments = ("chat", str(folder.path), "--temperature", "0", "--set", "sandbox.backend=process")
+    with in_terminal([*ASTERISM, *arguments], folder.path.parent, ENVIRONMENT) as terminal:
+        terminal.wait_for("> ")
+        terminal.type(f"{question}\n")
+        shown = terminal.wait_for("tokens)\n> ")
+        assert "<reason>" in shown
+        assert shown.count("[jupyter_code]\nTool call ") == shown.count("</tool_call>")
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_end() == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
