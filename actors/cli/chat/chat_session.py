@@ -307,7 +307,7 @@ class ChatSession:
     async def _call_environment(
         self, trajectory: Trajectory, request: EnvironmentCalled
     ) -> EnvironmentReturned | CallFailed:
-        if self._is_interrupted:  # a retried opening
+        if trajectory.is_opening and self._is_interrupted:  # its retry
             return CallFailed(self._trajectory_id, request.call, _INTERRUPTION, "")
         try:
             result = await self._await_call(self._task.services.call(request))

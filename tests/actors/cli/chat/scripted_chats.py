@@ -87,16 +87,21 @@ class ScriptedSandbox:
 
 
 class ScriptedServices(TaskServices):
-    """Outcomes by method."""
+    """Outcomes by method; a call without an outcome never ends."""
 
-    def __init__(self, outcomes: Mapping[str, EnvironmentOutcome]) -> None:
+    def __init__(self, outcomes: Mapping[str, EnvironmentOutcome | None]) -> None:
         super().__init__({}, {})
         self._outcomes = outcomes
         self.calls: list[EnvironmentCalled] = []
+        self.endless_call_began = asyncio.Event()
 
     async def call(self, request: EnvironmentCalled) -> CallResult:
         self.calls.append(request)
-        return CallResult(self._outcomes[request.method], 0.01)
+        if (outcome := self._outcomes[request.method]) is None:
+            self.endless_call_began.set()
+            await asyncio.Event().wait()
+        assert outcome is not None
+        return CallResult(outcome, 0.01)
 
 
 class RecordedView:
@@ -125,7 +130,7 @@ class ScriptedChat:
     def __init__(
         self,
         *texts: str,
-        outcomes: Mapping[str, EnvironmentOutcome] | None = None,
+        outcomes: Mapping[str, EnvironmentOutcome | None] | None = None,
         row: DatasetProblem | None = None,
         context_tokens: int = 20_000,
         **rule_changes: object,

@@ -164,3 +164,14 @@ async def test_an_error_of_a_tool_is_read_by_the_model() -> None:
     chat = ScriptedChat(add, ANSWER, outcomes={"add": EnvironmentRaised("ValueError: no")}, dialogue=dialogue)
     assert (await chat.session.answer("a")).ending == "answered"
     assert "[add] Tool call failure\nValueError: no\n" in chat.view.text
+
+
+async def test_an_interrupt_while_an_environment_opens_leaves_the_conversation_as_it_was() -> None:
+    dialogue = build_dialogue_format(DialogueConfig(tools=()), TaskDescription("environment", (ADD,)))
+    chat = ScriptedChat(ANSWER, outcomes={"": None}, row=ROW, kind="environment", dialogue=dialogue)
+    answering = asyncio.ensure_future(chat.session.answer("Go."))
+    await chat.services.endless_call_began.wait()
+    chat.session.interrupt()
+    end = await answering
+    assert (end.ending, end.cause) == ("failed", "KeyboardInterrupt: interrupted by the user")
+    assert (chat.session.messages, len(chat.services.calls)) == ([], 1)
