@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -113,6 +114,11 @@ class Generation(msgspec.Struct, frozen=True):
         )
 
 
+# Gets the tokens that were generated since its last call, int32 [n] with n > 0. It runs on the event loop and must not
+# raise; `asyncio.Queue.put_nowait` is one.
+TokenListener = Callable[[NDArray[np.int32]], object]
+
+
 class EngineLoad(msgspec.Struct, frozen=True):
     """As in bus.messages.EngineLoadReported. Counters start at the engine's start."""
 
@@ -132,8 +138,11 @@ class EngineLoad(msgspec.Struct, frozen=True):
 class Engine(Protocol):
     async def start(self) -> Capacity: ...
 
-    async def generate(self, request: GenerationRequest) -> Generation:
-        """Raises RequestRefused before anything reaches the model, EngineFailure if the engine breaks."""
+    async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:
+        """Raises RequestRefused before anything reaches the model, EngineFailure if the engine breaks.
+
+        `on_tokens` gets the new tokens while they are generated: all of them, in order, before the call returns.
+        """
         ...
 
     def abort(self, sequence_id: int) -> None:

@@ -33,19 +33,31 @@ class Grade(msgspec.Struct, frozen=True):
     duration_s: float
 
 
-class Sandbox(Protocol):
-    """Calls run concurrently; cells of one trajectory's notebook run in the order of requests."""
+class CodeSandbox(Protocol):
+    """The calls of a started sandbox, in this process or served by another one.
 
-    async def start(self) -> Isolation:
-        """Raises SandboxFailure if no code can run on this machine."""
-        ...
+    Calls run concurrently; cells of one trajectory's notebook run in the order of requests.
+    """
 
     async def run(self, call: CodeRequested) -> CodeResult:
-        """Raises SandboxFailure. `jupyter_code` keeps the trajectory's variables between calls."""
+        """Raises SandboxFailure. `jupyter_code` keeps the trajectory's variables between calls.
+
+        Cancellation stops the call; its notebook continues from the cells before it.
+        """
         ...
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         """Whether answer and truth are equal. Raises SandboxFailure if the grader hangs or dies."""
+        ...
+
+    async def end_notebook(self, trajectory_id: int) -> None:
+        """Delete the trajectory's notebook and end its process."""
+        ...
+
+
+class Sandbox(CodeSandbox, Protocol):
+    async def start(self) -> Isolation:
+        """Raises SandboxFailure if no code can run on this machine."""
         ...
 
     async def wait_until_broken(self) -> NoReturn:
@@ -54,10 +66,6 @@ class Sandbox(Protocol):
 
     def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
         """Adopts a notebook; its cells run again, without output, before the next cell."""
-        ...
-
-    async def end_notebook(self, trajectory_id: int) -> None:
-        """Delete the trajectory's notebook and end its process."""
         ...
 
     async def close(self) -> None:

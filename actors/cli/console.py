@@ -1,4 +1,5 @@
-"""The console of every command: it escapes control characters of displayed text, and ends quietly without a reader.
+"""The output of every command: the console escapes control characters of displayed text, and ends quietly without a
+reader; `--json FILE` writes the complete result for other programs.
 
 Programs, the model and data files can contain sequences that set the terminal's title or clipboard,
 overwrite lines or reverse the order of text.
@@ -8,12 +9,15 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
 from rich.segment import Segment
+
+from configs.errors import UnusableInput
 
 EXIT_OUTPUT_FAILED = 1
 # C0 and C1 without tab and line feed, line and paragraph separators, bidirectional controls, and
@@ -69,3 +73,23 @@ def ending_without_output() -> Generator[None]:
         if error.errno != errno.EPIPE:
             make_console(stderr=True).print(f"[bold red]error:[/] standard output: {error.strerror}", highlight=False)
         sys.exit(EXIT_OUTPUT_FAILED)
+
+
+def check_json_path(file: Path | None) -> None:
+    """Raises UnusableInput before the work starts if the file could not be written."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise UnusableInput(f"--json {file}: is a folder; name a file")
+    if not file.parent.is_dir():
+        raise UnusableInput(f"--json {file}: the folder {file.parent} does not exist")
+
+
+def write_json(file: Path | None, result: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
+    """Raises UnusableInput."""
+    if file is None:
+        return
+    try:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    except OSError as error:
+        raise UnusableInput(f"--json {file}: {error.strerror}") from error

@@ -14,8 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from actors.cli.console import make_console
-from actors.cli.json_output import check_json_path, write_json
+from actors.cli.console import check_json_path, make_console, write_json
 from actors.cli.log.subcommands import JsonOption, SetOption
 from configs.errors import UnusableInput
 

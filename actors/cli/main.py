@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from actors.cli.analyze.analyze_app import analyze_app
+from actors.cli.chat.chat_command import chat
 from actors.cli.console import ending_without_output, escape_controls, make_console
 from actors.cli.data_commands import data_app
 from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
@@ -34,6 +35,7 @@ app.add_typer(task_app, name="task")
 app.add_typer(data_app, name="data")
 app.add_typer(metrics_app, name="metrics")
 app.add_typer(analyze_app, name="analyze")
+app.command()(chat)
 add_serving_commands(app)
 sandbox_app = typer.Typer(
     help="Use the code sandbox without a run: serve it, try it, measure it, check it.", no_args_is_help=True

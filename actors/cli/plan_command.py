@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.cli.json_output import check_json_path, write_json
+from actors.cli.console import check_json_path, write_json
 from actors.cli.local_machine import detect_machine
 from analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
 from analysis.planning.plan_table import build_plan_tables

@@ -16,10 +16,20 @@ from types import TracebackType
 from bus.addresses import EXECUTOR
 from bus.codec import MalformedFrame, encode
 from bus.lanes import LANES
-from bus.messages import AnswerGraded, AnswerSubmitted, CallFailed, CodeFinished, CodeRequested, Envelope, SessionEnded
+from bus.messages import (
+    AnswerGraded,
+    AnswerSubmitted,
+    CallFailed,
+    CodeFinished,
+    CodeRequested,
+    Envelope,
+    SessionEnded,
+    SessionRestored,
+)
 from bus.process.scratch_lock import name_scratch
 from bus.transport.zeromq import get_socket_path, open_zmq_bus
 from configs.errors import UnusableInput
+from policies.rollout.call_transitions import keeps_effects
 from sandbox.contract import CodeResult, Grade, SandboxFailure
 
 SERVED_ADDRESS = EXECUTOR  # bus address of a served sandbox
@@ -69,7 +79,7 @@ def is_served(folder: Path) -> bool:
 
 
 class SandboxClient:
-    """Sends calls to the sandbox served in `folder`. An asynchronous context manager."""
+    """Implements sandbox.contract.CodeSandbox with the sandbox served in `folder`. An asynchronous context manager."""
 
     def __init__(self, folder: Path) -> None:
         if folder.exists():
@@ -82,6 +92,7 @@ class SandboxClient:
         epoch = time.time_ns()  # an earlier client may have had the same process id and name
         self._bus = open_zmq_bus(self._name, folder, _QUEUE_MESSAGES, epoch)
         self._pending: dict[tuple[int, int], asyncio.Future[CodeResult | Grade]] = {}
+        self._cells: dict[int, list[CodeRequested]] = {}  # with effects, by trajectory
         self._folder = folder
         loop = asyncio.get_running_loop()
         self._receive_task, self._watch_task = loop.create_task(self._receive()), loop.create_task(self._watch_server())
@@ -101,9 +112,15 @@ class SandboxClient:
             get_socket_path(self._folder, self._name, lane).unlink(missing_ok=True)
 
     async def run(self, call: CodeRequested) -> CodeResult:
-        """Raises SandboxFailure."""
-        result = await self._request((call.trajectory_id, call.call), call)
+        """Raises SandboxFailure. Cancellation stops all calls of the trajectory."""
+        try:
+            result = await self._request((call.trajectory_id, call.call), call)
+        except asyncio.CancelledError:
+            await self._stop_calls(call.trajectory_id)
+            raise
         assert isinstance(result, CodeResult)
+        if call.tool == "jupyter_code" and keeps_effects(result.outcome):
+            self._cells.setdefault(call.trajectory_id, []).append(call)
         return result
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
@@ -113,7 +130,14 @@ class SandboxClient:
         return grade
 
     async def end_notebook(self, trajectory_id: int) -> None:
+        self._cells.pop(trajectory_id, None)
         await self._bus.send(SERVED_ADDRESS, SessionEnded(trajectory_id))
+
+    async def _stop_calls(self, trajectory_id: int) -> None:
+        """By the end of the notebook, which is built again from its cells before its next one."""
+        await self._bus.send(SERVED_ADDRESS, SessionEnded(trajectory_id))
+        if cells := self._cells.get(trajectory_id):
+            await self._bus.send(SERVED_ADDRESS, SessionRestored(trajectory_id, tuple(cells)))
 
     async def _request(self, key: tuple[int, int], message: CodeRequested | AnswerSubmitted) -> CodeResult | Grade:
         if self._watch_task.done():

@@ -7,7 +7,7 @@ from typing import NamedTuple, cast, get_args
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.cli.json_output import write_json
+from actors.cli.console import write_json
 from analysis.simulation.cluster_model import CLUSTERS, SimulatedCluster
 from analysis.simulation.log_recorder import LogRecorder
 from analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome

@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.cli.console import make_console
-from actors.cli.json_output import check_json_path, write_json
+from actors.cli.console import check_json_path, make_console, write_json
 from actors.cli.log.subcommands import JsonOption
 from configs.errors import UnusableInput
 

@@ -12,13 +12,14 @@ from engine.model.lora.lora_options import get_published_adapters
 
 
 def build_embedded_engine(
-    run: RunConfig, checkpoint: Path, *, kv_tokens: int, index: int = 0, version: int = 0
+    run: RunConfig, checkpoint: Path, *, kv_tokens: int, index: int = 0, version: int = 0, sequence_tokens: int = 0
 ) -> EmbeddedEngine:
-    """`index`: the engine's index on its machine. `version`: of the checkpoint's weights."""
+    """`index`: the engine's index on its machine. `version`: of the checkpoint's weights. `sequence_tokens`: by default
+    the run's."""
     engine = run.engine
     return EmbeddedEngine(
         checkpoint,
-        Capacity(kv_tokens, engine.page_tokens, run.sequence_tokens),
+        Capacity(kv_tokens, engine.page_tokens, sequence_tokens or run.sequence_tokens),
         threads=engine.threads,
         prefill_tokens=engine.prefill_tokens,
         max_running=engine.max_running,

@@ -56,12 +56,10 @@ async def send_engine_left(bus: Bus, left: EngineLeft) -> None:
 
 def build_rules(run: RunConfig, descriptions: TaskDescriptions, tokenizer: FastTokenizer) -> dict[str, Rules]:
     """By name of the task."""
-    return {task.name: _build_task_rules(run, task, descriptions[task.name], tokenizer) for task in run.resolved_tasks}
+    return {task.name: build_task_rules(run, task, descriptions[task.name], tokenizer) for task in run.resolved_tasks}
 
 
-def _build_task_rules(
-    run: RunConfig, task: TaskConfig, description: TaskDescription, tokenizer: FastTokenizer
-) -> Rules:
+def build_task_rules(run: RunConfig, task: TaskConfig, description: TaskDescription, tokenizer: FastTokenizer) -> Rules:
     dialogue = task.get_dialogue()
     renderer = build_renderer(dialogue, description, tokenizer)
     return Rules(

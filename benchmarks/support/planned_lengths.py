@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from analysis.simulation.synthetic_tokens import ANSWER_TOKEN, CALL_TOKEN
 from analysis.simulation.workload import TrajectoryPlan, Workload, WorkloadShape
 from bus.messages import StartGroup
-from engine.contract import Capacity, EngineLoad, Generation, GenerationRequest
+from engine.contract import Capacity, EngineLoad, Generation, GenerationRequest, TokenListener
 from engine.inference.embedded import EmbeddedEngine
 
 VOCABULARY = 450
@@ -100,12 +100,12 @@ class PlannedEngine(EmbeddedEngine):
         self._began_s = 0.0
         self.counts: EngineCounts | None = None  # set at close
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:
         """Generate up to the turn's planned end or the request's limit."""
         plan, tokens = self._plans[request.sequence_id], len(request.token_ids)
         turn = next(number for number, end in enumerate(plan.ends) if end > tokens)
         allowed = min(request.max_new_tokens, plan.ends[turn] - tokens)
-        found = await super().generate(replace(request, max_new_tokens=allowed, stop_token_ids=()))
+        found = await super().generate(replace(request, max_new_tokens=allowed, stop_token_ids=()), on_tokens)
         had = max(_count_computed(plan, turn, tokens), found.cached_tokens)
         self._first_prefills += max(0, tokens - had)
         if found.finish != "length" or tokens + allowed < plan.ends[turn]:

@@ -12,10 +12,18 @@ import torch
 
 from bus.messages import WeightsPublished
 from configs.errors import UnusableInput
-from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, check_request
+from engine.contract import (
+    Capacity,
+    EngineFailure,
+    EngineLoad,
+    Generation,
+    GenerationRequest,
+    TokenListener,
+    check_request,
+)
 from engine.inference.cuda_graphs import CudaGraphCapture
 from engine.inference.engine_core import EngineCore
-from engine.inference.engine_thread import EngineThread, FutureResolution
+from engine.inference.engine_thread import EngineThread, FutureResolution, NewTokens
 from engine.inference.kernels.attention_kernels import select_kernels
 from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_attention, find_batch_invariant_matmul
 from engine.inference.kernels.matmul import PLAIN, Matmul
@@ -96,12 +104,12 @@ class EmbeddedEngine:
         self._core = self._thread.core
         return self._core.capacity
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:
         thread = self._require_thread()
         check_request(request, self._core.vocab_size, self._core.capacity.sequence_tokens)
         future: asyncio.Future[Generation] = self._loop.create_future()
         try:
-            return await self._post_and_wait(future, lambda: thread.submit(request, future))
+            return await self._post_and_wait(future, lambda: thread.submit(request, future, on_tokens))
         except asyncio.CancelledError:
             self.abort(request.sequence_id)
             raise
@@ -184,7 +192,9 @@ class EmbeddedEngine:
         for future, result in resolutions:
             if future.done():  # its caller was cancelled
                 continue
-            if isinstance(result, Exception):
+            if isinstance(result, NewTokens):
+                result.on_tokens(result.token_ids)
+            elif isinstance(result, Exception):
                 future.set_exception(result)
             else:
                 future.set_result(result)

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.contract import Capacity, EngineLoad, GenerationRequest
@@ -86,6 +88,11 @@ class EngineCore:
     @torch.inference_mode()
     def release_cache(self, sequence_id: int) -> list[SequenceOutcome]:
         return self._scheduler.release_cache(sequence_id)
+
+    @torch.inference_mode()
+    def read_generated(self, sequence_id: int, first: int) -> NDArray[np.int32]:
+        """See Scheduler.read_generated."""
+        return self._scheduler.read_generated(sequence_id, first)
 
     def get_parameters(self) -> dict[str, Tensor]:
         """The weights by their checkpoint names, to be overwritten before `on_weights_changed`."""

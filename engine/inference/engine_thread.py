@@ -1,6 +1,6 @@
 """The thread that owns the embedded engine's model: it runs commands between steps, and steps while there is work.
 
-Consumes commands from any thread; produces resolutions (a future and its result), one list per step. Blocks without
+Consumes commands from any thread; produces resolutions (a future, and its result or new tokens of it), one list per step. Blocks without
 work, and while the engine is paused or asleep; a command unblocks it. Ends at `stop` or with an error; `on_end` is its
 last call.
 """
@@ -9,15 +9,34 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
+from engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused, TokenListener
 from engine.inference.engine_core import EngineCore
 from engine.inference.sequence import SequenceOutcome
 
-FutureResolution = tuple[asyncio.Future[Any], object]  # the future and its exception or result
+FutureResolution = tuple[asyncio.Future[Any], object]  # the future and its exception, result or NewTokens
+
+
+class NewTokens(NamedTuple):
+    on_tokens: TokenListener
+    token_ids: NDArray[np.int32]  # [n]
+
+
+class _TokenStream:
+    """A request with a listener."""
+
+    def __init__(self, future: asyncio.Future[Generation], on_tokens: TokenListener) -> None:
+        self.future, self._on_tokens = future, on_tokens
+        self.num_reported = 0
+
+    def report(self, token_ids: NDArray[np.int32]) -> list[FutureResolution]:
+        self.num_reported += len(token_ids)
+        return [(self.future, NewTokens(self._on_tokens, token_ids))] if len(token_ids) else []
 
 
 class EngineThread:
@@ -35,6 +54,7 @@ class EngineThread:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._resolutions: list[FutureResolution] = []
         self._generate_futures: dict[int, asyncio.Future[Generation]] = {}  # by sequence_id
+        self._streams: dict[int, _TokenStream] = {}  # those of `_generate_futures` with a listener
         self._paused = False
         self._asleep = False  # until weights are loaded
         self._stopped = False
@@ -55,13 +75,17 @@ class EngineThread:
 
     # ------------------------------------------------------------ commands: on the engine's thread, through `post`
 
-    def submit(self, request: GenerationRequest, future: asyncio.Future[Generation]) -> None:
+    def submit(
+        self, request: GenerationRequest, future: asyncio.Future[Generation], on_tokens: TokenListener | None = None
+    ) -> None:
         try:
             self.core.submit(request)
         except RequestRefused as refusal:
             self._resolutions.append((future, refusal))
         else:
             self._generate_futures[request.sequence_id] = future
+            if on_tokens is not None:
+                self._streams[request.sequence_id] = _TokenStream(future, on_tokens)
 
     def abort(self, sequence_id: int) -> None:
         self._add_resolutions(self.core.abort(sequence_id))
@@ -111,6 +135,7 @@ class EngineThread:
                 self._commands.get()()
             if not self._paused and not self._asleep and not self._stopped:
                 self._add_resolutions(self.core.step())
+                self._report_new_tokens()
             if self._resolutions:
                 resolutions, self._resolutions = self._resolutions, []
                 self._resolve_futures(resolutions)
@@ -120,4 +145,11 @@ class EngineThread:
 
     def _add_resolutions(self, outcomes: list[SequenceOutcome]) -> None:
         for sequence_id, result in outcomes:
+            stream = self._streams.pop(sequence_id, None)
+            if stream is not None and isinstance(result, Generation):
+                self._resolutions += stream.report(result.token_ids[stream.num_reported :])
             self._resolutions.append((self._generate_futures.pop(sequence_id), result))
+
+    def _report_new_tokens(self) -> None:
+        for sequence_id, stream in self._streams.items():
+            self._resolutions += stream.report(self.core.read_generated(sequence_id, stream.num_reported))

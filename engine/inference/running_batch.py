@@ -101,6 +101,11 @@ class RunningBatch:
             self.sequences.remove(sequence)
         self._arrange(self.sequences, self._state[:, stays])
 
+    def read_tokens(self, sequence: Sequence, first: int) -> NDArray[np.int32]:
+        """The tokens of a running sequence from position `first` on."""
+        end = int(self.positions[self.sequences.index(sequence)]) + 1
+        return self._rows.read_back(sequence.row, first, end)[0][first:]
+
     def advance(self, steps: int = 1) -> None:
         """Each sequence has so many more tokens."""
         self._state[0] += steps

@@ -12,6 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.contract import Capacity, EngineFailure, EngineLoad, GenerationRequest, RequestRefused
 from engine.inference.kv.kv_cache_manager import KvCacheManager
 from engine.inference.running_batch import RunningBatch
@@ -122,6 +125,13 @@ class Scheduler:
             self.kv_manager.free(sequence)
             sequence.computed_tokens = 0
             self._priority_waiting.appendleft(sequence)
+
+    def read_generated(self, sequence_id: int, first: int) -> NDArray[np.int32]:
+        """New tokens of the pending request from its new token `first` on; none before it runs."""
+        sequence = self._sequences[sequence_id]
+        if sequence.row < 0 or sequence.request is None:
+            return np.zeros(0, np.int32)
+        return self.batch.read_tokens(sequence, len(sequence.request.token_ids) + first)
 
     def get_load(self, busy_s: float) -> EngineLoad:
         page_tokens, pool = self._page_tokens, self.kv_manager.pool

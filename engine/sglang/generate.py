@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract import EngineFailure, Generation, GenerationRequest
+from engine.contract import EngineFailure, Generation, GenerationRequest, TokenListener
 from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import GenerateRequest, SamplingParams
+from engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
 from engine.sglang.responses import Finish, RequestOutput, build_generation
 
 ABORT_TIMEOUT_S = 5.0  # for the server's response
@@ -29,9 +29,12 @@ class ServedWeights(NamedTuple):
 
 
 class PendingGeneration:
-    def __init__(self, request: GenerationRequest, rid_prefix: str, stream_interval: int) -> None:
-        """`rid_prefix`: unique on the server. `stream_interval`: tokens per piece of the stream."""
-        self.request, self._rid_prefix, self._stream_interval = request, rid_prefix, stream_interval
+    def __init__(
+        self, request: GenerationRequest, rid_prefix: str, stream_interval: int, on_tokens: TokenListener | None = None
+    ) -> None:
+        """`rid_prefix`: unique on the server. `stream_interval`: tokens per piece of the stream without a listener."""
+        self.request, self._rid_prefix, self._on_tokens = request, rid_prefix, on_tokens
+        self._stream_interval = stream_interval if on_tokens is None else 1
         self.result: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.waiting_to_send = True  # the server does not have the request yet
         self.abort_requested = False
@@ -98,6 +101,14 @@ class PendingGeneration:
         output = RequestOutput(vocab_size, None if weights.adapter is None else weights.version)
         self._outputs.append(output)
         return output
+
+    def add_response(self, response: GenerateResponse) -> None:
+        """To the newest output. Raises InvalidResponse."""
+        output = self._outputs[-1]
+        num_before = len(output.token_ids)
+        output.add_response(response)
+        if self._on_tokens is not None and len(output.token_ids) > num_before and not self.result.done():
+            self._on_tokens(np.array(output.token_ids[num_before:], np.int32))
 
     def complete(self, finish: Finish) -> None:
         """Ends the call with the tokens received so far."""

@@ -1,4 +1,4 @@
-"""HTTP requests to one SGLang server: pooled connections, timeouts, retried GETs, typed errors."""
+"""HTTP requests to one inference server: pooled connections, timeouts, retried GETs, typed errors."""
 
 import asyncio
 import io
@@ -19,7 +19,15 @@ _JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 class HttpSession:
-    def __init__(self, base_url: str, request_timeout_s: float, retry_delays_s: Sequence[float]) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        request_timeout_s: float,
+        retry_delays_s: Sequence[float],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`headers`: of each request, such as an authorization."""
+        self._headers = {**_JSON_HEADERS, **(headers or {})}
         self.base_url = base_url.rstrip("/")
         self.server_version = ""  # for error messages, once known
         self._request_timeout_s, self._retry_delays_s = request_timeout_s, retry_delays_s
@@ -51,7 +59,7 @@ class HttpSession:
         content = None if body is None else io.BytesIO(msgspec.json.encode(body))  # sent in pieces, unlike bytes
         with _translate_errors(path, timeout_s):
             async with self._get_session().request(
-                method, path, data=content, headers=_JSON_HEADERS, timeout=timeout
+                method, path, data=content, headers=self._headers, timeout=timeout
             ) as response:
                 return response.status, await response.read()
 
@@ -59,7 +67,7 @@ class HttpSession:
         """The JSON of each server-sent event, or of the one response. The timeout is per piece."""
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=self._request_timeout_s)
         with _translate_errors(path, self._request_timeout_s):
-            async with self._get_session().post(path, data=body, headers=_JSON_HEADERS, timeout=timeout) as response:
+            async with self._get_session().post(path, data=body, headers=self._headers, timeout=timeout) as response:
                 if response.status != 200:
                     raise make_status_error(path, response.status, await response.read())
                 if response.content_type == "application/json":
@@ -105,11 +113,14 @@ async def _read_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     rest = bytearray()
     async for piece in content.iter_any():
         rest += piece
-        if b"\n\n" not in piece and not rest.endswith(b"\n\n"):
+        if b"\r" in piece:
+            rest = rest.replace(b"\r\n", b"\n")
+        elif b"\n\n" not in piece and not rest.endswith(b"\n\n"):
             continue
         *events, rest = rest.split(b"\n\n")
         for event in events:
-            yield bytes(event.removeprefix(b"data: "))
+            if not event.startswith(b":"):  # a comment, which keeps the connection alive
+                yield bytes(event.removeprefix(b"data: "))
 
 
 @contextmanager

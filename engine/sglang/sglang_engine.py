@@ -32,6 +32,7 @@ from engine.contract import (
     Generation,
     GenerationRequest,
     RequestRefused,
+    TokenListener,
     WeightsRefused,
     check_request,
 )
@@ -128,16 +129,15 @@ class SGLangEngine:
         self._spawn(self._load_poller.run(client))
         return self._counters.capacity
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:
         client = self._require_client()
         check_request(request, self._vocab_size, self._sequence_tokens)
         if request.sequence_id in self._pending:
             raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
         if len(self._pending) >= self._max_pending:
             raise EngineFailure(f"{self._max_pending} calls are pending, the engine takes no more")
-        pending = PendingGeneration(
-            request, f"{self._instance_id}:{request.sequence_id}-{next(self._request_numbers)}", self._stream_interval
-        )
+        rid_prefix = f"{self._instance_id}:{request.sequence_id}-{next(self._request_numbers)}"
+        pending = PendingGeneration(request, rid_prefix, self._stream_interval, on_tokens)
         self._pending[request.sequence_id] = pending
         self._counters.start_request()
         self._load_poller.wake()
@@ -241,7 +241,7 @@ class SGLangEngine:
                 async for response in responses:
                     self._control.last_activity_at = asyncio.get_running_loop().time()
                     previous = output.meta
-                    output.add_response(response)
+                    pending.add_response(response)
                     self._counters.record_response(request, prompt, previous, output)
         except ServerTimeout as failure:
             unresponsive_s = asyncio.get_running_loop().time() - self._control.last_activity_at

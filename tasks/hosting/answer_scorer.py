@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bus.messages import AnswerSubmitted, add_by_name
 from configs.task_options import RewardConfig
 from policies.tools.task_description import MATH, TaskDescription, list_reward_functions
-from sandbox.contract import Sandbox
+from sandbox.contract import CodeSandbox
 from tasks.hosting.host_pool import HostPool
 from tasks.hosting.host_process import HostFailure
 
@@ -23,7 +23,7 @@ class AnswerScorer:
 
     def __init__(
         self,
-        sandbox: Sandbox,
+        sandbox: CodeSandbox,
         config: RewardConfig,
         description: TaskDescription,
         pool: HostPool | None = None,

@@ -21,7 +21,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import RewardConfig, TaskConfig
 from policies.tools.task_description import MATH, TaskDescription, TaskDescriptions, list_reward_functions
-from sandbox.contract import Sandbox, SandboxFailure
+from sandbox.contract import CodeSandbox, SandboxFailure
 from tasks import DEFAULT_TASK
 from tasks.hosting.answer_scorer import AnswerScore, AnswerScorer
 from tasks.hosting.host_pool import CallResult, HostPool
@@ -74,7 +74,7 @@ class TaskServices:
             await pool.close()
 
 
-def build_grading_services(sandbox: Sandbox) -> TaskServices:
+def build_grading_services(sandbox: CodeSandbox) -> TaskServices:
     """For a run without [[tasks]] and without reward functions."""
     return TaskServices({"": AnswerScorer(sandbox, RewardConfig(), DEFAULT_TASK)}, {})
 
@@ -83,7 +83,7 @@ def build_task_services(
     run: RunConfig,
     folder: RunFolder,
     descriptions: TaskDescriptions,
-    sandbox: Sandbox,
+    sandbox: CodeSandbox,
     *,
     repeats_calls: bool = False,
 ) -> TaskServices:
@@ -127,7 +127,7 @@ def build_host_command(task: TaskConfig, description: TaskDescription, checkpoin
 class _ProgramRunner:
     """Runs programs for the code of tasks."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: CodeSandbox) -> None:
         self._sandbox = sandbox
         self._numbers = count(_SCRATCH_CALLS)
 

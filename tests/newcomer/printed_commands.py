@@ -19,6 +19,8 @@ REPLACED = {
     ),
     "asterism plan CONFIG [--gpu NAME]": "asterism plan configs/tiny.toml --measure",
     "asterism config [CONFIG]": "asterism config configs/tiny.toml",
+    "asterism chat CHECKPOINT|URL": "asterism chat runs/demo --prompt 'What is 6 * 7?'",
+    "asterism chat runs/demo": "echo 'What is 6 * 7?' | asterism chat runs/demo",
     "asterism task check FILE:NAME --data F": (
         "python examples/guess.py && asterism task check examples/guess.py:Game --data runs/examples/guess/rows.jsonl"
     ),
@@ -68,6 +70,7 @@ DRY_RUN = tuple(
 # Commands that a single machine without a GPU cannot run, by the first words of the command.
 NEEDS = {
     "asterism data fetch": "a network (tests/actors/cli/test_data_commands.py)",
+    "asterism chat http": "a server (tests/engine/openai, tests/sglang)",
     "asterism join": "a second machine (tests/cluster)",
     "cd /shared": "a shared file system",
     "for host in": "a second machine",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
-from actors.cli.json_output import check_json_path, write_json
+from actors.cli.console import check_json_path, write_json
 from actors.engines.checkpoint_argument import parse_checkpoint_argument
 from analysis.entropy.entropy_page import build_entropy_table, draw_entropy, write_entropy_page
 from analysis.entropy.token_kinds import ScoredDialogue, ScoredToken, TurnTags, classify_turn, compute_statistics

@@ -8,7 +8,7 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.cli.json_output import check_json_path, write_json
+from actors.cli.console import check_json_path, write_json
 from actors.cli.log.fork_result import ForkPoint, build_fork_result, show_fork
 from actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
 from actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories

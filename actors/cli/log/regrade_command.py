@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.cli.json_output import check_json_path, write_json
+from actors.cli.console import check_json_path, write_json
 from actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
 from actors.launch.checks.task_code_checks import describe_tasks
 from actors.replay.regrading import (

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.cli.json_output import check_json_path, write_json
+from actors.cli.console import check_json_path, write_json
 from analysis.what_if.roc_refilter import (
     CandidateTrajectory,
     SelectionDifference,

@@ -26,7 +26,7 @@ from benchmarks.support.two_engines import ARBITER, HEAD, RolloutHarness, comput
 from bus.addresses import GENERATOR
 from bus.transport.in_process import Hub
 from configs.machines import BusConfig
-from engine.contract import MAX_STOP_TOKENS, EngineLoad, Generation, GenerationRequest
+from engine.contract import MAX_STOP_TOKENS, EngineLoad, Generation, GenerationRequest, TokenListener
 from engine.model.hf_checkpoint import load_model_config
 from engine.sglang.client import SGLangClient
 from engine.sglang.server.compatibility import ServerRequirements
@@ -83,10 +83,11 @@ class StoppingEngine(SGLangEngine):
         self._completed_turns = Counter[int]()  # by trajectory
         self.counted: EngineLoad | None = None  # set at close
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:
         plan, turn = self._plans[request.sequence_id], self._completed_turns[request.sequence_id]
         stops = min(MAX_STOP_TOKENS, max(1, round(self._vocabulary / plan.turns[turn].tokens)))
-        found = await super().generate(replace(request, stop_token_ids=tuple(range(stops)), temperature=HOT))
+        asked = replace(request, stop_token_ids=tuple(range(stops)), temperature=HOT)
+        found = await super().generate(asked, on_tokens)
         if found.finish == "stop":
             self._completed_turns[request.sequence_id] += 1
             found.token_ids[-1] = ANSWER_TOKEN if turn + 1 == len(plan.turns) else CALL_TOKEN

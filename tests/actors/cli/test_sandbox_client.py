@@ -21,6 +21,7 @@ from bus.messages import (
     ExecutorJoined,
     Output,
     SessionEnded,
+    SessionRestored,
 )
 from bus.transport.zeromq import open_zmq_bus
 from configs.errors import UnusableInput
@@ -134,3 +135,18 @@ async def test_requests_to_an_ended_server_fail(
 def test_a_folder_without_a_served_sandbox_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match=f"start one with `asterism sandbox serve --at {tmp_path}`"):
         SandboxClient(tmp_path)
+
+
+async def test_a_cancelled_call_is_stopped_and_its_notebook_is_restored(server: Server, client: SandboxClient) -> None:
+    first = asyncio.ensure_future(client.run(call(7, 0)))
+    assert await server.receive() == call(7, 0)
+    await server.send(CodeFinished(7, 0, printed("a"), 0.1, LIFE))
+    await first
+    second = asyncio.ensure_future(client.run(call(7, 1)))
+    assert await server.receive() == call(7, 1)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert [await server.receive(), await server.receive()] == [SessionEnded(7), SessionRestored(7, (call(7, 0),))]
+    await client.end_notebook(7)
+    assert await server.receive() == SessionEnded(7)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import structlog
 import torch
+from numpy.typing import NDArray
 
 from engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
 from engine.model.causal_lm import CausalLM
@@ -173,12 +174,43 @@ async def calls_beyond_max_pending_fail_and_the_others_are_answered(bench: Bench
         assert str(found[2]) == "2 calls are pending, the engine takes no more"
 
 
+async def new_tokens_are_reported_in_pieces_while_they_are_generated(bench: Bench) -> None:
+    long = bench.traits.long_turn
+    async with bench.engine() as (engine, _):
+        pieces = asyncio.Queue[NDArray[np.int32]]()
+        call = asyncio.ensure_future(engine.generate(request(3, long), pieces.put_nowait))
+        other = asyncio.ensure_future(engine.generate(request(4, long)))
+        first = await pieces.get()
+        assert not call.done()
+        found = await call
+        reported = [first, *(pieces.get_nowait() for _ in range(pieces.qsize()))]
+        assert all(len(piece) for piece in reported)
+        assert np.concatenate(reported).tolist() == found.token_ids.tolist() == await tokens(engine, request(3, long))
+        assert (await other).token_ids.tolist() != found.token_ids.tolist()
+
+
+async def an_aborted_turn_has_reported_all_tokens_of_its_answer(bench: Bench) -> None:
+    async with bench.engine() as (engine, _):
+        pieces = asyncio.Queue[NDArray[np.int32]]()
+        call = asyncio.ensure_future(engine.generate(request(3, bench.traits.long_turn), pieces.put_nowait))
+        reported = [await pieces.get()]
+        engine.abort(3)
+        found = await call
+        reported += [pieces.get_nowait() for _ in range(pieces.qsize())]
+        assert (found.finish, np.concatenate(reported).tolist()) == ("abort", found.token_ids.tolist())
+
+
+STREAMING = (
+    new_tokens_are_reported_in_pieces_while_they_are_generated,
+    an_aborted_turn_has_reported_all_tokens_of_its_answer,
+)
 LOGPROBS = (
     tokens_and_logprobs_match_the_learners_model,
     tokens_and_logprobs_match_the_learners_model_after_new_weights,
 )
 GENERATION = (
     *LOGPROBS,
+    *STREAMING,
     concurrent_calls_get_the_same_tokens_as_single_calls,
     a_turn_continues_from_its_cached_prefix_with_the_same_tokens,
     a_seed_repeats_its_tokens_and_seeds_that_differ_in_any_bit_give_others,

@@ -1,0 +1,108 @@
+"""`asterism chat`: the arguments and help texts."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actors.cli.console import make_console
+from actors.cli.log.subcommands import SetOption
+
+CheckpointArgumentText = Annotated[
+    str,
+    typer.Argument(
+        help="A model's folder, a run (its newest model), RUN:STEP, RUN:best, or the URL of a server.",
+        metavar="CHECKPOINT|URL",
+    ),
+]
+PromptOption = Annotated[
+    str | None,
+    typer.Option("--prompt", metavar="TEXT", help="Answer this text and exit; - reads it from the standard input."),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="Configuration with the texts, tools and tasks (default: that of the run)."
+    ),
+]
+TaskOption = Annotated[
+    str, typer.Option("--task", metavar="NAME", help="Task of the configuration, if it has several.")
+]
+RowOption = Annotated[
+    int, typer.Option("--row", metavar="N", min=0, help="Row of the task's data for its environment or dialogue.")
+]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option("--temperature", min=0, help="0 takes the most likely token (default: the configuration's)."),
+]
+TopPOption = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p", min=0.001, max=1, help="Share of the probability to sample from (default: the configuration's)."
+    ),
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", help="Random seed of the answers (default: the configuration's).")
+]
+MaxTurnsOption = Annotated[
+    int | None,
+    typer.Option("--max-turns", min=1, help="Turns of the model until its answer (default: the configuration's)."),
+]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Tokens of an answer with its results (default: the configuration's)."),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option("--context-tokens", min=16, help="Tokens of a conversation (default: 16,384, or the run's limit)."),
+]
+TranscriptOption = Annotated[
+    Path | None,
+    typer.Option("--transcript", metavar="FILE", help="Append each conversation to this file, as a row of messages."),
+]
+TokenizerOption = Annotated[
+    Path | None, typer.Option("--tokenizer", metavar="FOLDER", help="Folder of the tokenizer of a server's model.")
+]
+ModelOption = Annotated[
+    str, typer.Option("--model", metavar="NAME", help="The server's model (default: the first that it names).")
+]
+KeyOption = Annotated[
+    str, typer.Option("--api-key-variable", metavar="NAME", help="Environment variable with the server's key.")
+]
+SandboxOption = Annotated[
+    Path | None,
+    typer.Option("--at", metavar="FOLDER", help="Use the sandbox served in this folder (default: start one)."),
+]
+
+
+def chat(
+    checkpoint: CheckpointArgumentText,
+    prompt: PromptOption = None,
+    config: ConfigOption = None,
+    task: TaskOption = "",
+    row: RowOption = 0,
+    override: SetOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
+    max_turns: MaxTurnsOption = None,
+    max_tokens: MaxTokensOption = None,
+    context_tokens: ContextOption = None,
+    transcript: TranscriptOption = None,
+    tokenizer: TokenizerOption = None,
+    model: ModelOption = "",
+    api_key_variable: KeyOption = "OPENAI_API_KEY",
+    at: SandboxOption = None,
+) -> None:
+    """Talk to a model that calls its tools in the sandbox.
+
+    Ctrl-C stops a call or an answer, Ctrl-D exits, /help lists the commands.
+    """
+    from actors.cli.chat.chat_loop import run_chat
+    from actors.cli.chat.chat_setup import ChatOptions
+    from actors.cli.sandbox_commands import suppress_logs
+
+    suppress_logs()
+    sampling, limits = (temperature, top_p, seed), (max_turns, max_tokens, context_tokens)
+    options = ChatOptions(config, override or [], task, row, tokenizer, *sampling, *limits, at, model, api_key_variable)
+    raise typer.Exit(run_chat(checkpoint, options, prompt, transcript, make_console()))

@@ -1,0 +1,102 @@
+"""Shows a conversation in a terminal while it happens. Control characters are escaped."""
+
+from collections.abc import Collection, Sequence
+
+from rich.console import Console
+from rich.segment import Segment, Segments
+
+from actors.cli.chat.chat_session import CONTEXT_FULL, FAILED, INTERRUPTED, AnswerEnd
+from actors.cli.console import escape_controls
+from policies.dialogue.chat_format import TextTokenizer
+
+_INCOMPLETE = "\ufffd"  # at the end of a text that ends within a character
+_MAX_HELD = 4  # tokens that may be part of one character
+_RESULT, _FRAME, _NOTE = "green", "dim", "dim italic"
+_ENDINGS = {
+    "answered": "answered",
+    "no_answer": "ended without a final answer",
+    "length": "stopped at the limit of tokens (--max-tokens)",
+    "turns": "stopped at the limit of turns (--max-turns)",
+    "done": "the environment has ended",
+    INTERRUPTED: "interrupted",
+    CONTEXT_FULL: "the context is full (--context-tokens); /reset starts another conversation",
+}
+
+
+class TokenText:
+    """Decodes tokens as they arrive, without cutting characters or losing the spaces between tokens."""
+
+    def __init__(self, tokenizer: TextTokenizer, hidden_ids: Collection[int]) -> None:
+        """`hidden_ids`: of tokens without a text."""
+        self._tokenizer, self._hidden_ids = tokenizer, hidden_ids
+        self._ids: list[int] = []
+        self._context = self._shown = 0  # tokens before the last shown piece, and up to its end
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """The new text up to the last complete character."""
+        self._ids += [token for token in token_ids if token not in self._hidden_ids]
+        for end in range(len(self._ids), max(self._shown, len(self._ids) - _MAX_HELD), -1):
+            text = self._tokenizer.decode(self._ids[self._context : end])
+            if not text.endswith(_INCOMPLETE):
+                return self._take(text, end)
+        return "" if len(self._ids) - self._shown < _MAX_HELD else self.finish()
+
+    def finish(self) -> str:
+        """The rest, complete or not."""
+        return self._take(self._tokenizer.decode(self._ids[self._context :]), len(self._ids))
+
+    def _take(self, text: str, end: int) -> str:
+        before = self._tokenizer.decode(self._ids[self._context : self._shown])
+        self._context, self._shown = self._shown, end
+        return text[len(before) :]
+
+
+class ChatDisplay:
+    """Implements actors.cli.chat.chat_session.ChatView."""
+
+    def __init__(self, console: Console, tokenizer: TextTokenizer, stop_token_ids: Collection[int]) -> None:
+        self._console, self._tokenizer, self._stops = console, tokenizer, stop_token_ids
+        self._text = TokenText(tokenizer, stop_token_ids)
+        self._is_within_line = False
+
+    def begin_turn(self, prefill: str) -> None:
+        self._text = TokenText(self._tokenizer, self._stops)
+        self._write(prefill, _FRAME)
+
+    def add_tokens(self, token_ids: Sequence[int]) -> None:
+        self._write(self._text.add(token_ids))
+
+    def end_turn(self) -> None:
+        self._write(self._text.finish())
+        self._end_line()
+
+    def show_result(self, title: str, text: str) -> None:
+        self._end_line()
+        self._write(f"[{title}]\n", _FRAME)
+        self._write(text, _RESULT)
+        self._end_line()
+
+    def show_problem(self, text: str) -> None:
+        self._end_line()
+        self._write(f"{text}\n", "bold red")
+
+    def show_note(self, text: str) -> None:
+        self._end_line()
+        self._write(f"{text}\n", _NOTE)
+
+    def show_end(self, end: AnswerEnd) -> None:
+        if end.ending == FAILED:
+            self.show_problem(f"failed: {end.cause}; the conversation is as before this message")
+        else:
+            turns = "1 turn" if end.turns == 1 else f"{end.turns} turns"
+            self.show_note(f"({_ENDINGS[end.ending]}; {turns}, {end.tokens} tokens)")
+
+    def _end_line(self) -> None:
+        if self._is_within_line:
+            self._write("\n")
+
+    def _write(self, text: str, style: str | None = None) -> None:
+        if text:
+            self._is_within_line = not text.endswith("\n")
+            segment = Segment(escape_controls(text), self._console.get_style(style) if style else None)
+            self._console.print(Segments([segment]), end="", soft_wrap=True)  # as it is, with its tabs

@@ -1,0 +1,184 @@
+"""Builds what a conversation needs: configuration, task, tokenizer, engine and sandbox."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from actors.cli.sandbox_client import SandboxClient
+from actors.cli.sandbox_commands import make_sandbox_of_run
+from actors.engines.checkpoint_argument import CheckpointArgument
+from actors.launch.checks.task_code_checks import describe_tasks
+from actors.runtime.wiring import build_task_rules
+from configs.errors import UnusableInput
+from configs.load import load_run
+from configs.run_folder import RunFolder
+from configs.schema import ModelConfig, RunConfig
+from configs.task_options import TaskConfig
+from engine.contract import Engine, EngineFailure
+from engine.data.datasets import DatasetProblem, read_problems
+from engine.data.task_inputs import get_row_layout, read_task_descriptions
+from engine.model.tokenizer import FastTokenizer, load_tokenizer
+from policies.rollout.trajectory import Rules
+from policies.tools.task_description import TaskDescription
+from sandbox.contract import CodeSandbox
+from tasks.checking.lazy_sandbox import LazySandbox
+from tasks.hosting.task_services import TaskServices, build_task_services
+
+DEFAULT_CONTEXT_TOKENS = 16_384  # unless the run's trajectories are longer
+
+
+class ChatOptions(NamedTuple):
+    """Of the command line; None: the configuration's value."""
+
+    config: Path | None
+    overrides: Sequence[str]
+    task: str
+    row: int
+    tokenizer: Path | None
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
+    max_turns: int | None
+    max_tokens: int | None
+    context_tokens: int | None
+    sandbox: Path | None  # folder in which one is served
+    model: str
+    api_key_variable: str
+
+
+class ChatParts(NamedTuple):
+    argument: CheckpointArgument
+    run: RunConfig  # with the tokenizer's folder as its model
+    folder: RunFolder
+    task: TaskConfig
+    description: TaskDescription
+    tokenizer: FastTokenizer
+    rules: Rules
+    row: DatasetProblem | None
+
+
+def load_parts(argument: CheckpointArgument, options: ChatOptions) -> ChatParts:
+    """Raises UnusableInput."""
+    config, uses_run = options.config, options.config is None and argument.run is not None
+    if config is None and argument.run is not None:
+        config = argument.run.config
+    run = load_run(config, options.overrides if config else ["name=chat", *options.overrides])
+    folder = argument.run if argument.run is not None and uses_run else RunFolder(Path(run.runs_folder) / run.name)
+    task = _find_task(run, options.task)
+    if uses_run and folder.task_descriptions.exists():
+        description = read_task_descriptions(folder)[task.name]
+    else:
+        description = describe_tasks(run, task.name)[task.name]
+    tokenizer_folder = _find_tokenizer_folder(argument, options, run, folder)
+    tokenizer = load_tokenizer(tokenizer_folder)
+    rules = build_task_rules(run, task, description, tokenizer)
+    rules = replace(
+        rules,
+        max_turns=options.max_turns or rules.max_turns,
+        response_tokens=options.max_tokens or rules.response_tokens,
+    )
+    row = _read_row(task, description, folder, options.row) if description.has_instances else None
+    # One notebook is in use, and it is forked at its first cell.
+    run = replace(run, model=ModelConfig(str(tokenizer_folder)), sandbox=replace(run.sandbox, spare_notebooks=0))
+    return ChatParts(argument, run, folder, task, description, tokenizer, rules, row)
+
+
+def _find_task(run: RunConfig, name: str) -> TaskConfig:
+    """`name` may be empty if there is only one. Raises UnusableInput."""
+    found = [task for task in run.resolved_tasks if name in ("", task.name)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(task.name for task in run.tasks) or "no [[tasks]]"
+    problem = f"--task {name}: there is no such task" if name else "--task: name the task"
+    raise UnusableInput(f"{problem}; the configuration has {names}")
+
+
+def _find_tokenizer_folder(
+    argument: CheckpointArgument, options: ChatOptions, run: RunConfig, folder: RunFolder
+) -> Path:
+    if options.tokenizer is not None:
+        return options.tokenizer
+    if argument.folder is not None:
+        return argument.folder
+    if options.config is None:
+        raise UnusableInput(f"{argument.text}: the tokenizer is needed; add --tokenizer FOLDER, or --config FILE")
+    return folder.expand_path(run.model.checkpoint)
+
+
+def _read_row(task: TaskConfig, description: TaskDescription, folder: RunFolder, number: int) -> DatasetProblem:
+    """Row `number` of the task's data, from 0. Raises UnusableInput."""
+    path, layout = folder.expand_path(task.test or task.data), get_row_layout(task, description)
+    row = next(islice(read_problems(path, layout=layout), number, None), None)
+    if row is None:
+        raise UnusableInput(f"--row {number}: {path} has fewer rows")
+    return row
+
+
+# ---------------------------------------------------------------- engine and sandbox
+
+
+class OpenedChat(NamedTuple):
+    engine: Engine
+    context_tokens: int
+    sandbox: CodeSandbox
+    stack: AsyncExitStack  # closes all of it
+
+
+async def open_chat(parts: ChatParts, options: ChatOptions) -> OpenedChat:
+    """Starts the engine; the sandbox starts at its first call. Raises UnusableInput."""
+    engine, wanted_tokens = _build_engine(parts, options)
+    async with AsyncExitStack() as stack:
+        sandbox = await stack.enter_async_context(_opening_sandbox(parts, options))
+        stack.push_async_callback(engine.close)
+        try:
+            capacity = await engine.start()
+        except EngineFailure as failure:
+            raise UnusableInput(str(failure)) from None
+        return OpenedChat(engine, min(wanted_tokens, capacity.sequence_tokens), sandbox, stack.pop_all())
+    raise AssertionError("the stack suppresses no exception")
+
+
+def _build_engine(parts: ChatParts, options: ChatOptions) -> tuple[Engine, int]:
+    """The engine, and the tokens of a conversation. Imports torch only for an embedded engine."""
+    run, folder = parts.run, parts.argument.folder
+    tokens = options.context_tokens or max(run.sequence_tokens, DEFAULT_CONTEXT_TOKENS)
+    if folder is None:
+        from engine.openai.openai_engine import OpenAIEngine
+
+        engine = OpenAIEngine(
+            parts.argument.url,
+            parts.tokenizer,
+            sequence_tokens=tokens,
+            model=options.model,
+            api_key_variable=options.api_key_variable,
+        )
+        return engine, tokens
+    from actors.engines.embedded_factory import build_embedded_engine
+    from engine.model.model_config import load_model_config
+
+    tokens = min(tokens, load_model_config(folder).max_position_embeddings)
+    page_tokens = run.engine.page_tokens
+    kv_tokens = -(-tokens // page_tokens) * page_tokens
+    one_at_a_time = replace(run, engine=replace(run.engine, max_running=1))
+    return build_embedded_engine(one_at_a_time, folder, kv_tokens=kv_tokens, sequence_tokens=tokens), tokens
+
+
+@asynccontextmanager
+async def _opening_sandbox(parts: ChatParts, options: ChatOptions) -> AsyncGenerator[CodeSandbox]:
+    if options.sandbox is not None:
+        async with SandboxClient(options.sandbox) as client:
+            yield client
+        return
+    sandbox = LazySandbox(make_sandbox_of_run(parts.run, parts.folder, "chat"))
+    try:
+        yield sandbox
+    finally:
+        await sandbox.close()
+
+
+def build_services(parts: ChatParts, sandbox: CodeSandbox) -> TaskServices:
+    return build_task_services(parts.run, parts.folder, {parts.task.name: parts.description}, sandbox)

@@ -1,0 +1,197 @@
+"""Requests and responses of /v1/completions, OpenAI's API for prompts that are no messages, and its common extensions.
+
+Servers accept different requests, so a request has one of FORMS: the prompt as token ids or as text, with or without the
+extensions of vLLM and SGLang (https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html), which llama.cpp
+ignores. The new token ids of a response are, in this order of preference, `token_ids` (vLLM, SGLang), the ids in
+`logprobs` (llama.cpp, older vLLM), or the ids of the text, each piece encoded separately.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
+from engine.sglang.http_api import InvalidResponse, ServerStatusError, parse_error
+from policies.dialogue.chat_format import TextTokenizer
+
+COMPLETIONS_PATH = "/v1/completions"
+_MAX_STOP_TEXTS = 4  # OpenAI's limit
+_TOKEN_ID_PREFIX = "token_id:"
+
+
+class CompletionForm(NamedTuple):
+    sends_ids: bool  # the prompt as token ids, else as text
+    has_extensions: bool
+
+
+FORMS = tuple(CompletionForm(ids, extensions) for extensions in (True, False) for ids in (True, False))
+
+
+def build_body(
+    request: GenerationRequest, model: str, form: CompletionForm, tokenizer: TextTokenizer
+) -> dict[str, Any]:
+    """Raises RequestRefused for an option that the form lacks."""
+    ids, stops = request.token_ids.tolist(), request.stop_token_ids
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": ids if form.sends_ids else tokenizer.decode(ids),
+        "max_tokens": request.max_new_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "seed": request.seed % 2**31,  # the range that all servers accept
+        "stream": True,
+    }
+    if form.sends_ids or form.has_extensions:
+        body["logprobs"] = 1
+    if form.has_extensions:
+        return body | {
+            "top_k": request.top_k or -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": list(stops),
+            "ignore_eos": not stops,
+            "add_special_tokens": False,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+    if stops:  # with extensions, the text of a token would also stop at other tokens with this text
+        body["stop"] = [tokenizer.decode([token]) for token in stops][:_MAX_STOP_TEXTS]
+    if request.top_k:
+        raise RequestRefused(
+            f"sequence {request.sequence_id}: top_k is {request.top_k}, which the server does not accept"
+        )
+    return body
+
+
+# ---------------------------------------------------------------- responses
+
+
+class CompletionToken(msgspec.Struct, frozen=True):
+    """An entry of llama.cpp's logprobs."""
+
+    id: int | None = None
+    logprob: float | None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """OpenAI's two lists, or llama.cpp's `content`."""
+
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+    content: list[CompletionToken] | None = None
+
+    def list_ids(self) -> list[int] | None:
+        """None if the tokens are texts."""
+        if self.content is not None:
+            ids = [token.id for token in self.content]
+            return [token for token in ids if token is not None] if None not in ids else None
+        tokens = self.tokens or []
+        if not all(token.startswith(_TOKEN_ID_PREFIX) for token in tokens):
+            return None
+        return [int(token.removeprefix(_TOKEN_ID_PREFIX)) for token in tokens]
+
+    def list_values(self) -> list[float | None]:
+        if self.content is not None:
+            return [token.logprob for token in self.content]
+        return self.token_logprobs or []
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    text: str = ""
+    token_ids: list[int] | None = None  # the new ones
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None  # vLLM: the stop token, or the stop text
+    matched_stop: int | str | None = None  # the same of SGLang
+
+
+class CompletionChunk(msgspec.Struct, frozen=True):
+    choices: list[CompletionChoice]  # empty in a chunk with usage only
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    id: str
+    max_model_len: int | None = None  # vLLM and SGLang
+
+
+class ServedModels(msgspec.Struct, frozen=True):
+    data: list[ServedModel]
+
+
+def parse_chunk(content: bytes) -> CompletionChunk:
+    """Raises ServerStatusError for an error within a stream, and InvalidResponse."""
+    try:
+        return msgspec.json.decode(content, type=CompletionChunk)
+    except msgspec.DecodeError as error:
+        if (found := parse_error(content)) is not None:
+            raise ServerStatusError(COMPLETIONS_PATH, found[0] or 500, found[1]) from None
+        raise InvalidResponse(f"{COMPLETIONS_PATH}: the server sent an invalid chunk: {error}") from error
+
+
+class CompletionOutput:
+    """The new tokens of one request so far."""
+
+    def __init__(self, stop_token_ids: Sequence[int], tokenizer: TextTokenizer, vocab_size: int) -> None:
+        self._stops, self._tokenizer, self._vocab_size = tuple(stop_token_ids), tokenizer, vocab_size
+        self.token_ids: list[int] = []
+        self._logprobs: list[float] = []  # NaN where the server gives none
+        self.finish: Literal["stop", "length"] | None = None
+        self.is_overrun = False  # the server has sent tokens after a stop token
+
+    def add_chunk(self, chunk: CompletionChunk) -> list[int]:
+        """Returns the new tokens. Tokens after a stop token are dropped. Raises EngineFailure."""
+        if not chunk.choices:
+            return []
+        choice, num_before = chunk.choices[0], len(self.token_ids)
+        token_ids = self._list_new_ids(choice)
+        logprobs = choice.logprobs.list_values() if choice.logprobs else []
+        if len(logprobs) != len(token_ids):
+            logprobs = [None] * len(token_ids)
+        for token, logprob in zip(token_ids, logprobs, strict=True):
+            if self.finish is not None:
+                self.is_overrun = True
+                break
+            self._add_token(token, logprob)
+        if self.finish is None and choice.finish_reason is not None:
+            self._end(choice)
+        return self.token_ids[num_before:]
+
+    def build_generation(self, version: int, finish: Literal["stop", "length", "abort"]) -> Generation:
+        count = len(self.token_ids)
+        ids, logprobs = np.array(self.token_ids, np.int32), np.array(self._logprobs, np.float32)
+        return Generation(ids, logprobs, np.full(count, version, np.int32), finish)
+
+    def _list_new_ids(self, choice: CompletionChoice) -> list[int]:
+        ids = choice.token_ids
+        if ids is None and choice.logprobs is not None:
+            ids = choice.logprobs.list_ids()
+        if ids is None or (choice.text and not ids):
+            ids = self._tokenizer.encode(choice.text, trusted=True)
+        for token in ids:
+            if not 0 <= token < self._vocab_size:
+                raise InvalidResponse(f"new token {token} is outside the vocabulary of {self._vocab_size}")
+        return ids
+
+    def _add_token(self, token: int, logprob: float | None) -> None:
+        self.token_ids.append(token)
+        self._logprobs.append(float("nan") if logprob is None else logprob)
+        if token in self._stops:
+            self.finish = "stop"
+
+    def _end(self, choice: CompletionChoice) -> None:
+        match choice.finish_reason:
+            case "length":
+                self.finish = "length"
+            case "stop":
+                matched = choice.matched_stop if choice.stop_reason is None else choice.stop_reason
+                if self._stops:  # the server has cut it off
+                    self._add_token(
+                        matched if isinstance(matched, int) and matched in self._stops else self._stops[0], None
+                    )
+                self.finish = "stop"
+            case reason:
+                raise EngineFailure(f"the server ended the completion: {reason}")

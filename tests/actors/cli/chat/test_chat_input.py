@@ -1,0 +1,90 @@
+"""Messages of several lines, and the display of tokens and control characters."""
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from actors.cli.chat.chat_display import ChatDisplay, TokenText
+from actors.cli.chat.chat_input import MessageReader
+from actors.cli.chat.chat_session import AnswerEnd
+from tests.fakes import END, TOKENIZER
+
+
+def read_messages(*lines: str) -> tuple[list[str], list[str]]:
+    """The messages, and the prompts of all lines."""
+    waiting, prompts = iter(lines), list[str]()
+
+    def read_line(prompt: str) -> str:
+        prompts.append(prompt)
+        if (line := next(waiting, None)) is None:
+            raise EOFError
+        return line
+
+    reader = MessageReader(read_line, is_interactive=True)
+    return list(iter(reader.read, None)), prompts
+
+
+@pytest.mark.parametrize(
+    ("lines", "messages"),
+    [
+        (["a", "", "  ", "b"], ["a", "b"]),
+        (["a \\", "b\\", "c", "d"], ["a \nb\nc", "d"]),
+        (['"""', "a", "", "  b", '"""', "c"], ["a\n\n  b", "c"]),
+        (['"""a', 'b"""', "c"], ["a\nb", "c"]),
+        (['"""a"""'], ["a"]),
+        (["a\\"], ["a"]),
+        (['"""a', "b"], ["a\nb"]),
+        (["\udcff"], ["?"]),
+        ([], []),
+    ],
+)
+def test_a_backslash_and_triple_quotes_continue_a_message(lines: list[str], messages: list[str]) -> None:
+    assert read_messages(*lines)[0] == messages
+
+
+def test_a_continued_message_has_another_prompt() -> None:
+    assert read_messages("a\\", "b", "c")[1] == ["> ", ". ", "> ", "> "]
+
+
+class BytesTokenizer:
+    """One token a byte."""
+
+    def encode(self, text: str, *, trusted: bool) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: list[int]) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+
+def iter_pieces(text: bytes, size: int) -> Iterator[list[int]]:
+    return (list(text[start : start + size]) for start in range(0, len(text), size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_characters_of_several_tokens_are_shown_complete(size: int) -> None:
+    text = TokenText(BytesTokenizer(), {0})  # pyright: ignore[reportArgumentType]
+    shown = [text.add(piece) for piece in iter_pieces("aä€😀 \0ok".encode(), size)]
+    assert "".join([*shown, text.finish()]) == "aä€😀 ok"
+    assert not any("\ufffd" in piece for piece in shown)
+
+
+def test_invalid_characters_are_shown_and_do_not_stop_the_text() -> None:
+    text = TokenText(BytesTokenizer(), set())  # pyright: ignore[reportArgumentType]
+    shown = "".join([*map(text.add, iter_pieces(b"a\xff\xff\xff\xff\xffb\xc3", 1)), text.finish()])
+    assert shown.startswith("a\ufffd")
+    assert shown.endswith("b\ufffd")
+
+
+def test_control_characters_are_escaped_and_texts_are_shown_verbatim() -> None:
+    file = io.StringIO()
+    display = ChatDisplay(Console(file=file, width=20), TOKENIZER, (END,))
+    display.begin_turn("<reason>")
+    display.add_tokens([*TOKENIZER.encode("x[:100:2] [bold] \x1b[2J and longer\tthan a line", trusted=True), END])
+    display.end_turn()
+    display.show_result("jupyter_code", "a\rb")
+    display.show_end(AnswerEnd("answered", 1, 7))
+    assert file.getvalue() == (
+        "<reason>x[:100:2] [bold] \\x1b[2J and longer\tthan a line\n[jupyter_code]\na\\rb\n(answered; 1 turn, 7 tokens)\n"
+    )

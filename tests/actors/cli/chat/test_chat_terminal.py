@@ -1,0 +1,146 @@
+"""`asterism chat` in a pseudo-terminal, with a model that knows its answers by heart and a real sandbox."""
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from configs.load import load_run
+from configs.run_folder import RunFolder
+from engine.data.sft_dialogues import read_sft_dialogues
+from engine.data.task_inputs import load_task_formats
+from engine.model.tokenizer import load_tokenizer
+from tests.actors.cli.chat.terminals import CTRL_C, CTRL_D, Terminal, in_terminal
+from tests.actors.cli.chat.trained_runs import ROOT, make_trained_run
+from tests.actors.runs.running import ASTERISM
+
+pytestmark = pytest.mark.slow
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return make_trained_run(RunFolder(tmp_path_factory.mktemp("runs") / "runs" / "learned"))
+
+
+def chatting(run: RunFolder, *arguments: str) -> AbstractContextManager[Terminal]:
+    """In the folder that has runs/."""
+    return in_terminal([*ASTERISM, "chat", *arguments], run.path.parent.parent, ENVIRONMENT)
+
+
+def test_a_conversation_with_calls_continues_with_its_history(run: RunFolder, tmp_path: Path) -> None:
+    transcript = tmp_path / "transcript.jsonl"
+    with chatting(run, "learned:3", "--transcript", str(transcript)) as terminal:
+        terminal.wait_for("/help lists the commands\n> ")
+        terminal.type("What is 6 * 7?\n")
+        shown = terminal.wait_for("(answered; 2 turns")
+        assert '<tool_call>\n{"name": "jupyter_code", "arguments": {"code": "print(6 * 7)"}}\n</tool_call>\n' in shown
+        assert "[jupyter_code]\nTool call success\nstdout:\n42\n<reason>I have the result.</reason>\n" in shown
+        assert "<answer>\\boxed{42}</answer>\n" in shown
+        terminal.wait_for("> ")
+        terminal.type("And \\\n")
+        terminal.wait_for(". ")
+        terminal.type(CTRL_C)  # clears the message
+        terminal.wait_for("> ")
+        terminal.type("And 1?\n")
+        assert "<answer>\\boxed{1}</answer>\n" in terminal.wait_for("(answered; 1 turn")
+        terminal.wait_for("> ")
+        terminal.type("/reset\n")
+        terminal.wait_for("(another conversation)")
+        terminal.type("/save nowhere\n")
+        terminal.wait_for("/save: there is no answer yet")
+        terminal.type('"""What is\n6 * 7?"""\n')
+        terminal.wait_for("tokens)\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_end() == 0
+    rows = [json.loads(line) for line in transcript.read_text().splitlines()]
+    roles = [message["role"] for message in rows[0]["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "user", "assistant"]
+    assert rows[1]["messages"][1] == {"role": "user", "content": "What is\n6 * 7?"}
+    formats = load_task_formats(load_run(run.config), run)
+    learned, saved = (
+        read_sft_dialogues(path, load_tokenizer(run.data / "tokenizer"), formats)
+        for path in (run.data / "sft.jsonl", transcript)
+    )
+    assert saved[0] == learned[1]
+
+
+def test_ctrl_c_ends_an_answer_and_its_tokens_stay_in_the_conversation(run: RunFolder, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.jsonl"
+    with chatting(run, str(run.path), "--max-tokens", "16000") as terminal:
+        terminal.wait_for("> ")
+        terminal.type("Count.\n")
+        terminal.wait_for("<reason>1 1 1")
+        terminal.type(CTRL_C)
+        terminal.wait_for("(interrupted; 0 turns")
+        terminal.wait_for("> ")
+        terminal.type(f"/save {saved}\n")
+        terminal.wait_for("(saved to")
+        terminal.wait_for("> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_end() == 0
+    messages = json.loads(saved.read_text())["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+    assert messages[2]["content"].startswith("<reason>1 1 1")
+
+
+def test_ctrl_c_stops_a_call_and_the_model_reads_that(run: RunFolder) -> None:
+    with chatting(run, str(run.get_checkpoint_path(3))) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("Wait.\n")
+        terminal.wait_for("while True: pass")
+        terminal.wait_for("</tool_call>\n")
+        terminal.type(CTRL_C)
+        shown = terminal.wait_for("(answered; 2 turns")
+        assert "[jupyter_code]\nTool call failure\nKeyboardInterrupt: interrupted by the user\n" in shown
+        assert "<answer>\\boxed{0}</answer>\n" in shown
+        terminal.type("What is 6 * 7?\n")
+        terminal.wait_for("tokens)")
+        os.kill(terminal.process.pid, signal.SIGTERM)
+        assert terminal.wait_for_end() == 128 + signal.SIGTERM
+
+
+def asterism_chat(run: RunFolder, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    command, environment = [*ASTERISM, "chat", *arguments], {**os.environ, **ENVIRONMENT}
+    folder = run.path.parent.parent
+    return subprocess.run(command, cwd=folder, env=environment, input=typed, capture_output=True, text=True)
+
+
+def test_a_prompt_is_answered_once(run: RunFolder) -> None:
+    found = asterism_chat(run, "learned", "--prompt", "-", typed="What is 6 * 7?\n")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.endswith("<answer>\\boxed{42}</answer>\n(answered; 2 turns, 33 tokens)\n")
+
+
+def test_the_demos_checkpoint_answers_with_its_tool(finished_run: tuple[RunFolder, str]) -> None:
+    folder, _ = finished_run
+    question = json.loads((folder.data / "test.jsonl").read_text().splitlines()[0])["question"]
+    arguments = ("chat", str(folder.path), "--temperature", "0", "--set", "sandbox.backend=process")
+    with in_terminal([*ASTERISM, *arguments], folder.path.parent, ENVIRONMENT) as terminal:
+        terminal.wait_for("> ")
+        terminal.type(f"{question}\n")
+        shown = terminal.wait_for("tokens)\n> ")
+        assert "<reason>" in shown
+        assert ("</tool_call>\n" in shown) == ("]\nTool call " in shown)
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_end() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("learned:7",), "learned:7: no exported model of step 7; runs/learned has the steps 0, 3"),
+        (("learned", "--task", "other"), "--task other: there is no such task"),
+        (("http://127.0.0.1:9/v1",), "the tokenizer is needed; add --tokenizer FOLDER, or --config FILE"),
+        (("learned", "--prompt", " "), "--prompt: the text is empty"),
+        (("learned", "--transcript", "none/file"), "--transcript none/file: No such file or directory"),
+    ],
+)
+def test_unusable_arguments_are_explained(arguments: tuple[str, ...], message: str, run: RunFolder) -> None:
+    found = asterism_chat(run, *arguments)
+    assert found.returncode == 2
+    assert message in found.stderr

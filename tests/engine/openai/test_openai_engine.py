@@ -1,0 +1,208 @@
+"""The engine of OpenAI's completions API: contract cases, dialects of servers, errors and the API key."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.contract import Capacity, Engine, EngineFailure, GenerationRequest, RequestRefused, WeightsRefused
+from engine.model.tokenizer import load_tokenizer
+from engine.openai.openai_engine import OpenAIEngine
+from tests.engine.contract import Case, control, generation, load, sentence
+from tests.engine.contract.bench import Traits, as_sequence, publish, request, tokens
+from tests.engine.openai.completions_server import CompletionsServer, Dialect
+from tests.engine.tiny_models import small_model
+from tests.engine.whole_publisher import WholePublisher
+
+pytestmark = pytest.mark.real_clock
+LONGEST = 640
+TRAITS = Traits(logprob_error=9.0, max_running=8, prefix_tokens=1, forgets=True, long_turn=240, look_s=0.001)
+CASES: tuple[Case, ...] = (
+    *generation.STREAMING,
+    generation.concurrent_calls_get_the_same_tokens_as_single_calls,
+    generation.siblings_that_share_a_prompt_draw_different_tokens,
+    generation.a_turn_ends_at_its_stop_token_and_not_at_the_models_end_token,
+    generation.a_sequence_grows_to_the_capacity_and_no_further,
+    generation.unservable_requests_are_refused_and_the_engine_keeps_running,
+    generation.a_sequence_has_at_most_one_pending_request,
+    generation.calls_beyond_max_pending_fail_and_the_others_are_answered,
+    control.an_abort_returns_the_generated_tokens_and_the_turn_can_be_continued,
+    control.an_abort_without_a_pending_request_has_no_effect,
+    control.a_cancelled_call_is_aborted_and_can_be_repeated,
+    control.a_paused_engine_starts_no_request_and_answers_aborts_immediately,
+    control.an_engine_that_has_not_been_started_fails_every_call,
+    control.closing_fails_pending_and_later_calls,
+    load.the_capacity_is_whole_pages_with_room_for_the_longest_sequence,
+)
+
+
+class OpenAIBench:
+    def __init__(self, model: Path, slots: Path, dialect: Dialect = "vllm") -> None:
+        self.model, self.publisher, self.traits = model, WholePublisher(slots, torch.float32), TRAITS
+        self.server = CompletionsServer(model, dialect, LONGEST)
+
+    @asynccontextmanager
+    async def engine(
+        self, *, scarce: bool = False, max_pending: int = 100
+    ) -> AsyncGenerator[tuple[OpenAIEngine, Capacity]]:
+        async with self.server.serving() as url:
+            engine = self._make(url, max_pending)
+            try:
+                yield engine, await engine.start()
+            finally:
+                await engine.close()
+                await engine.close()
+
+    def unstarted(self) -> OpenAIEngine:
+        return self._make("http://127.0.0.1:9", 100)
+
+    async def end_abruptly(self, engine: Engine) -> None:
+        raise NotImplementedError
+
+    def _make(self, url: str, max_pending: int) -> OpenAIEngine:
+        tokenizer = load_tokenizer(self.model)
+        return OpenAIEngine(
+            url,
+            tokenizer,
+            sequence_tokens=LONGEST,
+            max_pending=max_pending,
+            retry_delays_s=(0.0,),
+            request_timeout_s=60,
+        )
+
+
+@pytest.mark.parametrize("case", CASES, ids=sentence)
+async def test_the_engine_with_token_ids(case: Case, model_folder: Path, tmp_path: Path) -> None:
+    await case(OpenAIBench(model_folder, tmp_path))
+
+
+@pytest.mark.parametrize("case", generation.STREAMING, ids=sentence)
+async def test_the_engine_with_ids_in_logprobs(case: Case, model_folder: Path, tmp_path: Path) -> None:
+    await case(OpenAIBench(model_folder, tmp_path, "llama.cpp"))
+
+
+# ---------------------------------------------------------------- dialects
+
+
+@pytest.mark.parametrize(
+    ("dialect", "prompt_type", "logprob", "num_probes"), [("vllm", list, -1.5, 1), ("llama.cpp", list, -2.5, 1)]
+)
+async def test_the_first_accepted_form_is_used(
+    dialect: Dialect, prompt_type: type[object], logprob: float, num_probes: int, model_folder: Path, tmp_path: Path
+) -> None:
+    bench = OpenAIBench(model_folder, tmp_path, dialect)
+    async with bench.engine() as (engine, _):
+        assert len(bench.server.bodies) == num_probes
+        found = await engine.generate(request(1))
+        assert isinstance(bench.server.bodies[-1]["prompt"], prompt_type)
+        assert found.logprobs.tolist() == [logprob] * 24
+        assert found.versions.tolist() == [0] * 24
+
+
+def ask(engine: OpenAIEngine, text: str, **settings: Any) -> GenerationRequest:
+    ids = np.array(engine._tokenizer.encode(text, trusted=True), np.int32)
+    return GenerationRequest(1, ids, **{"max_new_tokens": 400, **settings})
+
+
+async def test_a_server_that_takes_only_text_gets_text_and_its_text_is_tokenized(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    bench = OpenAIBench(model_folder, tmp_path, "openai")
+    tokenizer = load_tokenizer(model_folder)
+    stop = tokenizer.end_of_turn_id
+    async with bench.engine() as (engine, _):
+        found = await engine.generate(
+            ask(engine, "<|im_start|>user", stop_token_ids=(stop,), temperature=100.0, seed=3)
+        )
+        *probes, asked = bench.server.bodies
+        assert [isinstance(each["prompt"], str) for each in probes] == [False, True, False, True]
+        assert (asked["prompt"], asked["stop"]) == ("<|im_start|>user", ["<|im_end|>"])
+        assert (found.finish, int(found.token_ids[-1])) == ("stop", stop)
+        assert stop not in found.token_ids[:-1]
+        assert all(map(math.isnan, found.logprobs))
+        with pytest.raises(RequestRefused, match="top_k is 5, which the server does not accept"):
+            await engine.generate(ask(engine, "a", top_k=5))
+
+
+async def test_a_server_that_ignores_the_stop_tokens_is_stopped_at_the_next_token(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    bench = OpenAIBench(model_folder, tmp_path, "llama.cpp")
+    async with bench.engine() as (engine, _):
+        whole = await tokens(engine, request(5, 300))
+        stop = next(token for token in whole[10:] if token not in whole[:10])
+        found = await engine.generate(request(5, 300, stop_token_ids=(stop,)))
+        assert (found.token_ids.tolist(), found.finish) == (whole[: whole.index(stop) + 1], "stop")
+        await asyncio.wait_for(bench.server.request_cancelled.wait(), 60)
+
+
+# ---------------------------------------------------------------- errors
+
+
+async def test_an_abort_stops_the_server(model_folder: Path, tmp_path: Path) -> None:
+    bench = OpenAIBench(model_folder, tmp_path)
+    async with bench.engine() as (engine, _):
+        pieces = asyncio.Queue[object]()
+        call = asyncio.ensure_future(engine.generate(request(1, 600), pieces.put_nowait))
+        await pieces.get()
+        engine.abort(1)
+        assert (await call).finish == "abort"
+        await asyncio.wait_for(bench.server.request_cancelled.wait(), 60)
+        assert bench.server.num_cancelled == 1
+
+
+async def test_an_overloaded_server_is_asked_again_and_other_errors_are_reported(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    bench = OpenAIBench(model_folder, tmp_path)
+    async with bench.engine() as (engine, _):
+        bench.server.failures = [429]
+        assert len(await tokens(engine, request(1))) == 24
+        bench.server.failures = [503, 503]
+        with pytest.raises(EngineFailure, match=r"127.0.0.1.*the server refused /v1/completions: 503 overloaded"):
+            await engine.generate(request(1))
+        bench.server.failures = [400]
+        with pytest.raises(RequestRefused, match=r"sequence 1: .* 400 overloaded"):
+            await engine.generate(request(1))
+
+
+async def test_the_start_names_the_problem_and_the_remedy(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer(model_folder)
+    server = CompletionsServer(model_folder, "vllm", LONGEST, key="secret")
+
+    def make(url: str, **options: Any) -> OpenAIEngine:
+        return OpenAIEngine(url, tokenizer, sequence_tokens=9999, retry_delays_s=(), **options)
+
+    async with server.serving() as url:
+        monkeypatch.setenv("MY_KEY", "wrong")
+        with pytest.raises(EngineFailure, match="401 Incorrect API key; set the environment variable MY_KEY"):
+            await make(url, api_key_variable="MY_KEY").start()
+        monkeypatch.setenv("MY_KEY", "secret")
+        with pytest.raises(EngineFailure, match="the server has no model 'big'; it serves small"):
+            await make(url, api_key_variable="MY_KEY", model="big").start()
+        engine = make(url, api_key_variable="MY_KEY")
+        assert (await engine.start()).sequence_tokens == LONGEST
+        await engine.close()
+        server.failures = [500]
+        with pytest.raises(EngineFailure, match="500 overloaded"):
+            await make(url, api_key_variable="MY_KEY").start()
+    with pytest.raises(EngineFailure, match=r"^http://127.0.0.1:\d+/v1: /v1/models: "):
+        await make(url).start()
+
+
+async def test_the_servers_weights_and_memory_cannot_be_changed(model_folder: Path, tmp_path: Path) -> None:
+    bench = OpenAIBench(model_folder, tmp_path)
+    published = publish(bench, 3, small_model(vocab_size=280))
+    async with bench.engine() as (engine, _):
+        with pytest.raises(WeightsRefused, match="cannot load weights"):
+            await engine.load_weights(published)
+        with pytest.raises(EngineFailure, match="cannot free the server's memory"):
+            await engine.sleep()
+        before = await engine.generate(as_sequence(2, request(1)))
+        assert (engine.version, engine.get_load().generated_tokens) == (0, len(before.token_ids))
