@@ -50,6 +50,11 @@ class RunFolder(NamedTuple):
         return self.path / "metrics.jsonl"
 
     @property
+    def answers(self) -> Path:
+        """One JSON line per ended answer of an evaluation."""
+        return self.path / "answers.jsonl"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 

@@ -107,7 +107,7 @@ class Recipe:
 
     def _reset(self) -> None:
         self.state = RecipeState(engines={name: EngineWeights() for name in self._engines})
-        if self._plan.every:
+        if any(self._plan.intervals):
             self.state.step_evaluations = StepEvaluations()
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:

@@ -27,6 +27,7 @@ class RunStarted(Message, frozen=True):
     step: int
     cursor: BufferCursor
     health: HealthConfig | None = None  # of this launch, for the recorder; None: as in the run's configuration
+    answered: tuple[int, ...] = ()  # with evaluation.only: seeds of the answers that earlier launches have
 
 
 class RunFinished(Message, frozen=True):
