@@ -55,6 +55,11 @@ class RunFolder(NamedTuple):
         return self.path / "answers.jsonl"
 
     @property
+    def results(self) -> Path:
+        """The results of `asterism eval`."""
+        return self.path / "results.json"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 

@@ -20,9 +20,16 @@ from msgspec.json import decode, encode
 from msgspec.structs import replace
 
 from actors.runtime.decider_loop import Observer
-from analysis.evaluation.answer_records import AnswerRecord, AnswerTurn, list_complete_lines, read_answers, sort_answers
+from analysis.evaluation.answer_records import (
+    AnswerRecord,
+    AnswerTurn,
+    cut_torn_line,
+    iter_complete_lines,
+    read_answers,
+    sort_answers,
+)
 from bus.messages import AnyMessage, EvaluationRequested, StartGroup, TokenRecord, TrajectoryFailed, TrajectoryFinished
-from configs.atomic_write import DiskError, raising_disk_errors, write_atomically
+from configs.atomic_write import DiskError, raising_disk_errors
 from policies.decider import Send
 from policies.dialogue.release_text import find_response_answer
 from policies.groups.evaluation_questions import PlannedAnswer
@@ -42,8 +49,8 @@ class AnswerLog:
         """`rules`: by name of the task. `has_dialogues`: whether lines have the texts of responses."""
         self._path, self._rules = path, rules
         self._positive_above, self._has_dialogues = positive_above, has_dialogues
-        write_atomically(path, b"".join(list_complete_lines(path)))
-        self._records = {each.key: replace(each, dialogue=()) for each in read_answers(path)}
+        cut_torn_line(path)
+        self._records = {each.key: each for each in read_answers(path)}
         self._thread = ThreadPoolExecutor(1, "answers")
         self._last_write: Future[None] | None = None
         self._error: DiskError | None = None
@@ -90,6 +97,7 @@ class AnswerLog:
             label=start.request.label,
             version=start.request.version,
             set=planned.evaluation_set,
+            task=group.task,
             place=planned.place,
             question=group.problem,
             sample=planned.sample,
@@ -125,19 +133,13 @@ class AnswerObserver:
 
     def __init__(self, log: AnswerLog, planned: Sequence[PlannedAnswer], other: Observer) -> None:
         self._log, self._other = log, other
+        self.quiet = False  # of `other`; an answer is written once in any case
         self._planned = {each.seed: each for each in planned}
         self._request: EvaluationRequested | None = None
         self._open: dict[int, AnswerStart] = {}  # by group
 
-    @property
-    def quiet(self) -> bool:
-        return self._other.quiet
-
-    @quiet.setter
-    def quiet(self, quiet: bool) -> None:
-        self._other.quiet = quiet
-
     def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
+        self._other.quiet = self.quiet
         self._other.on_decision(now, event, effects)
         match event:
             case EvaluationRequested():
@@ -194,10 +196,10 @@ def _decode(rules: Rules, part: bytes) -> str:
 def drop_answers_after(path: Path, step: int) -> None:
     """Remove the answers of weights after `step`, from which a run resumes; all if it starts again."""
     if path.exists():
-        kept = [
-            line for line in list_complete_lines(path) if step and decode(line, type=_EvaluatedVersion).version <= step
-        ]
-        write_atomically(path, b"".join(kept))
+        with replacing_file(path) as file:
+            for line in iter_complete_lines(path) if step else ():
+                if decode(line, type=_EvaluatedVersion).version <= step:
+                    file.write(line)
 
 
 class _EvaluatedVersion(Struct):

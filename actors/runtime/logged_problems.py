@@ -65,7 +65,7 @@ class LoggedProblems(Sequence[TokenizedProblem]):
         self._by_seed: dict[int, TokenizedProblem] = {}
         self._next_seq, self._next_position = 0, 0
         questions = EvaluationQuestions(run, counts).list_all() if purpose == "evaluate" else []
-        self._questions = {answer.seed: answer.index for answer in questions}
+        self._questions = {answer.seed: answer.problem for answer in questions}
 
     def __len__(self) -> int:
         return self._count

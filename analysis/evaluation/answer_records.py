@@ -4,11 +4,12 @@ A kill can tear the last line; a reader ignores it, and the next launch removes 
 after each infrastructure failure, and one with its result, which counts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from bus.messages import Ending
 from configs.errors import UnusableInput
@@ -26,6 +27,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     label: str  # of the evaluation
     version: int  # of the weights, as the evaluation requested them
     set: str  # its name; empty without [[evaluation.sets]]
+    task: str = ""  # as in StartGroup
     place: int  # of the question in its set
     question: str  # its name, FILE:ROW
     sample: int  # from 0
@@ -57,24 +59,36 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def read_answers(path: Path) -> list[AnswerRecord]:
-    """Each answer once, in the order of sets as they first occur, questions and samples; failed only without a later
-    result. Raises UnusableInput for a damaged line before the last one."""
+    """Each answer once, sorted, without its dialogue; failed only without a later result. Raises UnusableInput."""
     by_key: dict[tuple[str, int, int], AnswerRecord] = {}
-    for number, line in enumerate(list_complete_lines(path), 1):
-        try:
-            record = msgspec.json.decode(line, type=AnswerRecord)
-        except msgspec.MsgspecError as error:
-            raise UnusableInput(f"{path}: line {number}: {error}") from None
+    for record in iter_answers(path):
         known = by_key.get(record.key)
         if known is None or known.is_failed:
-            by_key[record.key] = record
+            by_key[record.key] = replace(record, dialogue=())
     return sort_answers(by_key.values())
 
 
-def list_complete_lines(path: Path) -> list[bytes]:
+def iter_answers(path: Path) -> Iterator[AnswerRecord]:
+    """All complete lines. Raises UnusableInput for a damaged line."""
+    for number, line in enumerate(iter_complete_lines(path), 1):
+        try:
+            yield msgspec.json.decode(line, type=AnswerRecord)
+        except msgspec.MsgspecError as error:
+            raise UnusableInput(f"{path}: line {number}: {error}") from None
+
+
+def iter_complete_lines(path: Path) -> Iterator[bytes]:
     """Without a last line that a kill has torn."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
+    if path.exists():
+        with path.open("rb") as file:
+            yield from (line for line in file if line.endswith(b"\n"))
+
+
+def cut_torn_line(path: Path) -> None:
+    """Create the file, or remove a last line that a kill has torn, so that the next line is appended after a whole one."""
+    size = sum(map(len, iter_complete_lines(path)))
+    with path.open("ab") as file:
+        file.truncate(size)
 
 
 def sort_answers(records: Iterable[AnswerRecord]) -> list[AnswerRecord]:

@@ -29,7 +29,7 @@ class EvaluatedQuestion(msgspec.Struct, frozen=True):
 
     @property
     def results(self) -> list[AnswerRecord]:
-        """The answers without those that an infrastructure failure ended."""
+        """Answers that no infrastructure failure ended."""
         return [each for each in self.answers if not each.is_failed]
 
     @property
@@ -60,11 +60,12 @@ class SetResult(msgspec.Struct, frozen=True, kw_only=True):
     """Shares lie in [0, 1]; None: undefined, such as a share of nothing. docs/evaluation.md defines each."""
 
     samples: int  # asked for per question
-    questions: int  # all, with those over the limit and those without a result
+    questions: int  # all, also over the limit or without a result
     questions_over_limit: int  # prompts longer than dialogue.prompt_tokens: not asked, counted as wrong
     questions_without_result: int  # each answer has failed: not in the means
     answers: int  # with a result
     correct: int
+    truncated: int  # wrong answers at the length limit
     failed: int  # answers that infrastructure failures ended
     failures: dict[str, int]  # by component
     avg: float | None  # avg@k
@@ -110,6 +111,7 @@ def compute_set_result(questions: Sequence[EvaluatedQuestion], samples: int, see
         questions_without_result=len(questions) - len(judged),
         answers=len(results),
         correct=sum(each.correct for each in results),
+        truncated=sum(each.ending == "length" and not each.correct for each in results),
         failed=len(answers) - len(results),
         failures=_count(each.cause.partition(":")[0] for each in answers if each.is_failed),
         avg=compute_mean(scores),

@@ -16,7 +16,7 @@ from policies.seeded_random import EVALUATE, mix
 
 
 class PlannedAnswer(NamedTuple):
-    index: int  # of the problem, numbered through all sets
+    problem: int  # numbered through all sets
     evaluation_set: str
     place: int  # of the problem in its set
     sample: int  # from 0

@@ -67,9 +67,9 @@ class GroupStarter:
         self, cursor: BufferCursor, answer: PlannedAnswer, request: EvaluationRequested
     ) -> tuple[BufferCursor, OpenGroup]:
         """A group of one trajectory."""
-        problem = self._test_problems[answer.index]
+        problem = self._test_problems[answer.problem]
         sampling = request.temperature, request.top_p, request.top_k
-        return self._start_group(cursor, problem, 0, answer.index, size=1, sampling=sampling, seed=answer.seed)
+        return self._start_group(cursor, problem, 0, answer.problem, size=1, sampling=sampling, seed=answer.seed)
 
     def _start_group(
         self,

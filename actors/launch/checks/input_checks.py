@@ -86,7 +86,8 @@ def list_input_checks(
         checkpoint = folder.expand_path(run.model.checkpoint)
         has_chatml = not all(task.get_dialogue().renderer for task in run.resolved_tasks)
         tokens = (TURN_START, TURN_END) if has_chatml else ()
-        checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens)
+        has_weights = not (run.evaluation.only and run.sglang.external_urls)
+        checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens, has_weights)
         if (lora := get_lora_options(run.learner)) is not None:
             checks["learner.lora_targets"] = partial(_check_lora_targets, checkpoint, lora)
         if run.determinism == "strict":
@@ -99,8 +100,9 @@ def list_input_checks(
                 key = f"{task.key_prefix}dialogue.renderer"
                 check = partial(_check_renderer, checkpoint, task, descriptions)
             checks[key] = check
-        checks["main memory"] = partial(_check_main_memory, checkpoint, run)
-        checks["space"] = partial(_check_space, checkpoint, folder.path, run)
+        if not run.evaluation.only:
+            checks["main memory"] = partial(_check_main_memory, checkpoint, run)
+            checks["space"] = partial(_check_space, checkpoint, folder.path, run)
     return checks
 
 
@@ -122,7 +124,7 @@ def _list_task_checks(
         train_remedy = f"set {train_key} to a file of questions"
         test_remedy = f"set {test_key} to a file of questions, or evaluation.questions = 0"
         for key, file, remedy, report in (
-            (train_key, task.data, train_remedy, training),
+            (train_key, "" if run.evaluation.only else task.data, train_remedy, training),
             (test_key, _get_test_file(run, task), test_remedy, QuestionReport(training)),
             *_list_evaluation_files(run, task, training),
         ):
@@ -216,8 +218,8 @@ def _describe_limit(num_rows: int) -> str:
 # ---------------------------------------------------------------- model
 
 
-def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str]) -> CheckedInput:
-    """`tokens`: of the roles."""
+def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str], has_weights: bool) -> CheckedInput:
+    """`tokens`: of the roles. `has_weights`: a server that is only evaluated has its own."""
     if not folder.is_dir():
         raise UnusableInput(f"{folder}: no such folder; set it to the folder of a supported model (docs/models.md)")
     config = load_model_config(folder)
@@ -230,10 +232,8 @@ def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str])
     for token in tokens:
         tokenizer.get_token_id(token)
     check_vocabulary(config, tokenizer)
-    num_parameters = check_weight_shapes(folder)
-    return CheckedInput(
-        f"{folder}: {config.num_layers} layers of width {config.hidden_size}, {num_parameters:,} parameters"
-    )
+    described = f"{folder}: {config.num_layers} layers of width {config.hidden_size}"
+    return CheckedInput(f"{described}, {check_weight_shapes(folder):,} parameters" if has_weights else described)
 
 
 def _check_lora_targets(folder: Path, options: LoraOptions) -> CheckedInput:

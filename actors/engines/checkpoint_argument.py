@@ -1,0 +1,109 @@
+"""The argument that names a model on a command line: a folder, a run or one of its steps, or the URL of a server.
+
+models/qwen3                        a transformers folder
+runs/demo/checkpoints/step_000040   a checkpoint of a run
+runs/demo                           the newest checkpoint of a run that has an exported model
+runs/demo:40, demo:best             one of its steps; a bare name is that of a run in runs/
+http://localhost:30000/v1           a server with OpenAI's completions API
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from engine.learner.best_checkpoint import get_best_checkpoint_path, read_best_checkpoint
+from engine.learner.checkpoints import CHECKPOINT_NAME
+from engine.model.weight_files import list_weight_files
+
+RUNS_FOLDER = "runs"
+_BEST = "best"
+
+
+class CheckpointArgument(NamedTuple):
+    """`folder` has config.json, weights and tokenizer; it is None for a URL."""
+
+    text: str  # as given
+    folder: Path | None
+    run: RunFolder | None = None  # of a run's checkpoint
+    step: int | None = None  # RL steps before this checkpoint of a run
+    url: str = ""
+
+
+def parse_checkpoint_argument(text: str) -> CheckpointArgument:
+    """Raises UnusableInput, which lists the steps of a run."""
+    if "://" in text:
+        return CheckpointArgument(text, None, url=_check_url(text))
+    path = Path(text)
+    if (path / "config.json").is_file():
+        return _describe_folder(text, path)
+    if (run := _find_run(text)) is not None:
+        return _choose_step(text, run, "")
+    name, colon, step = text.rpartition(":")
+    if colon and (run := _find_run(name)) is not None:
+        return _choose_step(text, run, step)
+    if path.is_dir():
+        raise UnusableInput(f"{text}: has neither config.json, as a model, nor config.toml, as a run")
+    raise UnusableInput(f"{text}: no such folder; expected a model's folder, RUN, RUN:STEP or the URL of a server")
+
+
+def list_exported_steps(run: RunFolder) -> list[int]:
+    """Steps of which the run has kept an exported model, in ascending order."""
+    named = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in run.checkpoints.glob("step_*"))
+    return sorted(int(name[1]) for name, path in named if name and _has_model(path))
+
+
+def _check_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UnusableInput(f"{text}: expected the URL of a server, such as http://localhost:30000/v1")
+    return text
+
+
+def _has_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and all(file.is_file() for file in list_weight_files(folder))
+
+
+def _describe_folder(text: str, path: Path) -> CheckpointArgument:
+    """With the run if it is one of its checkpoints."""
+    resolved = path.resolve()
+    run = RunFolder(resolved.parent.parent)
+    name = CHECKPOINT_NAME.fullmatch(resolved.name)
+    is_checkpoint = name is not None and resolved.parent == run.checkpoints and run.config.is_file()
+    if not _has_model(path):
+        known = f"; {_list_steps(run)}" if is_checkpoint else ""
+        raise UnusableInput(f"{text}: has no exported model (learner.export_every){known}")
+    if name is None or not is_checkpoint:
+        return CheckpointArgument(text, path)
+    return CheckpointArgument(text, path, run, int(name[1]))
+
+
+def _find_run(text: str) -> RunFolder | None:
+    """The run's folder, or the run of this name in runs/."""
+    folders = (Path(text), Path(RUNS_FOLDER) / text) if text else ()
+    return next((run for run in map(RunFolder, folders) if run.config.is_file()), None)
+
+
+def _choose_step(text: str, run: RunFolder, wanted: str) -> CheckpointArgument:
+    """`wanted`: a number, "best", or empty for the newest."""
+    steps = list_exported_steps(run)
+    if not steps:
+        raise UnusableInput(f"{text}: {run.checkpoints} has no exported model yet")
+    if wanted == _BEST:
+        best = read_best_checkpoint(run.checkpoints)
+        if best is None:
+            problem = f"the run has no {get_best_checkpoint_path(run.checkpoints).name} (evaluation.keep_best)"
+            raise UnusableInput(f"{text}: {problem}; {_list_steps(run)}")
+        wanted = str(best.step)
+    elif wanted and not wanted.isdecimal():
+        raise UnusableInput(f'{text}: expected a number or "{_BEST}" after the colon; {_list_steps(run)}')
+    step = int(wanted) if wanted else steps[-1]
+    if step not in steps:
+        raise UnusableInput(f"{text}: no exported model of step {step}; {_list_steps(run)}")
+    return CheckpointArgument(text, run.get_checkpoint_path(step), run, step)
+
+
+def _list_steps(run: RunFolder) -> str:
+    steps = ", ".join(map(str, list_exported_steps(run))) or "none"
+    return f"{run.path} has the steps {steps}"

@@ -1,0 +1,73 @@
+"""The argument that names a model on a command line."""
+
+from pathlib import Path
+
+import pytest
+
+from actors.engines.checkpoint_argument import CheckpointArgument, list_exported_steps, parse_checkpoint_argument
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """runs/demo in the current folder, with models of the steps 0, 2 and 10; step 20 has only the learner's state."""
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(Path("runs/demo"))
+    for step in (0, 2, 10, 20):
+        checkpoint = folder.get_checkpoint_path(step)
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "config.json").write_text("{}")
+        if step < 20:
+            (checkpoint / "model.safetensors").touch()
+    folder.config.write_text('name = "demo"\n')
+    return folder
+
+
+@pytest.mark.parametrize("text", ["demo", "runs/demo", "demo:10", "runs/demo:10"])
+def test_a_run_is_its_newest_model_or_that_of_a_step(text: str, run: RunFolder) -> None:
+    expected = CheckpointArgument(text, run.get_checkpoint_path(10), run, 10)
+    assert parse_checkpoint_argument(text) == expected
+    assert list_exported_steps(run) == [0, 2, 10]
+
+
+def test_the_best_step_is_that_of_the_evaluations(run: RunFolder) -> None:
+    with pytest.raises(
+        UnusableInput, match=r"demo:best: the run has no best.json .*; runs/demo has the steps 0, 2, 10"
+    ):
+        parse_checkpoint_argument("demo:best")
+    (run.checkpoints / "best.json").write_text('{"step": 2, "label": "x", "reward": 1, "evaluated_step": 10}')
+    assert parse_checkpoint_argument("demo:best").step == 2
+
+
+def test_a_folder_of_a_checkpoint_belongs_to_its_run(run: RunFolder) -> None:
+    found = parse_checkpoint_argument(str(run.get_checkpoint_path(2)))
+    assert (found.folder, found.step) == (run.get_checkpoint_path(2), 2)
+    assert found.run is not None
+    assert found.run.path == run.path.resolve()
+
+
+def test_a_transformers_folder_and_a_url_belong_to_no_run(run: RunFolder, tmp_path: Path) -> None:
+    model = tmp_path / "model:7b"
+    run.get_checkpoint_path(2).rename(model)
+    assert parse_checkpoint_argument(str(model)) == CheckpointArgument(str(model), model)
+    url = "https://localhost:3/v1"
+    assert parse_checkpoint_argument(url) == CheckpointArgument(url, None, url=url)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("other", "other: no such folder; expected a model's folder, RUN, RUN:STEP or the URL of a server"),
+        ("other:3", "other:3: no such folder"),
+        ("demo:3", "demo:3: no exported model of step 3; runs/demo has the steps 0, 2, 10"),
+        ("demo:20", "no exported model of step 20"),
+        ("demo:last", 'expected a number or "best" after the colon; runs/demo has the steps 0, 2, 10'),
+        ("runs/demo/checkpoints/step_000020", r"has no exported model .*; .*runs/demo has the steps 0, 2, 10"),
+        ("runs", "runs: has neither config.json, as a model, nor config.toml, as a run"),
+        ("ftp://host", "ftp://host: expected the URL of a server"),
+    ],
+)
+def test_an_unusable_argument_is_explained(text: str, message: str, run: RunFolder) -> None:
+    with pytest.raises(UnusableInput, match=message):
+        parse_checkpoint_argument(text)
