@@ -29,7 +29,7 @@ from analysis.evaluation.answer_records import (
     sort_answers,
 )
 from bus.messages import AnyMessage, EvaluationRequested, StartGroup, TokenRecord, TrajectoryFailed, TrajectoryFinished
-from configs.atomic_write import DiskError, raising_disk_errors
+from configs.atomic_write import DiskError, raising_disk_errors, replacing_file
 from policies.decider import Send
 from policies.dialogue.release_text import find_response_answer
 from policies.groups.evaluation_questions import PlannedAnswer
