@@ -83,11 +83,11 @@ def _describe_set(run: RunConfig, each: AskedSet, provenance: Provenance) -> dic
         level: compute_set_result(questions, each.config.samples, run.seed) for level, questions in levels.items()
     }
     return {
-        **msgspec.structs.asdict(each.result),
+        **msgspec.to_builtins(each.result, str_keys=True),
         "task": each.config.task,
         "data": each.config.data,
         "data_sha256": provenance.data.get(each.config.name, ""),
-        "by_difficulty": {level: msgspec.structs.asdict(result) for level, result in results.items()},
+        "by_difficulty": {level: msgspec.to_builtins(result, str_keys=True) for level, result in results.items()},
     }
 
 

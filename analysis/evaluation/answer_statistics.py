@@ -14,6 +14,7 @@ from fractions import Fraction
 from math import comb, sqrt
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 BOOTSTRAP_DRAWS = 2000
@@ -86,7 +87,7 @@ def compute_bootstrap_interval(values: Sequence[float], seed: int) -> tuple[floa
     return float(low), float(high)
 
 
-class LengthStatistics(NamedTuple):
+class LengthStatistics(msgspec.Struct, frozen=True):
     """In tokens."""
 
     mean: float

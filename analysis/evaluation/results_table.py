@@ -35,7 +35,7 @@ def _build_rows(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]
         ("majority@k", [_format(each["majority"], ".1%") for each in sets]),
         ("without an answer", [_format(each["unanswered_share"], ".1%") for each in sets]),
         ("at the length limit", [_format(each["truncated_share"], ".1%") for each in sets]),
-        ("response tokens", [_format((each["response_tokens"] or [None])[0], ",.0f") for each in sets]),
+        ("response tokens", [_format((each["response_tokens"] or {}).get("mean"), ",.0f") for each in sets]),
         ("turns, calls", [f"{_format(each['turns'], '.1f')}, {_format(each['calls'], '.1f')}" for each in sets]),
         ("tool errors", [_format(each["call_error_share"], ".1%") for each in sets]),
         ("prompts over the limit", [str(each["questions_over_limit"]) for each in sets]),
