@@ -9,12 +9,7 @@ from msgspec.structs import replace
 
 from analysis.evaluation.answer_records import AnswerRecord, cut_torn_line, iter_answers, read_answers
 from analysis.evaluation.exchange_formats import SamplingFacts, build_benchmark_result, build_trace
-from analysis.evaluation.set_results import (
-    compute_metrics,
-    compute_set_result,
-    group_questions,
-    split_by_difficulty,
-)
+from analysis.evaluation.set_results import compute_metrics, compute_set_result, group_questions, split_by_difficulty
 from configs.errors import UnusableInput
 
 
