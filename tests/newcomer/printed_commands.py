@@ -30,6 +30,7 @@ REPLACED = {
         "asterism data split clean.jsonl --test 50 --output data"
     ),
     "asterism data render CONFIG --source train": "asterism data render configs/tiny.toml --source train",
+    "asterism eval CHECKPOINT|URL... -k N": "asterism eval runs/demo -k 2 --questions 4",
     "asterism report RUN [--json]": "asterism report runs/demo --json",
     "asterism simulate WORKLOAD|RUN": "asterism simulate one_node --scale 0.125",
     "asterism log story RUN TRAJECTORY": "asterism log story runs/demo 6",
@@ -73,6 +74,7 @@ NEEDS = {
     ".venv/bin/asterism run configs/tiny.toml --set runs_folder=/shared/runs": "a second machine",
     "asterism run CONFIG --set engine.device=cuda": "a GPU",
     "asterism run CONFIG --set learner.ranks=8": "8 GPUs",
+    "asterism eval http": "servers (tests/sglang)",
     "asterism run CONFIG --set engine.kind=sglang": "SGLang (tests/sglang)",
     "asterism run configs/tiny.toml --name sglang": "SGLang (tests/sglang)",
     "make sglang-environment": "SGLang (tests/sglang)",
