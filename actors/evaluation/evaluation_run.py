@@ -23,7 +23,7 @@ from configs.sglang_options import SGLangConfig
 from engine.data.data_files import read_rows
 
 _QUEUED_FRAMES = 4  # per trajectory, as RunConfig requires
-_DEFAULT_SET = "test"  # name of data.test if it has several answers per question
+DEFAULT_SET = "test"  # name of data.test in results, and of its set if it has several answers per question
 
 
 class EvalOptions(NamedTuple):
@@ -178,7 +178,7 @@ def _list_known_sets(base: RunConfig, options: EvalOptions) -> Sequence[Evaluati
     """Of the run: [[evaluation.sets]], or with several answers per question the questions of data.test or tasks[].test."""
     if base.evaluation.sets or (options.samples or 1) == 1:
         return base.resolved_evaluation_sets if base.evaluation.sets else ()
-    return [replace(each, name=each.task or _DEFAULT_SET) for each in base.resolved_evaluation_sets if each.data]
+    return [replace(each, name=each.task or DEFAULT_SET) for each in base.resolved_evaluation_sets if each.data]
 
 
 def _limit_set(known: EvaluationSetConfig, options: EvalOptions) -> EvaluationSetConfig:

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from actors.engines.checkpoint_argument import CheckpointArgument
-from actors.evaluation.evaluation_run import hash_files
+from actors.evaluation.evaluation_run import DEFAULT_SET, hash_files
+from configs.algorithm import EvaluationSetConfig
 from configs.atomic_write import write_atomically
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
@@ -27,8 +28,13 @@ class Provenance(msgspec.Struct, frozen=True):
 def compute_provenance(run: RunConfig, weights: Sequence[CheckpointArgument]) -> Provenance:
     """Reads all weight files, about a second per GB. Raises UnusableInput for a missing file."""
     sets = [each for each in run.resolved_evaluation_sets if each.data]
-    data = {each.name: hash_files(list_data_files(Path(each.data))) for each in sets}
+    data = {name_set(each): hash_files(list_data_files(Path(each.data))) for each in sets}
     return Provenance(describe_weights(weights), data)
+
+
+def name_set(config: EvaluationSetConfig) -> str:
+    """Sets without a name have that of their task."""
+    return config.name or config.task or DEFAULT_SET
 
 
 def describe_weights(weights: Sequence[CheckpointArgument]) -> dict[str, Any]:

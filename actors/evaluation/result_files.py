@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.evaluation.provenance import Provenance
+from actors.evaluation.provenance import Provenance, name_set
 from analysis.evaluation.answer_records import AnswerRecord, iter_answers, read_answers
 from analysis.evaluation.exchange_formats import SamplingFacts, build_benchmark_result, build_trace
 from analysis.evaluation.set_results import (
@@ -57,8 +57,8 @@ def build_results(run: RunConfig, sets: Sequence[AskedSet], provenance: Provenan
     dialogue, request = task.get_dialogue(), _get_request(run)
     return {
         "name": run.name,
-        "results": [build_benchmark_result(_get_name(each), each.result) for each in sets],
-        "sets": {_get_name(each): _describe_set(run, each, provenance) for each in sets},
+        "results": [build_benchmark_result(name_set(each.config), each.result) for each in sets],
+        "sets": {name_set(each.config): _describe_set(run, each, provenance) for each in sets},
         "sampling": {
             **{key: getattr(request, key) for key in ("temperature", "top_p", "top_k")},
             "seed": run.seed,
@@ -86,13 +86,9 @@ def _describe_set(run: RunConfig, each: AskedSet, provenance: Provenance) -> dic
         **msgspec.to_builtins(each.result, str_keys=True),
         "task": each.config.task,
         "data": each.config.data,
-        "data_sha256": provenance.data.get(each.config.name, ""),
+        "data_sha256": provenance.data[name_set(each.config)],
         "by_difficulty": {level: msgspec.to_builtins(result, str_keys=True) for level, result in results.items()},
     }
-
-
-def _get_name(each: AskedSet) -> str:
-    return each.config.name or each.config.task or "test"
 
 
 def _get_request(run: RunConfig) -> Any:
@@ -151,7 +147,7 @@ def _write_questions(path: Path, sets: Sequence[AskedSet]) -> None:
 def _describe_question(each: AskedSet, question: EvaluatedQuestion) -> dict[str, Any]:
     keys = ("sample", "seed", "answer", "correct", "reward", "ending", "cause", "turns", "calls", "calls_failed")
     return {
-        "set": _get_name(each),
+        "set": name_set(each.config),
         "question": question.name,
         "text": each.texts.get(question.name, ""),
         "gold": question.answers[0].gold if question.answers else "",

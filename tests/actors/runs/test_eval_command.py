@@ -98,7 +98,7 @@ def test_other_tools_find_every_answer_with_its_dialogue(evaluation: tuple[RunFo
         assert trace["task"]["data"]["prompt"] == question["text"]
         assert trace["rewards"]["reward"]["score"] == answer["reward"]
         assert answer["answer"] in trace["nodes"][-1]["message"]["content"]
-        unfinished = answer["ending"] == "length"  # the last turn
+        unfinished = trace["nodes"][-1].get("finish_reason") == "length"  # the last turn
         assert sum(node["sampled"] for node in trace["nodes"]) == answer["turns"] + unfinished
 
 
