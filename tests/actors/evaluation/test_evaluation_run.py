@@ -92,7 +92,7 @@ def test_queues_hold_all_answers(trained: RunFolder, tmp_path: Path) -> None:
     assert build(trained.path, f"many={file}", samples=32).bus.queue_messages == 4 * 32 * 2000
 
 
-def test_keys_of_the_configuration_are_told_apart_from_names_of_sets() -> None:
+def test_keys_of_the_configuration_differ_from_names_of_sets() -> None:
     files, overrides = split_settings(["aime24=a.jsonl", "seed=3", "dialogue.max_turns=2", "amc=~/b.jsonl"])
     assert files == {"aime24": Path.cwd() / "a.jsonl", "amc": Path("~/b.jsonl").expanduser()}
     assert overrides == ["seed=3", "dialogue.max_turns=2"]

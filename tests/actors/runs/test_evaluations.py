@@ -43,7 +43,7 @@ def test_each_step_is_evaluated_with_its_own_weights_and_the_run_replays(evaluat
 
 def test_a_standalone_evaluation_has_the_same_tokens_as_one_during_training(evaluated: RunFolder) -> None:
     few = next(each for each in load_run(evaluated.config).evaluation.sets if each.name == "few")
-    for step, label in ((2, "step_sampled"), (3, "end_sampled")):
+    for step, label in ((0, "start_sampled"), (3, "end_sampled")):
         flags = ("--set", f"few={few.data}", "-k", "3", "--questions", "2", "--name", f"eval-{step}")
         evaluation = asterism("eval", f"{evaluated.path}:{step}", *flags)
         assert evaluation.returncode == 0, evaluation.stdout + evaluation.stderr
