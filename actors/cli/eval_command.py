@@ -15,7 +15,7 @@ from actors.launch.checks.input_checks import check_inputs
 from actors.launch.claim_run_folder import claimed_run_folder, increment_counter, keep_task_descriptions
 from actors.launch.display import Display, make_display
 from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
-from analysis.evaluation.answer_records import iter_complete_lines, read_answers
+from analysis.evaluation.answer_records import read_answers
 from analysis.evaluation.results_table import build_results_table
 from bus.addresses import LAUNCHER
 from bus.messages import Progress
@@ -90,11 +90,20 @@ async def _launch(launcher: Launcher, setup: EvaluationSetup, folder: RunFolder,
 
 
 async def _show_answers(folder: RunFolder, planned: int, display: Display) -> None:
-    """Until cancelled."""
-    shown = 0
+    """Until cancelled. Reads only new lines: the file has the dialogues of all answers."""
+    count = position = 0
     while True:
         await asyncio.sleep(_PROGRESS_INTERVAL_S)
-        count = await asyncio.to_thread(lambda: sum(1 for _ in iter_complete_lines(folder.answers)))
-        if count != shown:
+        added = await asyncio.to_thread(_read_from, folder.answers, position)
+        position += len(added)
+        if new := added.count(b"\n"):
+            count += new
             display.show_progress(Progress("answers", min(count, planned), planned, {}))
-            shown = count
+
+
+def _read_from(path: Path, position: int) -> bytes:
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(position)
+        return file.read()
