@@ -55,6 +55,11 @@ class RunFolder(NamedTuple):
         return self.path / "answers.jsonl"
 
     @property
+    def provenance(self) -> Path:
+        """Digests of the weights and questions of `asterism eval`."""
+        return self.path / "provenance.json"
+
+    @property
     def results(self) -> Path:
         """The results of `asterism eval`."""
         return self.path / "results.json"

@@ -64,12 +64,16 @@ class EvaluationMetrics:
         if isinstance(message, MetricsRecorded) and message.kind == "evaluation":
             answers = await self._log.list_answers(message.label, message.step)
             values = await asyncio.to_thread(self._compute, answers)
-            message = replace(message, values={**message.values, **values})
+            message = replace(message, values={**self._select_recorded(message), **values})
         await self._write(message)
 
+    def _select_recorded(self, message: MetricsRecorded) -> dict[str, float]:
+        """The recorder has not seen the answers of earlier launches of `asterism eval`."""
+        kept = ("version", "other_version_tokens") if self._run.evaluation.only else message.values
+        return {key: message.values[key] for key in kept}
+
     def _compute(self, answers: Sequence[AnswerRecord]) -> dict[str, float]:
-        """For sets with several answers per question. For `asterism eval` also the recorder's own figures, which
-        otherwise lack the answers of earlier launches."""
+        """For sets with several answers per question. For `asterism eval` also the keys of the recorder."""
         values = self._count_all(answers) if self._run.evaluation.only else {}
         for each in self._run.resolved_evaluation_sets:
             own = [answer for answer in answers if answer.set == each.name]
@@ -79,6 +83,10 @@ class EvaluationMetrics:
 
     def _count_all(self, answers: Sequence[AnswerRecord]) -> dict[str, float]:
         values = _summarize(answers)
+        components = {name for each in answers for name in each.components}
+        for name in sorted(components):
+            scored = [each.components[name] for each in answers if name in each.components]
+            values[f"reward: {name}"] = divide(sum(scored), len(scored))
         for name in sorted({each.set for each in answers} - {""}):
             own = _summarize([each for each in answers if each.set == name])
             values |= {f"set {name}: {key}": value for key, value in own.items()}

@@ -48,7 +48,7 @@ def describe_weights(weights: Sequence[CheckpointArgument]) -> dict[str, Any]:
 
 def keep_provenance(folder: RunFolder, present: Provenance) -> None:
     """Write it at the first start. Raises UnusableInput if a resumed evaluation began with other weights or data."""
-    path = folder.path / "provenance.json"
+    path = folder.provenance
     if not path.exists():
         write_atomically(path, msgspec.json.format(msgspec.json.encode(present)) + b"\n")
         return

@@ -134,6 +134,7 @@ def _has_begun(folder: RunFolder) -> bool:
     """Whether the folder has a checkpoint, an event, or a file that no failed start leaves. If not, any run may use it."""
     left_by_failed_start = {
         *(folder.config, folder.lock, folder.launch_counter, folder.problem_counts, folder.task_descriptions),
+        folder.provenance,
         *(folder.logs, folder.events, folder.data, folder.checkpoints, folder.batches, folder.path / "isolation"),
     }
     made_at_start = folder.metrics, folder.answers  # empty
