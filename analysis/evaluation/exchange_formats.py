@@ -80,5 +80,6 @@ def _build_nodes(question: str, answer: AnswerRecord) -> list[dict[str, Any]]:
         message = {"role": _ROLES[turn.role], "content": turn.text}
         nodes.append({"parent": place, "message": message, "sampled": turn.role == "assistant"})
     if answer.dialogue and nodes[-1]["sampled"]:
-        nodes[-1]["finish_reason"] = "length" if answer.ending == "length" else "stop"
+        is_cut = sum(node["sampled"] for node in nodes) > answer.turns  # only finished turns are counted
+        nodes[-1]["finish_reason"] = "length" if is_cut else "stop"
     return nodes
