@@ -22,6 +22,7 @@ import uvloop
 from msgspec.structs import replace
 
 from actors.engines.engine_gone import EngineGoneSignal
+from actors.evaluation.head_evaluations import EvaluationMetrics, find_answered, recording_answers
 from actors.metrics_file import MetricsFile
 from actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
 from actors.runtime.resume_point import find_cursor, list_earlier_steps
@@ -53,6 +54,7 @@ from configs.schema import RunConfig
 from engine.contract import Engine, EngineFailure
 from engine.data.task_inputs import read_task_descriptions
 from engine.learner.best_checkpoint import BestCheckpointFile
+from policies.evaluation_recipe import EVALUATED_VERSION
 from policies.observers import StepObserver, TrajectoryObserver
 from policies.rollout.rollout import Rollout
 from sandbox.contract import Isolation, SandboxFailure
@@ -75,12 +77,11 @@ async def run_head(
     metrics = MetricsFile(folder.metrics, BestCheckpointFile(run, folder.checkpoints))
     logger = structlog.get_logger()
     logger.info("head.started", step=step, position=cursor.position)
-    started, services = (
-        RunStarted(step, cursor, run.health, list_earlier_steps(log, run, step)),
-        {"metrics": metrics.write},
-    )
-    observer = StepObserver(logger.info)
-    await decide_until_shutdown(incarnation, run, folder, deciders, started, services, observer, open_bus)
+    earlier, answered = list_earlier_steps(log, run, step), find_answered(run, folder, incarnation.epoch)
+    started = RunStarted(step, cursor, run.health, earlier, answered)
+    with recording_answers(run, folder, StepObserver(logger.info)) as (answers, observer):
+        services = {"metrics": EvaluationMetrics(run, answers, metrics.write).write}
+        await decide_until_shutdown(incarnation, run, folder, deciders, started, services, observer, open_bus)
 
 
 async def run_rollout(
@@ -122,7 +123,7 @@ async def run_generator(
             engine,
             ARBITER,
             incarnation=incarnation.number,
-            recipe=RECIPE,
+            recipe="" if run.evaluation.only else RECIPE,
             recorder=RECORDER,
             loader=WeightLoader(engine, fetch, run.engine.load_timeout_s),
         )
@@ -134,13 +135,14 @@ def _build_engine(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, engine_gone: EngineGoneSignal
 ) -> Engine:
     checkpoint = folder.expand_path(run.model.checkpoint)
+    version = EVALUATED_VERSION if run.evaluation.only else NO_POLICY_VERSION
     match run.engine.kind:
         case "embedded":
             with pausing_garbage_collector():
                 from actors.engines.embedded_factory import build_embedded_engine
 
             kv_tokens, index = run.engine.kv_tokens, parse_generator_index(incarnation.process)
-            return build_embedded_engine(run, checkpoint, kv_tokens=kv_tokens, index=index, version=NO_POLICY_VERSION)
+            return build_embedded_engine(run, checkpoint, kv_tokens=kv_tokens, index=index, version=version)
         case "sglang":
             from actors.engines.sglang_factory import build_sglang_engine
 
@@ -149,7 +151,7 @@ def _build_engine(
                 checkpoint,
                 folder,
                 incarnation.process,
-                version=NO_POLICY_VERSION,
+                version=version,
                 on_engine_lost=engine_gone.cancel_task,
                 incarnation=incarnation.number,
             )

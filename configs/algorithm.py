@@ -298,6 +298,8 @@ class EvaluationSetConfig(Section, frozen=True, kw_only=True):
     data: FilePath  # rows as in data.test
     task: str = ""  # name of the task that they belong to; empty: the first task
     questions: Count = 0  # at most; 0: evaluation.questions
+    samples: PositiveInt = 1  # answers per question, each with its own seed
+    every: Count = 0  # RL steps, for evaluations of this set during training; 0: evaluation.every
 
 
 class EvaluationConfig(Section, frozen=True):
@@ -311,14 +313,23 @@ class EvaluationConfig(Section, frozen=True):
     top_p: PositiveShare = 1.0  # of sampled evaluations; 1: sampling.top_p
     top_k: Count = 0  # of sampled evaluations; 0: sampling.top_k
     sets: tuple[EvaluationSetConfig, ...] = ()  # instead of data.test and tasks[].test
+    only: bool = False  # evaluate model.checkpoint and do nothing else: `asterism eval` sets it
 
     def __post_init__(self) -> None:
-        require(self.every == 0 or self.questions > 0, "every must be 0 without questions; set questions")
+        require(not any(self.intervals) or self.questions > 0, "every must be 0 without questions; set questions")
         names = [each.name for each in self.sets]
         repeated = next((name for name in names if names.count(name) > 1), "")
         require(not repeated, f'sets: the name "{repeated}" is used twice')
 
     @property
+    def intervals(self) -> tuple[int, ...]:
+        """RL steps between two evaluations during training, by set; without sets one for all questions. 0: none."""
+        return tuple(each.every or self.every for each in self.sets) or (self.every,)
+
+    @property
     def saves_evaluated_steps(self) -> bool:
-        """Whether the learner saves a checkpoint of each evaluated step."""
-        return self.every > 0 and self.keep_best
+        """Whether the learner saves a checkpoint of each step in which the first set is evaluated."""
+        return self.intervals[0] > 0 and self.keep_best
+
+    def is_saved(self, step: int) -> bool:
+        return self.saves_evaluated_steps and step % self.intervals[0] == 0

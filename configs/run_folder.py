@@ -57,6 +57,21 @@ class RunFolder(NamedTuple):
         return self.path / "sinks"
 
     @property
+    def answers(self) -> Path:
+        """One JSON line per ended answer of an evaluation."""
+        return self.path / "answers.jsonl"
+
+    @property
+    def provenance(self) -> Path:
+        """Digests of the weights and questions of `asterism eval`."""
+        return self.path / "provenance.json"
+
+    @property
+    def results(self) -> Path:
+        """The results of `asterism eval`."""
+        return self.path / "results.json"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 

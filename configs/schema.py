@@ -120,8 +120,8 @@ class RunConfig(Section, frozen=True):
         )
         # Two processes that wait for each other's full queue would deadlock.
         trained = self.rl.max_groups_in_flight * self.rl.rollouts
-        evaluated = sum(each.questions for each in self.resolved_evaluation_sets)
-        frames = 4 * (trained + evaluated if self.evaluation.every else max(trained, self.evaluation.questions))
+        evaluated = sum(each.questions * each.samples for each in self.resolved_evaluation_sets)
+        frames = 4 * (trained + evaluated if any(self.evaluation.intervals) else max(trained, evaluated))
         require(
             self.bus.queue_messages >= frames,
             f"bus.queue_messages must be at least {frames}, four for each unfinished trajectory",
@@ -164,7 +164,7 @@ class RunConfig(Section, frozen=True):
     def num_weight_versions(self) -> int:
         """Versions of the weights in shared memory. An evaluation holds the engines' version, while the learner
         publishes `rl.max_staleness` + 1 further versions."""
-        return max(2, self.rl.max_staleness + (2 if self.evaluation.every else 1))
+        return max(2, self.rl.max_staleness + (2 if any(self.evaluation.intervals) else 1))
 
     @property
     def acceptance(self) -> Acceptance:

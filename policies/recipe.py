@@ -117,7 +117,7 @@ class Recipe:
 
     def _reset(self) -> None:
         self.state = RecipeState(engines={name: EngineWeights() for name in self._engines})
-        if self._plan.every:
+        if any(self._plan.intervals):
             self.state.step_evaluations = StepEvaluations()
         if self._early_stopping.window_steps:
             self.state.early_stopping = EarlyStopping()

@@ -28,7 +28,7 @@ class EvaluationPlan(NamedTuple):
 
     steps: int
     questions: int = 0
-    every: int = 0  # steps; 0: only at the start and at the end
+    intervals: tuple[int, ...] = ()  # steps, by set; 0, or none: only at the start and at the end
     step_label: str = "step_sampled"
     temperature: float = 1.0
     top_p: float = 1.0
@@ -40,7 +40,7 @@ class EvaluationPlan(NamedTuple):
         return cls(
             steps=run.rl.steps,
             questions=options.questions,
-            every=options.every,
+            intervals=options.intervals,
             step_label=f"step_{options.during}",
             temperature=options.temperature or sampling.temperature,
             top_p=options.top_p if options.top_p < 1 else sampling.top_p,
@@ -56,7 +56,7 @@ class EvaluationPlan(NamedTuple):
 
     def is_due(self, version: int) -> bool:
         """Whether the version is evaluated during training."""
-        return self.every > 0 and 0 < version < self.steps and version % self.every == 0
+        return 0 < version < self.steps and any(each > 0 and version % each == 0 for each in self.intervals)
 
     def build_request(self, label: str, version: int) -> EvaluationRequested:
         if label.endswith("greedy"):

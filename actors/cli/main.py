@@ -117,6 +117,41 @@ def run(
     raise typer.Exit(run_recipe(config, overrides, StageSelection(resume, overwrite, from_stage), make_console()))
 
 
+@app.command(name="eval")
+def evaluate(
+    targets: Annotated[
+        list[str],
+        typer.Argument(help="A model's folder, RUN, RUN:STEP, or URLs of SGLang servers.", metavar="CHECKPOINT|URL..."),
+    ],
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=FILE",
+            help="Questions to answer (default: the run's test questions). Also KEY=VALUE for the configuration.",
+        ),
+    ] = None,
+    samples: Annotated[int | None, typer.Option("-k", min=1, help="Answers per question (default: 1).")] = None,
+    questions: Annotated[int | None, typer.Option(min=1, help="Questions of each set, at most (default: all).")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Sampling temperature; 0: greedy (default: the configuration's).")
+    ] = None,
+    config: ConfigOption = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the evaluation's folder in runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue with the missing answers.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an existing folder of this name.")] = False,
+) -> None:
+    """Evaluate a checkpoint or a server on sets of questions, with several answers per question.
+
+    Tasks, tools and limits are those of the checkpoint's run, or of --config. Ctrl-C stops; --resume continues.
+    """
+    from actors.cli.eval_command import run_evaluation
+    from actors.evaluation.evaluation_run import EvalOptions
+
+    options = EvalOptions(targets, setting or [], config, samples, questions, temperature, name)
+    raise typer.Exit(run_evaluation(options, resume=resume, overwrite=overwrite, console=make_console()))
+
+
 @app.command()
 def join(
     endpoint: Annotated[

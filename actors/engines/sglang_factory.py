@@ -56,14 +56,22 @@ def build_sglang_engine(
         stream_interval=SHORT_STREAM_INTERVAL if may_interrupt else LONG_STREAM_INTERVAL,
         connect=partial(SGLangClient, request_timeout_s=run.sglang.request_timeout_s),
         on_engine_lost=on_engine_lost,
+        keeps_weights=_serves_own_model(run),
     )
+
+
+def _serves_own_model(run: RunConfig) -> bool:
+    """Whether a running server is evaluated with the weights that it has."""
+    return run.evaluation.only and bool(run.sglang.external_urls)
 
 
 def _build_server(
     run: RunConfig, checkpoint: Path, folder: RunFolder, name: str, index: int, version: int, incarnation: int
 ) -> ServerHandle:
     lora = get_published_adapters(run.learner)
-    requirements = ServerRequirements(run.engine, run.sglang, checkpoint, run.sequence_tokens, lora)
+    requirements = ServerRequirements(
+        run.engine, run.sglang, checkpoint, run.sequence_tokens, lora, serves_own_model=_serves_own_model(run)
+    )
     if run.sglang.external_urls:
         return ExternalServer(requirements, index=index, is_restart=incarnation > 1)
     log, scratch = folder.logs / f"{name}.log", folder.sockets / name

@@ -145,9 +145,11 @@ def _has_begun(folder: RunFolder) -> bool:
     """Whether the folder has a checkpoint, an event, or a file that no failed start leaves. If not, any run may use it."""
     left_by_failed_start = {
         *(folder.config, folder.lock, folder.launch_counter, folder.problem_counts, folder.task_descriptions),
+        folder.provenance,
         *(folder.logs, folder.events, folder.data, folder.checkpoints, folder.batches, folder.path / "isolation"),
     }
-    left = {path for path in folder.path.iterdir() if path != folder.metrics or path.stat().st_size}
+    made_at_start = folder.metrics, folder.answers  # empty
+    left = {path for path in folder.path.iterdir() if path not in made_at_start or path.stat().st_size}
     if left - left_by_failed_start or any(folder.checkpoints.glob("step_*")):
         return True
     return any(event.kind != "RunStarted" for log in folder.events.glob("*.sqlite") for event, _ in read_events(log))

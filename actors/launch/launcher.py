@@ -17,6 +17,7 @@ from typing import Literal, NoReturn
 import structlog
 from msgspec.structs import asdict, replace
 
+from actors.evaluation.answer_log import drop_answers_after
 from actors.launch.child_processes import (
     ChildProcess,
     ChildProcesses,
@@ -175,6 +176,8 @@ class Launcher:
             self._display.print_line(f"resuming after step {step}")
         step = step or 0
         roll_back_to(self._folder, step)
+        if not self._run.evaluation.only:
+            drop_answers_after(self._folder.answers, step)
         programs = self._build_programs(step, bus, executor_registry)
         supervisor = Supervisor(programs, self._children, self._run.supervision, self._display.print_line)
         self._logger.info("run.started", step=step, seed=self._run.seed, launch=self._launch)
@@ -203,7 +206,9 @@ class Launcher:
             heartbeat_senders=list_heartbeat_senders(run.learner.ranks, 0, run.cluster.learner_nodes),
         )
         programs = {**executor_registry.build_programs(), **deciding, **generating, LEARNER: learner}
-        if self._cluster is None:
+        if run.evaluation.only:
+            del programs[LEARNER]
+        if self._cluster is None or run.evaluation.only:
             return programs
         meeting = build_rendezvous_environment(run.cluster.host) if run.cluster.learner_nodes > 1 else {}
         learner = replace(learner, wait_before_start=partial(self._wait_for_learner_nodes, step), environment=meeting)

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 
 import structlog
 
@@ -10,7 +11,7 @@ from configs.run_folder import RunFolder
 
 
 class StallWatchdog:
-    """Reports what each actor waits for whenever `stall_s` pass without a line of progress on the display."""
+    """Reports what each actor waits for whenever `stall_s` pass without a line of progress or an evaluation's answer."""
 
     def __init__(self, folder: RunFolder, stall_s: float, display: Display) -> None:
         self._folder = folder
@@ -29,7 +30,13 @@ class StallWatchdog:
             try:
                 await asyncio.wait_for(self._progressed.wait(), self._stall_s)
             except TimeoutError:
-                await self._report()
+                if not self._has_new_answers():
+                    await self._report()
+
+    def _has_new_answers(self) -> bool:
+        """A long evaluation shows no progress until its end."""
+        path = self._folder.answers
+        return path.exists() and time.time() - path.stat().st_mtime < self._stall_s
 
     async def _report(self) -> None:
         """Run `asterism log waits` in a separate process, since reading the logs may take long."""

@@ -17,9 +17,10 @@ from bus.messages import StartGroup
 from configs.atomic_write import write_atomically
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from policies.groups.evaluation_questions import EvaluationQuestions
 from policies.groups.group_starter import TokenizedProblem
-from policies.groups.problem_order import ProblemOrder, list_questions
-from policies.seeded_random import EVALUATE, TRAIN, mix
+from policies.groups.problem_order import ProblemOrder
+from policies.seeded_random import TRAIN, mix
 
 _POLL_INTERVAL_S = 0.1
 Purpose = Literal["train", "evaluate"]
@@ -63,9 +64,8 @@ class LoggedProblems(Sequence[TokenizedProblem]):
         self._by_index: dict[int, TokenizedProblem] = {}
         self._by_seed: dict[int, TokenizedProblem] = {}
         self._next_seq, self._next_position = 0, 0
-        wanted = [each.questions for each in run.resolved_evaluation_sets]
-        questions = list_questions(counts, wanted) if purpose == "evaluate" else []
-        self._questions = {mix(run.seed, EVALUATE, index): index for index in questions}
+        questions = EvaluationQuestions(run, counts).list_all() if purpose == "evaluate" else []
+        self._questions = {answer.seed: answer.problem for answer in questions}
 
     def __len__(self) -> int:
         return self._count

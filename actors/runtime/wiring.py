@@ -22,6 +22,7 @@ from engine.data.task_inputs import build_renderer, encode_row, get_row_layout, 
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.arbiter.arbiter import Arbiter
 from policies.decider import Decider
+from policies.evaluation_recipe import EvaluationRecipe
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.recipe import Recipe
@@ -80,10 +81,12 @@ def build_task_rules(run: RunConfig, task: TaskConfig, description: TaskDescript
 
 def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Decider]:
     engines = list_generators(run)
+    plan = EvaluationPlan.from_config(run)
+    training = Recipe(plan, engines, run.rl.max_staleness, run.early_stopping)
     return {
         "arbiter": Arbiter(run.arbiter.policy, run.response_tokens, ends_at_first_groups=run.rl.group_oversampling > 1),
         "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),
-        "recipe": Recipe(EvaluationPlan.from_config(run), engines, run.rl.max_staleness, run.early_stopping),
+        "recipe": EvaluationRecipe(run) if run.evaluation.only else training,
         "recorder": Recorder(run.rl.steps, run.health),
     }
 
@@ -129,7 +132,7 @@ def load_problem_sets(run: RunConfig, folder: RunFolder, tokenizer: FastTokenize
     test: list[list[TokenizedProblem]] = []
     reports = {task.name: QuestionReport() for task in run.resolved_tasks}
     tasks = {task.name: task for task in run.resolved_tasks}
-    for task in run.resolved_tasks:
+    for task in run.resolved_tasks if not run.evaluation.only else ():
         report = reports[task.name]
         train.append(_load_problems(task, descriptions[task.name], folder, tokenizer, task.data, report))
     for each in run.resolved_evaluation_sets:

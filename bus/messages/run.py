@@ -36,6 +36,7 @@ class RunStarted(Message, frozen=True):
     cursor: BufferCursor
     health: HealthConfig | None = None  # of this launch, for the recorder; None: as in the run's configuration
     earlier_steps: tuple[StepOutcome, ...] = ()  # up to `step`, for the recipe; empty without [early_stopping]
+    answered: tuple[int, ...] = ()  # with evaluation.only: seeds of the answers that earlier launches have
 
 
 class EarlyStopDecided(Message, frozen=True):

@@ -88,7 +88,7 @@ def list_protected_steps(run: RunConfig, checkpoints: Path, saved_steps: Iterabl
     """The best checkpoint, and checkpoints before the end of their evaluation."""
     if not run.evaluation.saves_evaluated_steps:
         return set()
-    best, every = read_best_checkpoint(checkpoints), run.evaluation.every
+    best = read_best_checkpoint(checkpoints)
     evaluated_step = -1 if best is None else best.evaluated_step
-    unevaluated = {step for step in saved_steps if step % every == 0 and step > evaluated_step}
+    unevaluated = {step for step in saved_steps if run.evaluation.is_saved(step) and step > evaluated_step}
     return unevaluated if best is None else {*unevaluated, best.step}

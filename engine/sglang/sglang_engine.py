@@ -84,14 +84,16 @@ class SGLangEngine:
         load_poll_s: float = POLL_INTERVAL_S,
         death_timeout_s: float = DEATH_TIMEOUT_S,
         on_engine_lost: Callable[[str], object] = bool,
+        keeps_weights: bool = False,
     ) -> None:
         """`model`: the server's checkpoint folder, with weights of `version`. `on_engine_lost` is
-        called once with the cause when the engine is lost for good, before any turn fails."""
+        called once with the cause when the engine is lost for good, before any turn fails.
+        `keeps_weights`: an external server keeps its weights, whatever their version."""
         self._server, self._transport, self._connect = server, transport, connect
         self._death_timeout_s, self._on_engine_lost = death_timeout_s, on_engine_lost
         self._model, self._sequence_tokens, self._weights = model, sequence_tokens, ServedWeights(version)
         self._stream_interval = stream_interval
-        self._max_pending, self._abort_timeout_s = max_pending, abort_timeout_s
+        self._max_pending, self._abort_timeout_s, self._keeps_weights = max_pending, abort_timeout_s, keeps_weights
         self._client: SGLangClient | None = None
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
         self._pending: dict[int, PendingGeneration] = {}  # by sequence_id
@@ -111,7 +113,7 @@ class SGLangEngine:
             self._info = await client.get_server_info()
             self._vocab_size = load_model_config(self._model).vocab_size  # a token id outside of it crashes the server
             await client.resume()  # its previous engine may have left it paused
-            if await _sync_weight_version(client, self._model, self.version):
+            if await _sync_weight_version(client, self._model, self.version, keeps_weights=self._keeps_weights):
                 self._weights = self._weights._replace(extra_key=self._instance_id)
             self._counters.record_rank_loads(await client.get_loads())
         except BaseException:
@@ -314,8 +316,8 @@ class SGLangEngine:
         return task
 
 
-async def _sync_weight_version(client: SGLangClient, model: Path, version: int) -> bool:
-    """Makes the server serve the checkpoint's weights under `version`.
+async def _sync_weight_version(client: SGLangClient, model: Path, version: int, *, keeps_weights: bool) -> bool:
+    """Makes the server serve the checkpoint's weights under `version`, unless it keeps its own.
 
     True if the server had other weights: it cannot flush their cache while requests of its
     previous engine run, so the caller must hide that cache with a new extra_key.
@@ -325,6 +327,8 @@ async def _sync_weight_version(client: SGLangClient, model: Path, version: int) 
         return False
     if loaded_version == DEFAULT_WEIGHT_VERSION:
         await client.set_weight_version(str(version))
+        return False
+    if keeps_weights:
         return False
     await client.update_from_disk(model, str(version))
     await client.flush_cache()

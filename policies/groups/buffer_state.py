@@ -134,6 +134,7 @@ class BufferState(msgspec.Struct):
     aborting: dict[int, OpenGroup] = {}  # aborted groups with live trajectories
     lengths: dict[int, StepLengths] = {}  # by step
     pending_run_finished: RunFinished | None = None  # until the aborted groups have ended
+    answered: frozenset[int] = frozenset()  # as in RunStarted
 
     def list_collections(self) -> list[GroupCollection]:
         return [*self.steps.values(), *([self.evaluation] if self.evaluation is not None else [])]

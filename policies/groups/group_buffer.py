@@ -77,8 +77,8 @@ class GroupBuffer:
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
-            case RunStarted(cursor=cursor):
-                self.state = BufferState(cursor=cursor)
+            case RunStarted(cursor=cursor, answered=answered):
+                self.state = BufferState(cursor=cursor, answered=frozenset(answered))
                 return []
             case StepRequested():
                 return self._start_step(event)
@@ -146,8 +146,8 @@ class GroupBuffer:
         first_group_id = self.state.cursor.next_group_id
         collection = self.state.evaluation = GroupCollection(0, request, first_group_id=first_group_id)
         effects: list[Send] = []
-        for index in self._starter.list_questions(request.questions):
-            self.state.cursor, group = self._starter.start_question(self.state.cursor, index, request)
+        for answer in self._starter.questions.list_answers(request, self.state.answered):
+            self.state.cursor, group = self._starter.start_answer(self.state.cursor, answer, request)
             effects.append(self._open_group(collection, group))
         return effects or self._end_evaluation(collection, request)
 

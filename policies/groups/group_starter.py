@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from bus.messages import BufferCursor, EvaluationRequested, StartGroup
 from configs.schema import RunConfig
 from policies.groups.buffer_state import OpenGroup
-from policies.groups.problem_order import ProblemOrder, list_questions
-from policies.seeded_random import EVALUATE, TRAIN, mix
+from policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
+from policies.groups.problem_order import ProblemOrder
+from policies.seeded_random import TRAIN, mix
 
 
 class TokenizedProblem(msgspec.Struct, frozen=True, array_like=True):
@@ -47,8 +48,7 @@ class GroupStarter:
         self._rollouts = run.rl.rollouts
         self._temperature = run.sampling.temperature
         self._train_problems, self._test_problems = train.problems, test.problems
-        self._test_counts = test.counts
-        self._questions = [each.questions for each in run.resolved_evaluation_sets]
+        self.questions = EvaluationQuestions(run, test.counts)
         self._order = ProblemOrder(train.counts, [task.weight for task in run.resolved_tasks], run.seed)
         self._rollout_addresses = rollout_addresses
 
@@ -63,17 +63,13 @@ class GroupStarter:
             cursor, problem, step, position, size=self._rollouts, sampling=(self._temperature, 1.0, 0), seed=seed
         )
 
-    def list_questions(self, wanted: int) -> list[int]:
-        """Up to `wanted` questions of each evaluation set."""
-        return list_questions(self._test_counts, [min(wanted, questions) for questions in self._questions])
-
-    def start_question(
-        self, cursor: BufferCursor, index: int, request: EvaluationRequested
+    def start_answer(
+        self, cursor: BufferCursor, answer: PlannedAnswer, request: EvaluationRequested
     ) -> tuple[BufferCursor, OpenGroup]:
-        """A group of one trajectory for the evaluation's question `index`."""
-        problem, seed = self._test_problems[index], mix(self._seed, EVALUATE, index)
+        """A group of one trajectory."""
+        problem = self._test_problems[answer.problem]
         sampling = request.temperature, request.top_p, request.top_k
-        return self._start_group(cursor, problem, 0, index, size=1, sampling=sampling, seed=seed)
+        return self._start_group(cursor, problem, 0, answer.problem, size=1, sampling=sampling, seed=answer.seed)
 
     def _start_group(
         self,

@@ -9,6 +9,7 @@ from policies.seeded_random import ORDER, mix, shuffle_range
 
 @lru_cache(maxsize=16)
 def _shuffle_epoch(num_problems: int, seed: int, epoch: int) -> list[int]:
+    """The order of a task's problems in one epoch."""
     return shuffle_range(num_problems, seed, ORDER, epoch)
 
 
@@ -36,15 +37,9 @@ class ProblemOrder:
         return self._offsets[task] + _shuffle_epoch(self._counts[task], self._seeds[task], epoch)[place]
 
     def _append_position(self) -> None:
+        """Extend the sequence by the next task, at the next place of this task's own sequence."""
         share = (len(self._tasks) + 1) / sum(self._weights)
         task = max(range(len(self._counts)), key=lambda each: share * self._weights[each] - self._taken[each])
         self._tasks.append(task)
         self._places.append(self._taken[task])
         self._taken[task] += 1
-
-
-def list_questions(counts: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """The numbers of an evaluation's questions: up to `wanted` of each set, numbered through all sets."""
-    offsets = [sum(counts[:number]) for number in range(len(counts))]
-    limits = [min(pair) for pair in zip(wanted, counts, strict=True)]
-    return [offset + index for offset, limit in zip(offsets, limits, strict=True) for index in range(limit)]

@@ -236,6 +236,13 @@ class TestErrors:
         (found,) = load(config, text, "evaluation.questions=7").resolved_evaluation_sets
         assert (found.name, found.data, found.task, found.questions) == ("t", str(config.parent / "rows.jsonl"), "", 7)
 
+    def test_queues_hold_all_answers_of_an_evaluation_and_a_set_has_its_own_interval(self, config: Path):
+        text = 'name = "a"\n[[evaluation.sets]]\nname = "t"\ndata = "rows.jsonl"\nsamples = 64\nevery = 5'
+        assert "bus.queue_messages must be at least 196608" in load_error(config, text)
+        run = load(config, text, "bus.queue_messages=196608")
+        assert (run.evaluation.intervals, run.num_weight_versions) == ((5,), 2)
+        assert [step for step in range(12) if run.evaluation.is_saved(step)] == [0, 5, 10]
+
     def test_a_temperature_of_0_is_refused_for_training(self, config: Path):
         assert "sampling.temperature must be positive" in load_error(config, 'name = "a"', "sampling.temperature=0")
         assert load(config, 'name = "a"', "sampling.temperature=0", "rl.steps=0").sampling.temperature == 0

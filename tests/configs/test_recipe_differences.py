@@ -44,7 +44,7 @@ OTHER_KEYS = {
     "learner.mismatch_limit",  # ends a run, and changes no update
     *("learner.checkpoint_every", "learner.checkpoint_minutes", "learner.keep_checkpoints"),
     *("learner.export_every", "learner.export_dtype"),
-    *("evaluation.questions", "evaluation.during", "evaluation.keep_best", "evaluation.sets"),
+    *("evaluation.questions", "evaluation.during", "evaluation.keep_best", "evaluation.sets", "evaluation.only"),
     *("evaluation.temperature", "evaluation.top_p", "evaluation.top_k"),
 }
 

@@ -36,7 +36,7 @@ ENGINES = ("generator-0", "generator-1")
 
 
 def recipe(steps: int = 2, questions: int = 5, max_staleness: int = 0, every: int = 0) -> Recipe:
-    decider = Recipe(EvaluationPlan(steps, questions, every), ENGINES, max_staleness)
+    decider = Recipe(EvaluationPlan(steps, questions, (every,)), ENGINES, max_staleness)
     decider.decide(0.0, RunStarted(0, BufferCursor()))
     return decider
 

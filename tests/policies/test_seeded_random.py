@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.groups.problem_order import ProblemOrder, list_questions
+from policies.groups.problem_order import ProblemOrder
 from policies.seeded_random import draw_uniform, mix, shuffle_range
 
 keys = st.lists(st.integers(min_value=0, max_value=2**63), min_size=1, max_size=4)
@@ -64,7 +64,3 @@ def test_tasks_follow_their_weights_at_every_position_in_any_order_of_reading(
         problems = [chosen[position] for position in range(length) if first <= chosen[position] < first + counts[task]]
         assert abs(len(problems) - length * weight / sum(weights)) < len(tasks)
         assert sorted(problems[: counts[task]]) == sorted(set(problems[: counts[task]]))
-
-
-def test_an_evaluation_takes_its_questions_of_each_set() -> None:
-    assert list_questions([5, 0, 3, 9], [4, 4, 4, 2]) == [0, 1, 2, 3, 5, 6, 7, 8, 9]

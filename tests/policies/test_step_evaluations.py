@@ -28,7 +28,7 @@ from policies.recipe import Recipe
 from policies.step_evaluations import EvaluationPlan
 
 ENGINES = ("generator-0", "generator-1")
-PLAN = EvaluationPlan(steps=9, questions=5, every=2)
+PLAN = EvaluationPlan(steps=9, questions=5, intervals=(2,))
 BUFFER = "head/buffer"
 
 
@@ -118,7 +118,7 @@ def test_the_newest_weights_are_sent_if_no_engine_has_the_weights_under_evaluati
 
 
 def test_with_staleness_each_due_version_is_loaded_and_evaluated_in_turn() -> None:
-    driver = RecipeDriver(PLAN._replace(every=1), max_staleness=1)
+    driver = RecipeDriver(PLAN._replace(intervals=(1,)), max_staleness=1)
     driver.publish(1)
     assert driver.load(1) == [evaluation(1), StepRequested(2, 1), StepRequested(3, 1)]
     assert driver.publish(2) == driver.publish(3) == []
@@ -128,7 +128,7 @@ def test_with_staleness_each_due_version_is_loaded_and_evaluated_in_turn() -> No
 
 
 def test_a_restarted_learner_skips_evaluations_that_have_not_begun() -> None:
-    driver = RecipeDriver(PLAN._replace(every=1), max_staleness=1)
+    driver = RecipeDriver(PLAN._replace(intervals=(1,)), max_staleness=1)
     driver.decide(StepTrained(1, {}))
     driver.publish(1)
     driver.load(1)
@@ -165,7 +165,7 @@ def test_engines_keep_their_memory_until_the_evaluation_ends() -> None:
 
 
 def test_the_evaluations_at_the_end_follow_without_one_alongside() -> None:
-    driver = RecipeDriver(EvaluationPlan(steps=4, questions=5, every=2), first_step=3)
+    driver = RecipeDriver(EvaluationPlan(steps=4, questions=5, intervals=(2,)), first_step=3)
     driver.publish(3)
     assert driver.load(3) == [StepRequested(4, 3)]
     driver.publish(4)

@@ -43,7 +43,9 @@ class PendingWait(msgspec.Struct, frozen=True):
 
 def find_waits(run: RunConfig, folder: RunFolder) -> list[PendingWait]:
     """The longest wait first. Raises UnusableInput if there is no log."""
-    waits = [*_find_trajectory_waits(run, folder), *_find_head_waits(run, folder)]
+    waits = [*_find_trajectory_waits(run, folder)]
+    if not run.evaluation.only:  # else trajectories are all that the head waits for
+        waits += _find_head_waits(run, folder)
     return sorted(waits, key=lambda wait: wait.since)
 
 

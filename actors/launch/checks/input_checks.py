@@ -92,7 +92,8 @@ def list_input_checks(
     if not _is_generated(run, run.model.checkpoint):
         checkpoint = folder.expand_path(run.model.checkpoint)
         tokens = () if all(task.get_dialogue().renderer for task in run.resolved_tasks) else (TURN_START, TURN_END)
-        checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens)
+        has_weights = not (run.evaluation.only and run.sglang.external_urls)
+        checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens, has_weights)
         if (lora := get_lora_options(run.learner)) is not None:
             checks["learner.lora_targets"] = partial(_check_lora_targets, checkpoint, lora)
         if run.determinism == "strict":
@@ -105,8 +106,9 @@ def list_input_checks(
                 key = f"{task.key_prefix}dialogue.renderer"
                 check = partial(_check_renderer, checkpoint, task, descriptions)
             checks[key] = check
-        checks["main memory"] = partial(_check_main_memory, checkpoint, run)
-        checks["space"] = partial(_check_space, checkpoint, folder.path, run)
+        if not run.evaluation.only:
+            checks["main memory"] = partial(_check_main_memory, checkpoint, run)
+            checks["space"] = partial(_check_space, checkpoint, folder.path, run)
     return checks
 
 
@@ -128,7 +130,7 @@ def _list_task_checks(
         train_remedy = f"set {train_key} to a file of questions"
         test_remedy = f"set {test_key} to a file of questions, or evaluation.questions = 0"
         for key, file, remedy, report in (
-            (train_key, task.data, train_remedy, training),
+            (train_key, "" if run.evaluation.only else task.data, train_remedy, training),
             (test_key, _get_test_file(run, task), test_remedy, QuestionReport(training)),
             *_list_evaluation_files(run, task, training),
         ):
@@ -226,8 +228,8 @@ def _describe_limit(num_rows: int) -> str:
 # ---------------------------------------------------------------- model
 
 
-def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str]) -> CheckedInput:
-    """`tokens`: of the roles."""
+def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str], has_weights: bool) -> CheckedInput:
+    """`tokens`: of the roles. `has_weights`: a server that is only evaluated has its own."""
     if not folder.is_dir():
         raise UnusableInput(f"{folder}: no such folder; set it to the folder of a supported model (docs/models.md)")
     config = load_model_config(folder)
@@ -240,10 +242,8 @@ def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str])
     for token in tokens:
         tokenizer.get_token_id(token)
     check_vocabulary(config, tokenizer)
-    num_parameters = check_weight_shapes(folder)
-    return CheckedInput(
-        f"{folder}: {config.num_layers} layers of width {config.hidden_size}, {num_parameters:,} parameters"
-    )
+    described = f"{folder}: {config.num_layers} layers of width {config.hidden_size}"
+    return CheckedInput(f"{described}, {check_weight_shapes(folder):,} parameters" if has_weights else described)
 
 
 def _check_resumable(checkpoint: Path) -> CheckedInput:

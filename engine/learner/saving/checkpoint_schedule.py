@@ -35,8 +35,7 @@ class CheckpointSchedule:
 
     def _is_export_requested(self, step: int) -> bool:
         """Step 0, the last step and evaluated steps are exported in any case."""
-        evaluation, every = self._run.evaluation, self._run.learner.export_every
-        is_evaluated = evaluation.saves_evaluated_steps and step % evaluation.every == 0
+        every, is_evaluated = self._run.learner.export_every, self._run.evaluation.is_saved(step)
         return step in (0, self._run.rl.steps) or is_evaluated or (every > 0 and step % every == 0)
 
     def _is_time_over(self) -> bool:

@@ -23,6 +23,7 @@ class ServerRequirements(NamedTuple):
     model: Path  # the run's checkpoint
     sequence_tokens: int  # longest trajectory
     lora: LoraOptions | None = None  # of the adapters that the server receives
+    serves_own_model: bool = False  # the server's model is the one to use, and `model` has only its tokenizer
 
 
 def check_compatibility(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> None:
@@ -54,7 +55,7 @@ def _find_capacity_problems(info: ServerInfo, requirements: ServerRequirements, 
 def _find_model_problems(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> list[str]:
     """A model of the same shape is enough: the server loads this run's weights first."""
     server_model = Path(info.model_path)
-    if server_model.resolve() == requirements.model.resolve():
+    if requirements.serves_own_model or server_model.resolve() == requirements.model.resolve():
         return []
     try:
         same = load_model_config(server_model) == load_model_config(requirements.model)

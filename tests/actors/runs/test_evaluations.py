@@ -1,11 +1,13 @@
-"""A run over real processes with evaluations during training, on two sets."""
+"""A run over real processes with evaluations during training, on two sets, and `asterism eval` of its checkpoints."""
 
 import json
 
 import pytest
 
+from analysis.evaluation.answer_records import read_answers
+from configs.load import load_run
 from configs.run_folder import RunFolder
-from tests.actors.runs.running import from_cold_start_of, metrics, read_conserved_summary, whole_run
+from tests.actors.runs.running import asterism, from_cold_start_of, metrics, read_conserved_summary, whole_run
 
 pytestmark = pytest.mark.slow
 
@@ -13,7 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory, finished_run: tuple[RunFolder, str]) -> RunFolder:
     test = finished_run[0].data / "test.jsonl"
-    sets = f'evaluation.sets=[{{name="all", data="{test}"}}, {{name="few", data="{test}", questions=2}}]'
+    sets = f'evaluation.sets=[{{name="all", data="{test}"}}, {{name="few", data="{test}", questions=2, samples=3, every=2}}]'
     settings = (
         "evaluation.every=1",
         "evaluation.top_p=0.9",
@@ -34,9 +36,27 @@ def test_each_step_is_evaluated_with_its_own_weights_and_the_run_replays(evaluat
         *(("end_sampled", 3), ("end_greedy", 3)),
     ]
     assert all(line["other_version_tokens"] == 0 for line in lines)
-    assert all(
-        (line["questions"], line["set all: questions"], line["set few: questions"]) == (8, 6, 2) for line in lines
-    )
+    counts = [(line["questions"], line["set all: questions"], line.get("set few: questions")) for line in lines]
+    assert counts == [(12, 6, 6), (12, 6, 6), (6, 6, None), (12, 6, 6), (12, 6, 6), (12, 6, 6)]
+    assert [f"set few: {key}" in lines[0] for key in ("avg@3", "pass@2", "majority@3")] == [True] * 3
+
+
+def test_a_standalone_evaluation_has_the_same_tokens_as_one_during_training(evaluated: RunFolder) -> None:
+    few = next(each for each in load_run(evaluated.config).evaluation.sets if each.name == "few")
+    for step, label in ((0, "start_sampled"), (3, "end_sampled")):
+        flags = ("--set", f"few={few.data}", "-k", "3", "--questions", "2", "--name", f"eval-{step}")
+        evaluation = asterism("eval", f"{evaluated.path}:{step}", *flags)
+        assert evaluation.returncode == 0, evaluation.stdout + evaluation.stderr
+        alone = read_answers(evaluated.path.parent / f"eval-{step}" / "answers.jsonl")
+        during = [
+            each
+            for each in read_answers(evaluated.answers)
+            if (each.label, each.version, each.set) == (label, step, "few")
+        ]
+        assert [(each.seed, each.digest, each.reward) for each in alone] == [
+            (each.seed, each.digest, each.reward) for each in during
+        ]
+        assert len(alone) == 6
 
 
 def test_the_best_checkpoint_is_kept_and_named(evaluated: RunFolder) -> None:

@@ -85,6 +85,14 @@ async def test_a_server_starts_with_the_checkpoints_weights_and_version(
     assert server.get_bodies(path) == ([expected] if expected else [])
 
 
+async def test_a_server_that_is_only_evaluated_keeps_its_weights(model: Path):
+    server = FakeServer()
+    server.weight_version = "7"
+    async with running_engine(model, server, keeps_weights=True):
+        pass
+    assert server.get_bodies("/update_weights_from_disk") == server.get_bodies("/update_weight_version") == []
+
+
 async def test_a_cache_of_other_weights_is_not_reused(model: Path):
     server = FakeServer(streaming(make_full_response))
     server.weight_version = "7"

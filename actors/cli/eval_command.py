@@ -1,0 +1,109 @@
+"""`asterism eval`: answers the questions of sets with a checkpoint or with servers, and writes and prints the results."""
+
+import asyncio
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+from rich.markup import escape
+
+from actors.cli.join_command import EXIT_INTERRUPTED
+from actors.evaluation.evaluation_run import EvalOptions, EvaluationSetup, build_evaluation_setup, count_planned_answers
+from actors.evaluation.provenance import compute_provenance, keep_provenance
+from actors.evaluation.result_files import write_results
+from actors.launch.checks.input_checks import check_inputs
+from actors.launch.claim_run_folder import claimed_run_folder, increment_counter, keep_task_descriptions
+from actors.launch.display import Display, make_display
+from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
+from analysis.evaluation.answer_records import read_answers
+from analysis.evaluation.results_table import build_results_table
+from bus.addresses import LAUNCHER
+from bus.messages import Progress
+from bus.process.structured_log import configure_logging
+from configs.atomic_write import DiskError, raising_disk_errors
+from configs.run_folder import RunFolder
+from policies.tools.task_description import TaskDescription
+
+_PROGRESS_INTERVAL_S = 2.0
+
+
+def run_evaluation(options: EvalOptions, *, resume: bool, overwrite: bool, console: Console) -> int:
+    """Returns 0, 1 after a lost process, a full disk or if every answer failed, 130 if interrupted. Raises UnusableInput."""
+    try:
+        return _run_evaluation(build_evaluation_setup(options), resume=resume, overwrite=overwrite, console=console)
+    except KeyboardInterrupt:
+        console.print("interrupted", markup=False)
+        return EXIT_INTERRUPTED
+
+
+def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, console: Console) -> int:
+    run, descriptions = setup.run, dict[str, TaskDescription]()
+    inputs = check_inputs(run, descriptions)
+    provenance = compute_provenance(run, setup.weights)
+    resume = resume and RunFolder(Path(run.runs_folder) / run.name).config.exists()  # else killed before it began
+    with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
+        keep_provenance(folder, provenance)
+        keep_task_descriptions(folder, descriptions)
+        refusal = LogWriteFailure()
+        configure_logging(folder, LAUNCHER, run.log.level, refusal.record)
+        display = make_display(console)
+        for line in (f"evaluation {run.name}, seed {run.seed}, in {folder.path}", *inputs):
+            display.print_line(line)
+        try:
+            with raising_disk_errors(folder.path):
+                ending = _answer_questions(setup, folder, refusal, display)
+        except (ProcessDied, TrainingStopped, DiskError) as error:
+            console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            console.print("(--resume continues with the missing answers)", markup=False)
+            return 1
+        if ending == "interrupted":
+            console.print(
+                "interrupted; the same command with --resume continues with the missing answers", markup=False
+            )
+            return EXIT_INTERRUPTED
+        console.print(build_results_table(write_results(run, folder, provenance)))
+        console.print(f"results: {folder.results}", markup=False, soft_wrap=True)
+        return 0
+
+
+def _answer_questions(
+    setup: EvaluationSetup, folder: RunFolder, refusal: LogWriteFailure, display: Display
+) -> RunEnding:
+    """Without a process if a resumed evaluation is complete."""
+    if folder.results.exists() and not any(each.is_failed for each in read_answers(folder.answers)):
+        display.print_line("all questions are answered")
+        display.close()
+        return "finished"
+    launcher = Launcher(setup.run, folder, display, increment_counter(folder.launch_counter), refusal)
+    try:
+        return uvloop.run(_launch(launcher, setup, folder, display))
+    finally:
+        display.close()
+
+
+async def _launch(launcher: Launcher, setup: EvaluationSetup, folder: RunFolder, display: Display) -> RunEnding:
+    showing = asyncio.create_task(_show_answers(folder, count_planned_answers(setup.run), display))
+    try:
+        return await launcher.launch()
+    finally:
+        showing.cancel()
+
+
+async def _show_answers(folder: RunFolder, planned: int, display: Display) -> None:
+    """Until cancelled. Reads only new lines: the file has the dialogues of all answers."""
+    count = position = 0
+    while True:
+        await asyncio.sleep(_PROGRESS_INTERVAL_S)
+        added = await asyncio.to_thread(_read_from, folder.answers, position)
+        position += len(added)
+        if new := added.count(b"\n"):
+            count += new
+            display.show_progress(Progress("answers", min(count, planned), planned, {}))
+
+
+def _read_from(path: Path, position: int) -> bytes:
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(position)
+        return file.read()

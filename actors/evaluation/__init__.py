@@ -1,0 +1,1 @@
+"""Evaluations of a run and of `asterism eval`: their answers and results."""

@@ -1,0 +1,202 @@
+"""The run of `asterism eval`: its configuration from a checkpoint or from URLs, and from the options of the command.
+
+Tasks, tools, dialogues, rewards and sampling are those of the checkpoint's run, of --config, or the defaults, in this order
+of availability: --config replaces the run's. The run has no learner (evaluation.only); its engines start with the weights.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from actors.engines.checkpoint_argument import RUNS_FOLDER, CheckpointArgument, parse_checkpoint_argument
+from configs.algorithm import EarlyStoppingConfig, EvaluationConfig, EvaluationSetConfig, LearnerConfig
+from configs.errors import UnusableInput
+from configs.load import load_run
+from configs.machines import BusConfig, ClusterConfig, EngineConfig
+from configs.run_folder import RunFolder
+from configs.schema import ModelConfig, RunConfig
+from configs.sglang_options import SGLangConfig
+from engine.data.data_files import read_rows
+
+_QUEUED_FRAMES = 4  # per trajectory, as RunConfig requires
+DEFAULT_SET = "test"  # name of data.test in results, and of its set if it has several answers per question
+
+
+class EvalOptions(NamedTuple):
+    targets: Sequence[str]  # CHECKPOINT, or one or more URLs
+    settings: Sequence[str] = ()  # of --set: NAME=FILE, a set of questions; KEY=VALUE, a key of the configuration
+    config: Path | None = None
+    samples: int | None = None
+    questions: int | None = None  # at most, of each set
+    temperature: float | None = None  # 0: greedy answers
+    name: str | None = None
+
+
+class EvaluationSetup(NamedTuple):
+    run: RunConfig
+    weights: Sequence[CheckpointArgument]  # one checkpoint, or URLs
+
+
+def build_evaluation_setup(options: EvalOptions) -> EvaluationSetup:
+    """Raises UnusableInput, which names the argument, flag or key."""
+    weights = [parse_checkpoint_argument(target) for target in options.targets]
+    files, overrides = split_settings(options.settings)
+    if len(weights) > 1 and any(each.folder is not None for each in weights):
+        raise UnusableInput(f"{options.targets[1]}: evaluate one checkpoint, or several URLs in parallel")
+    base = _load_base(options, weights[0], overrides)
+    evaluation = _build_evaluation(base, files, options)
+    try:
+        run = replace(
+            _without_training(base),
+            name=options.name or _choose_name(weights[0]),
+            model=ModelConfig(checkpoint=str(weights[0].folder.absolute())) if weights[0].folder else base.model,
+            bus=_widen_queues(base, evaluation),
+            **choose_engine_settings(base, weights),
+        )
+        run = replace(run, evaluation=evaluation)
+    except ValueError as error:
+        raise UnusableInput(f"asterism eval: {error}") from None
+    return EvaluationSetup(run, weights)
+
+
+def split_settings(settings: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
+    """(files by name of the set, overrides of the configuration). A key of the configuration has a dot, or is one of its
+    top level; another name is that of a set."""
+    files: dict[str, Path] = {}
+    overrides: list[str] = []
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if "." in key or key.strip() in (*RunConfig.__struct_fields__, "preset") or not value:
+            overrides.append(setting)
+        elif key in files:
+            raise UnusableInput(f"--set {setting}: there is a set of this name already")
+        else:
+            files[key.strip()] = Path(value).expanduser().absolute()
+    return files, overrides
+
+
+def choose_engine_settings(base: RunConfig, weights: Sequence[CheckpointArgument]) -> dict[str, Any]:
+    """The tables of the engines for a checkpoint, or for one server per URL."""
+    urls = tuple(each.url.rstrip("/") for each in weights if each.url)
+    if not urls:
+        return {"sglang": replace(base.sglang, external_urls=(), colocate=False)}
+    if openai := next((url for url in urls if url.count("/") > 2), None):
+        raise UnusableInput(f"{openai}: expected the base URL of an SGLang server, such as http://localhost:30000")
+    engine = EngineConfig(kind="sglang", num_engines=len(urls), kv_tokens=0, dtype=base.engine.dtype)
+    return {"engine": engine, "sglang": SGLangConfig(external_urls=urls)}
+
+
+def _load_base(options: EvalOptions, weights: CheckpointArgument, overrides: Sequence[str]) -> RunConfig:
+    """With the files of the checkpoint's run, where its configuration names them by $RUN."""
+    path = options.config or (weights.run.config if weights.run else None)
+    named = overrides if path else [f"name={RUNS_FOLDER}", *overrides]
+    run = load_run(path, named)
+    if weights.run is None:
+        return run
+    if not any(each.startswith("runs_folder=") for each in overrides):
+        run = replace(run, runs_folder=str(weights.run.path.parent))
+    expanded = _expand_paths(msgspec.to_builtins(run), RunFolder(weights.run.path.absolute()))
+    return msgspec.convert(expanded, RunConfig)
+
+
+def _expand_paths(value: Any, folder: RunFolder) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand_paths(each, folder) for key, each in cast(dict[str, Any], value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_expand_paths(each, folder) for each in cast(Sequence[Any], value)]
+    return str(folder.expand_path(value)) if isinstance(value, str) and value.startswith("$RUN") else value
+
+
+def _without_training(base: RunConfig) -> RunConfig:
+    return replace(
+        base,
+        tiny=None,
+        sft=replace(base.sft, steps=0, epochs=0),
+        rl=replace(base.rl, steps=0, max_staleness=0, group_oversampling=1.0),
+        early_stopping=EarlyStoppingConfig(),
+        learner=LearnerConfig(),
+        cluster=ClusterConfig(),
+        log=replace(base.log, events=True, keep_steps=0),
+        evaluation=EvaluationConfig(0),
+    )
+
+
+def _widen_queues(base: RunConfig, evaluation: EvaluationConfig) -> BusConfig:
+    """All trajectories start together."""
+    answers = sum(each.questions * each.samples for each in evaluation.sets) or evaluation.questions * len(
+        base.resolved_tasks
+    )
+    return replace(base.bus, queue_messages=max(base.bus.queue_messages, _QUEUED_FRAMES * answers))
+
+
+def _choose_name(weights: CheckpointArgument) -> str:
+    if weights.run is not None:
+        return f"eval-{weights.run.path.resolve().name}-{weights.step}"
+    if weights.folder is not None:
+        return f"eval-{weights.folder.resolve().name}"
+    return "eval-" + weights.url.partition("://")[2].rstrip("/").replace(":", "-").replace("/", "-")
+
+
+# ---------------------------------------------------------------- sets
+
+
+def _build_evaluation(base: RunConfig, files: dict[str, Path], options: EvalOptions) -> EvaluationConfig:
+    if files:
+        sets = [_build_set(base, name, file, options) for name, file in files.items()]
+    else:
+        sets = [_limit_set(each, options) for each in _list_known_sets(base, options)]
+    greedy = base.evaluation.during == "greedy" if options.temperature is None else options.temperature == 0
+    unnamed = options.questions or base.evaluation.questions
+    return replace(
+        base.evaluation,
+        questions=max((each.questions for each in sets), default=unnamed),
+        every=0,
+        during="greedy" if greedy else "sampled",
+        temperature=options.temperature or base.evaluation.temperature,
+        sets=tuple(sets),
+        only=True,
+    )
+
+
+def _build_set(base: RunConfig, name: str, file: Path, options: EvalOptions) -> EvaluationSetConfig:
+    """Of all questions of the file. A set of the run with this name has its task."""
+    known = next((each for each in base.evaluation.sets if each.name == name), None)
+    rows = sum(1 for _ in read_rows(file))
+    return EvaluationSetConfig(
+        name=name,
+        data=str(file),
+        task=known.task if known else "",
+        questions=min(rows, options.questions or rows),
+        samples=options.samples or (known.samples if known else 1),
+    )
+
+
+def _list_known_sets(base: RunConfig, options: EvalOptions) -> Sequence[EvaluationSetConfig]:
+    """Of the run: [[evaluation.sets]], or with several answers per question the questions of data.test or tasks[].test."""
+    if base.evaluation.sets or (options.samples or 1) == 1:
+        return base.resolved_evaluation_sets if base.evaluation.sets else ()
+    return [replace(each, name=each.task or DEFAULT_SET) for each in base.resolved_evaluation_sets if each.data]
+
+
+def _limit_set(known: EvaluationSetConfig, options: EvalOptions) -> EvaluationSetConfig:
+    samples, questions = options.samples or known.samples, options.questions or known.questions
+    return replace(known, samples=samples, questions=questions, every=0)
+
+
+def count_planned_answers(run: RunConfig) -> int:
+    """At most, since prompts over the limit are not asked."""
+    return sum(each.questions * each.samples for each in run.resolved_evaluation_sets)
+
+
+def hash_files(paths: Sequence[Path]) -> str:
+    """SHA-256 of the contents, one file after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

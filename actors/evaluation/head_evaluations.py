@@ -1,0 +1,105 @@
+"""Evaluations in the head process: their answers, their metrics, and the answers of earlier launches."""
+
+import asyncio
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
+
+from msgspec.structs import replace
+
+from actors.evaluation.answer_log import AnswerLog, AnswerObserver
+from actors.runtime.decider_loop import Observer, Service
+from actors.runtime.logged_problems import read_problem_counts
+from actors.runtime.wiring import build_rules
+from analysis.evaluation.answer_records import AnswerRecord, read_answers
+from analysis.evaluation.set_results import compute_metrics, compute_set_result, group_questions
+from bus.addresses import HEAD
+from bus.event_log.reader import decode_event, find_epoch_start, read_events
+from bus.messages import AnyMessage, MetricsRecorded, RunStarted
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.data.task_inputs import read_task_descriptions
+from engine.model.tokenizer import load_tokenizer
+from policies.groups.evaluation_questions import EvaluationQuestions
+from policies.step_metrics import divide, drop_undefined
+
+
+@contextmanager
+def recording_answers(run: RunConfig, folder: RunFolder, other: Observer) -> Generator[tuple[AnswerLog, Observer]]:
+    """The log of answers, and an observer that writes to it and then calls `other`. After the head has loaded the
+    problems."""
+    tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
+    rules, counts = build_rules(run, read_task_descriptions(folder), tokenizer), read_problem_counts(folder)
+    assert counts is not None
+    planned = EvaluationQuestions(run, counts.test).list_all()
+    log = AnswerLog(folder.answers, rules, run.roc.positive_above, has_dialogues=run.evaluation.only)
+    with closing(log):
+        yield log, AnswerObserver(log, planned, other)
+
+
+def find_answered(run: RunConfig, folder: RunFolder, epoch: int) -> tuple[int, ...]:
+    """Seeds of the answers that a resumed `asterism eval` need not ask for.
+
+    An incarnation that recovers from the log takes those of the first incarnation of this launch: its deciders must
+    repeat their decisions.
+    """
+    if not run.evaluation.only:
+        return ()
+    log = folder.events / f"{HEAD}.sqlite"
+    first = find_epoch_start(log, epoch)
+    if first is not None:
+        event, _ = next(read_events(log, kinds=[RunStarted.__name__], since_seq=first))
+        started = decode_event(log, event).message
+        assert isinstance(started, RunStarted)
+        return started.answered
+    return tuple(each.seed for each in read_answers(folder.answers) if not each.is_failed)
+
+
+class EvaluationMetrics:
+    """Adds the figures of the answers to the lines of evaluations, and passes all lines on: a service of the head."""
+
+    def __init__(self, run: RunConfig, log: AnswerLog, write: Service) -> None:
+        self._run, self._log, self._write = run, log, write
+
+    async def write(self, message: AnyMessage) -> None:
+        if isinstance(message, MetricsRecorded) and message.kind == "evaluation":
+            answers = await self._log.list_answers(message.label, message.step)
+            values = await asyncio.to_thread(self._compute, answers)
+            message = replace(message, values={**self._select_recorded(message), **values})
+        await self._write(message)
+
+    def _select_recorded(self, message: MetricsRecorded) -> dict[str, float]:
+        """The recorder has not seen the answers of earlier launches of `asterism eval`."""
+        kept = ("version", "other_version_tokens") if self._run.evaluation.only else message.values
+        return {key: message.values[key] for key in kept}
+
+    def _compute(self, answers: Sequence[AnswerRecord]) -> dict[str, float]:
+        """For sets with several answers per question. For `asterism eval` also the keys of the recorder."""
+        values = self._count_all(answers) if self._run.evaluation.only else {}
+        for each in self._run.resolved_evaluation_sets:
+            own = [answer for answer in answers if answer.set == each.name]
+            if own and each.name and each.samples > 1:
+                values |= compute_metrics(each.name, compute_set_result(group_questions(own), each.samples))
+        return values
+
+    def _count_all(self, answers: Sequence[AnswerRecord]) -> dict[str, float]:
+        values = _summarize(answers)
+        components = {name for each in answers for name in each.components}
+        for name in sorted(components):
+            scored = [each.components[name] for each in answers if name in each.components]
+            values[f"reward: {name}"] = divide(sum(scored), len(scored))
+        for name in sorted({each.set for each in answers} - {""}):
+            own = _summarize([each for each in answers if each.set == name])
+            values |= {f"set {name}: {key}": value for key, value in own.items()}
+        return drop_undefined(values)
+
+
+def _summarize(answers: Sequence[AnswerRecord]) -> dict[str, float | None]:
+    """The keys of policies.step_metrics."""
+    results = [each for each in answers if not each.is_failed]
+    return {
+        "accuracy": divide(sum(each.correct for each in results), len(results)),
+        "reward": divide(sum(each.reward for each in results), len(results)),
+        "questions": float(len(answers)),
+        "failed": float(len(answers) - len(results)),
+        "response_tokens": divide(sum(each.response_tokens for each in results), len(results)),
+    }

@@ -1,0 +1,65 @@
+"""What an evaluation's figures belong to: digests of weights and data, fixed at its first start.
+
+A resumed evaluation must have the same; otherwise its answers would be of two models, or on two data sets.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from actors.engines.checkpoint_argument import CheckpointArgument
+from actors.evaluation.evaluation_run import DEFAULT_SET, hash_files
+from configs.algorithm import EvaluationSetConfig
+from configs.atomic_write import write_atomically
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.data.data_files import list_data_files
+from engine.model.weight_files import list_weight_files
+
+
+class Provenance(msgspec.Struct, frozen=True):
+    weights: dict[str, Any]  # of a checkpoint: folder, run, step, sha256 of its weight files; else the URLs
+    data: dict[str, str]  # SHA-256 of the files of each set, by its name
+
+
+def compute_provenance(run: RunConfig, weights: Sequence[CheckpointArgument]) -> Provenance:
+    """Reads all weight files, about a second per GB. Raises UnusableInput for a missing file."""
+    sets = [each for each in run.resolved_evaluation_sets if each.data]
+    data = {name_set(each): hash_files(list_data_files(Path(each.data))) for each in sets}
+    return Provenance(describe_weights(weights), data)
+
+
+def name_set(config: EvaluationSetConfig) -> str:
+    """Sets without a name have that of their task."""
+    return config.name or config.task or DEFAULT_SET
+
+
+def describe_weights(weights: Sequence[CheckpointArgument]) -> dict[str, Any]:
+    first = weights[0]
+    if first.folder is None:
+        return {"urls": [each.url for each in weights]}
+    digest = hash_files(list_weight_files(first.folder))
+    run = str(first.run.path) if first.run is not None else None
+    return {"folder": str(first.folder), "run": run, "step": first.step, "sha256": digest}
+
+
+def keep_provenance(folder: RunFolder, present: Provenance) -> None:
+    """Write it at the first start. Raises UnusableInput if a resumed evaluation began with other weights or data."""
+    path = folder.provenance
+    if not path.exists():
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(present)) + b"\n")
+        return
+    before = msgspec.json.decode(path.read_bytes(), type=Provenance)
+    changed = [
+        f"evaluation.sets.{name}.data" for name, digest in present.data.items() if before.data.get(name) != digest
+    ]
+    if before.weights != present.weights:
+        changed.insert(0, "model.checkpoint")
+    if changed:
+        raise UnusableInput(
+            f"{folder.path}: the content of {' and '.join(changed)} has changed since this evaluation began; "
+            "restore it, or start another evaluation with --name"
+        )

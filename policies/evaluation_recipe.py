@@ -1,0 +1,48 @@
+"""The order of a run that only evaluates (`asterism eval`): one evaluation of the weights of model.checkpoint.
+
+    RunStarted --> EvaluationRequested to the buffer --> EvaluationFinished --> RunFinished
+
+The engines start with these weights, as version EVALUATED_VERSION, and join only the arbiter: no learner publishes weights,
+and no engine waits for any. Trajectories wait for their first lease until an engine has joined.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from bus.addresses import BUFFER
+from bus.messages import AnyMessage, EngineLeft, EvaluationFinished, ProtocolError, RunFinished, RunStarted
+from configs.schema import RunConfig
+from policies.decider import Send
+from policies.step_evaluations import EvaluationPlan
+
+EVALUATED_VERSION = 0  # of the weights, in messages
+
+
+class EvaluationRecipeState(msgspec.Struct):
+    pending_label: str = ""  # of the evaluation in flight
+
+
+class EvaluationRecipe:
+    """A decider (policies.decider.Decider) in the place of policies.recipe.Recipe."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self._plan = EvaluationPlan.from_config(run)
+        self._label = run.evaluation.during
+        self.state = EvaluationRecipeState()
+
+    def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
+        match event:
+            case RunStarted():
+                self.state = EvaluationRecipeState(self._label)
+                return [Send(BUFFER, self._plan.build_request(self._label, EVALUATED_VERSION))]
+            case EvaluationFinished(label=label) if label == self.state.pending_label:
+                self.state = EvaluationRecipeState()
+                return [Send(BUFFER, RunFinished(EVALUATED_VERSION))]
+            case EngineLeft():  # the arbiter and the rollouts act on it
+                return []
+            case _:
+                raise ProtocolError(f"the recipe of an evaluation does not accept {type(event).__name__}")
+
+    def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
+        return self.state

@@ -1,0 +1,64 @@
+"""The answers that evaluations ask for: which questions of which sets, how often, and with which seeds.
+
+The seed of an answer depends only on the run's seed, the name of its set, the place of its question in the set and the
+number of the sample. So an evaluation during training and `asterism eval` draw the same answers from the same weights,
+whatever other sets the run has. Questions of a set without a name, which is that of a run without [[evaluation.sets]], are
+numbered through all tasks.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from bus.messages import EvaluationRequested
+from configs.algorithm import EvaluationSetConfig
+from configs.schema import RunConfig
+from policies.seeded_random import EVALUATE, mix
+
+
+class PlannedAnswer(NamedTuple):
+    problem: int  # numbered through all sets
+    evaluation_set: str
+    place: int  # of the problem in its set
+    sample: int  # from 0
+    seed: int  # of its group; no two answers have the same
+
+
+class EvaluationQuestions:
+    def __init__(self, run: RunConfig, counts: Sequence[int]) -> None:
+        """`counts`: problems of each set."""
+        self._seed = run.seed
+        self._sets = run.resolved_evaluation_sets
+        self._intervals = run.evaluation.intervals
+        self._counts = counts
+
+    def list_answers(self, request: EvaluationRequested, answered: Collection[int] = ()) -> list[PlannedAnswer]:
+        """Of up to `request.questions` questions of each set that is due, without the seeds in `answered`."""
+        due = self._list_due_sets(request)
+        return [each for number in due for each in self._plan(number, request.questions) if each.seed not in answered]
+
+    def list_all(self) -> list[PlannedAnswer]:
+        """Of all evaluations of the run."""
+        return [each for number in range(len(self._counts)) for each in self._plan(number, self._counts[number])]
+
+    def _list_due_sets(self, request: EvaluationRequested) -> list[int]:
+        """Evaluations at the start and at the end have all sets."""
+        numbers = range(len(self._counts))
+        if not request.label.startswith("step_") or not self._has_own_intervals:
+            return list(numbers)
+        return [each for each in numbers if self._intervals[each] and request.version % self._intervals[each] == 0]
+
+    @property
+    def _has_own_intervals(self) -> bool:
+        """With equal intervals each evaluation has all sets."""
+        return len(set(self._intervals)) > 1
+
+    def _plan(self, number: int, wanted: int) -> Iterator[PlannedAnswer]:
+        each, first = self._sets[number], sum(self._counts[:number])
+        for place in range(min(wanted, each.questions, self._counts[number])):
+            for sample in range(each.samples):
+                seed = self._compute_seed(each, first + place, place, sample)
+                yield PlannedAnswer(first + place, each.name, place, sample, seed)
+
+    def _compute_seed(self, each: EvaluationSetConfig, index: int, place: int, sample: int) -> int:
+        question = (mix(*each.name.encode()), place) if each.name else (index,)
+        return mix(self._seed, EVALUATE, *question, *((sample,) if sample else ()))

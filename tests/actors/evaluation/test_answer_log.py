@@ -1,0 +1,149 @@
+"""The log of answers in the head process: each answer once, as the rollout and its grader saw it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from actors.evaluation.answer_log import (
+    AnswerLog,
+    AnswerObserver,
+    drop_answers_after,
+    extract_answer,
+    find_last_turn,
+    split_turns,
+)
+from analysis.evaluation.answer_records import AnswerRecord, AnswerTurn, read_answers
+from bus.messages import (
+    AnyMessage,
+    EvaluationRequested,
+    StartGroup,
+    TokenRecord,
+    TrajectoryFailed,
+    TrajectoryFinished,
+    ids_to_bytes,
+)
+from configs.schema import DialogueConfig
+from policies.decider import Send
+from policies.dialogue.chat_format import build_dialogue_format
+from policies.dialogue.dialogue_renderer import ChatMLRenderer
+from policies.groups.evaluation_questions import PlannedAnswer
+from policies.rollout.trajectory import Rules
+from tasks.math_python import MATH_PYTHON
+from tests.fakes import TOKENIZER
+from tests.policies.groups.finished import finished
+
+REQUEST = EvaluationRequested("sampled", 1.0, 9, 0)
+
+
+def make_rules(**changes: Any) -> Rules:
+    dialogue = DialogueConfig(tools=("jupyter_code",))
+    renderer = ChatMLRenderer(TOKENIZER, build_dialogue_format(dialogue, MATH_PYTHON))
+    return Rules(renderer, 99, 9, 1, 99, renderer.stop_token_ids, **changes)
+
+
+def make_record(*parts: tuple[str, bool]) -> TokenRecord:
+    """A prompt of one token, and parts of the response: text, and whether the model generated it."""
+    encoded = [(TOKENIZER.encode(text, trusted=True), generated) for text, generated in parts]
+    ids = [0, *(token for tokens, _ in encoded for token in tokens)]
+    mask = bytes([0]) + b"".join(bytes([generated]) * len(tokens) for tokens, generated in encoded)
+    return TokenRecord(1, ids_to_bytes(ids), mask, bytes(4 * len(ids)), bytes(4 * len(ids)))
+
+
+def end_with(record: TokenRecord, **changes: Any) -> TrajectoryFinished:
+    return replace(finished(0, 1.0, group_id=7), record=record, **changes)
+
+
+ANSWER = make_record(("a <tool_call>x</tool_call>", True), ("42", False), (r"<answer>\boxed{4}</answer>", True))
+
+
+def test_the_answer_is_that_of_the_last_turn_and_the_response_is_split_into_turns() -> None:
+    assert extract_answer(make_rules(), end_with(ANSWER)) == "4"
+    turns = split_turns(make_rules(), ANSWER)
+    assert [(turn.role, turn.text) for turn in turns] == [
+        ("assistant", "a <tool_call>x</tool_call>"),
+        ("environment", "42"),
+        ("assistant", r"<answer>\boxed{4}</answer>"),
+    ]
+    assert sum(turn.tokens for turn in turns) == ANSWER.response_tokens
+    assert find_last_turn(ANSWER) == ANSWER.num_tokens - turns[-1].tokens
+
+
+@pytest.mark.parametrize("ending", ["no_answer", "length", "turns", "done"])
+def test_a_response_that_is_not_graded_has_no_answer(ending: Any) -> None:
+    assert extract_answer(make_rules(), end_with(ANSWER, ending=ending)) == ""
+    assert extract_answer(make_rules(kind="dialogue"), end_with(ANSWER)) == ""
+    assert extract_answer(make_rules(graded_text="response"), end_with(ANSWER, ending=ending)) == "4"
+
+
+class World:
+    """An observer with its log, and the groups of an evaluation of three answers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.seen = path, list[AnyMessage]()
+        self.planned = [PlannedAnswer(place, "aime", place, 0, 50 + place) for place in range(3)]
+        self.start()
+
+    def start(self) -> None:
+        """A new head process."""
+        self.log = AnswerLog(self.path, {"": make_rules()}, 0.0, has_dialogues=True)
+
+        def on_decision(now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
+            self.seen.append(event)
+
+        other = cast(Any, SimpleNamespace(quiet=False, on_decision=on_decision))
+        self.observer = AnswerObserver(self.log, self.planned, other)
+        groups = [
+            StartGroup(place, "evaluate", f"aime:{place}", "4", bytes(4), 1, place, 1.0, 50 + place)
+            for place in range(3)
+        ]
+        self.observer.on_decision(0.0, REQUEST, [Send("rollout-0", group) for group in groups])
+
+    def end(self, *events: TrajectoryFinished | TrajectoryFailed) -> list[AnswerRecord]:
+        for event in events:
+            self.observer.on_decision(0.0, event, [])
+        self.log.close()
+        return read_answers(self.path)
+
+
+def finish_group(group_id: int, reward: float) -> TrajectoryFinished:
+    return end_with(ANSWER, trajectory_id=group_id, group_id=group_id, reward=reward)
+
+
+async def test_a_head_that_recovers_writes_each_answer_once_and_replaces_failures(tmp_path: Path) -> None:
+    world, failure = World(tmp_path / "answers.jsonl"), TrajectoryFailed(1, 1, "engine: gone")
+    first = world.end(finish_group(0, 1.0), failure)
+    assert [(each.place, each.ending, each.correct) for each in first] == [(0, "answered", True), (1, "failed", False)]
+    world.start()
+    again = world.end(finish_group(0, 0.0), finish_group(1, 0.0), finish_group(2, 1.0))
+    assert [(each.place, each.ending, each.correct) for each in again] == [
+        (0, "answered", True),
+        (1, "answered", False),
+        (2, "answered", True),
+    ]
+    assert len(world.path.read_bytes().splitlines()) == 4
+    assert [each.seed for each in await world.log.list_answers("sampled", 0)] == [50, 51, 52]
+    assert world.seen.count(REQUEST) == 2
+
+
+def test_a_line_has_the_answer_the_gold_answer_and_the_dialogue(tmp_path: Path) -> None:
+    world = World(tmp_path / "answers.jsonl")
+    (found,) = world.end(finish_group(2, 1.0))
+    assert (found.set, found.question, found.gold, found.answer, found.seed) == ("aime", "aime:2", "4", "4", 52)
+    assert b'"dialogue":[["assistant",' in world.path.read_bytes()
+    assert isinstance(found.dialogue, tuple)
+    assert AnswerTurn("environment", "42", 2).role == "environment"
+
+
+def test_a_run_that_resumes_from_a_step_drops_the_answers_of_later_weights(tmp_path: Path) -> None:
+    world = World(tmp_path / "answers.jsonl")
+    world.end(finish_group(0, 1.0))
+    line = world.path.read_bytes()
+    world.path.write_bytes(line + line.replace(b'"version":0', b'"version":4') + b'{"torn')
+    drop_answers_after(world.path, 3)
+    assert world.path.read_bytes() == line
+    drop_answers_after(world.path, 0)
+    assert world.path.read_bytes() == b""

@@ -1,0 +1,152 @@
+"""The configuration of `asterism eval`, from a checkpoint of a run, a model's folder or URLs, and from its options."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.evaluation.evaluation_run import EvalOptions, build_evaluation_setup, split_settings
+from actors.evaluation.provenance import compute_provenance, keep_provenance
+from actors.evaluation.result_files import find_over_limit
+from configs.errors import UnusableInput
+from configs.load import load_run, write_resolved
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+
+TRAINED = (
+    *("name=trained", "seed=5", "tiny.num_layers=1", "rl.max_staleness=1", "rl.prompts=2", "dialogue.max_turns=7"),
+    *("evaluation.every=2", "evaluation.temperature=0.5", "learner.lora_rank=4", "learner.lora_publish=adapters"),
+)
+
+
+def write_model(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def write_questions(path: Path, count: int = 3) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f'{{"question": "{number}?", "answer": "1"}}\n' for number in range(count)))
+    return path
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> RunFolder:
+    """A run with a checkpoint after 40 steps."""
+    folder = RunFolder(tmp_path / "runs" / "trained")
+    write_model(folder.get_checkpoint_path(40))
+    write_questions(folder.data / "test.jsonl")
+    write_resolved(load_run(None, TRAINED), folder.config)
+    return folder
+
+
+def build(target: Path | str, *settings: str, **options: Any) -> RunConfig:
+    return build_evaluation_setup(EvalOptions([str(target)], settings, **options)).run
+
+
+def test_an_evaluation_has_the_run_s_settings_and_no_training(trained: RunFolder, tmp_path: Path) -> None:
+    file = write_questions(tmp_path / "aime.jsonl", 30)
+    run = build(trained.path, f"aime24={file}", samples=32)
+    assert (run.name, run.runs_folder) == ("eval-trained-40", str(tmp_path / "runs"))
+    assert (run.seed, run.dialogue.max_turns, run.tiny) == (5, 7, None)
+    assert run.model.checkpoint == str(trained.get_checkpoint_path(40))
+    assert (run.rl.steps, run.sft.steps, run.rl.max_staleness, run.learner.lora_rank) == (0, 0, 0, 0)
+    assert run.evaluation.only
+    assert (run.evaluation.temperature, run.evaluation.intervals) == (0.5, (0,))
+    (found,) = run.resolved_evaluation_sets
+    assert (found.name, found.data, found.questions, found.samples) == ("aime24", str(file), 30, 32)
+
+
+def test_without_a_set_the_questions_are_those_of_the_run(trained: RunFolder) -> None:
+    (unnamed,) = build(trained.path).resolved_evaluation_sets
+    assert (unnamed.name, unnamed.data, unnamed.samples) == ("", str(trained.data / "test.jsonl"), 1)
+    (named,) = build(trained.path, samples=4, questions=2).resolved_evaluation_sets
+    assert (named.name, named.data, named.samples, named.questions) == (
+        *("test", str(trained.data / "test.jsonl")),
+        *(4, 2),
+    )
+
+
+def test_sets_of_the_run_keep_their_tasks_and_samples_unless_others_are_given(
+    trained: RunFolder, tmp_path: Path
+) -> None:
+    rows = write_questions(tmp_path / "rows.jsonl", 4)
+    tasks = f'tasks=[{{name="a", data="{rows}"}}, {{name="b", data="{rows}"}}]'
+    sets = f'evaluation.sets=[{{name="x", data="{rows}", task="b", samples=3, every=5}}]'
+    write_resolved(load_run(None, (*TRAINED, tasks, sets)), trained.config)
+    (known,) = build(trained.path).resolved_evaluation_sets
+    assert (known.task, known.samples, known.every, known.questions) == ("b", 3, 0, 512)
+    (other,) = build(trained.path, f"x={write_questions(tmp_path / 'other.jsonl', 2)}", samples=2).evaluation.sets
+    assert (other.task, other.samples, other.questions) == ("b", 2, 2)
+
+
+@pytest.mark.parametrize(("temperature", "during"), [(0.0, "greedy"), (0.7, "sampled"), (None, "sampled")])
+def test_a_temperature_of_0_asks_for_greedy_answers(trained: RunFolder, temperature: float | None, during: str) -> None:
+    assert build(trained.path, temperature=temperature).evaluation.during == during
+
+
+def test_queues_hold_all_answers(trained: RunFolder, tmp_path: Path) -> None:
+    file = write_questions(tmp_path / "many.jsonl", 2000)
+    assert build(trained.path, f"many={file}", samples=32).bus.queue_messages == 4 * 32 * 2000
+
+
+def test_keys_of_the_configuration_differ_from_names_of_sets() -> None:
+    files, overrides = split_settings(["aime24=a.jsonl", "seed=3", "dialogue.max_turns=2", "amc=~/b.jsonl"])
+    assert files == {"aime24": Path.cwd() / "a.jsonl", "amc": Path("~/b.jsonl").expanduser()}
+    assert overrides == ["seed=3", "dialogue.max_turns=2"]
+    with pytest.raises(UnusableInput, match=r"--set x=b\.jsonl: there is a set of this name"):
+        split_settings(["x=a.jsonl", "x=b.jsonl"])
+
+
+def test_a_model_without_a_run_has_the_defaults_and_the_given_keys(tmp_path: Path) -> None:
+    model, file = write_model(tmp_path / "qwen"), write_questions(tmp_path / "rows.jsonl")
+    run = build(model, f"rows={file}", "dialogue.max_turns=3", f"runs_folder={tmp_path}")
+    assert (run.name, run.runs_folder, run.dialogue.max_turns) == ("eval-qwen", str(tmp_path), 3)
+
+
+def test_each_url_is_a_server_of_its_own(tmp_path: Path) -> None:
+    file = write_questions(tmp_path / "rows.jsonl")
+    urls = ["http://10.0.0.1:30000/", "http://10.0.0.2:30000"]
+    run = build_evaluation_setup(EvalOptions(urls, [f"rows={file}", "model.checkpoint=/model"])).run
+    assert (run.engine.kind, run.engine.num_engines, run.engine.kv_tokens) == ("sglang", 2, 0)
+    assert run.sglang.external_urls == ("http://10.0.0.1:30000", "http://10.0.0.2:30000")
+    assert (run.name, run.model.checkpoint) == ("eval-10.0.0.1-30000", "/model")
+
+
+@pytest.mark.parametrize(
+    ("targets", "settings", "message"),
+    [
+        (["http://h:1/v1"], [], "http://h:1/v1: expected the base URL of an SGLang server"),
+        (["RUN", "RUN"], [], "evaluate one checkpoint, or several URLs"),
+        (["RUN"], ["x=missing.jsonl"], "missing.jsonl"),
+        (["RUN"], ["dialogue.max_turn=2"], "dialogue.max_turn"),
+    ],
+)
+def test_unusable_arguments_are_named(
+    trained: RunFolder, targets: list[str], settings: list[str], message: str
+) -> None:
+    named = [str(trained.path) if each == "RUN" else each for each in targets]
+    with pytest.raises(UnusableInput, match=message):
+        build_evaluation_setup(EvalOptions(named, settings))
+
+
+def test_weights_and_questions_are_fixed_at_the_first_start(trained: RunFolder, tmp_path: Path) -> None:
+    file, folder = write_questions(tmp_path / "rows.jsonl"), RunFolder(tmp_path)
+    setup = build_evaluation_setup(EvalOptions([str(trained.path)], [f"rows={file}"]))
+    first = compute_provenance(*setup)
+    keep_provenance(folder, first)
+    keep_provenance(folder, compute_provenance(*setup))
+    assert first.weights["step"] == 40
+    (trained.get_checkpoint_path(40) / "model.safetensors").write_text("[]")
+    write_questions(file, 4)
+    with pytest.raises(UnusableInput, match=r"model\.checkpoint and evaluation\.sets\.rows\.data has changed"):
+        keep_provenance(folder, compute_provenance(*setup))
+
+
+def test_skipped_questions_of_a_limited_set_are_those_before_its_last_one() -> None:
+    names = ["a", "b", "c", "d"]
+    assert find_over_limit(names, {"a", "c"}, 2) == ["b"]
+    assert find_over_limit(names, {"a", "c"}, 3) == ["b", "d"]
+    assert find_over_limit(names, set(), 3) == names

@@ -1,0 +1,175 @@
+"""`asterism eval` over real processes: its figures against a count from the event log, kills, and resumption."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.evaluation.answer_records import read_answers
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import StartGroup, TrajectoryFinished
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import ASTERISM, ROOT, asterism, finish, wait_until
+
+pytestmark = pytest.mark.slow
+
+SAMPLES, QUESTIONS = 4, 16
+
+
+def list_arguments(trained: RunFolder, name: str, *flags: str) -> list[str]:
+    test = trained.data / "test.jsonl"
+    return ["eval", str(trained.path), "--set", f"aime={test}", "-k", str(SAMPLES), "--name", name, *flags]
+
+
+@pytest.fixture(scope="module")
+def evaluation(finished_run: tuple[RunFolder, str]) -> tuple[RunFolder, str]:
+    """An uninterrupted evaluation and its output."""
+    trained, _ = finished_run
+    done = asterism(*list_arguments(trained, "whole"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return RunFolder(trained.path.parent / "whole"), done.stdout
+
+
+@pytest.fixture
+def start(finished_run: tuple[RunFolder, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def launch(name: str, *flags: str) -> subprocess.Popen[str]:
+        command = [*ASTERISM, *list_arguments(finished_run[0], name, *flags)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        started.append(process)
+        return process
+
+    yield launch
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def read_results(folder: RunFolder) -> dict[str, Any]:
+    """Without names and durations."""
+    results = json.loads(folder.results.read_text())
+    del results["name"], results["results"][0]["time_seconds"], results["sets"]["aime"]["seconds"]
+    return results
+
+
+def count_from_event_log(folder: RunFolder) -> dict[str, list[float]]:
+    """The rewards of each question."""
+    questions = {
+        decode(event.frame).message.group_id: decode(event.frame).message.problem  # pyright: ignore
+        for event, _ in read_events(folder.events / "rollout-0.sqlite", kinds=[StartGroup.__name__])
+    }
+    rewards: dict[str, list[float]] = {}
+    for event, _ in read_events(folder.events / "head.sqlite", kinds=[TrajectoryFinished.__name__]):
+        message = decode(event.frame).message
+        assert isinstance(message, TrajectoryFinished)
+        rewards.setdefault(questions[message.group_id], []).append(message.reward)
+    return rewards
+
+
+def test_the_figures_are_those_of_a_count_from_the_event_log(evaluation: tuple[RunFolder, str]) -> None:
+    folder, printed = evaluation
+    rewards, (result,) = count_from_event_log(folder), json.loads(folder.results.read_text())["sets"].values()
+    assert sorted(map(len, rewards.values())) == [SAMPLES] * QUESTIONS
+    assert result["avg"] == pytest.approx(sum(map(sum, rewards.values())) / SAMPLES / QUESTIONS)
+    for k in (1, 2, 4):
+        solved = [any(choice) for each in rewards.values() for choice in combinations(each, k)]
+        assert result["pass_at_k"][str(k)] == pytest.approx(sum(solved) / len(solved))
+    assert f"{result['avg']:.1%}" in printed
+    (line,) = [json.loads(text) for text in folder.metrics.read_text().splitlines()]
+    assert line["set aime: avg@4"] == result["avg"]
+
+
+def test_other_tools_find_every_answer_with_its_dialogue(evaluation: tuple[RunFolder, str]) -> None:
+    folder, _ = evaluation
+    questions = [json.loads(line) for line in (folder.path / "questions.jsonl").read_text().splitlines()]
+    traces = [json.loads(line) for line in (folder.path / "traces.jsonl").read_text().splitlines()]
+    assert [len(each["answers"]) for each in questions] == [SAMPLES] * QUESTIONS
+    by_seed = {answer["seed"]: (each, answer) for each in questions for answer in each["answers"]}
+    assert {trace["info"]["seed"] for trace in traces} == by_seed.keys()
+    for trace in traces:
+        question, answer = by_seed[trace["info"]["seed"]]
+        assert trace["task"]["data"]["prompt"] == question["text"]
+        assert trace["rewards"]["reward"]["score"] == answer["reward"]
+        assert answer["answer"] in trace["nodes"][-1]["message"]["content"]
+        cut_turns = sum(node["sampled"] for node in trace["nodes"]) - answer["turns"]
+        assert cut_turns in ((0, 1) if answer["ending"] == "length" else (0,))
+
+
+def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
+    evaluation: tuple[RunFolder, str], start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    whole, _ = evaluation
+    folder = RunFolder(whole.path.parent / "killed")
+    points: list[tuple[signal.Signals, Callable[[], bool]]] = [
+        (signal.SIGKILL, folder.config.exists),
+        *((number, lambda count=count: len(read_answers(folder.answers)) >= count) for number, count in (
+            (signal.SIGKILL, 1), (signal.SIGINT, 12), (signal.SIGKILL, 30), (signal.SIGKILL, 55)
+        )),
+    ]  # fmt: skip
+    for number, is_reached in points:
+        process = start("killed", "--resume")
+        wait_until(is_reached, process)
+        process.send_signal(number)
+        output = finish(process)
+        assert process.returncode == (130 if number == signal.SIGINT else -number), output
+        before = read_answers(folder.answers)
+        assert len(before) < SAMPLES * QUESTIONS
+        if before:
+            with folder.answers.open("ab") as file:
+                file.write(b'{"label":"sampled","ver')  # torn
+    process = start("killed", "--resume")
+    assert (finish(process), process.returncode)[1] == 0
+    assert read_results(folder) == read_results(whole)
+    found, expected = read_answers(folder.answers), read_answers(whole.answers)
+    assert [(each.key, each.digest) for each in found] == [(each.key, each.digest) for each in expected]
+    assert json.loads(folder.metrics.read_text()) == json.loads(whole.metrics.read_text())
+
+
+def test_a_finished_evaluation_prints_its_results_again_without_a_process(
+    evaluation: tuple[RunFolder, str], finished_run: tuple[RunFolder, str]
+) -> None:
+    folder, printed = evaluation
+    launches = folder.launch_counter.read_text()
+    again = asterism(*list_arguments(finished_run[0], "whole", "--resume"))
+    assert again.returncode == 0
+    assert "all questions are answered" in again.stdout
+    assert again.stdout.partition("questions x answers")[2] == printed.partition("questions x answers")[2]
+    assert folder.launch_counter.read_text() == launches
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--temperature", "0.5"), "evaluation.temperature"),
+        (("-k", "8"), "evaluation.sets.aime.samples"),
+        (("--set", "dialogue.max_turns=2"), "dialogue.max_turns"),
+    ],
+)
+def test_other_settings_are_refused_on_resume_with_their_keys(
+    evaluation: tuple[RunFolder, str], finished_run: tuple[RunFolder, str], flags: tuple[str, ...], message: str
+) -> None:
+    refused = asterism(*list_arguments(finished_run[0], "whole", "--resume", *flags))
+    assert refused.returncode == 2
+    assert message in refused.stdout + refused.stderr
+
+
+def test_other_questions_in_the_same_file_are_refused_on_resume(
+    finished_run: tuple[RunFolder, str], tmp_path: Path
+) -> None:
+    file, trained = tmp_path / "questions.jsonl", finished_run[0]
+    flags = ("--set", f"own={file}", "--name", "changed")
+    file.write_text('{"question": "What is 1+2?", "answer": "3", "level": 2}\n')
+    assert asterism("eval", str(trained.path), *flags).returncode == 0
+    results = json.loads(RunFolder(trained.path.parent / "changed").results.read_text())
+    assert results["sets"]["own"]["by_difficulty"]["2"]["questions"] == 1
+    file.write_text('{"question": "What is 1+3?", "answer": "4", "level": 2}\n')
+    refused = asterism("eval", str(trained.path), *flags, "--resume")
+    assert refused.returncode == 2
+    assert "evaluation.sets.own.data" in refused.stdout + refused.stderr

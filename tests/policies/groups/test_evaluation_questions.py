@@ -1,0 +1,73 @@
+"""The answers that an evaluation asks for: their sets, numbers and seeds."""
+
+from bus.messages import BufferCursor, EvaluationRequested, RunStarted, StartGroup
+from configs.algorithm import EvaluationConfig, EvaluationSetConfig
+from configs.schema import RunConfig
+from policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
+from policies.groups.group_buffer import GroupBuffer
+from policies.groups.group_starter import ProblemSet, TokenizedProblem
+from policies.seeded_random import EVALUATE, mix
+from tests.policies.groups.buffers import list_starts
+
+
+def sets(*configs: EvaluationSetConfig, every: int = 0, seed: int = 3) -> RunConfig:
+    return RunConfig(name="test", seed=seed, evaluation=EvaluationConfig(questions=9, every=every, sets=configs))
+
+
+def one(name: str, samples: int = 1, questions: int = 0, every: int = 0) -> EvaluationSetConfig:
+    return EvaluationSetConfig(name=name, data=f"{name}.jsonl", samples=samples, questions=questions, every=every)
+
+
+def ask(run: RunConfig, counts: tuple[int, ...], label: str = "end_sampled", version: int = 0) -> list[PlannedAnswer]:
+    return EvaluationQuestions(run, counts).list_answers(EvaluationRequested(label, 1.0, 9, version))
+
+
+def test_each_question_of_a_set_has_its_number_of_samples() -> None:
+    answers = ask(sets(one("aime", samples=2), one("amc", questions=1)), (2, 5))
+    assert [(each.problem, each.evaluation_set, each.place, each.sample) for each in answers] == [
+        (0, "aime", 0, 0),
+        (0, "aime", 0, 1),
+        (1, "aime", 1, 0),
+        (1, "aime", 1, 1),
+        (2, "amc", 0, 0),
+    ]
+
+
+def test_the_seed_of_an_answer_does_not_depend_on_other_sets_or_on_the_number_of_samples() -> None:
+    alone = ask(sets(one("amc", samples=2)), (3,))
+    behind = [each for each in ask(sets(one("aime"), one("amc", samples=4)), (7, 3)) if each.evaluation_set == "amc"]
+    seeds = {(each.place, each.sample): each.seed for each in behind}
+    assert [each.seed for each in alone] == [seeds[each.place, each.sample] for each in alone]
+    assert len({each.seed for each in behind}) == 12
+    assert {each.seed for each in ask(sets(one("amc", samples=2), seed=4), (3,))}.isdisjoint(seeds.values())
+
+
+def test_questions_without_a_named_set_keep_the_seeds_of_earlier_logs() -> None:
+    run = RunConfig(name="test", seed=3, evaluation=EvaluationConfig(questions=2))
+    assert [each.seed for each in ask(run, (5,))] == [mix(3, EVALUATE, place) for place in range(2)]
+
+
+def test_a_set_is_evaluated_during_training_at_its_own_interval() -> None:
+    run = sets(one("often", every=2), one("default"), every=3)
+    asked = {step: {each.evaluation_set for each in ask(run, (1, 1), "step_sampled", step)} for step in (2, 3, 6)}
+    assert asked == {2: {"often"}, 3: {"default"}, 6: {"often", "default"}}
+    assert {each.evaluation_set for each in ask(run, (1, 1), "start_greedy")} == {"often", "default"}
+
+
+def test_a_set_without_an_interval_is_evaluated_only_at_start_and_end() -> None:
+    run = sets(one("often", every=2), one("never"))
+    assert {each.evaluation_set for each in ask(run, (1, 1), "step_sampled", 4)} == {"often"}
+
+
+def test_a_resumed_evaluation_starts_only_the_missing_answers_with_their_seeds() -> None:
+    run = sets(one("aime", samples=3))
+    problems = [TokenizedProblem(f"aime:{place}", "1", bytes(8), evaluation_set="aime") for place in range(2)]
+    request = EvaluationRequested("sampled", 1.0, 9, 0)
+
+    def start(*answered: int) -> list[StartGroup]:
+        buffer = GroupBuffer(run, ProblemSet((), ()), ProblemSet.of_one_task(problems))
+        buffer.decide(0.0, RunStarted(0, BufferCursor(), None, answered))
+        return list_starts(list(buffer.decide(0.0, request)))
+
+    planned = [group.seed for group in start()]
+    assert [group.seed for group in start(*planned[1:3], planned[5])] == [planned[0], *planned[3:5]]

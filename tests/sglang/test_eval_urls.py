@@ -1,0 +1,40 @@
+"""`asterism eval` of running servers: they answer in parallel and keep their weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.evaluation.answer_records import read_answers
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import asterism, read_log_entries
+from tests.sglang.bench import SharedServer
+from tests.sglang.runs import PATIENCE_S
+
+pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
+
+QUESTIONS, SAMPLES = 60, 3  # more than the cache of either server holds at once
+
+
+def test_two_servers_answer_all_questions_and_keep_their_weights(
+    tmp_path: Path, model: Path, servers: tuple[SharedServer, SharedServer]
+) -> None:
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(f'{{"question": "What is {n}+{n}?", "answer": "{2 * n}"}}\n' for n in range(QUESTIONS)))
+    urls = [each.server.url for each in servers]
+    settings = (
+        *(f"sums={file}", f"model.checkpoint={model}", f"runs_folder={tmp_path}", "sandbox.backend=process"),
+        *('dialogue.tools=["jupyter_code"]', "dialogue.prompt_tokens=32", "dialogue.response_tokens=64"),
+    )
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    done = asterism("eval", *urls, *flags, "-k", str(SAMPLES), "--name", "served")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = RunFolder(tmp_path / "served")
+    answers = read_answers(folder.answers)
+    assert len(answers) == QUESTIONS * SAMPLES
+    assert not any(each.is_failed for each in answers)
+    assert json.loads(folder.results.read_text())["weights"] == {"urls": urls}
+    for index in range(2):
+        assert read_log_entries(folder, "weights.loaded", f"generator-{index}") == []
+        loads = read_log_entries(folder, "engine.load", f"generator-{index}")
+        assert max(load["generated_tokens"] for load in loads) > 0
