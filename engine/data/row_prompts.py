@@ -17,7 +17,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 def choose_format(
     row: DatasetRow, dialogue: RowDialogue, formats: Mapping[str, DialogueFormat], file: SftFileConfig
 ) -> DialogueFormat:
-    """That of the row's `task`; else one with the row's own prompt, if it has any; else that of the first task.
+    """That of the row's `task`; else one with the row's own prompt, if it differs; else that of the first task.
 
     A run without [[tasks]] ignores `task`. A row with a system text and calls, but without tools, has the run's tools.
     Raises DatasetError.
@@ -29,9 +29,11 @@ def choose_format(
             raise DatasetError(row.path, problem, row=row.number, field="task")
         return formats[name]
     run_format = formats[first]
-    if file.prompt == "run":
+    tools = parse_tools(row) if file.prompt == "row" else ()
+    has_run_prompt = dialogue.system == run_format.system or (tools == run_format.tools and not dialogue.system)
+    if file.prompt == "run" or has_run_prompt:
         return run_format
-    if tools := parse_tools(row):
+    if tools:
         return replace_prompt(run_format, dialogue.system or DEFAULT_SYSTEM, tools)
     if not dialogue.system:
         return run_format

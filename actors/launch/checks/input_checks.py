@@ -90,25 +90,33 @@ def list_input_checks(
     if other_run := run.learner.resume_from:
         checks["learner.resume_from"] = partial(_check_resumable, folder.expand_path(other_run))
     if not _is_generated(run, run.model.checkpoint):
-        checkpoint = folder.expand_path(run.model.checkpoint)
-        tokens = () if all(task.get_dialogue().renderer for task in run.resolved_tasks) else (TURN_START, TURN_END)
-        has_weights = not (run.evaluation.only and run.sglang.external_urls)
-        checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens, has_weights)
-        if (lora := get_lora_options(run.learner)) is not None:
-            checks["learner.lora_targets"] = partial(_check_lora_targets, checkpoint, lora)
-        if run.determinism == "strict":
-            checks["determinism"] = partial(_check_strict_model, checkpoint)
-        if run.engine.kind == "sglang":
-            checks["engine.kind"] = partial(_check_served_model, checkpoint)
-        for task in run.resolved_tasks:
-            key, check = f"{task.key_prefix}dialogue.stop_tokens", partial(_check_stop_tokens, checkpoint, task)
-            if task.get_dialogue().renderer:
-                key = f"{task.key_prefix}dialogue.renderer"
-                check = partial(_check_renderer, checkpoint, task, descriptions)
-            checks[key] = check
-        if not run.evaluation.only:
-            checks["main memory"] = partial(_check_main_memory, checkpoint, run)
-            checks["space"] = partial(_check_space, checkpoint, folder.path, run)
+        checks |= _list_model_checks(run, folder, descriptions)
+    return checks
+
+
+def _list_model_checks(
+    run: RunConfig, folder: RunFolder, descriptions: Mapping[str, TaskDescription]
+) -> dict[str, InputCheck]:
+    checks: dict[str, InputCheck] = {}
+    checkpoint = folder.expand_path(run.model.checkpoint)
+    tokens = () if all(task.get_dialogue().renderer for task in run.resolved_tasks) else (TURN_START, TURN_END)
+    has_weights = not (run.evaluation.only and run.sglang.external_urls)
+    checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens, has_weights)
+    if (lora := get_lora_options(run.learner)) is not None:
+        checks["learner.lora_targets"] = partial(_check_lora_targets, checkpoint, lora)
+    if run.determinism == "strict":
+        checks["determinism"] = partial(_check_strict_model, checkpoint)
+    if run.engine.kind == "sglang":
+        checks["engine.kind"] = partial(_check_served_model, checkpoint)
+    for task in run.resolved_tasks:
+        key, check = f"{task.key_prefix}dialogue.stop_tokens", partial(_check_stop_tokens, checkpoint, task)
+        if task.get_dialogue().renderer:
+            key = f"{task.key_prefix}dialogue.renderer"
+            check = partial(_check_renderer, checkpoint, task, descriptions)
+        checks[key] = check
+    if not run.evaluation.only:
+        checks["main memory"] = partial(_check_main_memory, checkpoint, run)
+        checks["space"] = partial(_check_space, checkpoint, folder.path, run)
     return checks
 
 

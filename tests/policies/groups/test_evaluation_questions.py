@@ -66,7 +66,7 @@ def test_a_resumed_evaluation_starts_only_the_missing_answers_with_their_seeds()
 
     def start(*answered: int) -> list[StartGroup]:
         buffer = GroupBuffer(run, ProblemSet((), ()), ProblemSet.of_one_task(problems))
-        buffer.decide(0.0, RunStarted(0, BufferCursor(), None, answered))
+        buffer.decide(0.0, RunStarted(0, BufferCursor(), answered=answered))
         return list_starts(list(buffer.decide(0.0, request)))
 
     planned = [group.seed for group in start()]

@@ -11,7 +11,7 @@ from actors.cli.chat.chat_transcript import build_row
 from bus.messages import EnvironmentRaised, Observation
 from configs.dialogue_options import DialogueConfig
 from engine.data.datasets import DatasetProblem
-from engine.data.sft_dialogues import read_sft_dialogues
+from engine.data.sft_dialogues import iter_sft_dialogues
 from policies.dialogue.chat_format import build_dialogue_format
 from policies.tools.task_description import TaskDescription
 from policies.tools.tool_schema import ToolSchema
@@ -33,7 +33,7 @@ async def test_the_tokens_of_a_conversation_are_those_of_a_cold_start_with_its_t
     row = build_row(chat.session.messages, chat.rules.dialogue.system, "")
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row))
-    (learned,) = read_sft_dialogues(path, TOKENIZER, {"": chat.rules.dialogue})
+    (learned,) = iter_sft_dialogues(path, TOKENIZER, {"": chat.rules.dialogue})
     last = chat.engine.requests[-1].token_ids.tolist()
     assert learned.token_ids == [*last, *TOKENIZER.encode(ANSWER, trusted=True), END]
     assert [request.seed for request in chat.engine.requests] == [chat.engine.requests[0].seed] * 5
