@@ -11,7 +11,7 @@ import pytest
 
 from configs.load import load_run
 from configs.run_folder import RunFolder
-from engine.data.sft_dialogues import read_sft_dialogues
+from engine.data.sft_dialogues import iter_sft_dialogues
 from engine.data.task_inputs import load_task_formats
 from engine.model.tokenizer import load_tokenizer
 from tests.actors.cli.chat.terminals import CTRL_C, CTRL_D, Terminal, in_terminal
@@ -63,7 +63,7 @@ def test_a_conversation_with_calls_continues_with_its_history(run: RunFolder, tm
     assert rows[1]["messages"][1] == {"role": "user", "content": "What is\n6 * 7?"}
     formats = load_task_formats(load_run(run.config), run)
     learned, saved = (
-        read_sft_dialogues(path, load_tokenizer(run.data / "tokenizer"), formats)
+        list(iter_sft_dialogues(path, load_tokenizer(run.data / "tokenizer"), formats))
         for path in (run.data / "sft.jsonl", transcript)
     )
     assert saved[0] == learned[1]

@@ -9,7 +9,7 @@ import torch
 
 from configs.load import load_run, write_resolved
 from configs.run_folder import RunFolder
-from engine.data.sft_dialogues import read_sft_dialogues
+from engine.data.sft_dialogues import iter_sft_dialogues
 from engine.data.task_inputs import build_task_formats, write_task_descriptions
 from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.hf_checkpoint import save_model
@@ -84,7 +84,7 @@ def make_trained_run(folder: RunFolder, dialogues: Sequence[Sequence[dict[str, A
         model,
         [
             tokenized.token_ids
-            for tokenized in read_sft_dialogues(rows, tokenizer, build_task_formats(run, descriptions))
+            for tokenized in iter_sft_dialogues(rows, tokenizer, build_task_formats(run, descriptions))
         ],
     )
     save_model(folder.get_checkpoint_path(3), config, model.state_dict(), folder.data / "tokenizer")
