@@ -3,10 +3,11 @@
 models/qwen3                        a transformers folder
 runs/demo/checkpoints/step_000040   a checkpoint of a run
 runs/demo                           the newest checkpoint of a run that has an exported model
-runs/demo:40, demo:best             one of its steps; a bare name is that of a run in runs/
+runs/demo:40, demo:best, demo:last  one of its steps; a bare name is that of a run in runs/
 http://localhost:30000/v1           a server with OpenAI's completions API
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -18,7 +19,16 @@ from engine.learner.checkpoints import CHECKPOINT_NAME
 from engine.model.weight_files import list_weight_files
 
 RUNS_FOLDER = "runs"
-_BEST = "best"
+_LAST, _BEST = "last", "best"
+
+
+class RunStep(NamedTuple):
+    run: RunFolder
+    step: int
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.run.get_checkpoint_path(self.step)
 
 
 class CheckpointArgument(NamedTuple):
@@ -48,10 +58,31 @@ def parse_checkpoint_argument(text: str) -> CheckpointArgument:
     raise UnusableInput(f"{text}: no such folder; expected a model's folder, RUN, RUN:STEP or the URL of a server")
 
 
+def find_run_step(text: str) -> RunStep:
+    """RUN or RUN:STEP; the step need not have an exported model. Raises UnusableInput, which lists the steps."""
+    name, colon, wanted = text.rpartition(":")
+    if (run := _find_run(text)) is not None:
+        wanted = ""
+    elif not colon or (run := _find_run(name)) is None:
+        raise UnusableInput(
+            f"{text}: no such run, neither here nor in {RUNS_FOLDER}/; expected RUN, RUN:STEP or RUN:{_BEST}"
+        )
+    return RunStep(run, _pick_step(text, run, wanted, _list_checkpoint_steps(run), "checkpoint"))
+
+
+def find_run_folder(text: str) -> RunFolder | None:
+    """Of RUN or RUN:STEP."""
+    return _find_run(text) or _find_run(text.rpartition(":")[0])
+
+
 def list_exported_steps(run: RunFolder) -> list[int]:
     """Steps of which the run has kept an exported model, in ascending order."""
-    named = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in run.checkpoints.glob("step_*"))
-    return sorted(int(name[1]) for name, path in named if name and _has_model(path))
+    return [step for step in _list_checkpoint_steps(run) if _has_model(run.get_checkpoint_path(step))]
+
+
+def _list_checkpoint_steps(run: RunFolder) -> list[int]:
+    names = (CHECKPOINT_NAME.fullmatch(path.name) for path in run.checkpoints.glob("step_*"))
+    return sorted(int(name[1]) for name in names if name)
 
 
 def _check_url(text: str) -> str:
@@ -86,22 +117,30 @@ def _find_run(text: str) -> RunFolder | None:
 
 
 def _choose_step(text: str, run: RunFolder, wanted: str) -> CheckpointArgument:
-    """`wanted`: a number, "best", or empty for the newest."""
-    steps = list_exported_steps(run)
+    step = _pick_step(text, run, wanted, list_exported_steps(run), "exported model")
+    return CheckpointArgument(text, run.get_checkpoint_path(step), run, step)
+
+
+def _pick_step(text: str, run: RunFolder, wanted: str, steps: Sequence[int], kind: str) -> int:
+    """`wanted`: a number, the name of a checkpoint's folder, "best", or "last" or empty for the newest. `steps`: those
+    with a `kind`."""
     if not steps:
-        raise UnusableInput(f"{text}: {run.checkpoints} has no exported model yet")
+        raise UnusableInput(f"{text}: {run.checkpoints} has no {kind} yet")
+    known = f"{run.path} has the steps {', '.join(map(str, steps))}"
+    if wanted in ("", _LAST):
+        return steps[-1]
     if wanted == _BEST:
         best = read_best_checkpoint(run.checkpoints)
         if best is None:
-            problem = f"the run has no {get_best_checkpoint_path(run.checkpoints).name} (evaluation.keep_best)"
-            raise UnusableInput(f"{text}: {problem}; {_list_steps(run)}")
+            missing = get_best_checkpoint_path(run.checkpoints).name
+            raise UnusableInput(f"{text}: the run has no {missing} (evaluation.every, keep_best); {known}")
         wanted = str(best.step)
-    elif wanted and not wanted.isdecimal():
-        raise UnusableInput(f'{text}: expected a number or "{_BEST}" after the colon; {_list_steps(run)}')
-    step = int(wanted) if wanted else steps[-1]
-    if step not in steps:
-        raise UnusableInput(f"{text}: no exported model of step {step}; {_list_steps(run)}")
-    return CheckpointArgument(text, run.get_checkpoint_path(step), run, step)
+    number = (CHECKPOINT_NAME.fullmatch(wanted) or [wanted, wanted])[1]
+    if not number.isdecimal():
+        raise UnusableInput(f'{text}: expected a number, "{_LAST}" or "{_BEST}" after the colon; {known}')
+    if int(number) not in steps:
+        raise UnusableInput(f"{text}: no {kind} of step {int(number)}; {known}")
+    return int(number)
 
 
 def _list_steps(run: RunFolder) -> str:

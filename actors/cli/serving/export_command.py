@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from actors.cli.serving.model_card import write_model_card
-from actors.cli.serving.run_step import RunStep, find_run_step
+from actors.engines.checkpoint_argument import RunStep, find_run_step
 from configs.atomic_write import replacing_folder
 from configs.errors import UnusableInput
 from configs.load import load_run

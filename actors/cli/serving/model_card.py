@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from actors.cli.serving.run_step import RunStep
+from actors.engines.checkpoint_argument import RunStep
 from analysis.metrics import decode_metric_lines
 from analysis.summary_table import read_summary
 from configs.schema import RunConfig

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON
 from actors.cli.serving.export_command import ExportOptions, export_step
-from actors.cli.serving.run_step import RunStep, find_run_folder, find_run_step
+from actors.engines.checkpoint_argument import RunStep, find_run_folder, find_run_step
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig

@@ -24,7 +24,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return folder
 
 
-@pytest.mark.parametrize("text", ["demo", "runs/demo", "demo:10", "runs/demo:10"])
+@pytest.mark.parametrize("text", ["demo", "runs/demo", "demo:10", "runs/demo:step_000010", "demo:last"])
 def test_a_run_is_its_newest_model_or_that_of_a_step(text: str, run: RunFolder) -> None:
     expected = CheckpointArgument(text, run.get_checkpoint_path(10), run, 10)
     assert parse_checkpoint_argument(text) == expected
@@ -62,7 +62,7 @@ def test_a_transformers_folder_and_a_url_belong_to_no_run(run: RunFolder, tmp_pa
         ("other:3", "other:3: no such folder"),
         ("demo:3", "demo:3: no exported model of step 3; runs/demo has the steps 0, 2, 10"),
         ("demo:20", "no exported model of step 20"),
-        ("demo:last", 'expected a number or "best" after the colon; runs/demo has the steps 0, 2, 10'),
+        ("demo:newest", 'expected a number, "last" or "best" after the colon; runs/demo has the steps 0, 2, 10'),
         ("runs/demo/checkpoints/step_000020", r"has no exported model .*; .*runs/demo has the steps 0, 2, 10"),
         ("runs", "runs: has neither config.json, as a model, nor config.toml, as a run"),
         ("ftp://host", "ftp://host: expected the URL of a server"),

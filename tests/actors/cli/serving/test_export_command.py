@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from actors.cli.main import app
 from actors.cli.serving.export_command import ExportOptions, export_step
-from actors.cli.serving.run_step import RunStep, find_run_step
+from actors.engines.checkpoint_argument import RunStep, find_run_step
 from configs.errors import UnusableInput
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
@@ -186,8 +186,8 @@ def run_export(*arguments: str | Path) -> BaseException | None:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("RUN:7", "run:7: has no such checkpoint; .*run has the steps 0, 1, 2"),
-        ("RUN:first", 'run:first: expected a step, "last" or "best"; .*run has the steps 0, 1, 2'),
+        ("RUN:7", "run:7: no checkpoint of step 7; .*run has the steps 0, 1, 2"),
+        ("RUN:first", 'run:first: expected a number, "last" or "best" after the colon; .*run has the steps 0, 1, 2'),
         ("RUN:best", r"run:best: the run has no best\.json .*; .*run has the steps 0, 1, 2"),
         ("nowhere:3", "nowhere:3: no such run, neither here nor in runs/; expected RUN, RUN:STEP or RUN:best"),
     ],
