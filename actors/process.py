@@ -155,6 +155,11 @@ def _build_engine(
                 on_engine_lost=engine_gone.cancel_task,
                 incarnation=incarnation.number,
             )
+        case "openai":
+            from actors.engines.openai_factory import build_openai_engine
+
+            index, on_engine_lost = parse_generator_index(incarnation.process), engine_gone.cancel_task
+            return build_openai_engine(run, checkpoint, index, version=version, on_engine_lost=on_engine_lost)
         case _:
             assert_never(run.engine.kind)
 

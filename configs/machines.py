@@ -11,12 +11,13 @@ SinkName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class EngineConfig(Section, frozen=True):
-    kind: Literal["embedded", "sglang"] = "embedded"  # sglang: one server per engine, configured in [sglang]
+    # sglang, openai: one server per engine, configured in [sglang] and [openai]; openai only for evaluations.
+    kind: Literal["embedded", "sglang", "openai"] = "embedded"
     num_engines: PositiveInt = 1  # per node
-    kv_tokens: Count = 65_536  # KV cache of one engine, in whole pages; 0: as much as an SGLang server has memory for
+    kv_tokens: Count = 65_536  # KV cache of one engine, in whole pages; 0: as much as a server has memory for
     page_tokens: PositiveInt = 16  # every sequence occupies whole pages; sequences share the pages of equal prefixes
     prefill_tokens: PositiveInt = 512  # maximum prompt tokens per step, in addition to the decoded tokens
-    max_running: PositiveInt = 256  # concurrently decoding sequences
+    max_running: PositiveInt = 256  # concurrently decoding sequences; concurrent requests to a server of [openai]
     threads: PositiveInt = 1  # of one engine on the CPU
     dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and KV cache
     device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU per engine; engines share GPUs if there are fewer
@@ -25,9 +26,39 @@ class EngineConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         require(
-            self.kv_tokens > 0 or (self.kv_tokens == 0 and self.kind == "sglang"),
-            'kv_tokens must be positive; 0 leaves it to the server if kind = "sglang"',
+            self.kv_tokens > 0 or (self.kv_tokens == 0 and self.kind != "embedded"),
+            'kv_tokens must be positive; 0 leaves it to the server if kind = "sglang" or "openai"',
         )
+
+
+class OpenAIConfig(Section, frozen=True):
+    """Servers with OpenAI's completions API, which `asterism eval` evaluates: docs/evaluation.md."""
+
+    urls: tuple[str, ...] = ()  # one per engine, such as "http://10.0.0.1:8000/v1"
+    model: str = ""  # name at the servers; empty: the first model that they name
+    api_key_variable: str = "OPENAI_API_KEY"  # environment variable with the key; it may be missing
+    request_timeout_s: PositiveFloat = 600.0  # for each piece of a response
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            parts = urlsplit(url)
+            wanted = f'urls must hold URLs of servers, such as "http://127.0.0.1:8000/v1": "{url}"'
+            require(parts.scheme in ("http", "https") and bool(parts.hostname), wanted)
+        require(len(set(self.urls)) == len(self.urls), "urls must not name a server twice")
+        require(self.api_key_variable != "", "api_key_variable must name an environment variable")
+
+
+def check_openai(openai: OpenAIConfig, num_engines: int, *, only_evaluates: bool) -> None:
+    """Raise ValueError if the run trains, or if the servers do not match the engines."""
+    require(
+        only_evaluates,
+        'engine.kind = "openai" is only for `asterism eval`: training needs weight updates, exact token ids and logprobs, '
+        'which OpenAI\'s API does not provide; use "embedded" or "sglang"',
+    )
+    require(
+        len(openai.urls) == num_engines,
+        f"openai.urls must name one server per engine, engine.num_engines = {num_engines}: it names {len(openai.urls)}",
+    )
 
 
 class ArbiterConfig(Section, frozen=True):

@@ -29,8 +29,10 @@ from configs.machines import (
     EngineConfig,
     LogConfig,
     MetricsConfig,
+    OpenAIConfig,
     SandboxConfig,
     SupervisionConfig,
+    check_openai,
 )
 from configs.schema_tree import Count, FilePath, PositiveInt, Section, require
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
@@ -80,6 +82,7 @@ class RunConfig(Section, frozen=True):
     roc: RocConfig = RocConfig()
     engine: EngineConfig = EngineConfig()
     sglang: SGLangConfig = SGLangConfig()
+    openai: OpenAIConfig = OpenAIConfig()
     arbiter: ArbiterConfig = ArbiterConfig()
     sandbox: SandboxConfig = SandboxConfig()
     learner: LearnerConfig = LearnerConfig()
@@ -110,6 +113,8 @@ class RunConfig(Section, frozen=True):
         if self.engine.kind == "sglang":
             _require_single_replica(self.learner, self.sglang)
             check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)
+        if self.engine.kind == "openai":
+            check_openai(self.openai, self.engine.num_engines, only_evaluates=self.evaluation.only)
         _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
         _require_useful_offload(self.learner, self.sft, self.sglang)
@@ -180,6 +185,11 @@ class RunConfig(Section, frozen=True):
     def sequence_tokens(self) -> int:
         """Maximum length of a trajectory of any task."""
         return max(task.get_dialogue().sequence_tokens for task in self.resolved_tasks)
+
+    @property
+    def external_urls(self) -> tuple[str, ...]:
+        """Of servers that run already, one per engine; empty if the run starts its engines."""
+        return self.openai.urls if self.engine.kind == "openai" else self.sglang.external_urls
 
     @property
     def engine_startup_allowance_s(self) -> float:
@@ -284,7 +294,7 @@ def _require_strict_determinism(rl: RlConfig, engine: EngineConfig, learner: Lea
         'engine.device = "cpu"': (engine.device == "cpu", "the summation order of CUDA kernels depends on the batch"),
         'learner.device = "cpu"': (learner.device == "cpu", "CUDA kernels of the backward pass add in any order"),
         'engine.dtype = "float32"': (engine.dtype == "float32", "products in bfloat16 depend on the batch"),
-        'engine.kind = "embedded"': (engine.kind == "embedded", "results of an SGLang server depend on the batch"),
+        'engine.kind = "embedded"': (engine.kind == "embedded", "results of a server depend on the batch"),
         "engine.threads = 1": (
             engine.threads == 1,
             "the split of a product among threads depends on the batch; use more engines (engine.num_engines) instead",

@@ -4,10 +4,12 @@ import asyncio
 from pathlib import Path
 
 import uvloop
+from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 
 from actors.cli.join_command import EXIT_INTERRUPTED
+from actors.engines.openai_factory import find_served_model
 from actors.evaluation.evaluation_run import EvalOptions, EvaluationSetup, build_evaluation_setup, count_planned_answers
 from actors.evaluation.provenance import compute_provenance, keep_provenance
 from actors.evaluation.result_files import write_results
@@ -39,6 +41,9 @@ def run_evaluation(options: EvalOptions, *, resume: bool, overwrite: bool, conso
 def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, console: Console) -> int:
     run, descriptions = setup.run, dict[str, TaskDescription]()
     inputs = check_inputs(run, descriptions)
+    if run.engine.kind == "openai":  # the model's name becomes part of the settings, which --resume compares
+        run = replace(run, openai=replace(run.openai, model=find_served_model(run)))
+        setup = setup._replace(run=run)
     provenance = compute_provenance(run, setup.weights)
     resume = resume and RunFolder(Path(run.runs_folder) / run.name).config.exists()  # else killed before it began
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from actors.cli.analyze.analyze_app import analyze_app
-from actors.cli.chat.chat_command import chat
+from actors.cli.chat.chat_command import KeyOption, ModelOption, TokenizerOption, chat
 from actors.cli.console import ending_without_output, escape_controls, make_console
 from actors.cli.data_commands import data_app
 from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
@@ -121,7 +121,7 @@ def run(
 def evaluate(
     targets: Annotated[
         list[str],
-        typer.Argument(help="A model's folder, RUN, RUN:STEP, or URLs of SGLang servers.", metavar="CHECKPOINT|URL..."),
+        typer.Argument(help="A model's folder, RUN, RUN:STEP, or URLs of servers.", metavar="CHECKPOINT|URL..."),
     ],
     setting: Annotated[
         list[str] | None,
@@ -133,10 +133,11 @@ def evaluate(
     ] = None,
     samples: Annotated[int | None, typer.Option("-k", min=1, help="Answers per question (default: 1).")] = None,
     questions: Annotated[int | None, typer.Option(min=1, help="Questions of each set, at most (default: all).")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="Sampling temperature; 0: greedy (default: the configuration's).")
-    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0: greedy (default: the configuration's).")] = None,
     config: ConfigOption = None,
+    tokenizer: TokenizerOption = None,
+    model: ModelOption = "",
+    api_key_variable: KeyOption = "",
     name: Annotated[str | None, typer.Option("--name", help="Name of the evaluation's folder in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue with the missing answers.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an existing folder of this name.")] = False,
@@ -146,9 +147,10 @@ def evaluate(
     Tasks, tools and limits are those of the checkpoint's run, or of --config. Ctrl-C stops; --resume continues.
     """
     from actors.cli.eval_command import run_evaluation
-    from actors.evaluation.evaluation_run import EvalOptions
+    from actors.evaluation.evaluation_run import EvalOptions, ServerOptions
 
-    options = EvalOptions(targets, setting or [], config, samples, questions, temperature, name)
+    server = ServerOptions(tokenizer, model, api_key_variable)
+    options = EvalOptions(targets, setting or [], config, samples, questions, temperature, name, server)
     raise typer.Exit(run_evaluation(options, resume=resume, overwrite=overwrite, console=make_console()))
 
 

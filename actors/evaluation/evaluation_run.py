@@ -16,7 +16,7 @@ from actors.engines.checkpoint_argument import RUNS_FOLDER, CheckpointArgument, 
 from configs.algorithm import EarlyStoppingConfig, EvaluationConfig, EvaluationSetConfig, LearnerConfig
 from configs.errors import UnusableInput
 from configs.load import load_run
-from configs.machines import BusConfig, ClusterConfig, EngineConfig
+from configs.machines import BusConfig, ClusterConfig, EngineConfig, OpenAIConfig
 from configs.run_folder import RunFolder
 from configs.schema import ModelConfig, RunConfig
 from configs.sglang_options import SGLangConfig
@@ -24,6 +24,14 @@ from engine.data.data_files import read_rows
 
 _QUEUED_FRAMES = 4  # per trajectory, as RunConfig requires
 DEFAULT_SET = "test"  # name of data.test in results, and of its set if it has several answers per question
+
+
+class ServerOptions(NamedTuple):
+    """Of URLs. Empty: the configuration's value."""
+
+    tokenizer: Path | None = None
+    model: str = ""
+    api_key_variable: str = ""
 
 
 class EvalOptions(NamedTuple):
@@ -34,6 +42,7 @@ class EvalOptions(NamedTuple):
     questions: int | None = None  # at most, of each set
     temperature: float | None = None  # 0: greedy answers
     name: str | None = None
+    server: ServerOptions = ServerOptions()
 
 
 class EvaluationSetup(NamedTuple):
@@ -47,7 +56,7 @@ def build_evaluation_setup(options: EvalOptions) -> EvaluationSetup:
     files, overrides = split_settings(options.settings)
     if len(weights) > 1 and any(each.folder is not None for each in weights):
         raise UnusableInput(f"{options.targets[1]}: evaluate one checkpoint, or several URLs in parallel")
-    base = _load_base(options, weights[0], overrides)
+    base = _set_server_options(_load_base(options, weights[0], overrides), weights, options.server)
     evaluation = _build_evaluation(base, files, options)
     try:
         run = replace(
@@ -84,10 +93,44 @@ def choose_engine_settings(base: RunConfig, weights: Sequence[CheckpointArgument
     urls = tuple(each.url.rstrip("/") for each in weights if each.url)
     if not urls:
         return {"sglang": replace(base.sglang, external_urls=(), colocate=False)}
-    if openai := next((url for url in urls if url.count("/") > 2), None):
-        raise UnusableInput(f"{openai}: expected the base URL of an SGLang server, such as http://localhost:30000")
-    engine = EngineConfig(kind="sglang", num_engines=len(urls), kv_tokens=0, dtype=base.engine.dtype)
-    return {"engine": engine, "sglang": SGLangConfig(external_urls=urls)}
+    uses_openai = _uses_openai(weights)
+    engine = EngineConfig(
+        kind="openai" if uses_openai else "sglang",
+        num_engines=len(urls),
+        kv_tokens=0,
+        dtype=base.engine.dtype,
+        max_running=base.engine.max_running,
+    )
+    if uses_openai:
+        return {"engine": engine, "sglang": SGLangConfig(), "openai": replace(base.openai, urls=urls)}
+    return {"engine": engine, "sglang": SGLangConfig(external_urls=urls), "openai": OpenAIConfig()}
+
+
+def _uses_openai(weights: Sequence[CheckpointArgument]) -> bool:
+    """Whether the URLs have a path, such as /v1; SGLang's own API has none. Raises UnusableInput for both kinds."""
+    have_paths = [each.url.rstrip("/").count("/") > 2 for each in weights]
+    if any(have_paths) and not all(have_paths):
+        raise UnusableInput(
+            f"{weights[have_paths.index(False)].url}: expected a URL with a path, such as http://localhost:8000/v1, like the "
+            "other URLs; one without a path is that of an SGLang server"
+        )
+    return all(have_paths)
+
+
+def _set_server_options(base: RunConfig, weights: Sequence[CheckpointArgument], server: ServerOptions) -> RunConfig:
+    if server.tokenizer is not None:
+        if weights[0].folder is not None:
+            raise UnusableInput(f"--tokenizer {server.tokenizer}: a checkpoint has its own; the flag is for URLs")
+        base = replace(base, model=ModelConfig(checkpoint=str(server.tokenizer.absolute())))
+    if (server.model or server.api_key_variable) and not _uses_openai(weights):
+        flag = "--model" if server.model else "--api-key-variable"
+        raise UnusableInput(f"{flag}: it is for URLs of OpenAI's API, such as http://localhost:8000/v1")
+    openai = OpenAIConfig(
+        model=server.model or base.openai.model,
+        api_key_variable=server.api_key_variable or base.openai.api_key_variable,
+        request_timeout_s=base.openai.request_timeout_s,
+    )
+    return replace(base, openai=openai)
 
 
 def _load_base(options: EvalOptions, weights: CheckpointArgument, overrides: Sequence[str]) -> RunConfig:
@@ -121,7 +164,7 @@ def _without_training(base: RunConfig) -> RunConfig:
         learner=LearnerConfig(),
         cluster=ClusterConfig(),
         log=replace(base.log, events=True, keep_steps=0),
-        evaluation=EvaluationConfig(0),
+        evaluation=EvaluationConfig(0, only=True),
     )
 
 

@@ -21,7 +21,7 @@ from engine.model.weight_files import list_weight_files
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    weights: dict[str, Any]  # of a checkpoint: folder, run, step, sha256 of its weight files; else the URLs
+    weights: dict[str, Any]  # of a checkpoint: folder, run, step, sha256 of its weight files; else the URLs and model
     data: dict[str, str]  # SHA-256 of the files of each set, by its name
 
 
@@ -29,7 +29,7 @@ def compute_provenance(run: RunConfig, weights: Sequence[CheckpointArgument]) ->
     """Reads all weight files, about a second per GB. Raises UnusableInput for a missing file."""
     sets = [each for each in run.resolved_evaluation_sets if each.data]
     data = {name_set(each): hash_files(list_data_files(Path(each.data))) for each in sets}
-    return Provenance(describe_weights(weights), data)
+    return Provenance(describe_weights(weights, run.openai.model), data)
 
 
 def name_set(config: EvaluationSetConfig) -> str:
@@ -37,10 +37,11 @@ def name_set(config: EvaluationSetConfig) -> str:
     return config.name or config.task or DEFAULT_SET
 
 
-def describe_weights(weights: Sequence[CheckpointArgument]) -> dict[str, Any]:
+def describe_weights(weights: Sequence[CheckpointArgument], served_model: str = "") -> dict[str, Any]:
+    """`served_model`: name of the model at servers with OpenAI's API."""
     first = weights[0]
     if first.folder is None:
-        return {"urls": [each.url for each in weights]}
+        return {"urls": [each.url for each in weights]} | ({"model": served_model} if served_model else {})
     digest = hash_files(list_weight_files(first.folder))
     run = str(first.run.path) if first.run is not None else None
     return {"folder": str(first.folder), "run": run, "step": first.step, "sha256": digest}

@@ -110,7 +110,7 @@ def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
         rank = compute_learner_rank(inputs)
         items += _list_rank_items(rank, inputs)
         keys += _LEARNER_KEYS
-    if generates and not run.sglang.external_urls:
+    if generates and not run.external_urls:
         engine_items = _list_engine_items(inputs, inputs.engines_per_gpu)
         items = _take_turns(items, engine_items, inputs) if trains and run.sglang.colocate else items + engine_items
         keys = [*_ENGINE_KEYS[:2], *keys, *_ENGINE_KEYS[2:]]
@@ -172,7 +172,7 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
         bucket = min(run.sglang.bucket_mib * 2**20, VALUE_BYTES[run.engine.dtype] * inputs.size.total)
         note = f"{TRANSFER_BUCKETS} of sglang.bucket_mib per server"
         items.append(PlanItem("weight buckets", engines * TRANSFER_BUCKETS * bucket, note))
-    if run.engine.device == "cpu" and not run.sglang.external_urls:
+    if run.engine.device == "cpu" and not run.external_urls:
         items += _list_engine_items(inputs, engines)
         keys = ["engine.kv_tokens", *keys, "engine.num_engines"]
     items.append(PlanItem("weights in shared memory", count_slot_bytes(inputs), describe_slots(inputs)))

@@ -5,12 +5,15 @@ server accepts. Each turn is one streamed request. An abort closes its stream, o
 
 Unlike other engines it gives no promise about seeds, and its logprobs are those of the server, NaN where it gives none.
 Without token ids in the responses, the ids are those of the text.
+
+A server that no longer responds is lost: `on_engine_lost` is called once with the cause, and its caller closes the engine;
+turns that the loss has ended fail only then.
 """
 
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -42,12 +45,13 @@ from engine.openai.completions_api import (
     build_body,
     parse_chunk,
 )
-from engine.sglang.http_api import InvalidResponse, ServerStatusError, ServerUnreachable
+from engine.sglang.http_api import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
 from engine.sglang.http_session import HttpSession
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)
 _MODELS_PATH = "/v1/models"
+_PROBE_TIMEOUT_S = 10.0
 _REFUSED_STATUSES = (400, 404, 413, 422)  # a retry would not change them
 _DENIED_STATUSES = (401, 403)
 _RETRIED_STATUSES = (429, 502, 503, 529)
@@ -72,11 +76,14 @@ class OpenAIEngine:
         api_key_variable: str = API_KEY_VARIABLE,
         version: int = 0,
         max_pending: int = 1024,
+        max_running: int = 1024,
         request_timeout_s: float = 600.0,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+        on_engine_lost: Callable[[str], object] | None = None,
     ) -> None:
         """`url`: with or without /v1. `model`: by default the server's first model. `sequence_tokens`: limit
-        besides the server's own. `api_key_variable`: environment variable with the key; it may be missing."""
+        besides the server's own. `api_key_variable`: environment variable with the key; it may be missing.
+        `max_running`: concurrent requests to the server; further calls wait."""
         parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
         self._url, self._prefix = url, parts.path
         self._tokenizer, self._model, self._version = tokenizer, model, version
@@ -84,7 +91,9 @@ class OpenAIEngine:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session = HttpSession(f"{parts.scheme}://{parts.netloc}", request_timeout_s, retry_delays_s, headers)
         self._retry_delays_s = retry_delays_s
-        self._max_pending, self._sequence_tokens = max_pending, sequence_tokens
+        self._max_pending, self._max_running, self._sequence_tokens = max_pending, max_running, sequence_tokens
+        self._running_slots, self._probe_lock = asyncio.Semaphore(max_running), asyncio.Lock()
+        self._on_engine_lost, self._closed = on_engine_lost, asyncio.Event()
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
         self._pending: dict[int, _PendingCompletion] = {}  # by sequence_id
         self._resumed = asyncio.Event()
@@ -106,7 +115,15 @@ class OpenAIEngine:
         self._failure = None
         self._generated_tokens = 0
         self._resumed.set()
-        return Capacity(self._sequence_tokens * self._max_pending, 1, self._sequence_tokens)
+        # With a page per sequence the arbiter leases at most as many sequences as run at once.
+        return Capacity(self._sequence_tokens * self._max_running, self._sequence_tokens, self._sequence_tokens)
+
+    async def find_model(self) -> ServedModel:
+        """The model that `start` would choose. Raises EngineFailure."""
+        try:
+            return await self._find_model()
+        except EngineFailure as failure:
+            raise self._explain(failure) from failure
 
     async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:
         self._require_started()
@@ -128,6 +145,8 @@ class OpenAIEngine:
             self._require_started()
             return output.build_generation(self._version, "abort")
         if (failure := reading.exception()) is not None:
+            if self._on_engine_lost is not None and isinstance(failure, (ServerUnreachable, ServerTimeout)):
+                await self._report_loss(self._on_engine_lost)
             raise self._explain(failure, request.sequence_id) from failure
         return output.build_generation(self._version, output.finish or "abort")
 
@@ -164,8 +183,8 @@ class OpenAIEngine:
         now = time.perf_counter()
         used = sum(len(each.request.token_ids) + len(each.output.token_ids) for each in self._pending.values())
         return EngineLoad(
-            running=len(self._pending),
-            waiting=0,
+            running=min(len(self._pending), self._max_running),
+            waiting=max(0, len(self._pending) - self._max_running),
             used_tokens=used,
             cached_tokens=0,
             decode_steps=0,
@@ -180,6 +199,7 @@ class OpenAIEngine:
     async def close(self) -> None:
         """Fails all pending calls. A second call does nothing."""
         self._failure = EngineFailure("the engine is closed")
+        self._closed.set()
         reading = [each.reading for each in self._pending.values() if each.reading is not None]
         for task in reading:
             task.cancel()
@@ -222,10 +242,11 @@ class OpenAIEngine:
         """Until the completion ends. Only requests without a token are sent again."""
         body = msgspec.json.encode(build_body(pending.request, self._model, form, self._tokenizer))
         for wait_s in (*self._retry_delays_s, None):
-            if not is_probe:
-                await self._resumed.wait()
             try:
-                await self._read_stream(pending, body)
+                async with self._running_slots:
+                    if not is_probe:
+                        await self._resumed.wait()
+                    await self._read_stream(pending, body)
                 return
             except (ServerUnreachable, ServerStatusError) as failure:
                 if pending.output.token_ids or wait_s is None or not _is_safe_to_repeat(failure):
@@ -244,6 +265,18 @@ class OpenAIEngine:
                     return
         if output.finish is None:
             raise EngineFailure("the server ended the completion without a reason")
+
+    async def _report_loss(self, on_engine_lost: Callable[[str], object]) -> None:
+        """Waits for `close` if the server no longer responds: a turn's own failure would count in addition to the loss."""
+        async with self._probe_lock:
+            try:
+                if self._failure is None:
+                    await self._session.send("GET", self._prefix + _MODELS_PATH, timeout_s=_PROBE_TIMEOUT_S)
+            except EngineFailure as failure:
+                self._failure = EngineFailure(f"{self._url}: the server no longer responds: {failure}")
+                on_engine_lost(str(self._failure))
+        if self._failure is not None:
+            await self._closed.wait()
 
     def _add_pending(self, pending: _PendingCompletion) -> None:
         if not self._pending:

@@ -82,7 +82,7 @@ NEEDS = {
     ".venv/bin/asterism run configs/tiny.toml --set runs_folder=/shared/runs": "a second machine",
     "asterism run CONFIG --set engine.device=cuda": "a GPU",
     "asterism run CONFIG --set learner.ranks=8": "8 GPUs",
-    "asterism eval http": "servers (tests/sglang)",
+    "asterism eval http": "servers (tests/sglang, tests/actors/runs/test_eval_openai.py)",
     "asterism run CONFIG --set engine.kind=sglang": "SGLang (tests/sglang)",
     "asterism run configs/tiny.toml --name sglang": "SGLang (tests/sglang)",
     "asterism serve": "SGLang (tests/sglang)",

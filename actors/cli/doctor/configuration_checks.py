@@ -14,6 +14,7 @@ from pathlib import Path
 
 from actors.cli.doctor.finding import GIB, CheckResult, DoctorFinding, run_check
 from actors.cli.plan_command import plan_local_run
+from actors.engines.openai_factory import find_served_model
 from actors.launch.checks.input_checks import InputCheck, list_input_checks
 from analysis.planning.plan_table import describe_remedy
 from configs.errors import UnusableInput
@@ -52,6 +53,9 @@ def check_run(run: RunConfig) -> dict[str, DoctorFinding]:
     if run.engine.kind == "embedded":
         remedy = 'Set engine.device to "cpu", or follow the remedy for the GPU above.'
         return findings | {"engine.device": run_check(lambda: check_device(run), remedy)}
+    if run.engine.kind == "openai":
+        remedy = "Start the servers, or change openai.urls, openai.model or openai.api_key_variable."
+        return findings | {"openai.urls": run_check(lambda: find_served_model(run), remedy)}
     if run.sglang.external_urls:
         remedy = f"Start SGLang {_VERSIONS} there as in docs/sglang.md, or change the keys named above."
         for index in range(len(run.sglang.external_urls)):

@@ -100,7 +100,7 @@ def _list_model_checks(
     checks: dict[str, InputCheck] = {}
     checkpoint = folder.expand_path(run.model.checkpoint)
     tokens = () if all(task.get_dialogue().renderer for task in run.resolved_tasks) else (TURN_START, TURN_END)
-    has_weights = not (run.evaluation.only and run.sglang.external_urls)
+    has_weights = not (run.evaluation.only and run.external_urls)
     checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens, has_weights)
     if (lora := get_lora_options(run.learner)) is not None:
         checks["learner.lora_targets"] = partial(_check_lora_targets, checkpoint, lora)

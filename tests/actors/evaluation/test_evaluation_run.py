@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from actors.evaluation.evaluation_run import EvalOptions, build_evaluation_setup, split_settings
-from actors.evaluation.provenance import compute_provenance, keep_provenance
+from actors.evaluation.evaluation_run import EvalOptions, ServerOptions, build_evaluation_setup, split_settings
+from actors.evaluation.provenance import compute_provenance, describe_weights, keep_provenance
 from actors.evaluation.result_files import find_over_limit
 from configs.errors import UnusableInput
 from configs.load import load_run, write_resolved
+from configs.machines import OpenAIConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 
@@ -115,10 +116,44 @@ def test_each_url_is_a_server_of_its_own(tmp_path: Path) -> None:
     assert (run.name, run.model.checkpoint) == ("eval-10.0.0.1-30000", "/model")
 
 
+def test_urls_with_a_path_are_servers_with_openai_s_api(trained: RunFolder, tmp_path: Path) -> None:
+    urls = ["http://10.0.0.1:8000/v1/", "https://models.example/api/v1"]
+    server = ServerOptions(tmp_path / "tokenizer", "qwen", "MY_KEY")
+    setup = build_evaluation_setup(EvalOptions(urls, ["engine.max_running=8"], trained.config, server=server))
+    run = setup.run
+    assert (run.engine.kind, run.engine.num_engines, run.engine.kv_tokens, run.engine.max_running) == (
+        "openai",
+        2,
+        0,
+        8,
+    )
+    assert run.openai == OpenAIConfig(("http://10.0.0.1:8000/v1", urls[1]), "qwen", "MY_KEY")
+    assert (run.external_urls, run.sglang.external_urls) == (run.openai.urls, ())
+    assert (run.name, run.model.checkpoint) == ("eval-10.0.0.1-8000-v1", str(tmp_path / "tokenizer"))
+    assert describe_weights(setup.weights, "qwen") == {"urls": urls, "model": "qwen"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "server", "message"),
+    [
+        (["http://h:1"], ServerOptions(model="qwen"), "--model: it is for URLs of OpenAI's API"),
+        (["RUN"], ServerOptions(api_key_variable="KEY"), "--api-key-variable: it is for URLs"),
+        (["RUN"], ServerOptions(tokenizer=Path("folder")), "--tokenizer folder: a checkpoint has its own"),
+    ],
+)
+def test_options_of_servers_need_servers(
+    trained: RunFolder, targets: list[str], server: ServerOptions, message: str
+) -> None:
+    named = [str(trained.path) if each == "RUN" else each for each in targets]
+    with pytest.raises(UnusableInput, match=message):
+        build_evaluation_setup(EvalOptions(named, server=server))
+
+
 @pytest.mark.parametrize(
     ("targets", "settings", "message"),
     [
-        (["http://h:1/v1"], [], "http://h:1/v1: expected the base URL of an SGLang server"),
+        (["http://h:1/v1", "http://h:2"], [], "http://h:2: expected a URL with a path"),
+        (["http://h:1/v1", "http://h:1/v1/"], [], "urls must not name a server twice"),
         (["RUN", "RUN"], [], "evaluate one checkpoint, or several URLs"),
         (["RUN"], ["x=missing.jsonl"], "missing.jsonl"),
         (["RUN"], ["dialogue.max_turn=2"], "dialogue.max_turn"),

@@ -24,7 +24,7 @@ PLAIN_FIELDS = {"model", "prompt", "max_tokens", "temperature", "top_p", "seed",
 class CompletionsServer:
     """`vllm` gives token ids; `llama.cpp` ignores the extensions and has ids in logprobs; `openai` takes and gives texts.
 
-    The next requests get the HTTP statuses of `failures` first.
+    The next requests get the HTTP statuses of `failures` first. Requests after the first `max_answered` get no answer.
     """
 
     def __init__(self, model: Path, dialect: Dialect, sequence_tokens: int, key: str = "") -> None:
@@ -33,20 +33,22 @@ class CompletionsServer:
         self.tokenizer = load_tokenizer(model)
         self.bodies: list[dict[str, Any]] = []
         self.failures: list[int] = []
-        self.num_cancelled = 0
+        self.num_cancelled, self.max_answered = 0, 1_000_000
+        self.request_stalled = asyncio.Event()
         self.request_cancelled = asyncio.Event()
+        self.model = MODEL
         self._sequence_tokens, self._key, self._numbers = sequence_tokens, key, count(1)
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
+    async def serving(self, port: int = 0) -> AsyncIterator[str]:
         """The URL."""
         app = web.Application()
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/v1/completions", self._complete)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self.engine.start()
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", port)
         await site.start()
         try:
             host, port = runner.addresses[0][:2]
@@ -61,7 +63,7 @@ class CompletionsServer:
         if (denial := self._deny(request)) is not None:
             return denial
         limit = {"max_model_len": self._sequence_tokens} if self.dialect == "vllm" else {}
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", **limit}]})
+        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model", **limit}]})
 
     def _deny(self, request: web.Request) -> web.Response | None:
         if self._key and request.headers.get("Authorization") != f"Bearer {self._key}":
@@ -91,6 +93,9 @@ class CompletionsServer:
         return response
 
     async def _stream(self, response: web.StreamResponse, body: dict[str, Any]) -> None:
+        if len(self.bodies) > self.max_answered:
+            self.request_stalled.set()
+            await asyncio.Event().wait()
         asked = self._read_request(body)
         pieces = asyncio.Queue[NDArray[np.int32] | None]()
         call = asyncio.ensure_future(self.engine.generate(asked, pieces.put_nowait))

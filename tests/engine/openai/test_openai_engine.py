@@ -157,6 +157,50 @@ async def test_an_abort_stops_the_server(model_folder: Path, tmp_path: Path) -> 
         assert bench.server.num_cancelled == 1
 
 
+async def test_a_server_that_dies_is_lost_once_and_a_broken_stream_alone_does_not_count(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    server, lost = CompletionsServer(model_folder, "vllm", LONGEST), asyncio.get_running_loop().create_future()
+    server.max_answered = 1  # the first request of `start`
+    options: dict[str, Any] = {"sequence_tokens": LONGEST, "retry_delays_s": (), "on_engine_lost": lost.set_result}
+    async with server.serving() as url:
+        engine = OpenAIEngine(url, load_tokenizer(model_folder), request_timeout_s=0.2, **options)
+        await engine.start()
+        with pytest.raises(EngineFailure, match=r"no response within 0\.2 s"):
+            await engine.generate(request(1))
+        assert not lost.done()
+        await engine.close()
+        server.request_stalled.clear()
+        server.bodies.clear()
+        engine = OpenAIEngine(url, load_tokenizer(model_folder), **options)
+        await engine.start()
+        calls = [asyncio.ensure_future(engine.generate(as_sequence(number, request(1)))) for number in (1, 2)]
+        await server.request_stalled.wait()
+    assert (await lost).startswith(f"{url}: the server no longer responds: /v1/models: ")
+    assert not any(call.done() for call in calls)
+    await engine.close()
+    for call in calls:
+        with pytest.raises(EngineFailure, match=r"127\.0\.0\.1:\d+/v1: "):
+            await call
+
+
+async def test_calls_beyond_the_running_ones_wait_for_the_server(model_folder: Path) -> None:
+    server = CompletionsServer(model_folder, "vllm", LONGEST)
+    server.max_answered = 1
+    async with server.serving() as url:
+        engine = OpenAIEngine(url, load_tokenizer(model_folder), sequence_tokens=LONGEST, max_running=2)
+        assert (await engine.start()).kv_tokens == 2 * LONGEST
+        calls = [asyncio.ensure_future(engine.generate(as_sequence(number, request(1)))) for number in range(3)]
+        await server.request_stalled.wait()
+        assert (engine.get_load().running, engine.get_load().waiting) == (2, 1)
+        assert len(server.bodies) <= 3
+        server.max_answered = 1_000_000
+        engine.abort(0)
+        engine.abort(1)
+        assert [(await call).finish for call in calls] == ["abort", "abort", "length"]
+        await engine.close()
+
+
 async def test_an_overloaded_server_is_asked_again_and_other_errors_are_reported(
     model_folder: Path, tmp_path: Path
 ) -> None:
