@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from configs.run_folder import RunFolder, StagesFolder
 from engine.learner.best_checkpoint import get_best_checkpoint_path, read_best_checkpoint
 from engine.learner.checkpoints import CHECKPOINT_NAME
 
@@ -42,6 +42,8 @@ def find_run_folder(text: str) -> RunFolder | None:
 
 def _find_run(text: str) -> RunFolder | None:
     folders = (Path(text), _RUNS / text) if text else ()
+    for path in folders:
+        StagesFolder(path).refuse()
     return next((run for run in map(RunFolder, folders) if run.config.is_file()), None)
 
 
