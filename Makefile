@@ -101,7 +101,7 @@ test-without-docker: $(INSTALLED) ## the same without the tests that need a Dock
 	$(PYTEST) -m "not docker and not hosts and not sglang and not bridges and not nightly"
 
 test-sglang: $(INSTALLED) $(SGLANG_INSTALLED) ## run the tests with a real SGLang server, on the CPU
-	$(BIN)/python -m pytest -m sglang tests/sglang --durations=25
+	$(BIN)/python -m pytest -m sglang tests/sglang tests/newcomer/test_guide.py --durations=25
 
 bench-gpu: $(INSTALLED) ## measure training, decoding and whole runs on one GPU. SECTIONS=NAME,NAME for some of it
 	$(BIN)/python -m benchmarks.gpu $(if $(SECTIONS),--only $(SECTIONS))

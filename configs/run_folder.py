@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from configs.errors import UnusableInput
+
 
 class RunFolder(NamedTuple):
     path: Path
@@ -179,3 +181,9 @@ class StagesFolder(NamedTuple):
         names = msgspec.json.decode(self.record.read_bytes(), type=dict[str, list[str]])["stages"]
         folders = [self.get_stage(number, name) for number, name in enumerate(names, 1)]
         return [folder for folder in folders if folder.config.exists()]
+
+    def refuse(self) -> None:
+        """For commands that need one stage. Raises UnusableInput, which lists them, if the folder has stages."""
+        if self.record.exists():
+            begun = ", ".join(str(stage.path) for stage in self.list_begun())
+            raise UnusableInput(f"{self.path}: has several stages; name one of them: {begun or 'none has begun'}")

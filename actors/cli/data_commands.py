@@ -149,7 +149,7 @@ def render(
         Source, typer.Option(help="Training questions, test questions, or cold-start dialogues.")
     ] = "train",
     rows: Annotated[int, typer.Option(min=1, help="Number of rows.")] = 3,
-    task: Annotated[str, typer.Option(metavar="NAME", help="Task of [[tasks]] (default: the first).")] = "",
+    task: Annotated[str, typer.Option(metavar="NAME", help=r"Task of [\[tasks]] (default: the first).")] = "",
     override: SetOption = None,
 ) -> None:
     """Show rows exactly as the model sees them: text, special tokens, token ids, and what the loss covers."""

@@ -43,9 +43,7 @@ def report_run(path: Path, *, json: bool, console: Console) -> None:
 def _report_stages(folder: StagesFolder, *, json: bool, console: Console) -> None:
     begun = folder.list_begun()
     if json:
-        raise UnusableInput(
-            f"--json: {folder.path} has several stages; name one of them: {', '.join(str(each.path) for each in begun)}"
-        )
+        folder.refuse()
     for stage in begun:
         if stage.summary.exists():
             console.print(build_summary_table(read_summary(stage.path)))

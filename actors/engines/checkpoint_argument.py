@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from configs.run_folder import RunFolder, StagesFolder
 from engine.learner.best_checkpoint import get_best_checkpoint_path, read_best_checkpoint
 from engine.learner.checkpoints import CHECKPOINT_NAME
 from engine.model.weight_files import list_weight_files
@@ -113,6 +113,8 @@ def _describe_folder(text: str, path: Path) -> CheckpointArgument:
 def _find_run(text: str) -> RunFolder | None:
     """The run's folder, or the run of this name in runs/."""
     folders = (Path(text), Path(RUNS_FOLDER) / text) if text else ()
+    for path in folders:
+        StagesFolder(path).refuse()
     return next((run for run in map(RunFolder, folders) if run.config.is_file()), None)
 
 

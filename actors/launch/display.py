@@ -121,7 +121,8 @@ class PlainDisplay:
         done = progress.step - first
         left = f"{(now - began) / done * (progress.steps - progress.step):.0f} s left" if done > 0 else ""
         shown = _join_nonempty(left, _format_outcome(progress.values), _format_metrics(progress.values))
-        self.print_line(f"{time.strftime('%H:%M:%S')} {progress.stage} {progress.step}/{progress.steps}: {shown}")
+        head = f"{time.strftime('%H:%M:%S')} {progress.stage} {progress.step}/{progress.steps}"
+        self.print_line(f"{head}: {shown}" if shown else head)
 
     def print_line(self, text: str) -> None:
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)

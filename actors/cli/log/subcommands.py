@@ -8,7 +8,7 @@ import typer
 
 from actors.cli.console import make_console
 from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from configs.run_folder import RunFolder, StagesFolder
 
 log_app = typer.Typer(help="Inspect, replay, compare, export and fork the event logs of a run.", no_args_is_help=True)
 _MAX_ID = 2**63 - 1  # largest integer in an event log
@@ -57,6 +57,7 @@ def open_run_folder(path: Path) -> RunFolder:
     """Raises UnusableInput if `path` is not a run's folder."""
     folder = RunFolder(path)
     if not folder.config.exists():
+        StagesFolder(path).refuse()
         raise UnusableInput(f"{path}: not a run folder (it has no {folder.config.name})")
     return folder
 

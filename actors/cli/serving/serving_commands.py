@@ -32,7 +32,8 @@ def export(
         float, typer.Option("--max-shard-gb", min=1e-6, help="Largest size of a file of weights, in 10^9 bytes.")
     ] = 5.0,
     task: Annotated[
-        str, typer.Option("--task", help="Task of [[tasks]] with the texts of the chat template (default: the first).")
+        str,
+        typer.Option("--task", help=r"Task of [\[tasks]] with the texts of the chat template (default: the first)."),
     ] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FOLDER if it has files.")] = False,
 ) -> None:

@@ -21,6 +21,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         if step < 20:
             (checkpoint / "model.safetensors").touch()
     folder.config.write_text('name = "demo"\n')
+    staged = Path("runs/staged")
+    (staged / "1_short").mkdir(parents=True)
+    (staged / "1_short/config.toml").touch()
+    (staged / "stages.json").write_text('{"stages": ["short", "long"]}')
     return folder
 
 
@@ -65,6 +69,7 @@ def test_a_transformers_folder_and_a_url_belong_to_no_run(run: RunFolder, tmp_pa
         ("demo:newest", 'expected a number, "last" or "best" after the colon; runs/demo has the steps 0, 2, 10'),
         ("runs/demo/checkpoints/step_000020", r"has no exported model .*; .*runs/demo has the steps 0, 2, 10"),
         ("runs", "runs: has neither config.json, as a model, nor config.toml, as a run"),
+        ("staged", "runs/staged: has several stages; name one of them: runs/staged/1_short$"),
         ("ftp://host", "ftp://host: expected the URL of a server"),
     ],
 )

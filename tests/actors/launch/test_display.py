@@ -70,10 +70,10 @@ def test_without_a_terminal_a_stage_prints_lines_at_intervals_and_one_at_its_end
 
 def test_an_evaluation_is_printed_immediately(clock: Clock) -> None:
     shown, file = make_plain_display()
-    shown.show_progress(Progress("rl", 1, 8, {"reward": 0.5}))
+    shown.show_progress(Progress("answers", 3, 8, {}))
     shown.show_progress(Progress("evaluation after rl", 1, 8, {"accuracy": 0.75, "something_else": 1.0}))
     assert file.getvalue().splitlines() == [
-        "12:00:00 rl 1/8: reward 0.500",
+        "12:00:00 answers 3/8",
         "12:00:00 evaluation after rl: accuracy 0.750",
     ]
 

@@ -380,3 +380,6 @@ def test_a_damaged_event_is_named(folder: RunFolder, tmp_path: Path, frame: str)
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, command: tuple[object, ...]) -> None:
     name, *arguments = command
     assert refusal(name, tmp_path, *arguments) == f"{tmp_path}: not a run folder (it has no config.toml)"
+    (tmp_path / "stages.json").write_text('{"stages": ["short"]}')
+    expected = f"{tmp_path}: has several stages; name one of them: none has begun"
+    assert refusal(name, tmp_path, *arguments) == expected

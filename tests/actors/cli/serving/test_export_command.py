@@ -200,6 +200,14 @@ def test_an_unknown_run_or_step_is_refused_with_the_known_steps(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_with_stages_is_refused_with_its_stages(tmp_path: Path) -> None:
+    (tmp_path / "stages.json").write_text('{"stages": ["short", "long"]}')
+    (tmp_path / "1_short").mkdir()
+    (tmp_path / "1_short" / "config.toml").touch()
+    with pytest.raises(UnusableInput, match=r"has several stages; name one of them: .*/1_short$"):
+        raise run_export(tmp_path, tmp_path / "out") or AssertionError
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [(("--dtype", "int8"), "--dtype int8: expected bfloat16, float16, float32"), (("--task", "sql"), "--task sql: ")],
