@@ -84,20 +84,18 @@ async def run_calls(sandbox: Sandbox, calls: Sequence[LabelledCall]) -> list[Ver
 
 
 def judge_call(call: LabelledCall, outcome: CodeOutcome | MalformedCall) -> Verdict:
+    ran = None if isinstance(outcome, MalformedCall) else outcome
+    formats: tuple[ResultFormat, ResultFormat] = ("rstar2_release", "default")
+    by_word = (contains_error(ran, _format_text(call, outcome, kind), kind) for kind in formats)
+    return Verdict(call, outcome, (ran is None or is_failure(ran), *by_word))
+
+
+def _format_text(call: LabelledCall, outcome: CodeOutcome | MalformedCall, kind: ResultFormat) -> str:
+    """The result that the model reads."""
+    limit = _RESULT_CHARACTERS[kind]
     if isinstance(outcome, MalformedCall):
-        texts = {kind: format_malformed_call(outcome, limit, kind) for kind, limit in _RESULT_CHARACTERS.items()}
-        return Verdict(call, outcome, (True, *_find_word(None, texts)))
-    code = call.program.code
-    texts = {kind: format_result(outcome, limit, kind, code) for kind, limit in _RESULT_CHARACTERS.items()}
-    return Verdict(call, outcome, (is_failure(outcome), *_find_word(outcome, texts)))
-
-
-def _find_word(outcome: CodeOutcome | None, texts: dict[ResultFormat, str]) -> tuple[bool, bool]:
-    """Whether RELEASE and RELEASE_DEFAULTS count the call."""
-    return (
-        contains_error(outcome, texts["rstar2_release"], "rstar2_release"),
-        contains_error(outcome, texts["default"], "default"),
-    )
+        return format_malformed_call(outcome, limit, kind)
+    return format_result(outcome, limit, kind, call.program.code)
 
 
 async def run_in_sandbox(calls: Sequence[LabelledCall], backend: str, seed: int) -> list[Verdict]:

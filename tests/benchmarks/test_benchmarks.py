@@ -47,6 +47,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         ),
         "wrongly_counted",
     ),
+    "experiments.variants overlong": ("experiment", "seeds", "variants"),
     "gpu": (
         *(
             f"step_small_256.{key}"
