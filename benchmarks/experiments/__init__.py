@@ -1,0 +1,1 @@
+"""Experiments in miniature: one command and one picture each (docs/experiments.md)."""

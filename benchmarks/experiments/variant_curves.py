@@ -1,0 +1,49 @@
+"""Draws the curves of an experiment's variants: the mean of the seeds, and a band of one standard error."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from analysis.metrics import RunMetrics, get_column
+from analysis.plotting import GREY, PALETTE, draw_legend, leave_headroom, make_figure, save_figure, style_axes
+
+_COLORS = (*PALETTE, GREY)
+_PANELS = (  # key in metrics.jsonl, title, unit, percent
+    ("reward", "Reward", "mean of all rollouts", False),
+    ("errors_in_positives", "Tool errors in right answers", "share of calls that failed", True),
+    ("response_tokens", "Response length", "tokens", False),
+    ("overlong_share", "At the length limit", "share of rollouts", True),
+)
+
+
+def draw_variants(title: str, curves: Mapping[str, Sequence[RunMetrics]], seeds: int, path: Path) -> Path:
+    """`curves`: by variant, the runs of all seeds. Raises OSError."""
+    band = ", band: one standard error" if seeds > 1 else ""
+    figure, panels = make_figure(2, 2, title, f"mean of the seeds 0 to {seeds - 1}{band}" if seeds > 1 else "seed 0")
+    for axes, (key, name, unit, percent) in zip(panels, _PANELS, strict=True):
+        for number, (variant, runs) in enumerate(curves.items()):
+            _draw_mean(axes, stack_seeds(runs, key), _COLORS[number % len(_COLORS)], variant)
+        style_axes(axes, name, unit, percent=percent)
+        leave_headroom(axes)
+    draw_legend(panels[0])
+    return save_figure(figure, path)
+
+
+def stack_seeds(runs: Sequence[RunMetrics], key: str) -> NDArray[np.float64]:
+    """[seeds, steps], up to the last step that all runs have; nan where a step lacks the key."""
+    columns = [get_column(run.steps, key).to_numpy() for run in runs]
+    steps = min(len(column) for column in columns)
+    return np.stack([column[:steps].astype(np.float64) for column in columns])
+
+
+def _draw_mean(axes: Axes, values_SN: NDArray[np.float64], color: str, label: str) -> None:
+    """S seeds, N steps. A step that lacks the value of a seed is a gap."""
+    seeds = len(values_SN)
+    steps, mean = np.arange(1, values_SN.shape[1] + 1), values_SN.mean(axis=0)
+    axes.plot(steps, mean, color=color, linewidth=2, label=label)
+    if seeds > 1:
+        error = values_SN.std(axis=0, ddof=1) / np.sqrt(seeds)
+        axes.fill_between(steps, mean - error, mean + error, color=color, alpha=0.2, linewidth=0)

@@ -1,0 +1,102 @@
+"""The experiments with variants: planned runs, reuse of finished runs, figures and curves."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.metrics import read_metrics
+from benchmarks.experiments.variant_curves import draw_variants, stack_seeds
+from benchmarks.experiments.variants import (
+    EXPERIMENTS,
+    FIGURES,
+    QUICK,
+    Experiment,
+    PlannedRun,
+    Variant,
+    plan_runs,
+    run_planned,
+    summarize_figure,
+    summarize_variants,
+)
+from configs.load import load_run
+
+TINY = Path(__file__).parents[2] / "configs" / "tiny.toml"
+PAIR = Experiment("a pair", {"a": Variant(("rl.steps=5",)), "b": Variant(("roc.enabled=false",), "a")})
+
+
+@pytest.mark.parametrize("last", [(), QUICK], ids=["full", "quick"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_planned_run_has_a_valid_configuration(name: str, last: tuple[str, ...], tmp_path: Path) -> None:
+    planned = list(plan_runs(EXPERIMENTS[name], 2, tmp_path, last=last))
+    assert len(planned) == 2 * len(EXPERIMENTS[name].variants)
+    for each in planned:
+        run = load_run(TINY, each.settings)
+        assert (Path(run.runs_folder) / run.name, run.seed) == (each.folder, each.seed)
+
+
+def test_a_variant_starts_from_the_cold_start_of_another_one_with_the_same_seed(tmp_path: Path) -> None:
+    first, second, *_ = plan_runs(PAIR, 2, tmp_path)
+    run = load_run(TINY, second.settings)
+    assert (run.sft.steps, run.rl.steps, run.roc.enabled) == (0, 5, False)
+    assert run.model.checkpoint == str(tmp_path / "a_0" / "checkpoints" / "step_000000")
+    assert run.data.train == str(first.folder / "data" / "train.jsonl")
+
+
+def test_settings_of_the_command_line_do_not_change_what_a_variant_sets(tmp_path: Path) -> None:
+    first, *_ = plan_runs(PAIR, 1, tmp_path, ["rl.steps=7", "rl.prompts=2"])
+    run = load_run(TINY, first.settings)
+    assert (run.rl.steps, run.rl.prompts) == (5, 2)
+
+
+def write_run(folder: Path, rewards: list[float | None], **summary: Any) -> Path:
+    folder.mkdir()
+    lines = [{"kind": "step", "step": step, "reward": reward} for step, reward in enumerate(rewards, 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_a_finished_run_with_the_same_settings_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    planned = next(plan_runs(PAIR, 1, tmp_path))
+    write_run(planned.folder, [0.5], reward_end=0.5)
+    config = tmp_path / "missing.toml"  # a run with it would fail
+    command = ["run", str(config), *(part for each in planned.settings for part in ("--set", each))]
+    (tmp_path / "a_0.json").write_text(json.dumps(command))
+    run_planned(planned, config)
+    assert "finished before" in capsys.readouterr().out
+
+
+def test_figures_are_means_over_seeds_and_null_without_a_value(tmp_path: Path) -> None:
+    planned = [
+        PlannedRun("a", seed, write_run(tmp_path / f"a_{seed}", [0.1], reward_end=reward, err_positive_end=None), ())
+        for seed, reward in enumerate((0.2, 0.4))
+    ]
+    figures = summarize_variants(planned)["a"]
+    assert set(figures) == set(FIGURES)
+    assert figures["reward_end"]["mean"] == pytest.approx(0.3)
+    assert figures["reward_end"]["standard_error"] == pytest.approx(0.1)
+    assert figures["reward_end"]["interval"] == pytest.approx((0.2, 0.4))
+    assert figures["err_positive_end"] == {"mean": None, "standard_error": None, "interval": None, "seeds": 0}
+    assert summarize_figure([0.5])["interval"] is None
+
+
+def test_curves_stack_the_seeds_up_to_the_last_common_step(tmp_path: Path) -> None:
+    runs = [
+        read_metrics(write_run(tmp_path / name, rewards))
+        for name, rewards in {"a_0": [0.1, None, 0.3], "a_1": [0.2, 0.4]}.items()
+    ]
+    stacked = stack_seeds(runs, "reward")
+    assert stacked.shape == (2, 2)
+    np.testing.assert_allclose(stacked[:, 0], [0.1, 0.2])
+    assert math.isnan(stacked[0, 1])
+
+
+@pytest.mark.slow
+def test_the_picture_shows_all_variants(tmp_path: Path) -> None:
+    runs = [read_metrics(write_run(tmp_path / f"a_{seed}", [0.1 * seed, 0.3])) for seed in (1, 2)]
+    path = draw_variants("title", {"a": runs, "b": runs[::-1]}, 2, tmp_path / "curves.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
