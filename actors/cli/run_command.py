@@ -45,6 +45,8 @@ def run_recipe(config: Path, overrides: Sequence[str], selection: StageSelection
         if selection.first:
             raise UnusableInput(f"--from-stage {selection.first}: {config} has no [[stages]]")
         run, place = load_run(config, overrides), read_placement(os.environ)
+        if run.evaluation.only:
+            raise UnusableInput(f"{config}: evaluation.only is for `asterism eval`; a run that trains must not set it")
         if place is not None and place.rank > 0:
             return join_run(configure_worker(run, place), console)
         run = configure_head(run, place)

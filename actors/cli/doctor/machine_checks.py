@@ -138,9 +138,7 @@ def check_gpu() -> CheckResult:
         devices = [torch.cuda.get_device_properties(index) for index in range(count)]
         return "; ".join(f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB" for gpu in devices)
     if not Path("/proc/driver/nvidia/version").exists():
-        remedy = (
-            'The run needs none: a GPU makes only the engines faster (engine.device = "cuda"); training uses the CPU.'
-        )
+        remedy = 'Small models need none. With a GPU, set engine.device and learner.device to "cuda".'
         return DoctorFinding("warning", "none", remedy)
     remedy = "Update the NVIDIA driver, or give this process access to the device."
     if not torch.version.cuda:

@@ -81,3 +81,8 @@ def test_a_run_on_another_node_joins_and_claims_no_folder(tmp_path: Path, monkey
         ("node01", Path.cwd() / "cluster.key")
     ]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_only_evaluates_is_refused() -> None:
+    with pytest.raises(UnusableInput, match=r"tiny\.toml: evaluation\.only is for `asterism eval`"):
+        run_command.run_recipe(Path("configs/tiny.toml"), ["evaluation.only=true"], StageSelection(), Console())
