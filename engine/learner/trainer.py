@@ -223,9 +223,8 @@ class Trainer:
         output = compute_loss(given, reference_N)
         output.loss.backward()
         if self.stage == "sft":
-            output = output._replace(
-                token_means=sum_by_file(batch.groups_N, scores.logprobs_N, self._run.sft.file_names)
-            )
+            by_file = sum_by_file(batch.groups_N, scores.logprobs_N, self._run.sft.file_names)
+            output = output._replace(token_means=output.token_means | by_file)
         return output._replace(loss=output.loss.detach())
 
     def _score(self, model: nn.Module, batch: MicroBatch) -> TokenScores:
