@@ -224,7 +224,7 @@ class Trainer:
         output.loss.backward()
         if self.stage == "sft":
             by_file = sum_by_file(batch.groups_N, scores.logprobs_N, self._run.sft.file_names)
-            output = output._replace(token_means=output.token_means | by_file)
+            output = output._replace(token_means={**output.token_means, **by_file})
         return output._replace(loss=output.loss.detach())
 
     def _score(self, model: nn.Module, batch: MicroBatch) -> TokenScores:
