@@ -17,6 +17,7 @@ from configs.atomic_write import write_atomically
 from configs.error_messages import ConfigLayer, explain_validation_error, format_value
 from configs.loading.config_layers import ConfigError, check_keys, merge, parse_override, read_layer, resolve_paths
 from configs.loading.stage_layers import StageConfig, choose_stage, pop_stages
+from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.schema_tree import PRESET_KEY, STAGE_KEY
 
@@ -51,6 +52,19 @@ def load_stages(path: Path, overrides: Sequence[str] = ()) -> list[tuple[StageCo
     """Each stage with its configuration; none without [[stages]]. Raises ConfigError."""
     stages = pop_stages([read_layer(path), *map(parse_override, overrides)])
     return [(stage.options, load_run(path, [*overrides, f"{STAGE_KEY}={stage.options.name}"])) for stage in stages]
+
+
+def expand_paths(run: RunConfig, folder: RunFolder) -> RunConfig:
+    """With `folder` for `$RUN` in all paths, so that another run can use its files."""
+    return msgspec.convert(_expand_texts(msgspec.to_builtins(run), folder), RunConfig)
+
+
+def _expand_texts(value: Any, folder: RunFolder) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand_texts(each, folder) for key, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_expand_texts(each, folder) for each in cast("list[Any]", value)]
+    return str(folder.expand_path(value)) if isinstance(value, str) and "$RUN" in value else value
 
 
 def load_with_overrides(path: Path, overrides: Sequence[str], sections: Sequence[str]) -> RunConfig:

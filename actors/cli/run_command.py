@@ -23,7 +23,7 @@ from actors.launch.display import Display, make_display
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
 from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
 from actors.replay.verification import RunVerifier
-from actors.stages.stage_sequence import StageSelection, StageSequence
+from actors.stages.stage_sequence import Stages, StageSelection, StageSequence, count_stages_to_run
 from analysis.summary import summarize
 from analysis.summary_table import build_summary_table, list_health_lines
 from bus.addresses import LAUNCHER
@@ -31,7 +31,6 @@ from bus.process.structured_log import configure_logging
 from configs.atomic_write import DiskError, raising_disk_errors, write_atomically
 from configs.errors import UnusableInput
 from configs.load import load_run, load_stages
-from configs.loading.stage_layers import StageConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from policies.tools.task_description import TaskDescription
@@ -59,12 +58,13 @@ def run_recipe(config: Path, overrides: Sequence[str], selection: StageSelection
         return EXIT_INTERRUPTED
 
 
-def _run_stages(stages: Sequence[tuple[StageConfig, RunConfig]], selection: StageSelection, console: Console) -> int:
-    """A worker node joins each stage."""
+def _run_stages(stages: Stages, selection: StageSelection, console: Console) -> int:
+    """A worker node joins each stage that the head runs."""
     place = read_placement(os.environ)
     if place is not None and place.rank > 0:
         joining = configure_worker(stages[0][1], place)
-        return next((code for _ in stages if (code := join_run(joining, console))), 0)
+        count = count_stages_to_run(stages, selection)
+        return next((code for _ in range(count) if (code := join_run(joining, console))), 0)
 
     def print_line(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)

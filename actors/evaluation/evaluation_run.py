@@ -7,15 +7,14 @@ of availability: --config replaces the run's. The run has no learner (evaluation
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from actors.engines.checkpoint_argument import RUNS_FOLDER, CheckpointArgument, parse_checkpoint_argument
 from configs.algorithm import EarlyStoppingConfig, EvaluationConfig, EvaluationSetConfig, LearnerConfig
 from configs.errors import UnusableInput
-from configs.load import load_run
+from configs.load import expand_paths, load_run
 from configs.machines import BusConfig, ClusterConfig, EngineConfig, OpenAIConfig
 from configs.run_folder import RunFolder
 from configs.schema import ModelConfig, RunConfig
@@ -142,16 +141,7 @@ def _load_base(options: EvalOptions, weights: CheckpointArgument, overrides: Seq
         return run
     if not any(each.startswith("runs_folder=") for each in overrides):
         run = replace(run, runs_folder=str(weights.run.path.parent))
-    expanded = _expand_paths(msgspec.to_builtins(run), RunFolder(weights.run.path.absolute()))
-    return msgspec.convert(expanded, RunConfig)
-
-
-def _expand_paths(value: Any, folder: RunFolder) -> Any:
-    if isinstance(value, dict):
-        return {key: _expand_paths(each, folder) for key, each in cast(dict[str, Any], value).items()}
-    if isinstance(value, (list, tuple)):
-        return [_expand_paths(each, folder) for each in cast(Sequence[Any], value)]
-    return str(folder.expand_path(value)) if isinstance(value, str) and value.startswith("$RUN") else value
+    return expand_paths(run, RunFolder(weights.run.path.absolute()))
 
 
 def _without_training(base: RunConfig) -> RunConfig:

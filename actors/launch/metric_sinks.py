@@ -119,7 +119,8 @@ class MetricSinks:
             undelivered, total = count_undelivered(self._folder, name)
             self._logger.info("sink.finished", sink=name, records=total, undelivered=undelivered)
             if undelivered:
+                cause = self._causes.get(name, "its process has ended without an error")
                 self._print_line(
-                    f"metrics: {name} has not received {undelivered} of {total} records ({self._causes[name]}); "
+                    f"metrics: {name} has not received {undelivered} of {total} records ({cause}); "
                     f"`asterism metrics sync {self._folder.path} --sink {name}` delivers them"
                 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -10,6 +10,7 @@ from actors.runtime.resume_point import find_cursor
 from actors.stages.solved_problems import read_solved_problems, write_unsolved_rows
 from bus.addresses import HEAD
 from configs.errors import UnusableInput
+from configs.load import expand_paths
 from configs.loading.stage_layers import StageConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -42,8 +43,8 @@ def continue_stage(
     `data_folder`. Raises UnusableInput and DiskError.
     """
     step, checkpoint = before.find_last_checkpoint()
-    table = _expand_paths(msgspec.to_builtins(run), str(first.path.resolve()))
-    table |= {"tiny": None}
+    expanded = expand_paths(run, RunFolder(first.path.resolve()))
+    table: dict[str, Any] = {**msgspec.to_builtins(expanded), "tiny": None}
     table["model"]["checkpoint"] = table["learner"]["resume_from"] = str(checkpoint.resolve())
     table["learner"]["resume_optimizer"] = options.optimizer == "keep"
     table["sft"] |= {"steps": 0, "epochs": 0}
@@ -79,11 +80,3 @@ def _select_unsolved(
             next(each for each in table["tasks"] if each["name"] == task.name)["data"] = str(target.resolve())
         else:
             table["data"]["train"] = str(target.resolve())
-
-
-def _expand_paths(value: Any, first: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _expand_paths(each, first) for key, each in cast("dict[str, Any]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [_expand_paths(each, first) for each in cast("list[Any]", value)]
-    return value.replace("$RUN", first) if isinstance(value, str) else value

@@ -24,6 +24,7 @@ from configs.loading.stage_layers import StageConfig
 from configs.run_folder import RunFolder, StagesFolder
 from configs.schema import RunConfig
 
+Stages = Sequence[tuple[StageConfig, RunConfig]]  # at least one
 RunStage = Callable[[RunConfig, bool], int]  # with whether to resume it; returns the exit code
 
 
@@ -35,22 +36,44 @@ class StageSelection(NamedTuple):
     first: str = ""  # name of the stage to begin with; empty: the first one
 
 
+def find_first_stage(stages: Stages, selection: StageSelection) -> int:
+    """Its index. Raises UnusableInput for an unknown stage."""
+    name, names = selection.first, [options.name for options, _ in stages]
+    if not name:
+        return 0
+    if name not in names:
+        raise UnusableInput(f"--from-stage {name}: no such stage; known are: {', '.join(names)}")
+    return names.index(name)
+
+
+def count_stages_to_run(stages: Stages, selection: StageSelection) -> int:
+    """For a node that joins each of them. A node that does not see the folder of the run counts finished stages, too."""
+    first = find_first_stage(stages, selection)
+    folders = list_stage_folders(stages)[first:]
+    return len(folders) if selection.overwrite else sum(not folder.summary.exists() for folder in folders)
+
+
+def list_stage_folders(stages: Stages) -> list[RunFolder]:
+    base = stages[0][1]
+    folder = StagesFolder(Path(base.runs_folder) / base.name)
+    return [folder.get_stage(number, options.name) for number, (options, _) in enumerate(stages, 1)]
+
+
 class StageSequence:
     """Raises UnusableInput for an unknown stage, or for folders that the flags do not allow to use."""
 
     def __init__(
         self,
-        stages: Sequence[tuple[StageConfig, RunConfig]],
+        stages: Stages,
         selection: StageSelection,
         print_line: Callable[[str], None],
     ) -> None:
         self._stages = stages
         self._selection = selection
         self._print_line = print_line
-        base = stages[0][1]
-        self.folder = StagesFolder(Path(base.runs_folder) / base.name)
-        self._folders = [self.folder.get_stage(number, options.name) for number, (options, _) in enumerate(stages, 1)]
-        self._first = self._find_first()
+        self._folders = list_stage_folders(stages)
+        self.folder = StagesFolder(self._folders[0].path.parent)
+        self._first = find_first_stage(stages, selection)
         self._prepare_folder()
 
     def run(self, run_stage: RunStage) -> int:
@@ -72,17 +95,6 @@ class StageSequence:
                 return code
             before = FinishedStage(run, folder)
         return 0
-
-    def count_unfinished(self) -> int:
-        return sum(not folder.summary.exists() for folder in self._folders[self._first :])
-
-    def _find_first(self) -> int:
-        name, names = self._selection.first, [options.name for options, _ in self._stages]
-        if not name:
-            return 0
-        if name not in names:
-            raise UnusableInput(f"--from-stage {name}: no such stage; known are: {', '.join(names)}")
-        return names.index(name)
 
     def _prepare_folder(self) -> None:
         path, selection = self.folder.path, self._selection

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from actors.launch.claim_run_folder import RunFolderError
-from actors.stages.stage_sequence import StageSelection, StageSequence
+from actors.stages.stage_sequence import StageSelection, StageSequence, count_stages_to_run
 from bus.codec import encode
 from bus.event_log.writer import EventLog
 from bus.messages import BufferCursor, Envelope, StepCollected, StepCounts
@@ -167,6 +167,16 @@ def test_foreign_folders_are_kept(runs: Runs) -> None:
     (runs.runs / "staged" / "notes.txt").rename(runs.runs / "staged" / "config.toml")
     with pytest.raises(RunFolderError, match="a run without stages"):
         runs.run(StageSelection(overwrite=True))
+
+
+def test_a_joining_node_counts_the_stages_that_the_head_runs(runs: Runs) -> None:
+    stages = load_stages(runs.config, (f'runs_folder="{runs.runs}"',))
+    assert count_stages_to_run(stages, NEW_RUN) == 3
+    runs.endings["2_longer"] = 1
+    runs.run()
+    assert count_stages_to_run(stages, StageSelection(resume=True)) == 2
+    assert count_stages_to_run(stages, StageSelection(overwrite=True)) == 3
+    assert count_stages_to_run(stages, StageSelection(overwrite=True, first="hard")) == 1
 
 
 def test_a_missing_run_cannot_be_resumed(runs: Runs) -> None:
