@@ -29,7 +29,7 @@ from analysis.evaluation.answer_records import (
     sort_answers,
 )
 from bus.messages import AnyMessage, EvaluationRequested, StartGroup, TokenRecord, TrajectoryFailed, TrajectoryFinished
-from configs.atomic_write import DiskError, raising_disk_errors, replacing_file
+from configs.atomic_write import raising_disk_errors, replacing_file
 from policies.decider import Send
 from policies.dialogue.release_text import find_response_answer
 from policies.groups.evaluation_questions import PlannedAnswer
@@ -53,18 +53,20 @@ class AnswerLog:
         self._records = {each.key: each for each in read_answers(path)}
         self._thread = ThreadPoolExecutor(1, "answers")
         self._last_write: Future[None] | None = None
-        self._error: DiskError | None = None
+        self._error: Exception | None = None  # of the first answer that is not written
 
     def append(self, start: AnswerStart, end: TrajectoryFinished | TrajectoryFailed) -> None:
-        """In the background. Raises DiskError of an earlier line."""
+        """In the background. Raises the error of an earlier answer, such as DiskError."""
         if self._error is not None:
             raise self._error
         self._last_write = self._thread.submit(self._append, start, end)
 
     async def list_answers(self, label: str, version: int) -> list[AnswerRecord]:
-        """Those of one evaluation, sorted, without dialogues. Raises DiskError of an earlier line."""
+        """Those of one evaluation, sorted, without dialogues. Raises the error of an earlier answer, such as DiskError."""
         if self._last_write is not None:
             await asyncio.wrap_future(self._last_write)
+        if self._error is not None:
+            raise self._error
         records = list(self._records.values())
         return sort_answers(each for each in records if (each.label, each.version) == (label, version))
 
@@ -77,11 +79,11 @@ class AnswerLog:
         known = self._records.get(key)
         if known is not None and (not known.is_failed or isinstance(end, TrajectoryFailed)):
             return
-        record = self._build_record(start, end)
         try:
+            record = self._build_record(start, end)
             self._write(encode(record) + b"\n")
-        except DiskError as error:
-            self._error = error
+        except Exception as error:  # the top of this thread: the next call of this class raises it
+            self._error = self._error or error
             raise
         self._records[key] = replace(record, dialogue=())
 

@@ -159,7 +159,8 @@ def _write_dialogues(folder: Path, source: DialogueSource) -> None:
         for dialogue in iter_sft_dialogues(source.path, source.tokenizer, source.formats, source.file, bad_rows):
             writer.add(dialogue)
     if not writer.tokens:
-        raise DatasetError(source.path, f"all {writer.too_long:,} dialogues have more than sft.max_tokens")
+        too_long = f"{writer.too_long:,} dialogues are longer than sft.max_tokens"
+        raise DatasetError(source.path, f"no dialogue is left: {describe_bad_rows(bad_rows.errors) or too_long}")
     counts = (writer.dialogues, writer.tokens, writer.loss_tokens, writer.too_long, writer.truncated)
     report = TokenFileReport(*counts, unusable=describe_bad_rows(bad_rows.errors))
     (folder / "report.json").write_bytes(msgspec.json.encode(report))

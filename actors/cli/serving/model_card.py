@@ -38,7 +38,7 @@ def write_model_card(folder: Path, run: RunConfig, chosen: RunStep, facts: Servi
 
 def _build_card(folder: Path, run: RunConfig, chosen: RunStep, facts: ServingFacts, dtype: str) -> Iterator[str]:
     yield f"{_FRONT_MATTER}\n# {run.name}, step {chosen.step}\n"
-    yield f"A model that [Asterism](https://pypi.org/project/asterism) {version('asterism')} has trained: "
+    yield f"A model that Asterism {version('asterism')} has trained: "
     cold_start = f"{run.sft.epochs:g} epochs" if run.sft.epochs else f"{run.sft.steps} steps"
     yield f"{cold_start} of cold start and {chosen.step} of {run.rl.steps} steps of GRPO"
     yield f"{' with Resample-on-Correct' if run.roc.enabled else ''}, exported in {dtype}.\n"
