@@ -130,12 +130,11 @@ async def test_a_head_that_recovers_writes_each_answer_once_and_replaces_failure
 
 
 async def test_an_answer_that_cannot_be_written_is_not_lost_silently(tmp_path: Path) -> None:
-    """The second answer is written, but the first one has an unreadable record."""
+    """Its record is unreadable."""
     world = World(tmp_path / "answers.jsonl")
     broken = finish_group(0, 1.0)
     broken = replace(broken, record=replace(broken.record, token_ids=broken.record.token_ids[:-1]))
     world.observer.on_decision(0.0, broken, [])
-    world.observer.on_decision(0.0, finish_group(1, 1.0), [])
     with pytest.raises(ValueError, match="bytes length"):
         await world.log.list_answers("sampled", 0)
     with pytest.raises(ValueError, match="bytes length"):
