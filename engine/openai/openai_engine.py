@@ -251,6 +251,8 @@ class OpenAIEngine:
             except (ServerUnreachable, ServerStatusError) as failure:
                 if pending.output.token_ids or wait_s is None or not _is_safe_to_repeat(failure):
                     raise
+                sequence_id = pending.request.sequence_id
+                self._logger.warning("request.repeated", sequence_id=sequence_id, wait_s=wait_s, cause=str(failure))
                 await asyncio.sleep(wait_s)
 
     async def _read_stream(self, pending: _PendingCompletion, body: bytes) -> None:

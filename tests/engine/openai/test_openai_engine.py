@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from engine.contract import Capacity, Engine, EngineFailure, GenerationRequest, RequestRefused, WeightsRefused
 from engine.model.tokenizer import load_tokenizer
@@ -205,9 +206,14 @@ async def test_an_overloaded_server_is_asked_again_and_other_errors_are_reported
     model_folder: Path, tmp_path: Path
 ) -> None:
     bench = OpenAIBench(model_folder, tmp_path)
+    with capture_logs() as lines:
+        async with bench.engine() as (engine, _):
+            bench.server.failures = [429]
+            assert len(await tokens(engine, request(1))) == 24
+    (repeated,) = (line for line in lines if line["event"] == "request.repeated")
+    assert (repeated["sequence_id"], repeated["log_level"]) == (1, "warning")
+    assert "429 overloaded" in repeated["cause"]
     async with bench.engine() as (engine, _):
-        bench.server.failures = [429]
-        assert len(await tokens(engine, request(1))) == 24
         bench.server.failures = [503, 503]
         with pytest.raises(EngineFailure, match=r"127.0.0.1.*the server refused /v1/completions: 503 overloaded"):
             await engine.generate(request(1))

@@ -172,7 +172,9 @@ def test_dialogues_beyond_the_limit_are_dropped_or_truncated_and_counted(swept_p
 
 def test_a_limit_that_no_dialogue_meets_is_refused(swept_path: Path) -> None:
     run, folder = make_cold_start(swept_path, max_tokens=3, too_long="truncate")
-    with pytest.raises(UnusableInput, match=r"sft\.jsonl: no dialogue is left: 40 dialogues are longer than sft\.max_tokens"):
+    with pytest.raises(
+        UnusableInput, match=r"sft\.jsonl: no dialogue is left: 40 dialogues are longer than sft\.max_tokens"
+    ):
         open_here(run, folder)
 
 
