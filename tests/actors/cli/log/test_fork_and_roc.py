@@ -147,14 +147,11 @@ def test_without_the_turns_checkpoint_the_existing_ones_are_named(folder: RunFol
     assert "step_000000, step_000002, step_000003" in error
 
 
-def test_a_checkpoint_without_an_exported_model_is_refused(folder: RunFolder) -> None:
-    weights = folder.get_checkpoint_path(0) / "model.safetensors"
-    number = str(answered(folder, 0).trajectory_id)
-    hidden = weights.rename(weights.with_suffix(".hidden"))
-    try:
-        error = refused("fork", str(folder.path), number, "--turn", "1")
-    finally:
-        hidden.rename(weights)
+def test_a_checkpoint_without_an_exported_model_is_refused(folder: RunFolder, tmp_path: Path) -> None:
+    copy = copy_run(folder, tmp_path)  # other tests read the original at the same time
+    weights = shutil.ignore_patterns("model.safetensors")
+    shutil.copytree(folder.get_checkpoint_path(0), copy.get_checkpoint_path(0), ignore=weights)
+    error = refused("fork", str(copy.path), str(answered(copy, 0).trajectory_id), "--turn", "1")
     assert "step_000000: has no exported model (learner.export_every)" in error
 
 
