@@ -34,23 +34,10 @@ from configs.machines import (
     SupervisionConfig,
     check_openai,
 )
-from configs.schema_tree import Count, FilePath, PositiveInt, Section, require
+from configs.schema_tree import Count, FilePath, Section, require
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
 from configs.task_options import Acceptance, RewardConfig, TaskConfig, check_tasks
-
-
-class TinyConfig(Section, frozen=True):
-    """Generated questions, dialogues, tokenizer and model, so that a run needs no download."""
-
-    num_train_questions: PositiveInt = 4096  # generated training questions
-    num_test_questions: PositiveInt = 512  # generated test questions
-    num_sft_dialogues: PositiveInt = 16_000  # generated dialogues for the cold start
-    num_layers: PositiveInt = 2  # of the model
-    hidden_size: PositiveInt = 128  # of the model
-    num_heads: PositiveInt = 4  # query heads
-    num_kv_heads: PositiveInt = 2  # key and value heads
-    head_dim: PositiveInt = 32  # of each head
-    intermediate_size: PositiveInt = 384  # of the feed-forward layers
+from configs.tiny_options import TinyConfig
 
 
 class ModelConfig(Section, frozen=True):

@@ -3,111 +3,35 @@
     python -m benchmarks.experiments.variants NAME [--seeds 5] [--config configs/tiny.toml] [--set KEY=VALUE ...]
                                               [--runs runs/experiments] [--quick]
 
-NAME is an experiment of the table EXPERIMENTS. Each run is `asterism run CONFIG` with the settings of its variant, in the
-folder RUNS/NAME/VARIANT_SEED; the runs follow each other. A variant that names another one in `starts_from` takes its
-settings, cold start and data. A finished run with the same settings is not repeated, so an interrupted experiment continues.
+NAME is an experiment of the table EXPERIMENTS (planned_runs.py). Each run is `asterism run CONFIG` with the settings of its
+variant, in the folder RUNS/VARIANT_SEED, and starts from the checkpoint of its cold start, RUNS/cold_NAME_SEED. The runs follow
+each other. A finished run with the same settings is not repeated: an interrupted experiment continues, and experiments share
+their runs.
 
 The picture RUNS/NAME/curves.png has the mean of the seeds, and a band of one standard error with two or more seeds.
 RUNS/NAME/figures.json and the JSON line have, by variant, the mean, the standard error and the bootstrap interval of the
 seeds for each figure of summary.json in FIGURES; values are null if no run has the figure.
 
---quick: one seed and runs of three short steps, in RUNS/NAME-quick.
+--quick: one seed and runs of three short steps, in RUNS-quick.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from analysis.evaluation.answer_statistics import compute_bootstrap_interval, compute_standard_error
 from analysis.metrics import AnalysisError, RunMetrics, read_metrics
 from analysis.summary_table import read_summary
+from benchmarks.experiments.planned_runs import EXPERIMENTS, QUICK, PlannedRun, plan_runs
 from benchmarks.experiments.variant_curves import draw_variants
 from configs.run_folder import RunFolder
 
 FIGURES = ("pass1_start", "pass1_end", "greedy_end", "reward_end", "err_positive_end", "response_tokens_end")
-QUICK = (
-    *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200", "sft.steps=4"),
-    *("sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4", "evaluation.questions=6"),
-    "sandbox.spare_notebooks=8",
-)
-Settings = tuple[str, ...]  # KEY=VALUE, as for --set of `asterism run`
-
-
-class Variant(msgspec.Struct, frozen=True):
-    settings: Settings = ()
-    starts_from: str = ""  # earlier variant with the cold start, the data and further settings; empty: none
-
-
-class Experiment(msgspec.Struct, frozen=True):
-    title: str
-    variants: Mapping[str, Variant]
-    settings: Settings = ()  # of all variants
-
-
-_SHORT = "dialogue.response_tokens=80"  # a dialogue with a repaired call does not fit
-EXPERIMENTS: Mapping[str, Experiment] = {
-    "roc": Experiment(
-        "GRPO-RoC and plain GRPO",
-        {"roc": Variant(("roc.enabled=true",)), "grpo": Variant(("roc.enabled=false",), "roc")},
-    ),
-    "cold_start": Experiment(
-        "GRPO-RoC and plain GRPO after cold starts of different lengths",
-        {
-            "roc_600": Variant(("roc.enabled=true", "sft.steps=600")),
-            "grpo_600": Variant(("roc.enabled=false",), "roc_600"),
-            "roc_300": Variant(("roc.enabled=true", "sft.steps=300")),
-            "grpo_300": Variant(("roc.enabled=false",), "roc_300"),
-            "roc_0": Variant(("roc.enabled=true", "sft.steps=0")),
-            "grpo_0": Variant(("roc.enabled=false", "sft.steps=0")),
-        },
-    ),
-    "overlong": Experiment(
-        "Responses at the length limit: kept as negatives, and dropped",
-        {"keep": Variant(("rl.overlong=keep",)), "drop": Variant(("rl.overlong=drop",), "keep")},
-        (_SHORT,),
-    ),
-    "ngram": Experiment(
-        "Without and with a filter of repeated n-grams",
-        {
-            "none": Variant(("rl.repeated_ngram_tokens=0",)),
-            "filter": Variant(("rl.repeated_ngram_tokens=8", "rl.repeated_ngram_limit=4"), "none"),
-        },
-    ),
-}
-
-
-class PlannedRun(NamedTuple):
-    variant: str
-    seed: int
-    folder: Path
-    settings: Settings
-
-
-def plan_runs(
-    experiment: Experiment, seeds: int, folder: Path, more: Sequence[str] = (), last: Settings = ()
-) -> Iterator[PlannedRun]:
-    """In the order in which they run. `more` comes before the settings of a variant, `last` after them."""
-    for seed in range(seeds):
-        for name, variant in experiment.variants.items():
-            run, start = folder / f"{name}_{seed}", variant.starts_from
-            changes = (*(experiment.variants[start].settings if start else ()), *variant.settings)
-            settings = (*experiment.settings, *more, *changes, *last, f"seed={seed}")
-            if start:
-                settings += _take_cold_start(RunFolder(folder / f"{start}_{seed}"))
-            place = (f'runs_folder="{folder}"', f"name={run.name}")
-            yield PlannedRun(name, seed, run, (*settings, *place))
-
-
-def _take_cold_start(made: RunFolder) -> Settings:
-    data = (f"data.train={made.data / 'train.jsonl'}", f"data.test={made.data / 'test.jsonl'}")
-    return ("sft.steps=0", f"model.checkpoint={made.get_checkpoint_path(0)}", *data)
 
 
 def run_planned(planned: PlannedRun, config: Path) -> None:
@@ -142,10 +66,10 @@ def summarize_figure(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def summarize_variants(planned: Sequence[PlannedRun]) -> dict[str, dict[str, dict[str, Any]]]:
+def summarize_variants(runs: Sequence[PlannedRun]) -> dict[str, dict[str, dict[str, Any]]]:
     """By variant and figure. Raises AnalysisError."""
     summaries: dict[str, list[Mapping[str, Any]]] = {}
-    for run in planned:
+    for run in runs:
         summaries.setdefault(run.variant, []).append(read_summary(run.folder) or {})
     return {
         variant: {
@@ -156,11 +80,11 @@ def summarize_variants(planned: Sequence[PlannedRun]) -> dict[str, dict[str, dic
     }
 
 
-def read_curves(planned: Sequence[PlannedRun]) -> dict[str, list[RunMetrics]]:
-    """By variant: one of each seed. Raises AnalysisError."""
+def read_curves(runs: Sequence[PlannedRun], labels: Mapping[str, str]) -> dict[str, list[RunMetrics]]:
+    """By label: one of each seed. `labels`: by variant. Raises AnalysisError."""
     curves: dict[str, list[RunMetrics]] = {}
-    for run in planned:
-        curves.setdefault(run.variant, []).append(read_metrics(run.folder, require_steps=True))
+    for run in runs:
+        curves.setdefault(labels[run.variant], []).append(read_metrics(run.folder, require_steps=True))
     return curves
 
 
@@ -168,10 +92,13 @@ def run_experiment(name: str, planned: Sequence[PlannedRun], config: Path, folde
     """Raises AnalysisError, CalledProcessError, OSError."""
     for each in planned:
         run_planned(each, config)
-    seeds = len({each.seed for each in planned})
-    picture = draw_variants(EXPERIMENTS[name].title, read_curves(planned), seeds, folder / "curves.png")
+    title, labels = EXPERIMENTS[name]
+    runs = [each for each in planned if each.variant]
+    seeds = len({each.seed for each in runs})
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = draw_variants(title, read_curves(runs, labels), seeds, folder / "curves.png")
     print(f"picture: {picture}")
-    figures = {"experiment": name, "seeds": seeds, "variants": summarize_variants(planned)}
+    figures = {"experiment": name, "seeds": seeds, "variants": summarize_variants(runs)}
     (folder / "figures.json").write_text(json.dumps(figures, indent=2))
     return figures
 
@@ -188,12 +115,14 @@ def main() -> None:
     if options.seeds < 1:
         parser.error(f"--seeds must be at least 1: {options.seeds}")
     name = options.name
-    folder = options.runs.resolve() / (f"{name}-quick" if options.quick else name)
+    folder: Path = options.runs.resolve()
+    seeds, last = options.seeds, ()
+    if options.quick:
+        folder, seeds, last = folder.with_name(f"{folder.name}-quick"), 1, QUICK
     folder.mkdir(parents=True, exist_ok=True)
-    seeds, last = (1, QUICK) if options.quick else (options.seeds, ())
     planned = list(plan_runs(EXPERIMENTS[name], seeds, folder, options.set, last))
     try:
-        figures = run_experiment(name, planned, options.config, folder)
+        figures = run_experiment(name, planned, options.config, folder / name)
     except (AnalysisError, OSError) as error:
         sys.exit(f"{name}: {error}")
     except subprocess.CalledProcessError as error:

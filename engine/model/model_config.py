@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from configs.errors import UnusableInput
-from configs.schema import TinyConfig
+from configs.tiny_options import TinyConfig
 from engine.model.architectures import ARCHITECTURES, Architecture, find_problem
 from engine.model.rope_scaling import DefaultRope, RopeScaling, read_rope
 from engine.model.weight_files import CheckpointError, list_weight_files, read_json_object, read_weight_shapes
@@ -167,6 +167,7 @@ def _read_experts(fields: dict[str, Any]) -> dict[str, Any]:
 def build_tiny_config(tiny: TinyConfig, vocab_size: int) -> DecoderConfig:
     """The model that a run with [tiny] generates."""
     return DecoderConfig(
+        model_type=tiny.architecture,
         vocab_size=vocab_size,
         hidden_size=tiny.hidden_size,
         intermediate_size=tiny.intermediate_size,

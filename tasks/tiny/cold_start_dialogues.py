@@ -1,7 +1,4 @@
-"""Generates dialogues that teach the formats of calls and answers, but not correct behavior.
-
-Wrong dialogues outnumber correct ones, so that RL has something left to teach.
-"""
+"""Generates dialogues that teach the formats of calls and answers; by default, most of them are wrong."""
 
 import ast
 import contextlib
@@ -10,28 +7,22 @@ import json
 from random import Random
 from typing import Any
 
+from msgspec.structs import asdict
+
 from bus.messages import CodeOk, CodeOutcome, CodeRaised, Output
 from configs.dialogue_options import DialogueConfig, ToolName
+from configs.tiny_options import BehaviorShares
 from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
 from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from policies.dialogue.tool_results import format_malformed_call, format_result
 from tasks.math_python import MATH_PYTHON
+from tasks.tiny.derivations import write_derivation
 from tasks.tiny.questions import FAMILIES, Question, draw_question
 
 Message = dict[str, Any]
 Messages = list[Message]
 
-# Share of each behavior. Plain GRPO rewards a repaired call as much as a clean one. To show this,
-# "repaired" is more frequent than "clean", and failing code before a guess
-# ("gives_up") differs from failing code before a repair: else GRPO would learn to avoid both.
-BEHAVIOR_SHARES = {
-    "clean": 0.10,
-    "repaired": 0.23,  # the first call fails, the second is right
-    "malformed": 0.02,  # the first call is invalid JSON, the second is right
-    "wrong": 0.37,  # the code runs and prints a wrong answer
-    "gives_up": 0.13,  # the call fails, the answer is a guess
-    "guess": 0.15,  # no call at all
-}
+DEFAULT_SHARES = BehaviorShares()
 _JSON_CORRUPTIONS = (('"}}', '"}'), ('"}}', "}}"))
 TOOL: ToolName = "jupyter_code"
 FORMAT = build_dialogue_format(DialogueConfig(tools=(TOOL,)), MATH_PYTHON)
@@ -44,10 +35,13 @@ CONCLUDE = "I have the result.</reason>\n"
 GUESS = "I know this.</reason>\n"
 
 
-def generate_dialogues(seed: int, count: int, result_characters: int) -> list[Messages]:
+def generate_dialogues(
+    seed: int, count: int, result_characters: int, shares: BehaviorShares = DEFAULT_SHARES
+) -> list[Messages]:
     """`count` dialogues on training questions, each a list of `{"role", "content"}` messages."""
     random = Random(seed)
-    behaviors = random.choices(list(BEHAVIOR_SHARES), weights=list(BEHAVIOR_SHARES.values()), k=count)
+    weights: dict[str, float] = asdict(shares)
+    behaviors = random.choices(list(weights), weights=list(weights.values()), k=count)
     names = list(FAMILIES)
     drawn = (draw_question(random, seed, held_out=False, family=names[n % len(names)]) for n in range(count))
     return [
@@ -91,10 +85,12 @@ def _generate_dialogue(random: Random, behavior: str, question: Question, limit:
             code, result = _find_wrong_code(random, question)
             turns = [*_build_call(COMPUTE, code, limit), _build_answer(CONCLUDE, result)]
         case "gives_up":
-            turns = [
-                *_build_call(COMPUTE, question.fill_snippet(family.unfixable_snippet), limit),
-                _build_answer(GIVE_UP, guess),
-            ]
+            unfixable = question.fill_snippet(family.unfixable_snippet)
+            turns = [*_build_call(COMPUTE, unfixable, limit), _build_answer(GIVE_UP, guess)]
+        case "unrepaired":
+            turns = [*_build_call(COMPUTE, failing, limit), _build_answer(GIVE_UP, guess)]
+        case "reasoned":
+            turns = [_build_answer(f"{write_derivation(question)}</reason>\n", truth)]
         case "malformed":
             turns = [
                 *_build_malformed_call(random, right, limit),

@@ -3,7 +3,7 @@
 data/train.jsonl, data/test.jsonl   questions and answers of the demo, in GSM8K's layout
 data/sft.jsonl                      dialogues for its cold start
 data/tokenizer/                     trained on those dialogues
-checkpoints/init/                   a Qwen3 with random weights, as a transformers folder
+checkpoints/init/                   a model with random weights, as a transformers folder
 
 The run's seed determines all files. The run then reads them like files of a user. A run with [[tasks]] has
 its own data: it gets a tokenizer for the texts of these tasks, and the model.
@@ -74,7 +74,8 @@ def _prepare_demo(run: RunConfig, tiny: TinyConfig, folder: RunFolder) -> Tokeni
         questions = generate_questions(run.seed, count, held_out=held_out)
         rows = ({"question": question.text, "answer": f"#### {question.answer}"} for question in questions)
         _write_jsonl(folder.data / f"{name}.jsonl", rows)
-    dialogues = generate_dialogues(run.seed, tiny.num_sft_dialogues, run.dialogue.result_characters)
+    characters = run.dialogue.result_characters
+    dialogues = generate_dialogues(run.seed, tiny.num_sft_dialogues, characters, tiny.behaviors)
     _write_jsonl(folder.data / "sft.jsonl", ({"messages": messages} for messages in dialogues))
     return train_tokenizer(iter_tokenizer_texts(dialogues[:NUM_TOKENIZER_DIALOGUES]))
 

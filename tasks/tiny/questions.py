@@ -64,7 +64,12 @@ def _digit_sum(a: int, b: int) -> int:
 
 @functools.cache
 def _count_primes_below(n: int) -> int:
-    return sum(all(number % divisor for divisor in range(2, number)) for number in range(2, n))
+    return sum(map(is_prime, range(2, n)))
+
+
+def is_prime(number: int) -> bool:
+    """`number`: at least 2."""
+    return all(number % divisor for divisor in range(2, number))
 
 
 FAMILIES: dict[str, QuestionFamily] = {
@@ -129,9 +134,16 @@ FAMILIES: dict[str, QuestionFamily] = {
 
 
 def _fill_template(template: str, operands: tuple[int, ...]) -> str:
-    names = dict(zip("abc", operands, strict=False))
-    expression = _EXPRESSIONS[operands[3]].format(**names) if len(operands) > 3 else ""
-    return template.format(**names, e=expression)
+    return template.format(**_name_operands(operands), e=fill_expression(operands) if len(operands) > 3 else "")
+
+
+def fill_expression(operands: tuple[int, ...]) -> str:
+    """The expression of an arithmetic question."""
+    return _EXPRESSIONS[operands[3]].format(**_name_operands(operands))
+
+
+def _name_operands(operands: tuple[int, ...]) -> dict[str, int]:
+    return dict(zip("abc", operands, strict=False))
 
 
 def is_held_out(seed: int, family: str, operands: tuple[int, ...]) -> bool:

@@ -9,47 +9,56 @@ import numpy as np
 import pytest
 
 from analysis.metrics import read_metrics
+from benchmarks.experiments.planned_runs import COLD_STARTS, EXPERIMENTS, QUICK, VARIANTS, PlannedRun, plan_runs
 from benchmarks.experiments.variant_curves import draw_variants, stack_seeds
-from benchmarks.experiments.variants import (
-    EXPERIMENTS,
-    FIGURES,
-    QUICK,
-    Experiment,
-    PlannedRun,
-    Variant,
-    plan_runs,
-    run_planned,
-    summarize_figure,
-    summarize_variants,
-)
+from benchmarks.experiments.variants import FIGURES, run_planned, summarize_figure, summarize_variants
 from configs.load import load_run
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny.toml"
-PAIR = Experiment("a pair", {"a": Variant(("rl.steps=5",)), "b": Variant(("roc.enabled=false",), "a")})
+PAIR = EXPERIMENTS["roc"]
 
 
 @pytest.mark.parametrize("last", [(), QUICK], ids=["full", "quick"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_planned_run_has_a_valid_configuration(name: str, last: tuple[str, ...], tmp_path: Path) -> None:
     planned = list(plan_runs(EXPERIMENTS[name], 2, tmp_path, last=last))
-    assert len(planned) == 2 * len(EXPERIMENTS[name].variants)
+    cold_starts = {VARIANTS[variant].cold_start for variant in EXPERIMENTS[name].labels}
+    assert len(planned) == len({each.folder for each in planned})
+    assert len(planned) == 2 * (len(EXPERIMENTS[name].labels) + len(cold_starts))
     for each in planned:
         run = load_run(TINY, each.settings)
         assert (Path(run.runs_folder) / run.name, run.seed) == (each.folder, each.seed)
+        assert (run.rl.steps == 0) == (not each.variant)
+        assert (run.sft.steps == 0) == bool(each.variant)
 
 
-def test_a_variant_starts_from_the_cold_start_of_another_one_with_the_same_seed(tmp_path: Path) -> None:
-    first, second, *_ = plan_runs(PAIR, 2, tmp_path)
-    run = load_run(TINY, second.settings)
-    assert (run.sft.steps, run.rl.steps, run.roc.enabled) == (0, 5, False)
-    assert run.model.checkpoint == str(tmp_path / "a_0" / "checkpoints" / "step_000000")
-    assert run.data.train == str(first.folder / "data" / "train.jsonl")
+def test_variants_start_from_the_cold_start_of_their_seed(tmp_path: Path) -> None:
+    cold, roc, grpo, *_ = plan_runs(PAIR, 2, tmp_path)
+    assert cold.folder == tmp_path / "cold_demo_0"
+    for planned in (roc, grpo):
+        run = load_run(TINY, planned.settings)
+        assert run.model.checkpoint == str(cold.folder / "checkpoints" / "step_000000")
+        assert run.data.train == str(cold.folder / "data" / "train.jsonl")
+        assert run.roc.enabled == (planned is roc)
+
+
+def test_experiments_share_the_runs_of_equal_variants(tmp_path: Path) -> None:
+    settings = [{run.folder: run.settings for run in plan_runs(each, 1, tmp_path)} for each in EXPERIMENTS.values()]
+    for first in settings:
+        for second in settings:
+            for folder in first.keys() & second.keys():
+                assert first[folder] == second[folder]
+
+
+def test_every_cold_start_is_of_some_variant() -> None:
+    assert {variant.cold_start for variant in VARIANTS.values()} == set(COLD_STARTS)
+    assert {name for experiment in EXPERIMENTS.values() for name in experiment.labels} == set(VARIANTS)
 
 
 def test_settings_of_the_command_line_do_not_change_what_a_variant_sets(tmp_path: Path) -> None:
-    first, *_ = plan_runs(PAIR, 1, tmp_path, ["rl.steps=7", "rl.prompts=2"])
-    run = load_run(TINY, first.settings)
-    assert (run.rl.steps, run.rl.prompts) == (5, 2)
+    *_, grpo = plan_runs(PAIR, 1, tmp_path, ["roc.enabled=true", "rl.prompts=2"])
+    run = load_run(TINY, grpo.settings)
+    assert (run.roc.enabled, run.rl.prompts) == (False, 2)
 
 
 def write_run(folder: Path, rewards: list[float | None], **summary: Any) -> Path:
@@ -65,7 +74,7 @@ def test_a_finished_run_with_the_same_settings_is_not_repeated(tmp_path: Path, c
     write_run(planned.folder, [0.5], reward_end=0.5)
     config = tmp_path / "missing.toml"  # a run with it would fail
     command = ["run", str(config), *(part for each in planned.settings for part in ("--set", each))]
-    (tmp_path / "a_0.json").write_text(json.dumps(command))
+    (tmp_path / "cold_demo_0.json").write_text(json.dumps(command))
     run_planned(planned, config)
     assert "finished before" in capsys.readouterr().out
 

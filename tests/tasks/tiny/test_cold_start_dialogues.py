@@ -2,16 +2,21 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from bus.messages import CodeRequested
+from configs.tiny_options import BehaviorShares
 from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from policies.dialogue.tool_results import format_malformed_call, format_result
-from tasks.tiny.cold_start_dialogues import BEHAVIOR_SHARES, FORMAT, Messages, generate_dialogues, run_snippet
+from tasks.tiny.cold_start_dialogues import FORMAT, Messages, generate_dialogues, run_snippet
+from tasks.tiny.derivations import write_derivation
+from tasks.tiny.questions import generate_questions
 
 LIMIT = 256
 
@@ -32,11 +37,34 @@ def count_calls(messages: Messages) -> tuple[int, int]:
 
 
 def test_generated_dialogues_have_the_configured_shares(dialogues: list[Messages]) -> None:
-    shares = {counts: number / len(dialogues) for counts, number in Counter(map(count_calls, dialogues)).items()}
-    assert shares[0, 0] == pytest.approx(BEHAVIOR_SHARES["guess"], abs=0.05)
-    assert shares[1, 0] == pytest.approx(BEHAVIOR_SHARES["clean"] + BEHAVIOR_SHARES["wrong"], abs=0.05)
-    assert shares[1, 1] == pytest.approx(BEHAVIOR_SHARES["gives_up"], abs=0.05)
-    assert shares[2, 1] == pytest.approx(BEHAVIOR_SHARES["repaired"] + BEHAVIOR_SHARES["malformed"], abs=0.05)
+    counted = {counts: number / len(dialogues) for counts, number in Counter(map(count_calls, dialogues)).items()}
+    shares = BehaviorShares()
+    assert counted[0, 0] == pytest.approx(shares.guess, abs=0.05)
+    assert counted[1, 0] == pytest.approx(shares.clean + shares.wrong, abs=0.05)
+    assert counted[1, 1] == pytest.approx(shares.gives_up, abs=0.05)
+    assert counted[2, 1] == pytest.approx(shares.repaired + shares.malformed, abs=0.05)
+
+
+def test_a_mixture_has_only_the_behaviors_with_a_share() -> None:
+    none = dict.fromkeys(asdict(BehaviorShares()), 0.0)
+    mixture = BehaviorShares(**none | {"reasoned": 3, "unrepaired": 1})
+    counted = Counter(map(count_calls, generate_dialogues(0, 200, LIMIT, mixture)))
+    assert set(counted) == {(0, 0), (1, 1)}
+    assert counted[0, 0] / 200 == pytest.approx(0.75, abs=0.1)
+    with pytest.raises(ValueError, match="at least one share must be above 0"):
+        BehaviorShares(**none)
+
+
+def test_every_step_of_a_derivation_is_right_and_the_last_one_is_the_answer() -> None:
+    questions = generate_questions(0, 300, held_out=False)
+    steps = 0
+    for question in questions:
+        text = write_derivation(question)
+        assert re.findall(r"\d+", text)[-1] == str(question.answer)
+        for left, right in re.findall(r"([\d+*/-]+|\d+ mod \d+)=(\d+)\.", text):
+            assert eval(left.replace(" mod ", "%")) == int(right), text
+            steps += 1
+    assert steps > len(questions)
 
 
 def test_every_result_equals_the_output_of_its_call(dialogues: list[Messages]) -> None:

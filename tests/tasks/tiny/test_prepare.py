@@ -1,8 +1,10 @@
 """The demo: the seed determines all prepared files, and unsuitable configurations are refused."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from configs.algorithm import SftConfig
 from configs.errors import UnusableInput
@@ -43,6 +45,16 @@ def test_prepared_files_are_readable_as_user_files(prepared: RunFolder) -> None:
 def test_the_model_has_an_embedding_for_every_token(prepared: RunFolder) -> None:
     init = prepared.checkpoints / "init"
     assert load_model(init).config.vocab_size == load_tokenizer(init).vocab_size
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_the_model_has_the_configured_architecture(architecture: Literal["qwen2", "llama"], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    prepare(RunConfig(name="some", tiny=replace(TINY, architecture=architecture), dialogue=NOTEBOOK), folder)
+    model = load_model(folder.checkpoints / "init")
+    assert model.config.model_type == architecture
+    biases = [name for name, _ in model.named_parameters() if name.endswith("q_proj.bias")]
+    assert len(biases) == (2 if architecture == "qwen2" else 0)
 
 
 def test_the_same_seed_gives_the_same_bytes(prepared: RunFolder, tmp_path: Path) -> None:

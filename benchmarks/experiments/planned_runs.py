@@ -1,0 +1,116 @@
+"""The cold starts, variants and experiments, and the runs that an experiment needs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from configs.run_folder import RunFolder
+
+QUICK = (
+    *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200", "sft.steps=4"),
+    *("sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4", "evaluation.questions=6"),
+    "sandbox.spare_notebooks=8",
+)
+Settings = tuple[str, ...]  # KEY=VALUE, as for --set of `asterism run`
+
+_EQUAL = {"clean": 1, "repaired": 1, "malformed": 1, "wrong": 1, "gives_up": 0, "guess": 1, "unrepaired": 1}
+_CLEAN = {"clean": 0.23, "repaired": 0.10, "gives_up": 0, "unrepaired": 0.13}
+_REASONED = {"reasoned": 1.0}  # as many as all others
+
+
+def _mix(shares: Mapping[str, float]) -> Settings:
+    return tuple(f"tiny.behaviors.{behavior}={share}" for behavior, share in shares.items())
+
+
+COLD_STARTS: Mapping[str, Settings] = {
+    "demo": (),  # tuned, so that plain GRPO keeps calls that fail: configs/tiny_options.py
+    "equal": _mix(_EQUAL),  # untuned: six behaviors with equal shares; the same code fails before a repair and a guess
+    "clean": _mix(_CLEAN),  # contrary to the tuned one: clean calls are more frequent than repaired ones
+    "reasoned": _mix(_REASONED),
+    "qwen2": ("tiny.architecture=qwen2",),
+    "llama": ("tiny.architecture=llama",),
+}
+_GRPO = "roc.enabled=false"
+_SHORT = "dialogue.response_tokens=80"  # a dialogue with a repaired call does not fit
+
+
+class Variant(NamedTuple):
+    settings: Settings = ()
+    cold_start: str = "demo"  # a key of COLD_STARTS
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "roc": Variant(),
+    "grpo": Variant((_GRPO,)),
+    "roc_equal": Variant((), "equal"),
+    "grpo_equal": Variant((_GRPO,), "equal"),
+    "roc_clean": Variant((), "clean"),
+    "grpo_clean": Variant((_GRPO,), "clean"),
+    "reasoned": Variant((), "reasoned"),
+    "keep": Variant((_SHORT, "rl.overlong=keep")),
+    "drop": Variant((_SHORT, "rl.overlong=drop")),
+    "ngram": Variant(("rl.repeated_ngram_tokens=8", "rl.repeated_ngram_limit=4")),
+    "qwen2": Variant((), "qwen2"),
+    "llama": Variant((), "llama"),
+}
+
+
+class Experiment(NamedTuple):
+    title: str
+    labels: Mapping[str, str]  # in the picture; by the keys of VARIANTS
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "roc": Experiment("GRPO-RoC and plain GRPO", {"roc": "GRPO-RoC", "grpo": "GRPO"}),
+    "mixtures": Experiment(
+        "GRPO-RoC and plain GRPO after three cold-start mixtures",
+        {
+            **{"roc": "RoC, tuned", "grpo": "GRPO, tuned", "roc_equal": "RoC, equal shares"},
+            **{
+                "grpo_equal": "GRPO, equal shares",
+                "roc_clean": "RoC, mostly clean",
+                "grpo_clean": "GRPO, mostly clean",
+            },
+        },
+    ),
+    "reasoning": Experiment(
+        "Cold start with and without reasoning-like data", {"roc": "without", "reasoned": "with reasoning-like data"}
+    ),
+    "overlong": Experiment("Responses at the length limit", {"keep": "kept as negatives", "drop": "dropped"}),
+    "ngram": Experiment("A filter of repeated n-grams", {"roc": "without", "ngram": "with the filter"}),
+    "architectures": Experiment("Three architectures", {"roc": "Qwen3", "qwen2": "Qwen2.5", "llama": "Llama 3"}),
+}
+
+
+class PlannedRun(NamedTuple):
+    variant: str  # empty: a cold start
+    seed: int
+    folder: Path
+    settings: Settings
+
+
+def plan_runs(
+    experiment: Experiment, seeds: int, folder: Path, more: Sequence[str] = (), last: Settings = ()
+) -> Iterator[PlannedRun]:
+    """In the order in which they run. `more` comes before the settings of a variant, `last` after them."""
+    for seed in range(seeds):
+        planned = set[str]()
+        for name in experiment.labels:
+            variant = VARIANTS[name]
+            cold_start, model = variant.cold_start, COLD_STARTS[variant.cold_start]
+            cold = folder / f"cold_{cold_start}_{seed}"
+            if cold_start not in planned:
+                planned.add(cold_start)
+                yield _plan_run("", seed, cold, (*more, *model, *last, "rl.steps=0", "evaluation.questions=0"))
+            settings = (*more, *model, *variant.settings, *last, *_start_from(RunFolder(cold)))
+            yield _plan_run(name, seed, folder / f"{name}_{seed}", settings)
+
+
+def _plan_run(variant: str, seed: int, folder: Path, settings: Settings) -> PlannedRun:
+    place = (f"seed={seed}", f'runs_folder="{folder.parent}"', f"name={folder.name}")
+    return PlannedRun(variant, seed, folder, (*settings, *place))
+
+
+def _start_from(cold: RunFolder) -> Settings:
+    data = (f"data.train={cold.data / 'train.jsonl'}", f"data.test={cold.data / 'test.jsonl'}")
+    return ("sft.steps=0", f"model.checkpoint={cold.get_checkpoint_path(0)}", *data)

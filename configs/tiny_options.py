@@ -1,0 +1,44 @@
+"""[tiny]: the demo's generated questions, dialogues, tokenizer and model."""
+
+from typing import Literal
+
+from msgspec.structs import asdict
+
+from configs.schema_tree import NonNegativeFloat, PositiveInt, Section, require
+
+
+class BehaviorShares(Section, frozen=True):
+    """Relative frequencies of the behaviors in the cold start's dialogues; their sum is arbitrary.
+
+    With the defaults, wrong dialogues outnumber right ones, so that RL has something left to teach. Plain GRPO rewards a
+    repaired call as much as a clean one. To show this, "repaired" is more frequent than "clean", and failing code before a
+    guess ("gives_up") differs from failing code before a repair: else GRPO would learn to avoid both.
+    """
+
+    clean: NonNegativeFloat = 0.10  # one call, and the right answer
+    repaired: NonNegativeFloat = 0.23  # the first call fails, the second is right
+    malformed: NonNegativeFloat = 0.02  # the first call is invalid JSON, the second is right
+    wrong: NonNegativeFloat = 0.37  # the code runs and prints a wrong answer
+    gives_up: NonNegativeFloat = 0.13  # a call that is never repaired fails, the answer is a guess
+    guess: NonNegativeFloat = 0.15  # a wrong answer without a call
+    unrepaired: NonNegativeFloat = 0.0  # the failing call of "repaired", the answer is a guess
+    reasoned: NonNegativeFloat = 0.0  # derives the right answer step by step, without a call
+
+    def __post_init__(self) -> None:
+        require(any(asdict(self).values()), "at least one share must be above 0")
+
+
+class TinyConfig(Section, frozen=True):
+    """Generated questions, dialogues, tokenizer and model, so that a run needs no download."""
+
+    num_train_questions: PositiveInt = 4096  # generated training questions
+    num_test_questions: PositiveInt = 512  # generated test questions
+    num_sft_dialogues: PositiveInt = 16_000  # generated dialogues for the cold start
+    behaviors: BehaviorShares = BehaviorShares()
+    architecture: Literal["qwen3", "qwen2", "llama"] = "qwen3"  # of the model: the model_type of transformers
+    num_layers: PositiveInt = 2  # of the model
+    hidden_size: PositiveInt = 128  # of the model
+    num_heads: PositiveInt = 4  # query heads
+    num_kv_heads: PositiveInt = 2  # key and value heads
+    head_dim: PositiveInt = 32  # of each head
+    intermediate_size: PositiveInt = 384  # of the feed-forward layers
