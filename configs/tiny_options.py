@@ -1,4 +1,7 @@
-"""[tiny]: the demo's generated questions, dialogues, tokenizer and model."""
+"""[tiny]: the demo's generated questions, dialogues, tokenizer and model.
+
+docs/experiments.md compares runs after other mixtures of dialogues, and runs of the other architectures.
+"""
 
 from typing import Literal
 
@@ -34,7 +37,7 @@ class TinyConfig(Section, frozen=True):
     num_train_questions: PositiveInt = 4096  # generated training questions
     num_test_questions: PositiveInt = 512  # generated test questions
     num_sft_dialogues: PositiveInt = 16_000  # generated dialogues for the cold start
-    behaviors: BehaviorShares = BehaviorShares()
+    behaviors: BehaviorShares = BehaviorShares()  # in the dialogues
     architecture: Literal["qwen3", "qwen2", "llama"] = "qwen3"  # of the model: the model_type of transformers
     num_layers: PositiveInt = 2  # of the model
     hidden_size: PositiveInt = 128  # of the model

@@ -42,7 +42,7 @@ def run_planned(planned: PlannedRun, config: Path) -> None:
         print(f"{planned.folder}: finished before", flush=True)
         return
     record.unlink(missing_ok=True)
-    print(f"{planned.folder}: {planned.variant}, seed {planned.seed}", flush=True)
+    print(f"{planned.folder}: seed {planned.seed}", flush=True)
     done = subprocess.run(
         [sys.executable, "-m", "actors.cli.main", *command, "--overwrite"],
         stdout=subprocess.PIPE,
