@@ -24,7 +24,7 @@ import uvloop
 from actors.runtime.decider_loop import compute_fingerprint, encode_effects
 from benchmarks.support.loop_lag import measuring_lag
 from bus.bus import Bus
-from bus.messages import BatchGroup, BatchReady, Shutdown, StepTrained, TokenRecord, TrainingSample
+from bus.messages import BatchGroup, BatchReady, Message, Shutdown, StepTrained, TokenRecord, TrainingSample
 from bus.transport.zeromq import open_zmq_bus
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
@@ -70,26 +70,37 @@ async def send_batch(head: Bus, rows: int, tokens: int) -> tuple[int, int]:
     return num_bytes, longest
 
 
+async def receive_unless(ended: asyncio.Task[int], head: Bus) -> Message:
+    """Raises RuntimeError if the learner has ended; `ended` is its exit code."""
+    received = asyncio.create_task(head.receive())
+    await asyncio.wait((received, ended), return_when=asyncio.FIRST_COMPLETED)
+    if not received.done():
+        received.cancel()
+        raise RuntimeError(f"the learner ended with exit code {ended.result()}")
+    return received.result().message
+
+
 async def measure(folder: RunFolder, rows: int, tokens: int) -> dict[str, float]:
     head = open_zmq_bus("head", folder.sockets, 131_072)
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command = [sys.executable, "-m", *torchrun, "benchmarks.support.reading_learner", str(folder.path)]
     process = await asyncio.create_subprocess_exec(*command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    ended = asyncio.create_task(process.wait())
     try:
-        assert (await head.receive()).message == StepTrained(0, {})
+        assert await receive_unless(ended, head) == StepTrained(0, {})
         with measuring_lag() as lag:
             began = time.monotonic()
             num_bytes, longest = await send_batch(head, rows, tokens)
-            trained = (await head.receive()).message
+            trained = await receive_unless(ended, head)
             total_s = time.monotonic() - began
         assert isinstance(trained, StepTrained)
         await head.send("learner", Shutdown())
-        await process.wait()
+        await ended
     finally:
         await head.close()
         if process.returncode is None:
             process.terminate()
-            await process.wait()
+            await ended
     return {
         "rows": float(rows),
         "gib": num_bytes / 2**30,

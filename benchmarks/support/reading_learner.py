@@ -21,9 +21,9 @@ with pausing_garbage_collector():  # as in engine/learner/__main__.py
     from engine.learner.batches.batch_journal import BatchJournal
     from engine.learner.batches.minibatches import build_micro_batch, build_rl_minibatches
     from engine.learner.batches.sample_exchange import exchange_samples
-    from engine.learner.batches.sample_files import StoredSequence, count_bytes, list_sequences
+    from engine.learner.batches.sample_files import StoredSequence, count_bytes
     from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
-    from engine.learner.learner import Learner
+    from engine.learner.learner import Learner, train_broadcast_batches
     from engine.learner.learner_rank import TrainStepResult
     from engine.learner.micro_batches.packing import split_micro_batches
 
@@ -46,7 +46,7 @@ class ReadingRank:
     def start(self, *_: object) -> TrainStepResult:
         return TrainStepResult(0, {}, None)
 
-    def train(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
+    def train(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool, is_last: bool) -> TrainStepResult:
         began, before = time.monotonic(), read_process_bytes()
         minibatches = [
             (each, split_micro_batches(each, self._ranks.world_size, MICRO_BATCH_TOKENS))
@@ -90,10 +90,7 @@ def main() -> None:
         uvloop.run(lead(folder, ranks))
         broadcast_object(ranks, None)
     else:
-        rank = ReadingRank(ranks, lambda: 0.0)
-        while (work := broadcast_object(ranks)) is not None:
-            step, indexes, publish = work
-            rank.train(step, list_sequences(indexes), publish=publish)
+        train_broadcast_batches(cast(Any, ReadingRank(ranks, lambda: 0.0)), ranks)
     leave_ranks(ranks)
 
 

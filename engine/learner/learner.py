@@ -216,12 +216,17 @@ def run_follower(run: RunConfig, folder: RunFolder, ranks: RankGroup, resume_ste
     rank = LearnerRank(run, folder, ranks)
     try:
         rank.start(resume_step, lambda _step, _values: None)
-        while (work := broadcast_object(ranks)) is not None:
-            step, indexes, publish, is_last = work
-            rank.train(step, list_sequences(indexes), publish=publish, is_last=is_last)
-            rank.save_if_due()
+        train_broadcast_batches(rank, ranks)
     finally:
         rank.close()
+
+
+def train_broadcast_batches(rank: LearnerRank, ranks: RankGroup) -> None:
+    """All batches of Learner, until the leader broadcasts None."""
+    while (work := broadcast_object(ranks)) is not None:
+        step, indexes, publish, is_last = work
+        rank.train(step, list_sequences(indexes), publish=publish, is_last=is_last)
+        rank.save_if_due()
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from tests.newcomer.printed_commands import ROOT, find_need, list_printed_comman
 from tests.sglang.environment import PYTHON
 from tests.sglang.serving import SHIMS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]  # the guide is walked once
 
 PAGE = ROOT / "docs" / "guide.md"
 COMMANDS = list_printed_commands(PAGE)
@@ -226,7 +226,6 @@ def serving(walk: Walk) -> Iterator[Serving]:
             process.kill()
 
 
-@pytest.mark.sglang
 def test_the_server_answers_the_chat_and_returns_parsed_calls(serving: Serving) -> None:
     [command] = [command for command in COMMANDS if command.startswith("asterism chat http")]
     assert "<answer>\\boxed{" in finish(start(serving.walk.folder, serving.adapt(command)))
