@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[2]
 _COMPARED = ("loss", "grad_norm", "reward")
 DEMO = {"rl.steps": 20, "evaluation.questions": 128}
 # Qwen3-1.7B with the vocabulary of the demo.
