@@ -95,7 +95,7 @@ bench-trl: $(INSTALLED) $(TRL_INSTALLED) ## compare seconds per step and learnin
 	$(BIN)/python -m benchmarks.trl --python $(TRL)/bin/python $(ARGS)
 
 test: $(INSTALLED) ## all tests except the nightly ones and those of SGLang and the bridges; needs root, a Docker engine and the sandbox image
-	$(PYTEST) -m "not sglang and not bridges and not nightly" --durations=25
+	$(PYTEST) -m "not sglang and not bridges and not nightly" --durations=100
 
 test-without-docker: $(INSTALLED) ## the same without the tests that need a Docker engine, the sandbox image or root
 	$(PYTEST) -m "not docker and not hosts and not sglang and not bridges and not nightly"
