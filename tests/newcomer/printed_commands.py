@@ -35,7 +35,7 @@ REPLACED = {
     "asterism metrics sync RUN [--sink S]": "asterism metrics sync runs/demo --sink tensorboard",
     "asterism metrics sync runs/NAME": "asterism metrics sync runs/demo --sink trackio",
     "asterism analyze entropy RUN": "asterism analyze entropy runs/demo",
-    "asterism eval CHECKPOINT|URL... -k N": "asterism eval runs/demo -k 2 --questions 4",
+    "asterism eval CHECKPOINT|URL... -k N": "asterism eval runs/demo -k 2 --questions 4 --name short",
     "asterism report RUN [--json]": "asterism report runs/demo --json",
     "asterism export RUN FOLDER": "asterism export readme exported",
     "asterism export runs/NAME models/mine": "asterism export runs/demo models/mine",
@@ -88,6 +88,7 @@ NEEDS = {
     "asterism serve": "SGLang (tests/sglang)",
     "make sglang-environment": "SGLang (tests/sglang)",
     "python -m benchmarks.sglang": "SGLang (tests/sglang)",
+    "make bench-gpu": "a GPU (tests/benchmarks/test_benchmarks.py runs it with --quick on the CPU)",
     "make bench-trl": "TRL (tests/benchmarks/test_trl.py)",
     "pytest": "a test suite of its own",
 }
