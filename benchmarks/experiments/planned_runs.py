@@ -65,12 +65,12 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "mixtures": Experiment(
         "GRPO-RoC and plain GRPO after three cold-start mixtures",
         {
-            **{"roc": "RoC, tuned", "grpo": "GRPO, tuned", "roc_equal": "RoC, equal shares"},
-            **{
-                "grpo_equal": "GRPO, equal shares",
-                "roc_clean": "RoC, mostly clean",
-                "grpo_clean": "GRPO, mostly clean",
-            },
+            "roc": "RoC, tuned",
+            "grpo": "GRPO, tuned",
+            "roc_equal": "RoC, equal shares",
+            "grpo_equal": "GRPO, equal shares",
+            "roc_clean": "RoC, mostly clean",
+            "grpo_clean": "GRPO, mostly clean",
         },
     ),
     "reasoning": Experiment(
