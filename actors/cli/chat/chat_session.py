@@ -337,6 +337,9 @@ class ChatSession:
     async def _await_call(self, work: Coroutine[Any, Any, Result]) -> Result | None:
         """None if an interrupt has stopped it. Raises its exception."""
         self._call = call = asyncio.ensure_future(work)
+        if self._is_interrupted:  # after the last token of the turn
+            self._is_interrupted = False
+            call.cancel()
         try:
             await asyncio.wait({call})
         finally:

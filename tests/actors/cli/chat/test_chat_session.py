@@ -77,6 +77,15 @@ async def test_an_interrupt_stops_a_call_and_the_model_reads_that() -> None:
     assert f"<tool_response>\n{result}\n</tool_response>" in chat.read_prompt(1)
 
 
+async def test_an_interrupt_between_a_turn_and_its_call_stops_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = ScriptedChat(call(ENDLESS), ANSWER)
+    ends = iter((chat.session.interrupt, lambda: None))
+    monkeypatch.setattr(chat.view, "end_turn", lambda: next(ends)())
+    assert (await chat.session.answer("wait")).ending == "answered"
+    assert chat.sandbox.calls == []
+    assert "KeyboardInterrupt: interrupted by the user" in chat.read_prompt(1)
+
+
 async def test_the_limits_count_again_after_each_message() -> None:
     chat = ScriptedChat(call("1"), call("2"), call("3"), call("4"), "1" * 5000, ANSWER, max_turns=2)
     assert [(await chat.session.answer(text)).ending for text in ("a", "b", "c", "d")] == [
