@@ -144,9 +144,7 @@ class ChatSession:
 
     def interrupt(self) -> None:
         """Stops the call that runs, and the model reads that; else ends the answer with its tokens so far."""
-        if self._call is not None:
-            self._call.cancel()
-        else:
+        if self._call is None or not self._call.cancel():
             self._is_interrupted = True
             self._engine.abort(self._trajectory_id)
 
