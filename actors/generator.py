@@ -18,6 +18,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
+from actors.engines.engine_gone import EngineGoneSignal
 from actors.engines.weight_loading import WeightLoader
 from actors.runtime.worker_loop import Work, serve
 from bus.bus import Bus
@@ -56,18 +57,16 @@ class Generator:
         recipe: str = "",
         recorder: str = "",
         loader: WeightLoader | None = None,
+        engine_gone: EngineGoneSignal | None = None,
     ) -> None:
         """`incarnation` counts the starts of this engine. EngineJoined goes to `recipe`, and to `arbiter` when the engine
         has loaded the weights that `recipe` sends; without `recipe`, to `arbiter` at once. The load after each load of
-        weights goes to `recorder`. `loader`: None if the learner runs on this machine; no time limit.
+        weights goes to `recorder`. `loader`: None if the learner runs on this machine; no time limit. `engine_gone`: of
+        the task that runs this generator.
         """
-        self._name, self._incarnation = name, incarnation
-        self._clock = clock
-        self._bus = bus
-        self._engine = engine
-        self._arbiter = arbiter
-        self._recipe = recipe
-        self._recorder = recorder
+        self._name, self._incarnation, self._clock = name, incarnation, clock
+        self._bus, self._arbiter, self._recipe, self._recorder = bus, arbiter, recipe, recorder
+        self._engine, self._engine_gone = engine, engine_gone
         self._loader = loader or WeightLoader(engine)
         self._latest_leases: RecentDict[int, int] = RecentDict()  # by trajectory
         self._in_flight: dict[int, int] = {}  # by trajectory, the lease of its turn in the engine
@@ -205,6 +204,8 @@ class Generator:
         try:
             generation = await self._generate_tokens(GenerationRequest.from_turn(turn))
         except EngineFailure as error:
+            if self._engine_gone is not None and self._engine_gone.is_set:
+                await asyncio.Event().wait()  # until the end of the generator cancels this turn
             self._logger.error("turn.failed", trajectory_id=turn.trajectory_id, turn=turn.turn, cause=str(error))
             return TurnFailed(turn.trajectory_id, turn.turn, turn.lease, f"engine: {error}")
         return generation.build_answer(turn)

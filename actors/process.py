@@ -126,6 +126,7 @@ async def run_generator(
             recipe="" if run.evaluation.only else RECIPE,
             recorder=RECORDER,
             loader=WeightLoader(engine, fetch, run.engine.load_timeout_s),
+            engine_gone=engine_gone,
         )
         with engine_gone.raising_engine_failure():
             await generator.run()

@@ -1,7 +1,7 @@
 """Ends a generator immediately, without further messages, when its engine is lost for good.
 
 The launcher then reports that the engine has left, and each of its turns is requested again once.
-Failures reported by the generator would count in addition.
+A failure that the generator reported would count in addition, so it reports none while `is_set`.
 """
 
 import asyncio
@@ -17,6 +17,10 @@ class EngineGoneSignal:
     def __init__(self) -> None:
         self._task = asyncio.current_task()
         self._cause: str | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._cause is not None
 
     def cancel_task(self, cause: str) -> None:
         """The task runs only its cleanup from now on."""

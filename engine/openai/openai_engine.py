@@ -93,7 +93,7 @@ class OpenAIEngine:
         self._retry_delays_s = retry_delays_s
         self._max_pending, self._max_running, self._sequence_tokens = max_pending, max_running, sequence_tokens
         self._running_slots, self._probe_lock = asyncio.Semaphore(max_running), asyncio.Lock()
-        self._on_engine_lost, self._closed = on_engine_lost, asyncio.Event()
+        self._on_engine_lost = on_engine_lost
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
         self._pending: dict[int, _PendingCompletion] = {}  # by sequence_id
         self._resumed = asyncio.Event()
@@ -199,7 +199,6 @@ class OpenAIEngine:
     async def close(self) -> None:
         """Fails all pending calls. A second call does nothing."""
         self._failure = EngineFailure("the engine is closed")
-        self._closed.set()
         reading = [each.reading for each in self._pending.values() if each.reading is not None]
         for task in reading:
             task.cancel()
@@ -269,7 +268,7 @@ class OpenAIEngine:
             raise EngineFailure("the server ended the completion without a reason")
 
     async def _report_loss(self, on_engine_lost: Callable[[str], object]) -> None:
-        """Waits for `close` if the server no longer responds: a turn's own failure would count in addition to the loss."""
+        """If the server no longer responds, and once."""
         async with self._probe_lock:
             try:
                 if self._failure is None:
@@ -277,8 +276,6 @@ class OpenAIEngine:
             except EngineFailure as failure:
                 self._failure = EngineFailure(f"{self._url}: the server no longer responds: {failure}")
                 on_engine_lost(str(self._failure))
-        if self._failure is not None:
-            await self._closed.wait()
 
     def _add_pending(self, pending: _PendingCompletion) -> None:
         if not self._pending:

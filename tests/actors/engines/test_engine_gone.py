@@ -13,10 +13,10 @@ from actors.generator import Generator
 from bus.bus import Bus
 from bus.messages import WeightsPublished
 from bus.transport.in_process import Hub
-from engine.contract import EngineFailure
+from engine.contract import EngineFailure, Generation, GenerationRequest
 from engine.sglang.client import SGLangClient
 from engine.sglang.sglang_engine import SGLangEngine
-from tests.actors.generators import INCARNATION, turn
+from tests.actors.generators import INCARNATION, ScriptedEngine, turn
 from tests.engine.sglang.fake_server import FakeServer, Handler, make_response, streaming
 from tests.engine.sglang.scenes import FakeServerHandle, FakeTransport
 from tests.engine.tiny_models import small_config
@@ -58,7 +58,7 @@ async def run_until_lost(
             on_engine_lost=signal.cancel_task,
         )
         with signal.raising_engine_failure():
-            await Generator("generator-0", bus, engine, "head/arbiter", INCARNATION).run()
+            await Generator("generator-0", bus, engine, "head/arbiter", INCARNATION, engine_gone=signal).run()
 
     server, hub = FakeServer(act), Hub()
     async with server.serving() as url:
@@ -124,6 +124,29 @@ async def test_partially_loaded_weights_end_the_generator(model: Path) -> None:
     cause, num_messages = await run_until_lost(model, streaming(asyncio.Event()), scenario, failure)
     assert cause == "the server's weights are incomplete: some are loaded"
     assert num_messages == 0
+
+
+async def test_a_turn_that_reaches_a_lost_engine_before_the_end_is_not_reported() -> None:
+    async def generate(bus: Bus) -> None:
+        signal = EngineGoneSignal()
+
+        class LostEngine(ScriptedEngine):
+            async def generate(self, request: GenerationRequest) -> Generation:
+                signal.cancel_task("the server ended")
+                raise EngineFailure("the server ended")
+
+        generator = Generator("generator-0", bus, LostEngine(), "head/arbiter", INCARNATION, engine_gone=signal)
+        with signal.raising_engine_failure():
+            await generator.run()
+
+    hub = Hub()
+    rollout, arbiter = hub.join("rollout-0", 100), hub.join("head", 100)
+    generating = asyncio.create_task(generate(hub.join("generator-0", 100)))
+    await arbiter.receive()  # EngineJoined
+    await rollout.send("generator-0", turn(1))
+    with pytest.raises(EngineFailure, match="the server ended"):
+        await generating
+    assert rollout.waiting == 0
 
 
 async def test_a_cancellation_is_not_an_engine_loss() -> None:
