@@ -17,6 +17,7 @@ TRL_INSTALLED := $(TRL)/.installed
 FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker and not sglang and not bridges and not nightly" --hypothesis-profile=quick
 # All other tests: two worker processes, each of which runs whole files, since fixtures are per file or per session.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile
+SGLANG_TESTS := $(BIN)/python -m pytest tests/sglang
 WITH_TORCH := tests/engine tests/policies tests/tasks tests/actors/cli/doctor tests/actors/engines
 
 .DEFAULT_GOAL := help
@@ -100,8 +101,8 @@ test: $(INSTALLED) ## all tests except the nightly ones and those of SGLang and 
 test-without-docker: $(INSTALLED) ## the same without the tests that need a Docker engine, the sandbox image or root
 	$(PYTEST) -m "not docker and not hosts and not sglang and not bridges and not nightly"
 
-test-sglang: $(INSTALLED) $(SGLANG_INSTALLED) ## run the tests with a real SGLang server, on the CPU
-	$(BIN)/python -m pytest -m sglang tests/sglang tests/newcomer/test_guide.py --durations=25
+test-sglang: $(INSTALLED) $(SGLANG_INSTALLED) ## run the tests with a real SGLang server, on the CPU, except the nightly ones
+	$(SGLANG_TESTS) -m "sglang and not nightly" tests/newcomer/test_guide.py --durations=25
 
 bench-gpu: $(INSTALLED) ## measure training, decoding and whole runs on one GPU. SECTIONS=NAME,NAME for some of it
 	$(BIN)/python -m benchmarks.gpu $(if $(SECTIONS),--only $(SECTIONS))
@@ -116,8 +117,9 @@ coverage: $(INSTALLED) ## run all tests and measure coverage of bus/ and actors/
 simulate-faults: $(INSTALLED) ## simulate the control plane under a virtual clock, with processes killed at random: 1,000 seeds
 	$(BIN)/python -m tests.simulation.nightly 1000
 
-nightly: $(INSTALLED) $(TRL_INSTALLED) ## the tests that take too long for `make test`, the bridges, and many seeds of each simulation
-	$(PYTEST) -m nightly
+nightly: $(INSTALLED) $(SGLANG_INSTALLED) $(TRL_INSTALLED) ## the tests that take too long for `make test`, the bridges, and many seeds of each simulation
+	$(PYTEST) -m "nightly and not sglang"
+	$(SGLANG_TESTS) -m "sglang and nightly"
 	$(BIN)/python -m tests.simulation.nightly 10000
 	$(BIN)/python -m tests.simulation.nightly 10000 --kind repeats
 	$(BIN)/python -m tests.simulation.nightly 2000 --kind tasks

@@ -160,6 +160,7 @@ def test_aborted_trajectories_are_reported(tmp_path: Path, settings: tuple[str, 
     assert f"{load_recorded_step(folder).left_out} failed or aborted trajectories are excluded" in simulated(folder)
 
 
+@pytest.mark.nightly
 def test_a_killed_run_is_reported_before_and_after_resuming(
     tmp_path: Path, settings: tuple[str, ...], start: Start
 ) -> None:

@@ -10,13 +10,10 @@ from tests.chaos.over_hosts import OverHosts
 from tests.chaos.plans import HOST, LAUNCHER, Fault
 from tests.chaos.play import Baseline, OneMachine, play, run_baseline
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 CHOSEN = (
-    pytest.param(
-        (Fault("head", "kill", 300, 0.0), Fault("generator-1", "kill", 100, 0.0), Fault("rollout-0", "stop", 200, 0.0)),
-        marks=pytest.mark.nightly,
-    ),
+    (Fault("head", "kill", 300, 0.0), Fault("generator-1", "kill", 100, 0.0), Fault("rollout-0", "stop", 200, 0.0)),
     (Fault("learner", "kill", 500, 0.0), Fault("executor-0", "kill", 50, 0.0), Fault(LAUNCHER, "kill", 150, 0.0)),
 )
 OVER_HOSTS = (
@@ -42,7 +39,6 @@ def test_a_run_with_faults_keeps_its_invariants(tmp_path: Path, baseline: Baseli
     assert list(find_violations(result, baseline.folder)) == [], "\n".join(result.history)
 
 
-@pytest.mark.nightly
 @pytest.mark.hosts
 @pytest.mark.timeout(900)
 def test_a_run_over_hosts_with_partitions_and_kills_keeps_its_invariants(tmp_path: Path, baseline: Baseline) -> None:

@@ -100,6 +100,7 @@ def test_frames_arrive_once_and_in_order_through_a_partition(hosts: Hosts, tmp_p
         assert all(held <= 2 * window for held in state["max_held"].values())  # two lanes
 
 
+@pytest.mark.nightly
 def test_a_full_connection_is_closed_too(hosts: Hosts, tmp_path: Path) -> None:
     """Queued data delays the heartbeats on it."""
     peers = Peers(hosts, tmp_path, window=1000)

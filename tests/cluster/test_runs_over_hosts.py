@@ -53,6 +53,7 @@ def test_three_hosts_generate_and_execute_and_two_of_them_train(tmp_path: Path, 
         assert losses[0] == losses[1]  # both have the whole gradient
 
 
+@pytest.mark.nightly
 def test_another_host_downloads_the_base_of_adapters_once(tmp_path: Path, cold: tuple[str, ...]) -> None:
     settings = ("cluster.nodes=2", "rl.steps=2", "learner.lora_rank=2", "learner.lora_publish=adapters")
     with Hosts(2) as hosts:
@@ -138,6 +139,7 @@ def test_a_slow_link_delays_a_node_and_loses_nothing(tmp_path: Path, cold: tuple
         assert all(entry["fetch_s"] >= entry["bytes"] * 8 / 10e6 for entry in fetched)
 
 
+@pytest.mark.nightly
 def test_a_killed_node_is_replaced_by_another_one_during_a_step(tmp_path: Path, cold: tuple[str, ...]) -> None:
     with training_on_two_hosts(tmp_path, *cold, "supervision.heartbeat_timeout_s=4") as (hosts, run):
         hosts[1].kill_all()  # the learner's next incarnation waits for another training node

@@ -57,6 +57,7 @@ def test_an_example_is_small(name: str) -> None:
     assert sum(len(path.read_text().splitlines()) for path in paths) <= MAX_LINES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_seed_determines_the_data(name: str, tmp_path: Path) -> None:
     folders = [tmp_path / each for each in ("first", "again", "other")]

@@ -203,6 +203,7 @@ RUN = (
 )
 
 
+@pytest.mark.nightly
 def test_a_run_publishes_adapters_and_a_server_that_replaces_a_killed_one_gets_the_base_and_the_newest(
     tmp_path: Path, cold_start: RunFolder
 ) -> None:

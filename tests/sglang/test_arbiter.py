@@ -12,7 +12,7 @@ from policies.arbiter.arbiter import PolicyName
 from tests.sglang.bench import SharedServer
 from tests.sglang.serving import LONGEST, SCARCE_TOKENS
 
-pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
 SHAPE = replace(LONG, prompts=2, siblings=8, response_tokens=160)
 POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")

@@ -11,7 +11,7 @@ import pytest
 from tests.sglang.bench import SharedServer
 from tests.sglang.environment import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
 CLIENTS = ("", "_bare", "_streamed")
 RATES = (

@@ -27,7 +27,7 @@ from tests.engine.contract.bench import (
 from tests.sglang.bench import PAGE, TRAITS, SGLangBench, SharedServer
 from tests.sglang.serving import make_replicated
 
-pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
 PORT = 31_320
 Ranks = dict[int, list[int | None]]  # by sequence: the rank of each turn

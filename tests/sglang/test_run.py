@@ -62,7 +62,7 @@ def test_a_managed_colocated_server_loads_every_version_from_disk_and_stops_with
     check_cleanup(folder, processes, shared)
 
 
-@pytest.mark.parametrize("transport", ["tensor", "group"])
+@pytest.mark.parametrize("transport", [pytest.param("tensor", marks=pytest.mark.nightly), "group"])
 def test_an_external_server_loads_every_version_over_the_network(
     tmp_path: Path, cold_start: RunFolder, servers: tuple[SharedServer, SharedServer], transport: str
 ) -> None:

@@ -31,7 +31,7 @@ from tests.sglang.runs import (
     stop_in_a_step,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.sglang, pytest.mark.timeout(2 * PATIENCE_S)]
 
 SCHEDULER = "sglang::scheduler"
 STOPPED_S = 3.0  # less than the run's timeouts

@@ -41,6 +41,7 @@ def write_jsonl(name: str, rows: list[Any]) -> None:
     Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.slow
 def test_a_file_is_inspected_cleaned_and_split() -> None:
     rows = [{"question": f"What is {number} plus 1?", "answer": number + 1} for number in range(20)]
     rows += [

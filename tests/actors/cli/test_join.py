@@ -90,6 +90,7 @@ def test_a_run_over_two_nodes_with_learner_ranks_on_both(tmp_path: Path, key: Pa
     assert not processes_that_name(str(tmp_path))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_run_continues_after_a_node_leaves(tmp_path: Path, key: Path) -> None:
     port = free_port()
@@ -135,6 +136,7 @@ def test_an_occupied_port_is_reported_and_the_other_nodes_folder_is_kept(key: Pa
         joining.own_folder.sockets.rmdir()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_node_with_another_key_gets_no_answer(tmp_path: Path, key: Path) -> None:
     port = free_port()

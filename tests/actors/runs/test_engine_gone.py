@@ -100,6 +100,7 @@ def test_a_restarted_docker_engine_masks_the_lost_calls_only(
     assert remove_remaining_containers(engine) == []
 
 
+@pytest.mark.nightly
 def test_a_stopped_docker_engine_ends_the_run_and_is_named(
     tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], engine: Engine
 ) -> None:

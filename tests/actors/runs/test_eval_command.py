@@ -102,6 +102,7 @@ def test_other_tools_find_every_answer_with_its_dialogue(evaluation: tuple[RunFo
         assert cut_turns in ((0, 1) if answer["ending"] == "length" else (0,))
 
 
+@pytest.mark.nightly
 def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
     evaluation: tuple[RunFolder, str], start: Callable[..., subprocess.Popen[str]]
 ) -> None:

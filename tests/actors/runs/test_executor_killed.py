@@ -180,7 +180,7 @@ def decode_texts(ended: list[TrajectoryFinished | TrajectoryFailed]) -> dict[int
     }
 
 
-@pytest.mark.parametrize("executors", [1, 2])
+@pytest.mark.parametrize("executors", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_every_call_in_flight_is_answered_once_by_another_incarnation(tmp_path: Path, executors: int) -> None:
     async def scenario() -> None:
         node = Node(tmp_path / "killed", executors)

@@ -70,6 +70,7 @@ def check_restarts(folder: RunFolder, output: str, faults: list[RankFault]) -> N
     assert not processes_that_name(str(folder.path))
 
 
+@pytest.mark.nightly
 def test_a_stopped_follower_is_named_and_the_learner_restarts(
     tmp_path: Path, finished_run: tuple[RunFolder, str]
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_run_survives_the_kill_of_one_of_two_learner_ranks_and_of_torchrun(
     assert not processes_that_name(str(tmp_path))
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_interrupted_during_task_preparation_can_be_resumed(tmp_path: Path, start: Start) -> None:
     process = start(tmp_path)
     wait_until(lambda: (tmp_path / "demo" / "data" / "train.jsonl").exists(), process)
@@ -127,6 +128,7 @@ def test_a_run_survives_a_kill_of_any_process(
     ]
 
 
+@pytest.mark.nightly
 def test_a_stalled_run_reports_its_waits(tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]) -> None:
     process = start(tmp_path, *from_cold_start_of(finished_run[0]), "supervision.stall_report_s=3")
     folder = RunFolder(tmp_path / "demo")
@@ -159,7 +161,10 @@ def test_a_run_restarts_a_silent_process(tmp_path: Path, start: Start, finished_
     assert [step["step"] for step in metrics(folder, "step")] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["generator-0", "learner", "head", "rollout-0"])
+@pytest.mark.parametrize(
+    "name",
+    ["generator-0", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("learner", "head", "rollout-0"))],
+)
 def test_without_restarts_a_death_ends_the_run_and_is_named(tmp_path: Path, start: Start, name: str) -> None:
     process = start(tmp_path, "supervision.restarts=0")
     folder = RunFolder(tmp_path / "demo")

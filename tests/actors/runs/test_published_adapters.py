@@ -21,7 +21,7 @@ from tests.actors.runs.running import (
 )
 from tests.processes import processes_that_name
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 STEPS = 4
 SETTINGS = (
     *("learner.lora_rank=2", "learner.lr=1e-3", "determinism=strict", f"rl.steps={STEPS}", "engine.num_engines=2"),

@@ -132,6 +132,7 @@ def test_stored_trajectories_are_graded_again_without_an_engine(
     assert (broken["new_reward"], broken["changed"]) == (None, 0)
 
 
+@pytest.mark.nightly
 def test_a_function_that_raises_for_some_rows_masks_their_trajectories(
     tmp_path: Path, rewards: str, finished_run: tuple[RunFolder, str], start: Start
 ) -> None:

@@ -140,6 +140,7 @@ def test_replay_names_the_first_changed_event(finished_run: tuple[RunFolder, str
     assert f"event {seq} of head" in replay.stdout
 
 
+@pytest.mark.nightly
 def test_two_executors_share_a_run(tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]) -> None:
     succeed(start(tmp_path, *from_cold_start_of(finished_run[0]), "sandbox.executors=2"))
     folder = RunFolder(tmp_path / "demo")

@@ -13,6 +13,8 @@ from tests.actors.runs.running import from_cold_start_of, metrics, read_conserve
 
 pytestmark = pytest.mark.slow
 
+both = pytest.mark.parametrize("name", ["carrying", pytest.param("aborting", marks=pytest.mark.nightly)])
+
 SETTINGS = (
     *("rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2"),
     *("rl.max_staleness=1", "rl.group_oversampling=2.0"),
@@ -37,7 +39,7 @@ def finished(folder: RunFolder) -> list[TrajectoryFinished]:
     return [message for message in messages if isinstance(message, TrajectoryFinished)]
 
 
-@pytest.mark.parametrize("name", ["carrying", "aborting"])
+@both
 def test_every_trajectory_ends_once_and_the_run_replays(name: str, request: pytest.FixtureRequest) -> None:
     folder: RunFolder = request.getfixturevalue(name)
     summary = read_conserved_summary(folder, "aborted")
@@ -46,7 +48,7 @@ def test_every_trajectory_ends_once_and_the_run_replays(name: str, request: pyte
     assert sorted(line["step"] for line in metrics(folder, "lengths")) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["carrying", "aborting"])
+@both
 def test_a_step_is_collected_while_the_one_before_is_trained(name: str, request: pytest.FixtureRequest) -> None:
     folder: RunFolder = request.getfixturevalue(name)
     events = read_events(folder.events / "head.sqlite", kinds=["StepRequested"])
@@ -54,7 +56,7 @@ def test_a_step_is_collected_while_the_one_before_is_trained(name: str, request:
     assert requests == {StepRequested(1, 0), StepRequested(2, 0), StepRequested(3, 1)}
 
 
-@pytest.mark.parametrize("name", ["carrying", "aborting"])
+@both
 def test_training_samples_are_at_most_one_version_stale(name: str, request: pytest.FixtureRequest) -> None:
     """The learner refuses staler samples; the second step's samples precede the first update."""
     steps = metrics(request.getfixturevalue(name), "step")
@@ -75,6 +77,7 @@ def test_turns_continue_while_new_weights_are_loaded(carrying: RunFolder) -> Non
     assert versions_seen >= {0, 1, 3}  # 3: the last evaluation
 
 
+@pytest.mark.nightly
 def test_aborted_trajectories_are_counted_and_the_length_bias_reported(aborting: RunFolder) -> None:
     summary = json.loads(aborting.summary.read_text())
     lines = metrics(aborting, "lengths")

@@ -24,7 +24,7 @@ from policies.groups.staleness import check_versions
 from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, succeed, wait_until
 from tests.batches import BatchAssembler, CompleteBatch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 STEPS, AHEAD = 4, 1
 SETTINGS = (

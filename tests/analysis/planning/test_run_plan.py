@@ -127,6 +127,7 @@ def test_a_cache_that_does_not_fit_names_a_smaller_one() -> None:
     assert change.changes == {"engine.kv_tokens": 180_224}  # 11/16
 
 
+@pytest.mark.slow
 def test_two_keys_are_named_if_one_does_not_suffice() -> None:
     machines = PlannedMachines(8, GPUS["h100"], 1)
     plan = build_plan(

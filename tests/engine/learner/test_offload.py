@@ -44,7 +44,14 @@ def read_tensor_files(outcome: Outcome, step: int) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize(("ranks", "dtype"), [(1, "float32"), (1, "bfloat16"), (2, "float32")])
+@pytest.mark.parametrize(
+    ("ranks", "dtype"),
+    [
+        pytest.param(1, "float32", marks=pytest.mark.nightly),
+        (1, "bfloat16"),
+        pytest.param(2, "float32", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_state_that_moves_between_steps_trains_and_saves_the_same_bits(
     ranks: int, dtype: str, tmp_path: Path
 ) -> None:
@@ -63,7 +70,14 @@ def test_a_state_that_moves_between_steps_trains_and_saves_the_same_bits(
     assert all(report.state_bytes == [] and report.offload_metrics == [] for report in kept.reports)
 
 
-@pytest.mark.parametrize(("ranks", "dtype"), [(1, "float32"), (2, "float32"), (2, "bfloat16")])
+@pytest.mark.parametrize(
+    ("ranks", "dtype"),
+    [
+        pytest.param(1, "float32", marks=pytest.mark.nightly),
+        pytest.param(2, "float32", marks=pytest.mark.nightly),
+        (2, "bfloat16"),
+    ],
+)
 def test_an_update_in_main_memory_gives_the_same_bits(ranks: int, dtype: str, tmp_path: Path) -> None:
     """One rank in float32 is compared with a model without FSDP."""
     on_device = train(tmp_path / "device", ranks, dtype=dtype)

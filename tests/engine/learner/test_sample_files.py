@@ -108,7 +108,7 @@ def test_parts_of_a_group_are_bounded_and_keep_every_row(lengths: list[int]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks_per_node", [1, 2])
+@pytest.mark.parametrize("ranks_per_node", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_ranks_on_other_nodes_receive_their_samples(ranks_per_node: int, tmp_path: Path) -> None:
     """Two nodes; only the first one has the files."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]

@@ -24,7 +24,8 @@ from tests.engine.learner.training_examples import small_run, write_initial_chec
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_saving_300_mb_takes_a_rank_its_share_and_two_buckets(ranks: int, tmp_path: Path) -> None:
     """Of weights, without the moments of the optimizer, which are twice as large."""
     model = write_model(tmp_path / "model", make_config(num_layers=11, vocab_size=40_001))

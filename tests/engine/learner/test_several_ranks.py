@@ -98,6 +98,7 @@ def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(
         assert {form["is_sharded"] for form in several.state["parameters"].values()} == {True}
 
 
+@pytest.mark.nightly
 def test_compiled_layers_of_two_ranks_give_the_same_update(tmp_path: Path) -> None:
     """With recomputed activations in one case, experts in another, and adapters with a reference in the last one."""
 
@@ -128,7 +129,7 @@ def test_two_copies_of_two_shards_give_the_same_update(tmp_path: Path) -> None:
         assert shares == pytest.approx([0.5] * len(shares), abs=0.01)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_bfloat16_computes_with_float32_weights_gradients_and_moments(ranks: int, tmp_path: Path) -> None:
     cases = (0, 1, 4, 5)  # with the same old log probabilities in both types
     exact, rounded = (

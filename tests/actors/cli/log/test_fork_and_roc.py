@@ -102,6 +102,7 @@ def test_branches_with_another_tool_result_diverge_there(folder: RunFolder, tmp_
     assert "branch 3" in printed
 
 
+@pytest.mark.nightly
 def test_another_seed_or_checkpoint_gives_other_branches(folder: RunFolder, tmp_path: Path) -> None:
     original = answered(folder, 0)
     where = (str(original.trajectory_id), "--turn", "0", "--seed", "5", "-n", "6")

@@ -69,6 +69,7 @@ def test_show_follows_a_live_run_until_an_interrupt(folder: RunFolder, tmp_path:
     finish(process)
 
 
+@pytest.mark.nightly
 def test_a_run_with_keep_steps_can_be_resumed(folder: RunFolder, tmp_path: Path, start: Start) -> None:
     settings = (*from_cold_start_of(folder), *TINY, "log.keep_steps=1")
     succeed(start(tmp_path, *settings, "rl.steps=4"))

@@ -98,6 +98,7 @@ def test_adapters_and_their_gradients_do_not_depend_on_the_ranks(ranks: int, tmp
         assert differences(mine, theirs)[0] <= 1e-6  # the cold start rounds differently
 
 
+@pytest.mark.nightly
 def test_two_ranks_that_compute_in_bfloat16_have_float32_adapters(tmp_path: Path) -> None:
     for rounded in train(2, *make_scripts(tmp_path, dtype="bfloat16")):
         assert rounded.state["gradients"] == rounded.state["optimizer"] == ["torch.float32"]
