@@ -22,6 +22,7 @@ from engine.chat.served_tokenizer import (
     find_marks,
 )
 from engine.data.task_inputs import build_renderer, read_task_descriptions
+from engine.model.family_renderer import FamilyRenderer
 from engine.model.tokenizer import load_tokenizer
 from engine.model.weight_files import read_json_object
 from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, DialogueFormat
@@ -76,8 +77,8 @@ def build_served_chat(run: RunConfig, task: TaskConfig, description: TaskDescrip
         tools=[json.loads(tool.to_json()) for tool in dialogue.tools],
     )
     generation = _build_generation_config(run, config, stop_ids, tokenizer.vocab_size)
-    if config.renderer:
-        template = build_family_template(dialogue, _read_family_template(source), config.renderer_parameters)
+    if isinstance(renderer, FamilyRenderer):
+        template = build_family_template(dialogue, _read_family_template(source), renderer.template_parameters)
         return ServedChat(template, None, _read_tokenizer_config(source), generation, facts)
     fields = read_json_object(tokenizer.path)
     template = build_chat_template(dialogue, find_marks(tokenizer, fields))

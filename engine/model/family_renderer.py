@@ -6,7 +6,7 @@ templates remove it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from bus.messages import TokenRecord, bytes_to_ids
@@ -62,8 +62,16 @@ class FamilyTokenizer:
 class FamilyRenderer:
     """Implements policies.dialogue.dialogue_renderer.DialogueRenderer."""
 
-    def __init__(self, renderer: "Renderer", tokenizer: FamilyTokenizer, dialogue: DialogueFormat) -> None:
+    def __init__(
+        self,
+        renderer: "Renderer",
+        tokenizer: FamilyTokenizer,
+        dialogue: DialogueFormat,
+        template_parameters: Mapping[str, Any],
+    ) -> None:
+        """`template_parameters`: those of `renderer` that the family's chat template has, too."""
         self._renderer, self._tokenizer, self.dialogue = renderer, tokenizer, dialogue
+        self.template_parameters = template_parameters
         self._tools = [_describe_tool(tool) for tool in dialogue.tools] or None
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
         self._empty_prompt = self._render_dialogue("")
@@ -153,9 +161,16 @@ def build_family_renderer(config: DialogueConfig, dialogue: DialogueFormat, toke
         raise UnusableInput(f"{config.renderer}: {found}") from None
     family_tokenizer = FamilyTokenizer(tokenizer)
     try:
-        return FamilyRenderer(create_renderer(family_tokenizer, checked), family_tokenizer, dialogue)
+        renderer = create_renderer(family_tokenizer, checked)
+        return FamilyRenderer(renderer, family_tokenizer, dialogue, _list_template_parameters(checked))
     except (AssertionError, ValueError, KeyError, TypeError) as error:
         raise UnusableInput(f"{config.renderer} does not fit {tokenizer.path}: {error}") from None
+
+
+def _list_template_parameters(config: Any) -> dict[str, Any]:
+    """With their defaults, from which those of a template may differ, such as the date of today. None is no value."""
+    values = {name: getattr(config, name, None) for name in sorted(config.template_field_names())}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _describe_problem(problem: Any) -> str:

@@ -17,7 +17,7 @@ from tasks import MATH_PYTHON
 from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_tokenizer
 
 # The prompts of Qwen3, with its texts.
-TEMPLATE = r"""
+QWEN3_TEMPLATE = r"""
 {%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
 {%- if tools -%}
 {{ '<|im_start|>system\n' ~ (system ~ '\n\n' if system else '') ~ '# Tools\n\nYou may call one or more functions to assist '
@@ -33,23 +33,47 @@ TEMPLATE = r"""
 {{ '<|im_start|>assistant\n' ~ ('<think>\n\n</think>\n\n' if enable_thinking is false else '') }}
 {%- endif -%}
 """
+# The prompts of Llama 3.2, with its texts and its date of today.
+LLAMA3_TEMPLATE = r"""
+{%- set date = date_string if date_string is defined else strftime_now('%d %b %Y') -%}
+{%- set system = messages[0].content | trim if messages[0].role == 'system' else '' -%}
+{%- set call = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+   ~ 'Do not use variables.\n\n' -%}
+{{ bos_token ~ '<|start_header_id|>system<|end_header_id|>\n\n' ~ ('Environment: ipython\n' if tools else '')
+   ~ 'Cutting Knowledge Date: December 2023\nToday Date: ' ~ date ~ '\n\n' ~ system ~ '<|eot_id|>' }}
+{%- for message in messages if message.role != 'system' -%}
+{{ '<|start_header_id|>' ~ message.role ~ '<|end_header_id|>\n\n' }}
+{%- if tools and loop.first -%}
+{{ 'Given the following functions, please respond with a JSON for a function call with its proper arguments that best '
+   ~ 'answers the given prompt.\n\n' ~ call }}
+{%- for tool in tools -%}{{ (tool | tojson(indent=4)) ~ '\n\n' }}{%- endfor -%}
+{%- endif -%}
+{{ (message.content | trim) ~ '<|eot_id|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif -%}
+"""
+TEMPLATES = {"qwen3": QWEN3_TEMPLATE, "llama-3": LLAMA3_TEMPLATE}
 CONFIGS = {
     "default": DialogueConfig(tools=("jupyter_code",), renderer="qwen3"),
     "quick": DialogueConfig(
         tools=("jupyter_code",), renderer="qwen3", system="", renderer_parameters={"enable_thinking": False}
     ),
     "own texts": DialogueConfig(tools=(), renderer="qwen3", system="Be 'brief' \u2603.", instruction=""),
+    "llama": DialogueConfig(tools=("jupyter_code",), renderer="llama-3"),
+    "llama later": DialogueConfig(tools=(), renderer="llama-3", renderer_parameters={"date_string": "01 Feb 2027"}),
 }
+PARSERS = {"qwen3": ("qwen25", "qwen3"), "llama-3": ("llama3", "")}
 QUESTION = {"role": "user", "content": "1 + 1?"}
 
 
-def write_source(folder: Path, template: str | None) -> Path:
+def write_source(folder: Path, template: str | None, family: str = "qwen3") -> Path:
     """The template is in tokenizer_config.json, as in Qwen's folders."""
-    write_family_tokenizer(folder, FAMILY_KINDS["qwen3"])
+    kind = FAMILY_KINDS[family]
+    write_family_tokenizer(folder, kind)
     path = folder / "tokenizer_config.json"
     fields: dict[str, Any] = json.loads(path.read_text())
     path.write_text(json.dumps({**fields, "chat_template": template}))
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type}))
     return folder
 
 
@@ -60,7 +84,8 @@ def build_chat(folder: Path, config: DialogueConfig) -> ServedChat:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_prompt_is_that_of_the_run(tmp_path: Path, name: str) -> None:
-    config, source = CONFIGS[name], write_source(tmp_path, TEMPLATE)
+    config = CONFIGS[name]
+    source = write_source(tmp_path, TEMPLATES[config.renderer], config.renderer.replace("-", ""))
     wanted = build_renderer(config, MATH_PYTHON, load_tokenizer(source)).render_prompt(QUESTION["content"])
     chat = build_chat(source, config)
     write_chat_files(source, chat)
@@ -71,11 +96,12 @@ def test_the_prompt_is_that_of_the_run(tmp_path: Path, name: str) -> None:
         [QUESTION], tokenize=False, add_generation_prompt=True, enable_thinking=True
     )
     assert "<think>" not in thinking
-    assert (chat.facts.tool_call_parser, chat.facts.reasoning_parser) == ("qwen25" if config.tools else "", "qwen3")
+    calls, reasoning = PARSERS[config.renderer]
+    assert (chat.facts.tool_call_parser, chat.facts.reasoning_parser) == (calls if config.tools else "", reasoning)
 
 
 def test_texts_of_a_request_replace_those_of_the_run(tmp_path: Path) -> None:
-    source = write_source(tmp_path, TEMPLATE)
+    source = write_source(tmp_path, QWEN3_TEMPLATE)
     write_chat_files(source, build_chat(source, CONFIGS["default"]))
     tokenizer: Any = AutoTokenizer.from_pretrained(source)
     tool = {"type": "function", "function": {"name": "look_up"}}
