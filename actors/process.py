@@ -80,7 +80,7 @@ async def run_head(
     earlier, answered = list_earlier_steps(log, run, step), find_answered(run, folder, incarnation.epoch)
     started = RunStarted(step, cursor, run.health, earlier, answered)
     with recording_answers(run, folder, StepObserver(logger.info)) as (answers, observer):
-        services = {"metrics": EvaluationMetrics(run, answers, metrics.write).write}
+        services = {"metrics": EvaluationMetrics(run, folder, answers, metrics.write).write}
         await decide_until_shutdown(incarnation, run, folder, deciders, started, services, observer, open_bus)
 
 

@@ -30,10 +30,12 @@ class EarlyStopping(msgspec.Struct):
     outcomes: list[StepOutcome] = []  # of the last two windows, by step
     last_step: int = 0  # of the run, once a rule holds; 0: before
 
-    def restore(self, earlier: Iterable[StepOutcome], resume_step: int, options: EarlyStoppingConfig) -> None:
-        """As if the steps up to `resume_step` had been collected in this launch."""
+    def restore(
+        self, earlier: Iterable[StepOutcome], resume_step: int, options: EarlyStoppingConfig, num_steps: int
+    ) -> None:
+        """As if the steps up to `resume_step` had been collected in this launch. `num_steps`: rl.steps."""
         for outcome in earlier:
-            if self.record(outcome, options):
+            if self.record(outcome, options) and outcome.step < num_steps:
                 self.last_step = max(outcome.step + 1, resume_step)
                 return
 

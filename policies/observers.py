@@ -46,8 +46,8 @@ class StepObserver:
                 case EvaluationRequested(label=label, version=version) if effect.to == BUFFER:
                     self._names["evaluate"] = name = name_evaluation(label, version)
                     self._write_unless_quiet("step.requested", name=name, version=version)
-                case StartGroup(group_id=group_id, size=size, purpose=purpose, problem=problem):
-                    name, fields = self._names[purpose], {"purpose": purpose, "problem": problem}
+                case StartGroup(group_id=group_id, size=size, purpose=purpose, problem=problem, task=task):
+                    name, fields = self._names[purpose], {"purpose": purpose, "task": task, "problem": problem}
                     self._write_unless_quiet("group.started", name=name, group_id=group_id, size=size, **fields)
                 case MetricsRecorded(kind="step", step=step, values=values):
                     parts = {part: values[part] for part in _PARTS if part in values}

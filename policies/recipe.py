@@ -133,7 +133,7 @@ class Recipe:
             case RunStarted():
                 self._reset()
                 if early := self.state.early_stopping:
-                    early.restore(event.earlier_steps, event.step, self._early_stopping)
+                    early.restore(event.earlier_steps, event.step, self._early_stopping, self._plan.steps)
                 return []
             case EngineJoined():
                 return self._on_engine_joined(event)

@@ -27,7 +27,7 @@ class EvaluationPlan(NamedTuple):
     """The evaluations of a run of `steps` steps."""
 
     steps: int
-    questions: int = 0
+    questions: int = 0  # of each set, at most
     intervals: tuple[int, ...] = ()  # steps, by set; 0, or none: only at the start and at the end
     step_label: str = "step_sampled"
     temperature: float = 1.0
@@ -37,9 +37,10 @@ class EvaluationPlan(NamedTuple):
     @classmethod
     def from_config(cls, run: RunConfig) -> "EvaluationPlan":
         options, sampling = run.evaluation, run.sampling
+        most = max((each.questions for each in run.resolved_evaluation_sets), default=0)
         return cls(
             steps=run.rl.steps,
-            questions=options.questions,
+            questions=most if options.questions else 0,
             intervals=options.intervals,
             step_label=f"step_{options.during}",
             temperature=options.temperature or sampling.temperature,

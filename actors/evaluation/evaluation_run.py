@@ -149,7 +149,7 @@ def _without_training(base: RunConfig) -> RunConfig:
         base,
         tiny=None,
         sft=replace(base.sft, steps=0, epochs=0),
-        rl=replace(base.rl, steps=0, max_staleness=0, group_oversampling=1.0),
+        rl=replace(base.rl, steps=0, max_staleness=0, group_oversampling=1.0, surplus_groups="abort"),
         early_stopping=EarlyStoppingConfig(),
         learner=LearnerConfig(),
         cluster=ClusterConfig(),
@@ -184,9 +184,12 @@ def _build_evaluation(base: RunConfig, files: dict[str, Path], options: EvalOpti
         sets = [_limit_set(each, options) for each in _list_known_sets(base, options)]
     greedy = base.evaluation.during == "greedy" if options.temperature is None else options.temperature == 0
     unnamed = options.questions or base.evaluation.questions
+    questions = max((each.questions for each in sets), default=unnamed)
+    if not questions:
+        raise UnusableInput("no question to ask: give --questions N or --set NAME=FILE; evaluation.questions is 0")
     return replace(
         base.evaluation,
-        questions=max((each.questions for each in sets), default=unnamed),
+        questions=questions,
         every=0,
         during="greedy" if greedy else "sampled",
         temperature=options.temperature or base.evaluation.temperature,

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from msgspec.structs import replace
 
 from actors.evaluation.answer_log import AnswerLog, AnswerObserver
+from actors.evaluation.result_files import find_over_limit, read_questions
 from actors.runtime.decider_loop import Observer, Service
 from actors.runtime.logged_problems import read_problem_counts
 from actors.runtime.wiring import build_rules
@@ -15,6 +16,7 @@ from analysis.evaluation.set_results import compute_metrics, compute_set_result,
 from bus.addresses import HEAD
 from bus.event_log.reader import decode_event, find_epoch_start, read_events
 from bus.messages import AnyMessage, MetricsRecorded, RunStarted
+from configs.algorithm import EvaluationSetConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.task_inputs import read_task_descriptions
@@ -57,8 +59,9 @@ def find_answered(run: RunConfig, folder: RunFolder, epoch: int) -> tuple[int, .
 class EvaluationMetrics:
     """Adds the figures of the answers to the lines of evaluations, and passes all lines on: a service of the head."""
 
-    def __init__(self, run: RunConfig, log: AnswerLog, write: Service) -> None:
-        self._run, self._log, self._write = run, log, write
+    def __init__(self, run: RunConfig, folder: RunFolder, log: AnswerLog, write: Service) -> None:
+        self._run, self._folder, self._log, self._write = run, folder, log, write
+        self._questions: dict[str, list[str]] = {}  # names, by set
 
     async def write(self, message: AnyMessage) -> None:
         if isinstance(message, MetricsRecorded) and message.kind == "evaluation":
@@ -78,8 +81,14 @@ class EvaluationMetrics:
         for each in self._run.resolved_evaluation_sets:
             own = [answer for answer in answers if answer.set == each.name]
             if own and each.name and each.samples > 1:
-                values |= compute_metrics(each.name, compute_set_result(group_questions(own), each.samples))
+                questions = group_questions(own, over_limit=self._list_over_limit(each, own))
+                values |= compute_metrics(each.name, compute_set_result(questions, each.samples))
         return values
+
+    def _list_over_limit(self, each: EvaluationSetConfig, answers: Sequence[AnswerRecord]) -> list[str]:
+        if each.name not in self._questions:
+            self._questions[each.name] = list(read_questions(self._run, self._folder, each)[0])
+        return find_over_limit(self._questions[each.name], {answer.question for answer in answers}, each.questions)
 
     def _count_all(self, answers: Sequence[AnswerRecord]) -> dict[str, float]:
         values = _summarize(answers)

@@ -102,13 +102,13 @@ def _evaluate_set(
     run: RunConfig, folder: RunFolder, config: EvaluationSetConfig, answers: Sequence[AnswerRecord]
 ) -> AskedSet:
     own = [each for each in answers if (each.set, each.task) == (config.name, config.task)]
-    texts, difficulties = _read_questions(run, folder, config)
+    texts, difficulties = read_questions(run, folder, config)
     over_limit = find_over_limit(list(texts), {each.question for each in own}, config.questions)
     questions = group_questions(own, difficulties, over_limit)
     return AskedSet(config, texts, questions, compute_set_result(questions, config.samples, run.seed))
 
 
-def _read_questions(
+def read_questions(
     run: RunConfig, folder: RunFolder, config: EvaluationSetConfig
 ) -> tuple[dict[str, str], dict[str, str]]:
     """(texts, difficulties), by name of the question, in the order of the file."""

@@ -4,7 +4,8 @@ A problem is solved if in its last group all rollouts have a reward above `roc.p
 aborted is not solved. Problems without a group, and those of unfinished groups, are not solved either.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,53 +16,64 @@ from configs.atomic_write import replacing_file
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from engine.data.data_files import read_rows
+from engine.data.datasets import QuestionReport, RowLayout, parse_problem
 
 
 class _Group(NamedTuple):
+    task: str  # its name
     problem: str  # "FILE:ROW", as engine.data.datasets.DatasetProblem.name
     size: int  # rollouts
 
 
 class UnsolvedCount(NamedTuple):
-    rows: int
-    solved: int  # of the rows
+    problems: int
+    solved: int
 
     @property
     def unsolved(self) -> int:
-        return self.rows - self.solved
+        return self.problems - self.solved
 
 
-def read_solved_problems(folder: RunFolder, positive_above: float) -> set[str]:
-    """Names "FILE:ROW". Raises UnusableInput without logs, and for a damaged one."""
+def read_solved_problems(folder: RunFolder, positive_above: float) -> Mapping[str, set[str]]:
+    """Names "FILE:ROW" by name of the task. Raises UnusableInput without logs, and for a damaged one."""
     groups: dict[int, _Group] = {}
     for line in _read_log(folder.logs / f"{HEAD}.jsonl", "group.started"):
         if line["purpose"] == "train":
-            groups[line["group_id"]] = _Group(line["problem"], line["size"])
+            groups[line["group_id"]] = _Group(line["task"], line["problem"], line["size"])
     solved_rollouts: dict[int, dict[int, bool]] = {group_id: {} for group_id in groups}
     for line in _read_log(folder.logs / f"{ROLLOUT}.jsonl", "trajectory.ended"):
         if (rollouts := solved_rollouts.get(line["group_id"])) is not None:
             reward = line["reward"]  # of a repeated group, the later one counts
             rollouts[line["trajectory_id"]] = reward is not None and reward > positive_above
-    is_solved: dict[str, bool] = {}
+    solved = defaultdict[str, set[str]](set)
     for group_id, group in sorted(groups.items()):  # ids rise
         rollouts = solved_rollouts[group_id]
-        is_solved[group.problem] = len(rollouts) == group.size and all(rollouts.values())
-    return {problem for problem, solved in is_solved.items() if solved}
+        is_solved = len(rollouts) == group.size and all(rollouts.values())
+        (solved[group.task].add if is_solved else solved[group.task].discard)(group.problem)
+    return solved
 
 
-def write_unsolved_rows(source: Path, solved: set[str], target: Path) -> UnsolvedCount:
-    """The rows of `source` that are not solved, as JSONL. Raises UnusableInput if none is left, and DiskError."""
-    num_rows = num_solved = 0
+def write_unsolved_rows(source: Path, layout: RowLayout, solved: Collection[str], target: Path) -> UnsolvedCount:
+    """The rows of `source` that are not solved, as JSONL, without repeated ones, which a run drops.
+
+    Raises UnusableInput if none is left, and DiskError.
+    """
+    num_problems, num_solved, report = 0, 0, QuestionReport()
     with replacing_file(target) as file:
         for row in read_rows(source):
-            num_rows += 1
-            if f"{row.path.name}:{row.number}" in solved:
+            problem = parse_problem(row, layout)
+            if layout.is_plain and not report.add_problem(problem):
+                continue
+            num_problems += 1
+            if problem.name in solved:
                 num_solved += 1
             else:
                 file.write(msgspec.json.encode(row.fields, enc_hook=str) + b"\n")
-        if num_solved == num_rows:
-            raise UnusableInput(f"{source}: all {num_rows:,} problems are solved, so that none is left for this stage")
-    return UnsolvedCount(num_rows, num_solved)
+        if num_solved == num_problems:
+            raise UnusableInput(
+                f"{source}: all {num_solved:,} problems are solved, so that none is left for this stage"
+            )
+    return UnsolvedCount(num_problems, num_solved)
 
 
 def _read_log(path: Path, event: str) -> Iterator[dict[str, Any]]:

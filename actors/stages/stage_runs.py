@@ -1,6 +1,6 @@
 """The configuration of a stage that continues another one: an ordinary run, which needs nothing of [[stages]]."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from configs.load import expand_paths
 from configs.loading.stage_layers import StageConfig
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from engine.data.task_inputs import get_row_layout, read_task_descriptions
 from engine.learner.checkpoints import list_saved_steps
 
 
@@ -68,15 +69,25 @@ def _select_unsolved(
             f'stages: problems = "unsolved" of {options.name} reads the structured logs of the stage before; set '
             f'log.level = "info" instead of "{before.run.log.level}"'
         )
+    tasks = {task.name: task for task in before.run.resolved_tasks}
+    own = {each["name"]: each for each in table["tasks"]} or {"": table["data"]}
+    if own.keys() != tasks.keys():
+        raise UnusableInput(
+            f'stages: problems = "unsolved" of {options.name} needs the tasks of the stage before: {_list_names(tasks)} '
+            f"instead of {_list_names(own)}"
+        )
     solved = read_solved_problems(before.folder, before.run.roc.positive_above)
-    for task in before.run.resolved_tasks:
+    descriptions = read_task_descriptions(before.folder)
+    for task in tasks.values():
         target = data_folder / f"unsolved_{options.name}{f'_{task.name}' if task.name else ''}.jsonl"
-        count = write_unsolved_rows(before.folder.expand_path(task.data), solved, target)
+        layout = get_row_layout(task, descriptions[task.name])
+        count = write_unsolved_rows(before.folder.expand_path(task.data), layout, solved.get(task.name, ()), target)
         print_line(
-            f"{target}: {count.unsolved:,} of {count.rows:,} problems; stage {before.run.name} solved the other "
+            f"{target}: {count.unsolved:,} of {count.problems:,} problems; stage {before.run.name} solved the other "
             f"{count.solved:,} in all rollouts"
         )
-        if task.name:
-            next(each for each in table["tasks"] if each["name"] == task.name)["data"] = str(target.resolve())
-        else:
-            table["data"]["train"] = str(target.resolve())
+        own[task.name]["data" if task.name else "train"] = str(target.resolve())
+
+
+def _list_names(tasks: Collection[str]) -> str:
+    return ", ".join(sorted(tasks)) if any(tasks) else "those of [data]"

@@ -280,7 +280,8 @@ class GroupBuffer:
     def _end_evaluation(self, collection: GroupCollection, request: EvaluationRequested) -> list[Send]:
         finished = collection.build_evaluation_finished(request)
         self.state.evaluation = None
-        if failed := collection.find_total_failure(f"evaluation {request.label}"):
+        is_resumed = bool(self.state.answered)  # other answers have a result
+        if not is_resumed and (failed := collection.find_total_failure(f"evaluation {request.label}")):
             return [Send(RECORDER, finished), Send(LAUNCHER, failed)]
         return [Send(observer, finished) for observer in self._observers]
 

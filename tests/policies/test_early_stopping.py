@@ -60,8 +60,8 @@ def test_an_outcome_has_means_over_the_finished_trajectories() -> None:
 class Run:
     """A recipe with one engine; each step is collected with the given reward."""
 
-    def __init__(self, started: RunStarted, max_staleness: int = 0, questions: int = 1) -> None:
-        plan = EvaluationPlan(steps=20, questions=questions)
+    def __init__(self, started: RunStarted, max_staleness: int = 0, questions: int = 1, steps: int = 20) -> None:
+        plan = EvaluationPlan(steps, questions)
         self.recipe = Recipe(plan, ("generator-0",), max_staleness, PLATEAU)
         self.recipe.decide(0.0, started)
 
@@ -122,6 +122,12 @@ def test_a_resumed_run_knows_that_a_rule_held(resumed_at: int) -> None:
     run = Run(RunStarted(resumed_at, BufferCursor(), earlier_steps=earlier), questions=0)
     expected = [StepRequested(7, 6, is_last=True)] if resumed_at == 6 else [RunFinished(7)]
     assert run.publish(resumed_at) == expected
+
+
+def test_a_rule_that_holds_after_the_last_step_adds_no_step() -> None:
+    earlier = tuple(outcomes(RISING_THEN_FLAT)[:6])
+    run = Run(RunStarted(6, BufferCursor(), earlier_steps=earlier), questions=0, steps=6)
+    assert run.publish(6) == [RunFinished(6)]
 
 
 def test_a_run_that_stops_early_is_evaluated_at_its_end() -> None:

@@ -70,6 +70,19 @@ def test_without_a_set_the_questions_are_those_of_the_run(trained: RunFolder) ->
     )
 
 
+def test_a_run_that_carries_groups_can_be_evaluated(trained: RunFolder) -> None:
+    config = Path("configs/single_node.toml")
+    assert load_run(config).rl.surplus_groups == "carry"
+    assert build(trained.path, config=config).rl.surplus_groups == "abort"
+
+
+def test_an_evaluation_without_a_question_is_refused(trained: RunFolder) -> None:
+    write_resolved(load_run(None, (*TRAINED[:-1], "evaluation.every=0", "evaluation.questions=0")), trained.config)
+    with pytest.raises(UnusableInput, match="give --questions N or --set NAME=FILE"):
+        build(trained.path, samples=4)
+    assert build(trained.path, questions=2).evaluation.questions == 2
+
+
 def test_sets_of_the_run_keep_their_tasks_and_samples_unless_others_are_given(
     trained: RunFolder, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from actors.stages.solved_problems import UnsolvedCount, read_solved_problems, write_unsolved_rows
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
+from engine.data.datasets import PLAIN_ROWS, RowLayout
 
 
 @pytest.fixture
@@ -30,7 +31,9 @@ def write_logs(folder: RunFolder, groups: list[tuple[int, str, list[float | None
 
 
 def _start(group_id: int, problem: str, size: int, purpose: str = "train") -> dict[str, Any]:
-    return {"event": "group.started", "purpose": purpose, "group_id": group_id, "problem": problem, "size": size}
+    task, _, name = problem.rpartition("/")
+    fields = {"purpose": purpose, "task": task, "problem": name, "size": size}
+    return {"event": "group.started", "group_id": group_id, **fields}
 
 
 def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are(folder: RunFolder) -> None:
@@ -48,8 +51,13 @@ def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are(folder: RunFo
             (9, "train.jsonl:6", [0.0, 1.0]),
         ],
     )
-    assert read_solved_problems(folder, 0.0) == {"train.jsonl:1", "train.jsonl:5"}
-    assert read_solved_problems(folder, 1.0) == set()
+    assert read_solved_problems(folder, 0.0) == {"": {"train.jsonl:1", "train.jsonl:5"}}
+    assert read_solved_problems(folder, 1.0) == {"": set()}
+
+
+def test_rows_of_two_tasks_are_different_problems(folder: RunFolder) -> None:
+    write_logs(folder, [(1, "math/train.jsonl:1", [1.0, 1.0]), (2, "sql/train.jsonl:1", [1.0, 0.0])])
+    assert read_solved_problems(folder, 0.0) == {"math": {"train.jsonl:1"}, "sql": set()}
 
 
 def test_test_questions_and_an_incomplete_last_line_are_ignored(folder: RunFolder) -> None:
@@ -59,7 +67,7 @@ def test_test_questions_and_an_incomplete_last_line_are_ignored(folder: RunFolde
         file.write('{"event": "group.started", "purp')
     with (folder.logs / "rollout-0.jsonl").open("a") as file:
         file.write('{"event": "trajectory.ended", "group_id": 2, "trajectory_id": 30, "reward": 1.0}\n')
-    assert read_solved_problems(folder, 0.0) == {"train.jsonl:1"}
+    assert read_solved_problems(folder, 0.0) == {"": {"train.jsonl:1"}}
 
 
 def test_a_damaged_log_is_refused_with_its_line(folder: RunFolder) -> None:
@@ -79,14 +87,24 @@ def test_unsolved_rows_keep_all_fields_and_their_order(tmp_path: Path) -> None:
     source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
     rows = [{"question": f"{number} + 1?", "answer": str(number + 1), "level": number} for number in range(1, 5)]
     source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    count = write_unsolved_rows(source, {"train.jsonl:1", "train.jsonl:3"}, target)
+    count = write_unsolved_rows(source, PLAIN_ROWS, {"train.jsonl:1", "train.jsonl:3"}, target)
     assert (count, count.unsolved) == (UnsolvedCount(4, 2), 2)
     assert [json.loads(line) for line in target.read_text().splitlines()] == [rows[1], rows[3]]
+
+
+def test_a_repeated_row_does_not_return_a_solved_problem(tmp_path: Path) -> None:
+    source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
+    rows = [{"question": text, "answer": "1"} for text in ("a", "b", "a", "b")]
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert write_unsolved_rows(source, PLAIN_ROWS, {"train.jsonl:1"}, target) == UnsolvedCount(2, 1)
+    assert [json.loads(line) for line in target.read_text().splitlines()] == rows[1:2]
+    used_as_they_are = RowLayout(needs_answer=False)
+    assert write_unsolved_rows(source, used_as_they_are, {"train.jsonl:1"}, target) == UnsolvedCount(4, 1)
 
 
 def test_no_file_is_left_if_everything_is_solved(tmp_path: Path) -> None:
     source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
     source.write_text('{"question": "1 + 1?", "answer": "2"}\n')
     with pytest.raises(UnusableInput, match="all 1 problems are solved"):
-        write_unsolved_rows(source, {"train.jsonl:1"}, target)
+        write_unsolved_rows(source, PLAIN_ROWS, {"train.jsonl:1"}, target)
     assert not target.exists()

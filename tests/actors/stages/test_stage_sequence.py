@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from actors.launch.claim_run_folder import RunFolderError
@@ -15,6 +16,7 @@ from configs.load import load_stages, write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.learner.checkpoints import TrainerState, write_trainer_state
+from tasks import MATH_PYTHON
 
 CONFIG = """
 name = "staged"
@@ -69,6 +71,7 @@ class Runs:
             (folder.data / "train.jsonl").write_text("\n".join(rows) + "\n")
         self._write_end(folder, run)
         folder.summary.write_text("{}")
+        folder.task_descriptions.write_bytes(msgspec.json.encode({"": MATH_PYTHON}))
         return 0
 
     def _write_end(self, folder: RunFolder, run: RunConfig) -> None:
@@ -81,7 +84,8 @@ class Runs:
         frame = encode(Envelope("head/buffer", "head/recipe", collected))
         log.append(0.0, "recipe", "head/buffer", "StepCollected", None, frame, epoch=1, number=1)
         log.close()
-        start = {"event": "group.started", "purpose": "train", "group_id": 1, "problem": "train.jsonl:2", "size": 1}
+        problem = {"purpose": "train", "task": "", "problem": "train.jsonl:2", "size": 1}
+        start = {"event": "group.started", "group_id": 1, **problem}
         end = {"event": "trajectory.ended", "group_id": 1, "trajectory_id": 7, "reward": 1.0}
         (folder.logs / "head.jsonl").write_text(json.dumps(start) + "\n")
         (folder.logs / "rollout-0.jsonl").write_text(json.dumps(end) + "\n")
@@ -113,6 +117,15 @@ def test_the_data_of_a_stage_are_the_unsolved_problems(runs: Runs) -> None:
     data = Path(runs.configurations["3_hard"].data.train)
     assert [json.loads(line)["question"] for line in data.read_text().splitlines()] == ["0?", "2?", "3?"]
     assert any("3 of 4 problems" in line for line in runs.printed)
+
+
+def test_unsolved_problems_are_those_of_the_same_tasks(runs: Runs) -> None:
+    tasks = CONFIG + '\n[[stages.tasks]]\nname = "sql"\ndata = "sql.jsonl"\n'
+    runs.config.write_text(tasks)
+    with pytest.raises(
+        UnusableInput, match=r"of hard needs the tasks of the stage before: those of \[data\] instead of sql"
+    ):
+        runs.run()
 
 
 def test_a_stage_that_fails_ends_the_run_and_resume_continues_there(runs: Runs) -> None:

@@ -1,12 +1,16 @@
 """The answers that an evaluation asks for: their sets, numbers and seeds."""
 
-from bus.messages import BufferCursor, EvaluationRequested, RunStarted, StartGroup
+from collections import Counter
+
+from bus.messages import BufferCursor, EvaluationRequested, RunFailed, RunStarted, StartGroup, TrajectoryFailed
 from configs.algorithm import EvaluationConfig, EvaluationSetConfig
 from configs.schema import RunConfig
+from policies.decider import Send
 from policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
 from policies.groups.group_buffer import GroupBuffer
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
 from policies.seeded_random import EVALUATE, mix
+from policies.step_evaluations import EvaluationPlan
 from tests.policies.groups.buffers import list_starts
 
 
@@ -31,6 +35,13 @@ def test_each_question_of_a_set_has_its_number_of_samples() -> None:
         (1, "aime", 1, 1),
         (2, "amc", 0, 0),
     ]
+
+
+def test_a_set_may_have_more_questions_than_the_default() -> None:
+    run = sets(one("gsm", questions=20), one("aime"))
+    request = EvaluationPlan.from_config(run).build_request("end_greedy", 3)
+    answers = EvaluationQuestions(run, (30, 30)).list_answers(request)
+    assert Counter(each.evaluation_set for each in answers) == {"gsm": 20, "aime": 9}
 
 
 def test_the_seed_of_an_answer_does_not_depend_on_other_sets_or_on_the_number_of_samples() -> None:
@@ -69,5 +80,16 @@ def test_a_resumed_evaluation_starts_only_the_missing_answers_with_their_seeds()
         buffer.decide(0.0, RunStarted(0, BufferCursor(), answered=answered))
         return list_starts(list(buffer.decide(0.0, request)))
 
+    def find_failures(*answered: int) -> list[RunFailed]:
+        """After all answers of a launch have failed."""
+        buffer = GroupBuffer(run, ProblemSet((), ()), ProblemSet.of_one_task(problems))
+        buffer.decide(0.0, RunStarted(0, BufferCursor(), answered=answered))
+        effects: list[Send] = []
+        for group in list_starts(list(buffer.decide(0.0, request))):
+            effects += buffer.decide(0.0, TrajectoryFailed(group.first_trajectory_id, group.group_id, "engine: 400"))
+        return [effect.message for effect in effects if isinstance(effect.message, RunFailed)]
+
+    assert find_failures()
+    assert not find_failures(1)  # an answer of an earlier launch
     planned = [group.seed for group in start()]
     assert [group.seed for group in start(*planned[1:3], planned[5])] == [planned[0], *planned[3:5]]

@@ -1,0 +1,62 @@
+"""The figures that the head adds to the line of an evaluation."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from actors.evaluation.answer_log import AnswerLog
+from actors.evaluation.head_evaluations import EvaluationMetrics
+from analysis.evaluation.answer_records import AnswerRecord
+from bus.messages import AnyMessage, MetricsRecorded
+from configs.algorithm import EvaluationConfig, EvaluationSetConfig
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from tasks import MATH_PYTHON
+
+EASY = AnswerRecord(
+    label="end_sampled",
+    version=4,
+    set="aime",
+    place=0,
+    question="aime.jsonl:2",
+    sample=0,
+    seed=1,
+    gold="2",
+    ending="done",
+    answer="2",
+    correct=True,
+    reward=1.0,
+)
+
+
+class Answers:
+    """In the place of the log: the first of two questions is over the limit, the other always correct."""
+
+    async def list_answers(self, label: str, version: int) -> list[AnswerRecord]:
+        return [EASY, msgspec.structs.replace(EASY, sample=1, seed=2)]
+
+
+@pytest.mark.real_clock
+async def test_a_question_over_the_limit_counts_as_wrong_as_in_the_results_file(tmp_path: Path) -> None:
+    data = tmp_path / "aime.jsonl"
+    data.write_text('{"question": "a long text", "answer": "1"}\n{"question": "1 + 1?", "answer": "2"}\n')
+    asked = EvaluationSetConfig(name="aime", data=str(data), samples=2)
+    run, folder = RunConfig(name="r", evaluation=EvaluationConfig(sets=(asked,))), RunFolder(tmp_path / "run")
+    folder.task_descriptions.parent.mkdir(parents=True)
+    folder.task_descriptions.write_bytes(msgspec.json.encode({"": MATH_PYTHON}))
+    written: list[Any] = []
+
+    async def write(message: AnyMessage) -> None:
+        written.append(message)
+
+    metrics = EvaluationMetrics(run, folder, cast(AnswerLog, Answers()), write)
+    await metrics.write(MetricsRecorded("evaluation", 4, "end_sampled", {"accuracy": 1.0}))
+    (line,) = written
+    assert line.values["accuracy"] == 1.0
+    assert {key: line.values[f"set aime: {key}"] for key in ("avg@2", "pass@2", "majority@2")} == {
+        "avg@2": 0.5,
+        "pass@2": 0.5,
+        "majority@2": 0.5,
+    }
