@@ -141,12 +141,17 @@ def _delete_content(folder: RunFolder) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+# Without a line of metrics they have no record.
+_STORES_OF_SINKS = ("tensorboard", "wandb", "mlflow.db", "trackio")
+
+
 def _has_begun(folder: RunFolder) -> bool:
     """Whether the folder has a checkpoint, an event, or a file that no failed start leaves. If not, any run may use it."""
     left_by_failed_start = {
         *(folder.config, folder.lock, folder.launch_counter, folder.problem_counts, folder.task_descriptions),
         folder.provenance,
         *(folder.logs, folder.events, folder.data, folder.checkpoints, folder.batches, folder.path / "isolation"),
+        *(folder.sinks, *(folder.path / name for name in _STORES_OF_SINKS)),
     }
     made_at_start = folder.metrics, folder.answers  # empty
     left = {path for path in folder.path.iterdir() if path not in made_at_start or path.stat().st_size}

@@ -55,8 +55,9 @@ def deliver(folder: RunFolder, name: SinkName, open_sink: Callable[[], MetricSin
     with DeliveryLedger(get_ledger_path(folder, name)) as ledger:
         sink = open_sink()
         new = lines.read_new()
-        if (step := ledger.replace_lost_lines(new)) is not None:
-            sink.replace_from(step)
+        if (step := ledger.find_repeated_step(new)) is not None:
+            sink.replace_from(step)  # before the entry: a killed process repeats it
+            ledger.enter_replaced(step)
         for batch in _split(ledger.select_undelivered(new)):
             _write(sink, batch)
         has_ended = False

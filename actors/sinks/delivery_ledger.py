@@ -64,15 +64,16 @@ class DeliveryLedger:
         assert self._file is not None
         self._file.close()
 
-    def replace_lost_lines(self, lines: Sequence[bytes]) -> int | None:
+    def find_repeated_step(self, lines: Sequence[bytes]) -> int | None:
         """`lines`: all of metrics.jsonl. The first RL step that a resumed run repeats, if sent lines have disappeared."""
         present = set(map(compute_digest, lines))
         lost = [self._sent[number] for digest, number in self._numbers.items() if digest not in present]
         steps = [sent.step for sent in lost if get_axis(sent.kind) == "rl"]
-        if not steps:
-            return None
-        self._append(Replaced(min(steps)))
-        return min(steps)
+        return min(steps, default=None)
+
+    def enter_replaced(self, step: int) -> None:
+        """The records of RL steps from `step` on are no longer sent."""
+        self._append(Replaced(step))
 
     def enter_unsent(self, lines: Iterable[bytes]) -> list[NumberedLine]:
         """Enters the lines that are not yet sent as sent, and returns them with their numbers."""

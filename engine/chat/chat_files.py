@@ -78,7 +78,10 @@ def build_served_chat(run: RunConfig, task: TaskConfig, description: TaskDescrip
     )
     generation = _build_generation_config(run, config, stop_ids, tokenizer.vocab_size)
     if isinstance(renderer, FamilyRenderer):
-        template = build_family_template(dialogue, _read_family_template(source), renderer.template_parameters)
+        original, parameters = _read_family_template(source), renderer.template_parameters
+        if not _has_reasoning(facts.reasoning_parser, original, parameters):
+            facts = msgspec.structs.replace(facts, reasoning_parser="")
+        template = build_family_template(dialogue, original, parameters)
         return ServedChat(template, None, _read_tokenizer_config(source), generation, facts)
     fields = read_json_object(tokenizer.path)
     template = build_chat_template(dialogue, find_marks(tokenizer, fields))
@@ -132,6 +135,13 @@ def _choose_parsers(config: DialogueConfig, dialogue: DialogueFormat) -> tuple[s
         tag = OPENING_TAG.fullmatch(dialogue.prefill)
         calls, reasoning = "qwen25", "deepseek-r1" if tag and tag[1] == "think" else ""
     return calls if dialogue.tools else "", reasoning
+
+
+def _has_reasoning(parser: str, template: str, parameters: Mapping[str, Any]) -> bool:
+    """If not, SGLang's parsers would take a response without `</think>` for reasoning."""
+    if False in (parameters.get("enable_thinking"), parameters.get("thinking")):
+        return False
+    return parser == "gpt-oss" or "<think>" in template
 
 
 def _build_generation_config(

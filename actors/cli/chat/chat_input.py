@@ -62,4 +62,9 @@ class MessageReader:
             line = self._read_line(prompt if self.is_interactive else "")
         except EOFError:
             return None
-        return line.encode(errors="replace").decode()  # without bytes that are no UTF-8
+        return clean_text(line)
+
+
+def clean_text(text: str) -> str:
+    """Without the surrogates in the place of bytes that are no UTF-8."""
+    return text.encode(errors="replace").decode()

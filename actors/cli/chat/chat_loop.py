@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from actors.cli.chat.background_loop import BackgroundLoop
 from actors.cli.chat.chat_display import ChatDisplay
-from actors.cli.chat.chat_input import MessageReader
+from actors.cli.chat.chat_input import MessageReader, clean_text
 from actors.cli.chat.chat_session import FAILED, INTERRUPTED, ChatRefused, ChatSampling, ChatSession, ChatTask
 from actors.cli.chat.chat_setup import ChatOptions, ChatParts, OpenedChat, build_services, load_parts, open_chat
 from actors.cli.chat.chat_transcript import TranscriptFile, build_row
@@ -31,13 +32,15 @@ _HELP = """\
 /save FILE   append this conversation to FILE, as a row of chat messages
 /help        show this text
 A line that ends in \\ continues in the next line; \"\"\" begins and ends a text of several lines.
-A space before / sends the line to the model. Ctrl-C stops a call or an answer, Ctrl-D exits."""
+A space before / sends the line to the model, and several lines are never a command. Ctrl-C stops a call or an answer, Ctrl-D exits."""
 
 
 def run_chat(
     checkpoint: str, options: ChatOptions, prompt: str | None, transcript: Path | None, console: Console
 ) -> int:
     """Returns 0; with `prompt` 1 if the answer failed, 130 if it was interrupted. Raises UnusableInput."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are no UTF-8
     text = None if prompt is None else _read_prompt(prompt)
     parts = load_parts(parse_checkpoint_argument(checkpoint), options)
     file = None if transcript is None else TranscriptFile(transcript, "--transcript")
@@ -72,7 +75,7 @@ def _build_session(parts: ChatParts, options: ChatOptions, opened: OpenedChat, d
 
 
 def _read_prompt(prompt: str) -> str:
-    text = sys.stdin.read() if prompt == _STDIN else prompt
+    text = clean_text(sys.stdin.read() if prompt == _STDIN else prompt)
     if not text.strip():
         raise UnusableInput("--prompt: the text is empty")
     return text.strip()
@@ -129,7 +132,7 @@ class Talk:
         """False at the end of the input."""
         if text is None:
             return False
-        if text.startswith("/"):
+        if text.startswith("/") and "\n" not in text:
             self._run_command(text.strip())
         else:
             self._answer(text.strip())

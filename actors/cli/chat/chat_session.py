@@ -40,7 +40,7 @@ from engine.contract import Engine, EngineFailure, GenerationRequest
 from engine.data.datasets import DatasetProblem
 from engine.data.task_inputs import encode_row
 from policies.decider import Send
-from policies.dialogue.chat_format import TextTokenizer
+from policies.dialogue.chat_format import TURN_END, TextTokenizer
 from policies.dialogue.tool_results import format_result
 from policies.rollout import transitions
 from policies.rollout.call_transitions import format_environment_result, format_refusal, select_calls
@@ -202,11 +202,12 @@ class ChatSession:
         return replace(trajectory, record=record, answer="", ending="answered", **begun)
 
     def _end_turn(self, record: TokenRecord) -> TokenRecord:
-        """With a stop token after a turn that lacks it."""
+        """With a stop token after a turn that lacks it: that of ChatML, with which a turn of a cold start ends, if it is one."""
         stops = self._task.rules.stop_token_ids
         if record.num_tokens and bytes_to_ids(record.token_ids)[-1] in stops:
             return record
-        stop = ids_to_bytes(stops[:1])
+        end = self._task.tokenizer.encode(TURN_END, trusted=True)[-1]
+        stop = ids_to_bytes([end if end in stops else stops[0]])
         return record.append_generated(TurnGenerated(self._trajectory_id, 0, 0, stop, bytes(4), bytes(4), "stop"))
 
     def _check_room(self, num_tokens: int) -> None:

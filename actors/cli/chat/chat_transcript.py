@@ -4,6 +4,8 @@ An assistant's content is the text that the model generated, with the prefill an
 So the cold start gives a row the token ids of the conversation. A reader of `messages` needs nothing else.
 """
 
+import contextlib
+import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,9 +32,14 @@ class TranscriptFile:
         """`option` names the file in messages. Raises UnusableInput if it cannot be written."""
         self._option = f"{option} {path}"
         try:
-            self._file = path.open("r+b" if path.exists() else "w+b")
+            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._end_last_line()
             self._start = self._file.tell()  # of the current conversation's row
+            self._row = b""
+        except BlockingIOError:
+            self._file.close()
+            raise UnusableInput(f"{self._option}: the transcript of a chat that still runs") from None
         except OSError as error:
             raise UnusableInput(f"{self._option}: {error.strerror}") from None
 
@@ -43,19 +50,26 @@ class TranscriptFile:
                 self._file.write(b"\n")
 
     def save(self, row: dict[str, object] | None) -> None:
-        """Raises UnusableInput, for example on a full disk."""
+        """Raises UnusableInput, for example on a full disk, and keeps the row before."""
         line = b"" if row is None else msgspec.json.encode(row) + b"\n"
         try:
-            self._file.seek(self._start)
-            self._file.write(line)
-            self._file.truncate()
-            self._file.flush()
+            self._replace_row(line)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                self._replace_row(self._row)
             raise UnusableInput(f"{self._option}: {error.strerror}") from None
+        self._row = line
+
+    def _replace_row(self, line: bytes) -> None:
+        self._file.seek(self._start)
+        rest = memoryview(line)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        self._file.truncate()
 
     def end_conversation(self) -> None:
         """The next row follows the last one."""
-        self._start = self._file.seek(0, os.SEEK_END)
+        self._start, self._row = self._file.seek(0, os.SEEK_END), b""
 
     def close(self) -> None:
         self._file.close()

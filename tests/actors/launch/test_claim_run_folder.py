@@ -71,6 +71,13 @@ def test_a_folder_without_events_and_checkpoints_serves_any_configuration(tmp_pa
     assert sorted(entry.name for entry in path.iterdir()) == ["config.toml", "lock"]
 
 
+def test_a_start_that_failed_with_sinks_leaves_the_folder_to_another_configuration(tmp_path: Path) -> None:
+    path = claim(run_in(tmp_path))
+    for name in ("sinks", "tensorboard", "wandb", "trackio"):
+        (path / name).mkdir()
+    assert load_run(claim(run_in(tmp_path, seed=1)) / "config.toml").seed == 1
+
+
 @pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "notes.txt"])
 def test_results_without_events_and_checkpoints_are_never_deleted(tmp_path: Path, name: str) -> None:
     kept = claim(run_in(tmp_path)) / name

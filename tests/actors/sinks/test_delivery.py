@@ -114,6 +114,10 @@ def test_an_incomplete_entry_of_the_ledger_repeats_its_record(folder: RunFolder,
     assert count_undelivered(folder, "wandb") == (0, 2)
 
 
+def raise_connection_error(*_: object) -> None:
+    raise ConnectionError
+
+
 def test_a_resumed_run_replaces_the_records_of_the_steps_that_it_repeats(folder: RunFolder) -> None:
     health: Line = {"kind": "health", "step": 3, "check": "entropy", "action": "warn", "message": "low"}
     late: Line = {"kind": "evaluation", "step": 1, "label": "step_greedy", "accuracy": 0.5}
@@ -125,6 +129,9 @@ def test_a_resumed_run_replaces_the_records_of_the_steps_that_it_repeats(folder:
     assert kept.count(b"\n") == 3
     write_lines(folder, cold_start, step(1), late, step(2, 0.6), step(3, 0.7), health)
     assert folder.metrics.read_bytes().startswith(kept)
+    with pytest.raises(ConnectionError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileSink, "replace_from", raise_connection_error)
+        deliver_all(folder)
     # The health report is equal to the old one, which TensorBoard drops with step 3.
     assert deliver_all(folder)[7:] == ["from 2", "6", "7", "8", "closed"]
     assert deliver_all(folder)[12:] == ["closed"]

@@ -65,6 +65,17 @@ async def test_an_interrupt_ends_an_answer_and_keeps_its_tokens() -> None:
     assert "<reason>I count: 1 2 3...<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n" in prompt
 
 
+async def test_an_interrupted_turn_ends_as_in_a_cold_start_although_another_token_stops_turns_too() -> None:
+    other = TOKENIZER.encode("Z", trusted=True)[0]
+    chat = ScriptedChat("I count: 1 2 3...", ANSWER, stop_token_ids=(other, END))
+    answering = asyncio.ensure_future(chat.session.answer("count"))
+    await chat.engine.endless_turn_began.wait()
+    chat.session.interrupt()
+    await answering
+    await chat.session.answer("more")
+    assert "3...<|im_end|>\n<|im_start|>user\nmore" in chat.read_prompt(1)
+
+
 async def test_an_interrupt_stops_a_call_and_the_model_reads_that() -> None:
     chat = ScriptedChat(call(ENDLESS), ANSWER)
     answering = asyncio.ensure_future(chat.session.answer("wait"))

@@ -1,6 +1,8 @@
 """Transcripts: a row for each conversation, which grows with it."""
 
 import json
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,33 @@ def test_rows_follow_the_rows_of_the_file_and_grow(ending: str, tmp_path: Path) 
         {"messages": ["row"]},
         {"messages": ["next"]},
     ]
+
+
+def test_two_chats_do_not_write_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    file = TranscriptFile(path, "--transcript")
+    file.save({"messages": ["row"]})
+    with pytest.raises(UnusableInput, match=f"/save {path}: the transcript of a chat that still runs"):
+        TranscriptFile(path, "/save")
+    file.close()
+    TranscriptFile(path, "/save").close()
+
+
+def test_a_row_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    file = TranscriptFile(path, "--transcript")
+    file.save({"messages": ["row"]})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(UnusableInput, match="File too large"):
+            file.save({"messages": ["row" * 1000]})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    file.close()
+    assert json.loads(path.read_text()) == {"messages": ["row"]}
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

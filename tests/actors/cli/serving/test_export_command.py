@@ -238,12 +238,14 @@ def test_the_model_card_has_the_figures_of_the_run(folder: RunFolder, tmp_path: 
     shutil.copytree(folder.path, copy.path)
     labels = {"start_sampled": 0.25, "end_sampled": 0.75, "step_sampled": 0.5}
     lines = [{"kind": "evaluation", "label": label, "step": 1, "accuracy": each} for label, each in labels.items()]
+    lines.append({"kind": "evaluation", "label": "end_greedy", "step": 2, "accuracy": 1.0})
     copy.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     export_step(find_run_step(f"{copy.path}:1"), tmp_path / "out", ExportOptions())
     card = (tmp_path / "out" / "README.md").read_text()
     for text in ("# small, step 1", "| before RL, sampled | 25.0% |", "| after RL, sampled | 75.0% |"):
         assert text in card
     assert "| after step 1 | 50.0% |" in card
+    assert "| after RL, greedy: other weights, of step 2 | 100.0% |" in card
     assert "--tool-call-parser qwen25" in card
     assert f"sha256 {hashlib.sha256(copy.config.read_bytes()).hexdigest()[:16]}" in card
 

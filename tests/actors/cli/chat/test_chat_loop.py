@@ -1,0 +1,72 @@
+"""Messages and commands of a user, with a session that only keeps the texts."""
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from actors.cli.chat.background_loop import BackgroundLoop
+from actors.cli.chat.chat_display import ChatDisplay
+from actors.cli.chat.chat_input import MessageReader
+from actors.cli.chat.chat_loop import Talk, run_chat
+from actors.cli.chat.chat_session import AnswerEnd
+from configs.errors import UnusableInput
+from tests.fakes import END, TOKENIZER
+
+
+class KeepingSession:
+    messages = ()
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    async def answer(self, text: str) -> AnswerEnd:
+        self.texts.append(text)
+        return AnswerEnd("answered", 1, 1)
+
+    def interrupt(self) -> None:
+        raise AssertionError
+
+
+def converse(*lines: str) -> tuple[list[str], str]:
+    """The messages of the session, and what is shown."""
+    waiting: Iterator[str] = iter(lines)
+
+    def read_line(prompt: str) -> str:
+        if (line := next(waiting, None)) is None:
+            raise EOFError
+        return line
+
+    shown = io.StringIO()
+    parts: Any = SimpleNamespace(
+        rules=SimpleNamespace(dialogue=SimpleNamespace(system="")),
+        task=SimpleNamespace(name=""),
+        argument=SimpleNamespace(text="model"),
+    )
+    session: Any = KeepingSession()
+    with BackgroundLoop() as loop:
+        talk = Talk(loop, session, ChatDisplay(Console(file=shown, width=200), TOKENIZER, (END,)), None, parts)
+        assert talk.converse(MessageReader(read_line, is_interactive=True)) == 0
+    return session.texts, shown.getvalue()
+
+
+def test_only_one_line_is_a_command() -> None:
+    texts, shown = converse("/nothing", '"""/etc/hosts has:', 'x"""', "/data/a.csv\\", "is a file", " /usr")
+    assert texts == ["/etc/hosts has:\nx", "/data/a.csv\nis a file", "/usr"]
+    assert shown.count("unknown command") == 1
+    assert "unknown command /nothing" in shown
+
+
+def test_a_prompt_may_have_bytes_that_are_no_utf_8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The text is read before the model is loaded."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+    options: Any = None
+    for prompt in ("caf\udce9", "-"):
+        with pytest.raises(UnusableInput, match="no-model"):
+            run_chat(str(tmp_path / "no-model"), options, prompt, None, Console())
+    assert sys.stdin.errors == "replace"
