@@ -19,7 +19,9 @@ RowFields = dict[str, Any]
 
 _PART_EXTENSIONS = (".parquet", ".jsonl", ".jsonl.gz")
 _BLOCK_ROWS = 131_072  # of a parquet file in memory
-_NUMBERED_PART = re.compile(r"(.+)-\d+-of-(\d+)\.")  # train-00000-of-00003.parquet
+_NUMBERED_PART = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?\.")  # train-00000-of-00003.parquet, or with a hash
+_SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![a-z])")
+_REMOVED_ROWS = ".removed.jsonl"  # of `asterism data clean`
 _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with the mark of UTF-16
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",
@@ -100,12 +102,15 @@ def _list_parts(folder: Path) -> list[Path]:
     if len(kinds) != 1:
         problem = f"parts of several kinds ({', '.join(kinds)})" if kinds else "a folder without parts"
         raise DatasetError(folder, f"{problem}; expected files of one kind: {', '.join(_PART_EXTENSIONS)}")
-    numbered = [match for name in by_kind[kinds[0]] if (match := _NUMBERED_PART.match(name))]
-    if len(splits := {match[1] for match in numbered}) > 1:
+    names = by_kind[kinds[0]]
+    numbered = [match for name in names if (match := _NUMBERED_PART.match(name))]
+    splits = {match[1] for match in numbered} or {match[1] for name in names if (match := _SPLIT.match(name))}
+    splits |= {name for name in names if name.endswith(_REMOVED_ROWS)}
+    if len(splits) > 1 or (splits and any(name.endswith(_REMOVED_ROWS) for name in names)):
         raise DatasetError(folder, f"several data sets: {', '.join(sorted(splits))}; set one file, or one folder each")
     if numbered and len(numbered) != int(numbered[0][2]):
         raise DatasetError(folder, f"incomplete: {len(numbered)} of {int(numbered[0][2])} parts")
-    return [folder / name for name in by_kind[kinds[0]]]
+    return [folder / name for name in names]
 
 
 def _find_extension(path: Path) -> str | None:

@@ -12,9 +12,17 @@ from typing import Any, NamedTuple, cast
 from engine.data.data_files import DatasetError, DatasetRow, RowFields, read_rows
 from policies.dialogue.parse_turn import extract_last_boxed
 
-_QUESTION_FIELDS = ("question", "problem", "Question", "Problem")
+QUESTION_FIELDS = ("question", "problem", "Question", "Problem")
 _ANSWER_FIELDS = ("answer", "Answer", "ground_truth")
-QUESTION_COLUMNS = (*_QUESTION_FIELDS, *_ANSWER_FIELDS, "prompt", "messages", "extra_info", "reward_model", "solution")
+QUESTION_COLUMNS = (
+    *QUESTION_FIELDS,
+    *_ANSWER_FIELDS,
+    "prompt",
+    "messages",
+    "extra_info",
+    "reward_model",
+    "solution",
+)
 # Instructions around every question of a published data set, for an answer that the run would count as wrong.
 _WRAPPERS = tuple(
     (
@@ -26,6 +34,8 @@ _WRAPPERS = tuple(
 )
 _OTHER_ANSWER_FORMATS = ("last line of your", "answer: $answer", 'after "answer:"', "after ####", "<think>")
 _THOUSANDS = re.compile(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?[^\d,()\[\]{}]*")  # 1,234 and $1,234 but not (1, 2)
+_NUMBER = re.compile(r"([-+\u2212]?)0*((?:\d{1,3}(?:,\d{3})+|\d+?))(?:\.0+|(\.\d+))?", re.ASCII)
+_FRAMED_BOX = re.compile(r"\\(?:fbox|boxed)\s*\{")
 
 
 class DatasetProblem(NamedTuple):
@@ -164,7 +174,7 @@ def _remove_wrapper(question: str) -> str:
 def _find_question(row: RowFields) -> tuple[str, str]:
     """(field, question or ""). For chat messages in `prompt` or `messages`: `extra_info.question`, without the
     instructions around it, or else the last user message."""
-    for key in _QUESTION_FIELDS:
+    for key in QUESTION_FIELDS:
         if row.get(key) is not None:
             return key, _as_text(row[key])
     key = "prompt" if row.get("prompt") is not None else "messages"
@@ -179,13 +189,22 @@ def _find_question(row: RowFields) -> tuple[str, str]:
 
 def _find_ground_truth(row: RowFields) -> tuple[str, object]:
     """(field, answer as in the file)."""
-    if row.get("reward_model") is not None:
-        return "reward_model.ground_truth", _get_object(row, "reward_model").get("ground_truth")
+    if (value := _get_object(row, "reward_model").get("ground_truth")) is not None:
+        return "reward_model.ground_truth", value
     for key in _ANSWER_FIELDS:
         if row.get(key) is not None:
             return key, row[key]
-    solution = _as_text(row.get("solution"))
-    return "solution" if "solution" in row else "answer", extract_last_boxed(solution)
+    if "solution" in row:
+        return "solution", _extract_boxed(_as_text(row["solution"]))
+    return ("answer" if row.get("reward_model") is None else "reward_model.ground_truth"), None
+
+
+def _extract_boxed(solution: str) -> str | None:
+    """As the extraction of the MATH data set: also \\fbox{2}, and \\boxed 2 up to a dollar sign."""
+    boxed = extract_last_boxed(_FRAMED_BOX.sub(r"\\boxed{", solution))
+    if boxed is None and "\\boxed " in solution:
+        return solution.rpartition("\\boxed ")[2].partition("$")[0].strip()
+    return boxed
 
 
 def _get_object(row: RowFields, field: str) -> RowFields:
@@ -198,7 +217,7 @@ def _as_text(value: object) -> str:
 
 
 def _parse_answer(value: object) -> str:
-    """The text after GSM8K's `####` without thousands separators; 27.0 as "27"; "073" as "73"; else ""."""
+    """The text after GSM8K's `####`; a number without separators, a plus sign and useless zeros; "" for other values."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return ""
     if isinstance(value, float):
@@ -210,4 +229,7 @@ def _parse_answer(value: object) -> str:
         text = text.rsplit("####", 1)[1].strip()
         text = text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
     text = text.strip()
-    return text.lstrip("0") or "0" if text.isascii() and text.isdigit() else text
+    if (number := _NUMBER.fullmatch(text)) is None:
+        return text
+    sign, whole, fraction = number.groups(default="")
+    return f"{'-' if sign in ('-', chr(0x2212)) and sign else ''}{whole.replace(',', '')}{fraction}"

@@ -95,9 +95,9 @@ class DialogueMessage(NamedTuple):
         return f"{prefill}{reasoning}</{opening[1]}>{separator}{content}"
 
     def _find_reasoning(self) -> str | None:
-        """In a field of its own."""
+        """In a field of its own. An empty one is as an absent one: the reasoning may be in the content."""
         values = (self.fields.get(name) for name in _REASONING_FIELDS)
-        return next((value for value in values if isinstance(value, str)), None)
+        return next((value for value in values if isinstance(value, str) and value), None)
 
 
 class RowDialogue(NamedTuple):
@@ -163,7 +163,7 @@ def _parse_calls(value: object, location: DatasetLocation) -> list[Any]:
     """One call or several, as JSON text."""
     try:
         calls = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise location.build_error(f"not JSON: {error}", "value") from error
     return cast(list[Any], calls) if isinstance(calls, list) else [calls]
 

@@ -30,13 +30,11 @@ def choose_format(
         return formats[name]
     run_format = formats[first]
     tools = parse_tools(row) if file.prompt == "row" else ()
-    has_run_prompt = dialogue.system == run_format.system or (tools == run_format.tools and not dialogue.system)
+    has_run_prompt = dialogue.system == run_format.system if dialogue.system else not tools or tools == run_format.tools
     if file.prompt == "run" or has_run_prompt:
         return run_format
     if tools:
         return replace_prompt(run_format, dialogue.system or DEFAULT_SYSTEM, tools)
-    if not dialogue.system:
-        return run_format
     describes_tools = "<tools>" in dialogue.system
     needs_tools = dialogue.has_calls and not describes_tools
     return replace_prompt(run_format, dialogue.system, run_format.tools if needs_tools else ())
@@ -73,7 +71,7 @@ def _parse_json(value: object, location: DatasetLocation) -> object:
         return value or None
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise location.build_error(f"not JSON: {error}") from error
 
 

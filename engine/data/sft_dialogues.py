@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from configs.algorithm import SftFileConfig
-from engine.data.data_files import BadRows, DatasetError, RowFields, read_rows
+from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
 from engine.data.dialogue_messages import DIALOGUE_COLUMNS, DatasetLocation, DialogueMessage, parse_dialogue
 from engine.data.row_prompts import choose_format
 from policies.dialogue.chat_format import (
@@ -117,6 +117,7 @@ def _iter_turns(
             parsed = parse_dialogue(row)
             dialogue = choose_format(row, parsed, formats, file)
             turns = list(_render_turns(parsed.messages, dialogue, file.tool_names))
+            _require_unicode(turns, row)
         except DatasetError as error:
             bad_rows.add(error)
         else:
@@ -124,6 +125,16 @@ def _iter_turns(
             yield turns
     if not has_usable_row:
         raise DatasetError(path, f"no usable dialogue: {describe_bad_rows(bad_rows.errors)}")
+
+
+def _require_unicode(turns: Turns, row: DatasetRow) -> None:
+    """JSON text in a field may contain half of a character, which no tokenizer takes. Raises DatasetError."""
+    try:
+        for _, segments in turns:
+            for segment in segments:
+                segment.text.encode()
+    except UnicodeEncodeError as error:
+        raise DatasetError(row.path, f"no Unicode text: {error}", row=row.number) from None
 
 
 def _render_turns(
@@ -197,7 +208,7 @@ def _format_tool_call(
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise location.build_error(f"not JSON: {error}", "arguments") from error
     if not isinstance(arguments, dict):
         raise location.build_error("expected an object or its JSON text", "arguments")

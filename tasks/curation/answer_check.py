@@ -15,10 +15,12 @@ AnswerKind = Literal["integer", "number", "any"]
 
 _SENTENCE_WORDS = 3
 _WORD, _COMMAND = re.compile(r"[^\W\d_]{3,}"), re.compile(r"\\[a-zA-Z]+")
-_INTEGER = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)"
+_INTEGER = r"[-+]?[0-9]+"
 _KINDS: dict[AnswerKind, re.Pattern[str]] = {
     "integer": re.compile(_INTEGER),
-    "number": re.compile(rf"{_INTEGER}(?:\.\d+)?|[-+]?\.\d+|{_INTEGER}\s*/\s*\d+|[-+]?\\[dt]?frac\{{-?\d+\}}\{{\d+\}}"),
+    "number": re.compile(
+        rf"{_INTEGER}(?:\.\d+)?|[-+]?\.\d+|{_INTEGER}\s*/\s*\d+|[-+]?\\[dt]?frac\{{-?\d+\}}\{{\d+\}}", re.ASCII
+    ),
 }
 _PROBE = "0"  # an answer: the verifier parses the truth before it compares
 _MAX_GRADINGS = 4  # at a time

@@ -168,7 +168,7 @@ class _Scan:
 
     def remove_repeats(self) -> None:
         """Of rows that stay up to here, and of test questions."""
-        same, conflicting = self._index.find_repeats(self._list_decided())
+        same, conflicting = self._index.find_repeats(self._list_decided(), len(self._test_names))
         reasons: tuple[Reason, Reason] = ("duplicate", "conflicting")
         for reason, repeats in zip(reasons, (same, conflicting), strict=True):
             for row, of in repeats:

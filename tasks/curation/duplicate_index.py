@@ -32,7 +32,7 @@ class Repeat(NamedTuple):
 class QuestionFeatures(NamedTuple):
     """The parts of N questions that are compared."""
 
-    digests: Keys  # [3, N]: of words, answer and numbers
+    digests: Keys  # [4, N]: of words, answer, numbers and plain text
     bands: Keys  # [N, bands]: of the MinHash signature
 
 
@@ -43,7 +43,9 @@ def compute_features(questions: Sequence[QuestionText], answers: Sequence[str]) 
     signatures = signatures.reshape(len(questions), _BANDS, _BAND_ROWS)
     words = (" ".join(question.words) for question in questions)
     numbers = (" ".join(question.numbers) for question in questions)
-    digests = np.array([[_digest(text) for text in texts] for texts in (words, answers, numbers)], dtype=np.uint64)
+    plain = (question.plain for question in questions)
+    compared = (words, answers, numbers, plain)
+    digests = np.array([[_digest(text) for text in texts] for texts in compared], dtype=np.uint64)
     return QuestionFeatures(digests, signatures[:, :, 0] << np.uint64(32) | signatures[:, :, 1])
 
 
@@ -55,20 +57,25 @@ class DuplicateIndex:
     """Rows are numbered in the order of `add`."""
 
     def __init__(self) -> None:
-        self._digests: list[Keys] = [np.empty((3, 0), np.uint64)]
+        self._digests: list[Keys] = [np.empty((4, 0), np.uint64)]
         self._bands: list[Keys] = [np.empty((0, _BANDS), np.uint64)]
 
     def add(self, features: QuestionFeatures) -> None:
         self._digests.append(features.digests)
         self._bands.append(features.bands)
 
-    def find_repeats(self, excluded: NDArray[np.bool_]) -> tuple[list[Repeat], list[Repeat]]:
+    def find_repeats(self, excluded: NDArray[np.bool_], num_tests: int) -> tuple[list[Repeat], list[Repeat]]:
         """(rows with question and answer of an earlier row, rows with an earlier question and another answer), without
-        `excluded` rows."""
+        `excluded` rows.
+
+        With another answer, only equal plain texts are one question, except for the first `num_tests` rows: the words of
+        5! and 5 are equal.
+        """
         rows = np.flatnonzero(~excluded)
-        text, answer, _ = np.concatenate(self._digests, axis=1)[:, rows]
+        words, answer, _, plain = np.concatenate(self._digests, axis=1)[:, rows]
         places = np.arange(len(rows))
-        first, same = _find_first(text), _find_first(_combine(text, answer))
+        first, same = _find_first(words), _find_first(_combine(words, answer))
+        first = np.where(rows[first] < num_tests, first, _find_first(plain))
 
         def list_repeats(found: NDArray[np.bool_], earlier: NDArray[np.int64]) -> list[Repeat]:
             return [Repeat(int(rows[place]), int(rows[earlier[place]])) for place in np.flatnonzero(found)]
@@ -78,7 +85,7 @@ class DuplicateIndex:
     def find_candidates(self, excluded: NDArray[np.bool_], num_tests: int) -> set[Repeat]:
         """Pairs that may be nearly equal, without `excluded` rows. The first `num_tests` rows are test questions: their
         answers need not agree with those of other rows, and no pair consists of two of them."""
-        _, answer, numbers = np.concatenate(self._digests, axis=1)
+        _, answer, numbers, _ = np.concatenate(self._digests, axis=1)
         bands = np.concatenate(self._bands)
         rows = np.flatnonzero(~excluded)
         among_rows = rows[rows >= num_tests]

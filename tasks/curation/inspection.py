@@ -8,8 +8,17 @@ from typing import Any, cast
 
 import msgspec
 
-from engine.data.data_files import BadRows, DatasetError, RowFields, detect_encoding, list_data_files, read_rows
-from engine.data.datasets import QuestionReport, parse_problem
+from engine.data.data_files import (
+    BadRows,
+    DatasetError,
+    DatasetRow,
+    RowFields,
+    detect_encoding,
+    list_data_files,
+    read_rows,
+)
+from engine.data.datasets import QUESTION_FIELDS, QuestionReport, parse_problem
+from engine.data.dialogue_messages import parse_dialogue
 from tasks.curation.answer_check import AnswerKind, is_answer_of_kind
 
 _MAX_LISTED = 20
@@ -52,7 +61,7 @@ class _Inspection:
         self._lengths: Counter[int] = Counter()
         self._kinds: Counter[str] = Counter()
         self._other_answers: dict[str, None] = {}  # in order
-        self._num_rows = self._num_dialogues = 0
+        self._num_rows = self._num_dialogues = self._num_readable_errors = 0
 
     def run(self, find_unreadable: Callable[[Collection[str]], list[str]]) -> FileInspection:
         files = list_data_files(self._path)
@@ -60,18 +69,25 @@ class _Inspection:
         for row in read_rows(self._path, bad_rows=self._bad_rows):
             self._num_rows += 1
             self._count_columns(row.fields)
-            if _is_dialogue(row.fields):
-                self._num_dialogues += 1
-                continue
             try:
-                problem = parse_problem(row)
+                self._read_row(row)
             except DatasetError as error:
                 self._bad_rows.add(error)
-                continue
-            self._report.add_problem(problem)
-            self._lengths[len(problem.question)] += 1
-            self._count_answer(problem.ground_truth)
+                self._num_readable_errors += 1
+        self._num_rows += len(self._bad_rows.errors) - self._num_readable_errors
         return self._summarize(encodings, find_unreadable)
+
+    def _read_row(self, row: DatasetRow) -> None:
+        """As a dialogue, as a question, or as both, as in sets with questions, solutions and messages."""
+        if _is_dialogue(row.fields):
+            self._num_dialogues += 1
+            parse_dialogue(row)
+            if not any(row.fields.get(name) for name in QUESTION_FIELDS):
+                return
+        problem = parse_problem(row)
+        self._report.add_problem(problem)
+        self._lengths[len(problem.question)] += 1
+        self._count_answer(problem.ground_truth)
 
     def _count_columns(self, fields: RowFields) -> None:
         for name, value in fields.items():

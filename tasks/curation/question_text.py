@@ -8,7 +8,9 @@ _NOTATION = re.compile(  # LaTeX and Markdown without content: delimiters, space
     r"\\(?:left|right|big+|displaystyle|limits|quad|qquad|text|textbf|textit|mathrm|mathbf|boldsymbol|mbox|rm)(?![a-z])"
     r"|\\[,;:! ()\[\]]|(?<=\d),(?=\d{3}(?!\d))|\{,\}|\*\*"
 )
-_TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|[^\w\s.,;:?!'\"`$\\{}()\[\]|~]")  # words, numbers, operators
+_TOKEN = re.compile(
+    r"[^\W\d_]+|(?<![^\s$(])\.\d+|\d+(?:\.\d+)?|[^\w\s.,;:?!'\"`$\\{}()\[\]|~]"
+)  # words, numbers, operators
 _SYNONYMS = {
     "dfrac": "frac",
     "tfrac": "frac",
@@ -23,8 +25,11 @@ _CHARACTERS = str.maketrans(  # multiplication sign, middle dot, division sign, 
     {0xD7: "*", 0xB7: "*", 0xF7: "/", 0x2212: "-", 0x2013: "-", 0x2014: "-", 0x2019: "'"}
 )
 
+_SUPERSCRIPTS = str.maketrans({digit: f"^{value}" for value, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")})
+
 
 class QuestionText(NamedTuple):
+    plain: str  # the question in lower case with single spaces
     words: list[str]  # lower case, with numbers and operators
     numbers: list[str]  # in digits; sorted
 
@@ -40,13 +45,16 @@ class QuestionText(NamedTuple):
 
 def parse_question(question: str) -> QuestionText:
     """Questions that differ in case, spaces, punctuation, brackets or the notation of numbers have the same words."""
-    text = question if question.isascii() else unicodedata.normalize("NFKC", question).translate(_CHARACTERS)
+    text = question
+    if not question.isascii():
+        text = unicodedata.normalize("NFKC", question.translate(_SUPERSCRIPTS)).translate(_CHARACTERS)
     text = text.lower()
+    plain = " ".join(text.split())
     if "\\" in text or "," in text or "**" in text:
         text = _NOTATION.sub("", text)
     found: list[str] = _TOKEN.findall(text)
     words = [_SYNONYMS.get(word, word) for word in found]
-    return QuestionText(words, sorted(word for word in words if word[0].isdigit()))
+    return QuestionText(plain, words, sorted(word for word in words if word[-1].isdigit()))
 
 
 def compute_similarity(one: QuestionText, other: QuestionText) -> float:

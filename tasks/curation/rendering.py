@@ -8,6 +8,7 @@ from typing import NamedTuple
 from configs.algorithm import SftFileConfig
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
+from engine.data.data_files import BadRows
 from engine.data.datasets import read_problems
 from engine.data.sft_dialogues import iter_sft_dialogues
 from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
@@ -22,7 +23,7 @@ class RenderedPart(NamedTuple):
 
 
 class RenderedRow(NamedTuple):
-    name: str  # FILE:ROW
+    name: str  # FILE:ROW; for the cold start, the number of the usable row
     parts: list[RenderedPart]
 
 
@@ -40,8 +41,8 @@ def render_dialogues(
     run: RunConfig, descriptions: TaskDescriptions, file: SftFileConfig, path: Path, tokenizer: FastTokenizer
 ) -> Iterator[RenderedRow]:
     """The sequences of the cold start. `path`: of the file's data. Raises DatasetError."""
-    formats = build_task_formats(run, descriptions)
-    for number, dialogue in enumerate(iter_sft_dialogues(path, tokenizer, formats, file), start=1):
+    formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows)
+    for number, dialogue in enumerate(iter_sft_dialogues(path, tokenizer, formats, file, bad_rows), start=1):
         parts: list[RenderedPart] = []
         for is_trained, tokens in groupby(
             zip(dialogue.token_ids, dialogue.loss_mask, strict=True), key=lambda each: each[1]

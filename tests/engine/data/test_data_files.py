@@ -112,6 +112,10 @@ def test_parts_may_be_jsonl(tmp_path: Path, extension: str) -> None:
         (["a.jsonl", "a.parquet"], "parts of several kinds (.parquet, .jsonl); expected"),
         (["train-00000-of-00001.parquet", "test-00000-of-00001.parquet"], "several data sets: test, train; set one"),
         (["train-00000-of-00002.parquet"], "incomplete: 1 of 2 parts"),
+        (["train-00000-of-00002-8a2f3c.jsonl"], "incomplete: 1 of 2 parts"),
+        (["train-00000-of-00001-8a2f3c.jsonl", "test-00000-of-00001-9b2f3c.jsonl"], "several data sets: test, train;"),
+        (["train.jsonl", "test.jsonl"], "several data sets: test, train; set one"),
+        (["clean.jsonl", "clean.removed.jsonl"], "several data sets: clean.removed.jsonl; set one"),
     ],
 )
 def test_an_unusable_folder_is_refused(tmp_path: Path, names: list[str], problem: str) -> None:

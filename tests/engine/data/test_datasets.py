@@ -161,6 +161,27 @@ def test_an_incomplete_row_is_named_with_its_field(file: Path, row: dict[str, An
     assert read_error(file) == f"some.jsonl: row 2, field `{field}`: {problem}"
 
 
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        *(("27.0", "27"), ("+1,234", "1234"), ("\u22121,234", "-1234"), ("-007", "-7"), ("0", "0"), ("000", "0")),
+        *(("0.50", "0.50"), ("-0.5", "-0.5"), ("1,23", "1,23"), ("(1, 2)", "(1, 2)"), ("1,234/5", "1,234/5")),
+        *(("\u06f5", "\u06f5"), ("#### 2,000.00", "2000"), ("1e3", "1e3"), (".5", ".5")),
+    ],
+)
+def test_a_number_has_one_notation(file: Path, given: str, answer: str) -> None:
+    assert read_one(file, {"question": "Q?", "answer": given}) == ("Q?", answer)
+
+
+@pytest.mark.parametrize("solution", ["So \\boxed 2$.", "So $\\fbox{2}$", "So \\boxed {2}.", "\\boxed{1} \\boxed{2}"])
+def test_a_box_has_the_notations_of_the_math_data_set(file: Path, solution: str) -> None:
+    assert read_one(file, {"problem": "Q?", "solution": solution}) == ("Q?", "2")
+
+
+def test_a_null_ground_truth_counts_as_absent(file: Path) -> None:
+    assert read_one(file, {"prompt": "Q?", "reward_model": {"ground_truth": None}, "answer": "4"}) == ("Q?", "4")
+
+
 def read_report(file: Path, rows: list[tuple[str, str]], training: QuestionReport | None = None) -> QuestionReport:
     report = QuestionReport(training)
     for _ in read_problems(write_jsonl(file, *({"question": asked, "answer": given} for asked, given in rows)), report):

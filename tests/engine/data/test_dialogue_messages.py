@@ -127,6 +127,8 @@ def test_the_earlier_form_of_a_call_is_read(tmp_path: Path) -> None:
         {"content": ANSWER, "reasoning_content": "Add."},
         {"content": ANSWER, "reasoning": "Add."},
         {"content": ANSWER, "thinking": "Add.", "reasoning": None},
+        {"content": f"<think>Add.</think>{ANSWER}", "reasoning_content": ""},
+        {"content": ANSWER, "reasoning_content": "", "reasoning": "Add."},
     ],
 )
 def test_reasoning_gets_the_tag_of_the_prefill(tmp_path: Path, message: dict[str, Any]) -> None:

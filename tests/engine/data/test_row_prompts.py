@@ -123,6 +123,14 @@ def test_tools_without_a_system_text_follow_the_default_one(tmp_path: Path) -> N
     assert text.startswith("".join(each.text for each in build_prompt_segments(QUESTION, task)))
 
 
+def test_a_run_without_a_system_text_leaves_a_row_its_tools(tmp_path: Path) -> None:
+    bare = build_dialogue_format(DialogueConfig(tools=(), system=""), MATH_PYTHON)
+    path = tmp_path / "some.jsonl"
+    path.write_text(json.dumps({"tools": [TOOL], "messages": chat(QUESTION, ANSWER)}))
+    (sequence,) = iter_sft_dialogues(path, LetterTokenizer(), {"": bare})
+    assert TOOL["function"]["name"] in LetterTokenizer().decode(sequence.token_ids)
+
+
 def test_a_system_text_that_describes_its_tools_stays_as_it_is(tmp_path: Path) -> None:
     system = f"Call functions.\n<tools>\n{json.dumps([TOOL])}\n</tools>"
     messages = chat(QUESTION, f"<tool_call>\n{CALL_TEXT}\n</tool_call>", system=system)

@@ -175,6 +175,12 @@ def test_arguments_of_invalid_json_are_reported(file: Path) -> None:
         read_one(file, USER, make_call_turn(tool_calls=[call]))
 
 
+@pytest.mark.parametrize("arguments", ['{"code": "\\ud83d"}', '{"code": ' + "[" * 100_000])
+def test_json_text_that_no_tokenizer_or_parser_takes_is_an_unusable_row(file: Path, arguments: str) -> None:
+    with pytest.raises(DatasetError, match=r"row 1"):
+        read_one(file, USER, make_call_turn(tool_calls=[{"name": "jupyter_code", "arguments": arguments}]))
+
+
 def test_the_texts_of_the_configuration_are_those_of_the_rollout(file: Path) -> None:
     texts = DialogueConfig(tools=("jupyter_code",), instruction="Go: ", prefill="", turn_separator="")
     dialogue = build_dialogue_format(texts, MATH_PYTHON)

@@ -32,14 +32,28 @@ def test_an_inspection_counts_columns_answers_and_unusable_rows(tmp_path: Path) 
         [],
     ]
     found = inspect_data(write_jsonl(tmp_path / "rows.jsonl", rows), refuse_xs)
-    assert (found.num_rows, found.num_unusable) == (5, 2)
+    assert (found.num_rows, found.num_unusable) == (6, 2)
     assert found.columns["answer"].types == {"int": 2, "float": 1, "str": 2}
-    assert found.columns["level"].num_missing == 4
+    assert found.columns["level"].num_missing == 5
     assert found.answer_kinds == {"integer": 2, "number": 1, "expression": 1}
     assert found.question_characters == [6, 12, 12]
     assert found.unreadable_answers == ["x+1"]
     assert "1 rows that repeat a question" in found.counts
     assert ["row 5, field `question`" in found.unusable[0], "row 6" in found.unusable[1]] == [True, True]
+
+
+def test_an_inspection_reads_rows_with_questions_and_dialogues_as_both(tmp_path: Path) -> None:
+    """As NuminaMath-CoT: `problem`, `solution` and `messages`."""
+    user, assistant = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
+    rows = [
+        {"problem": "1 + 1?", "solution": "It is \\boxed{2}", "messages": [user, assistant]},
+        {"problem": "1 + 1?", "solution": "It is 2", "messages": [user, assistant]},
+        {"messages": [user, user, assistant]},
+    ]
+    found = inspect_data(write_jsonl(tmp_path / "rows.jsonl", rows), refuse_xs)
+    assert (found.num_rows, found.num_dialogues, found.num_unusable) == (3, 3, 2)
+    assert found.answer_kinds == {"integer": 1}
+    assert ["row 2, field `solution`" in found.unusable[0], "row 3" in found.unusable[1]] == [True, True]
 
 
 @pytest.mark.parametrize(
