@@ -10,7 +10,8 @@ their runs.
 
 The picture RUNS/NAME/curves.png has the mean of the seeds, and a band of one standard error with two or more seeds.
 RUNS/NAME/figures.json and the JSON line have, by variant, the mean, the standard error and the bootstrap interval of the
-seeds for each figure of summary.json in FIGURES; values are null if no run has the figure.
+seeds for each of FIGURES: those of summary.json, and the share of rollouts at the length limit in the last steps. Values are
+null if no run has the figure.
 
 --quick: one seed and runs of three short steps, in RUNS-quick.
 """
@@ -31,7 +32,11 @@ from benchmarks.experiments.planned_runs import EXPERIMENTS, QUICK, PlannedRun, 
 from benchmarks.experiments.variant_curves import draw_variants
 from configs.run_folder import RunFolder
 
-FIGURES = ("pass1_start", "pass1_end", "greedy_end", "reward_end", "err_positive_end", "response_tokens_end")
+FIGURES = (
+    *("pass1_start", "pass1_end", "greedy_end", "reward_end", "err_positive_end", "response_tokens_end"),
+    "overlong_share_end",
+)
+_LAST_STEPS = 20  # of overlong_share_end: more than of the others, since the share is small
 
 
 def run_planned(planned: PlannedRun, config: Path) -> None:
@@ -70,7 +75,11 @@ def summarize_variants(runs: Sequence[PlannedRun]) -> dict[str, dict[str, dict[s
     """By variant and figure. Raises AnalysisError."""
     summaries: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
-        summaries.setdefault(run.variant, []).append(read_summary(run.folder) or {})
+        steps = read_metrics(run.folder).steps
+        shares = steps["overlong_share"] if "overlong_share" in steps.columns else None
+        last = None if shares is None else shares.tail(_LAST_STEPS).mean()
+        figures = {**(read_summary(run.folder) or {}), "overlong_share_end": last}
+        summaries.setdefault(run.variant, []).append(figures)
     return {
         variant: {
             name: summarize_figure([each[name] for each in of_variant if each.get(name) is not None])

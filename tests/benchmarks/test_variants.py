@@ -63,7 +63,8 @@ def test_settings_of_the_command_line_do_not_change_what_a_variant_sets(tmp_path
 
 def write_run(folder: Path, rewards: list[float | None], **summary: Any) -> Path:
     folder.mkdir()
-    lines = [{"kind": "step", "step": step, "reward": reward} for step, reward in enumerate(rewards, 1)]
+    fields = {"kind": "step", "overlong_share": 0.25}
+    lines = [{**fields, "step": step, "reward": reward} for step, reward in enumerate(rewards, 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
@@ -90,6 +91,7 @@ def test_figures_are_means_over_seeds_and_null_without_a_value(tmp_path: Path) -
     assert figures["reward_end"]["standard_error"] == pytest.approx(0.1)
     assert figures["reward_end"]["interval"] == pytest.approx((0.2, 0.4))
     assert figures["err_positive_end"] == {"mean": None, "standard_error": None, "interval": None, "seeds": 0}
+    assert (figures["overlong_share_end"]["mean"], figures["overlong_share_end"]["seeds"]) == (0.25, 2)
     assert summarize_figure([0.5])["interval"] is None
 
 

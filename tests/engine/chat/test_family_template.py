@@ -113,7 +113,7 @@ def test_texts_of_a_request_replace_those_of_the_run(tmp_path: Path) -> None:
 
 
 def test_an_instruct_model_of_a_thinking_family_needs_no_reasoning_parser(tmp_path: Path) -> None:
-    """As Qwen3-4B-Instruct-2507, whose template opens no <think>."""
+    """As Qwen3-4B-Instruct-2507: its template opens no <think>."""
     source = write_source(tmp_path, QWEN3_TEMPLATE.replace("<think>", "").replace("</think>", ""))
     assert build_chat(source, CONFIGS["default"]).facts.reasoning_parser == ""
 

@@ -34,7 +34,7 @@ class KeepingSession:
 
 
 def converse(*lines: str) -> tuple[list[str], str]:
-    """The messages of the session, and what is shown."""
+    """The messages of the session, and the shown text."""
     waiting: Iterator[str] = iter(lines)
 
     def read_line(prompt: str) -> str:
