@@ -10,6 +10,7 @@ import pytest
 from bus.bus import Bus
 from bus.codec import MalformedFrame
 from bus.messages import AnyMessage, CodeRequested, LeaseReleased, RunFinished, Shutdown, TurnGenerated
+from bus.transport import reliable_transport
 from bus.transport.in_process import Hub, make_in_process_bus_factory
 from bus.transport.zeromq import make_zeromq_bus_factory
 from configs.load import load_run
@@ -119,7 +120,8 @@ async def test_messages_keep_their_order_within_a_lane(join: Join) -> None:
     assert b.waiting == 0
 
 
-async def test_messages_sent_before_closing_arrive(join: Join) -> None:
+async def test_messages_sent_before_closing_arrive(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reliable_transport, "_CLOSE_TIMEOUT_S", 60.0)  # 0.5 s do not suffice under load
     a, b = join("a"), join("b")
     for number in range(150):
         await a.send("b", call(number))
