@@ -25,9 +25,8 @@ def _mix(shares: Mapping[str, float]) -> Settings:
 COLD_STARTS: Mapping[str, Settings] = {
     "demo": (),  # tuned, so that plain GRPO keeps calls that fail: configs/tiny_options.py
     "equal": _mix(_EQUAL),  # untuned: six behaviors with equal shares; the same code fails before a repair and a guess
-    "clean": _mix(
-        _CLEAN
-    ),  # contrary to the tuned one: clean calls are frequent, and the same code fails before a guess
+    # Contrary to the tuned one: clean calls are frequent, and the same code fails before a guess.
+    "clean": _mix(_CLEAN),
     "reasoned": _mix(_REASONED),
     "qwen2": ("tiny.architecture=qwen2",),
     "llama": ("tiny.architecture=llama",),

@@ -105,9 +105,10 @@ def _list_parts(folder: Path) -> list[Path]:
     names = by_kind[kinds[0]]
     numbered = [match for name in names if (match := _NUMBERED_PART.match(name))]
     splits = {match[1] for match in numbered} or {match[1] for name in names if (match := _SPLIT.match(name))}
-    splits |= {name for name in names if name.endswith(_REMOVED_ROWS)}
-    if len(splits) > 1 or (splits and any(name.endswith(_REMOVED_ROWS) for name in names)):
-        raise DatasetError(folder, f"several data sets: {', '.join(sorted(splits))}; set one file, or one folder each")
+    removed = {name for name in names if name.endswith(_REMOVED_ROWS)}
+    if len(splits) > 1 or removed:
+        found = ", ".join(sorted(splits | removed))
+        raise DatasetError(folder, f"several data sets: {found}; set one file, or one folder each")
     if numbered and len(numbered) != int(numbered[0][2]):
         raise DatasetError(folder, f"incomplete: {len(numbered)} of {int(numbered[0][2])} parts")
     return [folder / name for name in names]

@@ -65,10 +65,9 @@ def _list_accuracies(chosen: RunStep) -> Iterator[str]:
         if line["kind"] == "evaluation":
             is_of_step = line["label"].startswith("step_") and line.get("step") == chosen.step
             label = f"after step {chosen.step}" if is_of_step else _EVALUATIONS.get(line["label"], "")
-            is_of_later_weights = line["label"].startswith("end_") and line.get("step") != chosen.step
-            found[f"{label}: other weights, of step {line['step']}" if is_of_later_weights else label] = line.get(
-                "accuracy"
-            )
+            if line["label"].startswith("end_") and line["step"] != chosen.step:
+                label += f": other weights, of step {line['step']}"
+            found[label] = line.get("accuracy")
     found.pop("", None)
     yield from (f"| {label} | {'-' if value is None else f'{value:.1%}'} |" for label, value in found.items())
     if not found:
