@@ -49,7 +49,10 @@ def read_solved_problems(folder: RunFolder, positive_above: float) -> Mapping[st
     for group_id, group in sorted(groups.items()):  # ids rise
         rollouts = solved_rollouts[group_id]
         is_solved = len(rollouts) == group.size and all(rollouts.values())
-        (solved[group.task].add if is_solved else solved[group.task].discard)(group.problem)
+        if is_solved:
+            solved[group.task].add(group.problem)
+        else:
+            solved[group.task].discard(group.problem)
     return solved
 
 

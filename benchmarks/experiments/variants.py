@@ -75,10 +75,9 @@ def summarize_variants(runs: Sequence[PlannedRun]) -> dict[str, dict[str, dict[s
     """By variant and figure. Raises AnalysisError."""
     summaries: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
-        steps = read_metrics(run.folder).steps
-        shares = steps["overlong_share"] if "overlong_share" in steps.columns else None
-        last = None if shares is None else shares.tail(_LAST_STEPS).mean()
-        figures = {**(read_summary(run.folder) or {}), "overlong_share_end": last}
+        figures, steps = dict(read_summary(run.folder) or {}), read_metrics(run.folder).steps
+        if "overlong_share" in steps.columns:
+            figures["overlong_share_end"] = steps["overlong_share"].tail(_LAST_STEPS).mean()
         summaries.setdefault(run.variant, []).append(figures)
     return {
         variant: {

@@ -34,7 +34,8 @@ _WRAPPERS = tuple(
 )
 _OTHER_ANSWER_FORMATS = ("last line of your", "answer: $answer", 'after "answer:"', "after ####", "<think>")
 _THOUSANDS = re.compile(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?[^\d,()\[\]{}]*")  # 1,234 and $1,234 but not (1, 2)
-_NUMBER = re.compile(r"([-+\u2212]?)0*((?:\d{1,3}(?:,\d{3})+|\d+?))(?:\.0+|(\.\d+))?", re.ASCII)
+# Sign, digits without leading zeros, and decimals that are not all zero.
+_NUMBER = re.compile(r"([-+\u2212]?)0*(\d{1,3}(?:,\d{3})+|\d+?)(?:\.0+|(\.\d+))?", re.ASCII)
 _FRAMED_BOX = re.compile(r"\\(?:fbox|boxed)\s*\{")
 
 
@@ -196,15 +197,17 @@ def _find_ground_truth(row: RowFields) -> tuple[str, object]:
             return key, row[key]
     if "solution" in row:
         return "solution", _extract_boxed(_as_text(row["solution"]))
-    return ("answer" if row.get("reward_model") is None else "reward_model.ground_truth"), None
+    absent = "answer" if row.get("reward_model") is None else "reward_model.ground_truth"
+    return absent, None
 
 
 def _extract_boxed(solution: str) -> str | None:
     """As the extraction of the MATH data set: also \\fbox{2}, and \\boxed 2 up to a dollar sign."""
     boxed = extract_last_boxed(_FRAMED_BOX.sub(r"\\boxed{", solution))
-    if boxed is None and "\\boxed " in solution:
-        return solution.rpartition("\\boxed ")[2].partition("$")[0].strip()
-    return boxed
+    if boxed is not None:
+        return boxed
+    _, box, text = solution.rpartition("\\boxed ")
+    return text.partition("$")[0].strip() if box else None
 
 
 def _get_object(row: RowFields, field: str) -> RowFields:
@@ -229,7 +232,9 @@ def _parse_answer(value: object) -> str:
         text = text.rsplit("####", 1)[1].strip()
         text = text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
     text = text.strip()
-    if (number := _NUMBER.fullmatch(text)) is None:
+    number = _NUMBER.fullmatch(text)
+    if number is None:
         return text
-    sign, whole, fraction = number.groups(default="")
-    return f"{'-' if sign in ('-', chr(0x2212)) and sign else ''}{whole.replace(',', '')}{fraction}"
+    sign, whole, decimals = number.groups(default="")
+    minus = "-" if sign in ("-", "\u2212") else ""
+    return minus + whole.replace(",", "") + decimals

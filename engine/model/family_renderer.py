@@ -169,7 +169,7 @@ def build_family_renderer(config: DialogueConfig, dialogue: DialogueFormat, toke
 
 def _list_template_parameters(config: Any) -> dict[str, Any]:
     """With their defaults, from which those of a template may differ, such as the date of today. None is no value."""
-    values = {name: getattr(config, name, None) for name in sorted(config.template_field_names())}
+    values = {name: getattr(config, name) for name in sorted(config.template_field_names())}
     return {name: value for name, value in values.items() if value is not None}
 
 

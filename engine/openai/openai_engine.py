@@ -268,7 +268,7 @@ class OpenAIEngine:
             raise EngineFailure("the server ended the completion without a reason")
 
     async def _report_loss(self, on_engine_lost: Callable[[str], object]) -> None:
-        """If the server no longer responds, and once."""
+        """Calls `on_engine_lost` once if the server no longer responds."""
         async with self._probe_lock:
             try:
                 if self._failure is None:

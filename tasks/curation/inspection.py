@@ -61,7 +61,8 @@ class _Inspection:
         self._lengths: Counter[int] = Counter()
         self._kinds: Counter[str] = Counter()
         self._other_answers: dict[str, None] = {}  # in order
-        self._num_rows = self._num_dialogues = self._num_readable_errors = 0
+        self._num_rows = self._num_dialogues = 0
+        self._num_unusable = 0  # of the rows that can be read
 
     def run(self, find_unreadable: Callable[[Collection[str]], list[str]]) -> FileInspection:
         files = list_data_files(self._path)
@@ -73,8 +74,8 @@ class _Inspection:
                 self._read_row(row)
             except DatasetError as error:
                 self._bad_rows.add(error)
-                self._num_readable_errors += 1
-        self._num_rows += len(self._bad_rows.errors) - self._num_readable_errors
+                self._num_unusable += 1
+        self._num_rows += len(self._bad_rows.errors) - self._num_unusable
         return self._summarize(encodings, find_unreadable)
 
     def _read_row(self, row: DatasetRow) -> None:

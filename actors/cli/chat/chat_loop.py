@@ -32,7 +32,8 @@ _HELP = """\
 /save FILE   append this conversation to FILE, as a row of chat messages
 /help        show this text
 A line that ends in \\ continues in the next line; \"\"\" begins and ends a text of several lines.
-A space before / sends the line to the model, and several lines are never a command. Ctrl-C stops a call or an answer, Ctrl-D exits."""
+A space before / sends the line to the model. Several lines are never a command.
+Ctrl-C stops a call or an answer, Ctrl-D exits."""
 
 
 def run_chat(

@@ -144,7 +144,8 @@ class ChatSession:
 
     def interrupt(self) -> None:
         """Stops the call that runs, and the model reads that; else ends the answer with its tokens so far."""
-        if self._call is None or not self._call.cancel():
+        is_call_stopped = self._call is not None and self._call.cancel()
+        if not is_call_stopped:
             self._is_interrupted = True
             self._engine.abort(self._trajectory_id)
 
@@ -202,7 +203,7 @@ class ChatSession:
         return replace(trajectory, record=record, answer="", ending="answered", **begun)
 
     def _end_turn(self, record: TokenRecord) -> TokenRecord:
-        """With a stop token after a turn that lacks it: that of ChatML, with which a turn of a cold start ends, if it is one."""
+        """Ends a turn without a stop token as a cold start does, with that of ChatML. Other formats have their first one."""
         stops = self._task.rules.stop_token_ids
         if record.num_tokens and bytes_to_ids(record.token_ids)[-1] in stops:
             return record

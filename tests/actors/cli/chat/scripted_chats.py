@@ -20,6 +20,20 @@ ENDLESS = "..."  # a turn or program that ends only when it is stopped
 BROKEN = "broken"  # a turn or program that fails
 
 
+class ScriptedLines:
+    """In the place of `input`: returns lines, then the end of the input. Keeps the prompts."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = list(lines)
+        self.prompts: list[str] = []
+
+    def __call__(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        if not self._lines:
+            raise EOFError
+        return self._lines.pop(0)
+
+
 class ScriptedEngine:
     """Plays texts; keeps the requests."""
 

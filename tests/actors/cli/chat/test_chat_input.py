@@ -9,21 +9,15 @@ from rich.console import Console
 from actors.cli.chat.chat_display import ChatDisplay, TokenText
 from actors.cli.chat.chat_input import MessageReader
 from actors.cli.chat.chat_session import AnswerEnd
+from tests.actors.cli.chat.scripted_chats import ScriptedLines
 from tests.fakes import END, TOKENIZER
 
 
 def read_messages(*lines: str) -> tuple[list[str], list[str]]:
     """The messages, and the prompts of all lines."""
-    waiting, prompts = iter(lines), list[str]()
-
-    def read_line(prompt: str) -> str:
-        prompts.append(prompt)
-        if (line := next(waiting, None)) is None:
-            raise EOFError
-        return line
-
-    reader = MessageReader(read_line, is_interactive=True)
-    return list(iter(reader.read, None)), prompts
+    scripted = ScriptedLines(lines)
+    reader = MessageReader(scripted, is_interactive=True)
+    return list(iter(reader.read, None)), scripted.prompts
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import io
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from actors.cli.chat.chat_input import MessageReader
 from actors.cli.chat.chat_loop import Talk, run_chat
 from actors.cli.chat.chat_session import AnswerEnd
 from configs.errors import UnusableInput
+from tests.actors.cli.chat.scripted_chats import ScriptedLines
 from tests.fakes import END, TOKENIZER
 
 
@@ -35,13 +35,6 @@ class KeepingSession:
 
 def converse(*lines: str) -> tuple[list[str], str]:
     """The messages of the session, and the shown text."""
-    waiting: Iterator[str] = iter(lines)
-
-    def read_line(prompt: str) -> str:
-        if (line := next(waiting, None)) is None:
-            raise EOFError
-        return line
-
     shown = io.StringIO()
     parts: Any = SimpleNamespace(
         rules=SimpleNamespace(dialogue=SimpleNamespace(system="")),
@@ -51,7 +44,7 @@ def converse(*lines: str) -> tuple[list[str], str]:
     session: Any = KeepingSession()
     with BackgroundLoop() as loop:
         talk = Talk(loop, session, ChatDisplay(Console(file=shown, width=200), TOKENIZER, (END,)), None, parts)
-        assert talk.converse(MessageReader(read_line, is_interactive=True)) == 0
+        assert talk.converse(MessageReader(ScriptedLines(lines), is_interactive=True)) == 0
     return session.texts, shown.getvalue()
 
 
