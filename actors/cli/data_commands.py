@@ -148,7 +148,7 @@ def render(
     source: Annotated[
         Source, typer.Option(help="Training questions, test questions, or cold-start dialogues.")
     ] = "train",
-    rows: Annotated[int, typer.Option(min=1, help="Number of rows.")] = 3,
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows, from each file of the cold start.")] = 3,
     task: Annotated[str, typer.Option(metavar="NAME", help=r"Task of [\[tasks]] (default: the first).")] = "",
     override: SetOption = None,
 ) -> None:
@@ -157,8 +157,8 @@ def render(
 
     run = load_run(config, override or [])
     console = make_console()
-    for row in islice(_render_rows(run, source, task), rows):
-        console.print(Text(row.name, "bold"))
+    for row in _render_rows(run, source, task, rows):
+        console.print(Text(f"{row.name} {row.note}".rstrip(), "bold"), soft_wrap=True)
         for part in row.parts:
             label = "trained" if part.is_trained else "context"
             ids = " ".join(map(str, part.token_ids[:_MAX_SHOWN_IDS]))
@@ -197,7 +197,7 @@ def _download(name: str, folder: Path, patterns: list[str], revision: str | None
     return files
 
 
-def _render_rows(run: RunConfig, source: Source, name: str) -> Iterator[RenderedRow]:
+def _render_rows(run: RunConfig, source: Source, name: str, count: int) -> Iterator[RenderedRow]:
     from actors.launch.checks.task_code_checks import describe_tasks
     from configs.run_folder import RunFolder
     from engine.model.tokenizer import load_tokenizer
@@ -208,13 +208,15 @@ def _render_rows(run: RunConfig, source: Source, name: str) -> Iterator[Rendered
     descriptions = describe_tasks(run)
     if source == "sft":
         files = [(file, folder.expand_path(file.data)) for file in run.sft.files.values()]
-        return chain.from_iterable(render_dialogues(run, descriptions, *each, tokenizer) for each in files)
+        return chain.from_iterable(
+            islice(render_dialogues(run, descriptions, *each, tokenizer), count) for each in files
+        )
     tasks = {task.name: task for task in run.resolved_tasks}
     if name and name not in tasks:
         raise UnusableInput(f"--task {name}: there is no such task; the configuration has {', '.join(tasks)}")
     task = tasks[name] if name else run.resolved_tasks[0]
     path = folder.expand_path(task.data if source == "train" else task.test)
-    return render_questions(task, descriptions[task.name], path, tokenizer)
+    return islice(render_questions(task, descriptions[task.name], path, tokenizer), count)
 
 
 def _check_outputs(outputs: list[Path], inputs: list[Path], *, overwrite: bool) -> None:

@@ -47,6 +47,7 @@ class UnknownFunction(DatasetError):
 
 
 class TokenizedDialogue(NamedTuple):
+    name: str  # FILE:ROW; in a folder, the part's
     token_ids: list[int]  # [T]
     loss_mask: list[int]  # [T]; 1 for tokens that the assistant generates, its end of turn included
 
@@ -62,8 +63,8 @@ def iter_sft_dialogues(
 
     `formats`: by name of the task. `file`: how its rows are read. `bad_rows`: as many rows may be unusable.
     """
-    for turns in _iter_turns(path, formats, file, bad_rows):
-        tokenized = TokenizedDialogue([], [])
+    for row, turns in _iter_turns(path, formats, file, bad_rows):
+        tokenized = TokenizedDialogue(f"{row.path.name}:{row.number}", [], [])
         for role, segments in turns:
             token_ids = encode_segments(tokenizer, segments)
             tokenized.token_ids.extend(token_ids)
@@ -90,7 +91,7 @@ def iter_sft_texts(
     bad_rows: BadRows | None = None,
 ) -> Iterator[str]:
     """The texts of that many dialogues as they are tokenized. Raises DatasetError."""
-    for turns in islice(_iter_turns(path, formats, file, bad_rows), max_rows):
+    for _, turns in islice(_iter_turns(path, formats, file, bad_rows), max_rows):
         yield from (segment.text for _, segments in turns for segment in segments)
 
 
@@ -109,7 +110,7 @@ def describe_bad_rows(errors: Sequence[DatasetError]) -> str:
 
 def _iter_turns(
     path: Path, formats: Mapping[str, DialogueFormat], file: SftFileConfig, bad_rows: BadRows | None
-) -> Iterator[Turns]:
+) -> Iterator[tuple[DatasetRow, Turns]]:
     bad_rows = bad_rows or BadRows()
     has_usable_row = False
     for row in read_rows(path, DIALOGUE_COLUMNS, bad_rows):
@@ -122,7 +123,7 @@ def _iter_turns(
             bad_rows.add(error)
         else:
             has_usable_row = True
-            yield turns
+            yield row, turns
     if not has_usable_row:
         raise DatasetError(path, f"no usable dialogue: {describe_bad_rows(bad_rows.errors)}")
 

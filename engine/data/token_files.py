@@ -122,6 +122,21 @@ def map_token_file(folder: Path) -> MappedTokens:
     return MappedTokens(*(arrays[name] for name in _TYPES), report=report)  # pyright: ignore[reportArgumentType]
 
 
+def fit_length(dialogue: TokenizedDialogue, sft: SftConfig) -> TokenizedDialogue | None:
+    """The tokens that training reads: at most `sft.max_tokens`, up to the last one in the loss.
+
+    None if the dialogue is too long and dropped, also because its first tokens have none in the loss.
+    """
+    is_too_long = 0 < sft.max_tokens < len(dialogue.token_ids)
+    loss_mask = np.array(dialogue.loss_mask[: sft.max_tokens or None], np.uint8)
+    loss_mask[:1] = 0  # the first token has no prediction
+    in_loss = np.flatnonzero(loss_mask)
+    if is_too_long and (sft.too_long == "drop" or not len(in_loss)):
+        return None
+    end = int(in_loss[-1]) + 1 if len(in_loss) else 0
+    return dialogue._replace(token_ids=dialogue.token_ids[:end], loss_mask=loss_mask[:end].tolist())
+
+
 class _TokenFileWriter:
     """Appends dialogues to the open files of a new folder."""
 
@@ -132,21 +147,18 @@ class _TokenFileWriter:
         self._append("offsets", 0)
 
     def add(self, dialogue: TokenizedDialogue) -> None:
-        limit = self._sft.max_tokens
-        is_too_long = 0 < limit < len(dialogue.token_ids)
-        token_ids, loss_mask = (values[: limit or None] for values in dialogue)
-        in_loss = np.flatnonzero(np.array(loss_mask[1:], np.uint8)) + 1  # the first token has no prediction
-        if is_too_long and (self._sft.too_long == "drop" or not len(in_loss)):
+        fitted = fit_length(dialogue, self._sft)
+        if fitted is None:
             self.too_long += 1
             return
-        end = int(in_loss[-1]) + 1 if len(in_loss) else 0
-        self.truncated += is_too_long
-        self.dialogues, self.tokens = self.dialogues + 1, self.tokens + end
-        self.loss_tokens += len(in_loss)
-        self._append("token_ids", token_ids[:end])
-        self._append("loss_mask", [0, *loss_mask[1:end]][:end])
+        loss_tokens = sum(fitted.loss_mask)
+        self.truncated += 0 < self._sft.max_tokens < len(dialogue.token_ids)
+        self.dialogues, self.tokens = self.dialogues + 1, self.tokens + len(fitted.token_ids)
+        self.loss_tokens += loss_tokens
+        self._append("token_ids", fitted.token_ids)
+        self._append("loss_mask", fitted.loss_mask)
         self._append("offsets", self.tokens)
-        self._append("loss_tokens", len(in_loss))
+        self._append("loss_tokens", loss_tokens)
 
     def _append(self, name: str, values: int | list[int]) -> None:
         self._files[name].write(np.array(values, _TYPES[name]).tobytes())

@@ -5,13 +5,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from configs.algorithm import SftFileConfig
+from configs.algorithm import SftConfig, SftFileConfig
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
 from engine.data.data_files import BadRows
 from engine.data.datasets import read_problems
-from engine.data.sft_dialogues import iter_sft_dialogues
+from engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
 from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
+from engine.data.token_files import fit_length
 from engine.model.tokenizer import FastTokenizer
 from policies.tools.task_description import TaskDescription, TaskDescriptions
 
@@ -23,8 +24,9 @@ class RenderedPart(NamedTuple):
 
 
 class RenderedRow(NamedTuple):
-    name: str  # FILE:ROW; for the cold start, the number of the usable row
+    name: str  # FILE:ROW
     parts: list[RenderedPart]
+    note: str = ""  # why the cold start does not train all of it
 
 
 def render_questions(
@@ -42,11 +44,19 @@ def render_dialogues(
 ) -> Iterator[RenderedRow]:
     """The sequences of the cold start. `path`: of the file's data. Raises DatasetError."""
     formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows)
-    for number, dialogue in enumerate(iter_sft_dialogues(path, tokenizer, formats, file, bad_rows), start=1):
+    for dialogue in iter_sft_dialogues(path, tokenizer, formats, file, bad_rows):
+        fitted = fit_length(dialogue, run.sft)
         parts: list[RenderedPart] = []
-        for is_trained, tokens in groupby(
-            zip(dialogue.token_ids, dialogue.loss_mask, strict=True), key=lambda each: each[1]
-        ):
+        shown = fitted or dialogue
+        for is_trained, tokens in groupby(zip(shown.token_ids, shown.loss_mask, strict=True), key=lambda each: each[1]):
             token_ids = [token_id for token_id, _ in tokens]
             parts.append(RenderedPart(tokenizer.decode(token_ids), token_ids, bool(is_trained)))
-        yield RenderedRow(f"{path.name}:{number}", parts)
+        yield RenderedRow(dialogue.name, parts, _describe_length(dialogue, run.sft, is_dropped=fitted is None))
+
+
+def _describe_length(dialogue: TokenizedDialogue, sft: SftConfig, *, is_dropped: bool) -> str:
+    """Empty within the limit."""
+    length = len(dialogue.token_ids)
+    if not 0 < sft.max_tokens < length:
+        return ""
+    return f"{'dropped' if is_dropped else 'truncated'}: {length:,} tokens, sft.max_tokens is {sft.max_tokens:,}"

@@ -117,6 +117,43 @@ def test_rows_are_rendered_as_the_run_tokenizes_them() -> None:
         invoke("render", "run.toml", "--task", "chess")
 
 
+def test_dialogues_of_each_file_are_rendered_within_the_length_limit() -> None:
+    write_byte_tokenizer(Path("model"), DialogueConfig())
+    write_jsonl("train.jsonl", [{"question": "What is 1+1?", "answer": 2}])
+    for name in ("short", "long"):
+        question = {"role": "user", "content": f"A {name} question: " + "1+" * (200 if name == "long" else 0) + "1"}
+        messages = [question, {"role": "assistant", "content": "<reason>\n2"}]
+        write_jsonl(f"{name}.jsonl", [{"messages": []}, *[{"messages": messages}] * 3])
+    Path("run.toml").write_text(
+        'name = "shown"\nmodel.checkpoint = "model"\nsft.max_tokens = 1500\n'
+        'data.train = "train.jsonl"\ndata.test = "train.jsonl"\n'
+        '[[sft.mixture]]\nname = "short"\ndata = "short.jsonl"\n[[sft.mixture]]\nname = "long"\ndata = "long.jsonl"\n'
+    )
+    shown = invoke("render", "run.toml", "--source", "sft", "--rows", "2").output
+    names = [line for line in shown.splitlines() if ".jsonl:" in line]
+    dropped = "dropped: 1,593 tokens, sft.max_tokens is 1,500"
+    assert names == ["short.jsonl:2", "short.jsonl:3", f"long.jsonl:2 {dropped}", f"long.jsonl:3 {dropped}"]
+
+
+def test_a_truncated_dialogue_is_rendered_to_its_last_trained_token() -> None:
+    write_byte_tokenizer(Path("model"), DialogueConfig())
+    write_jsonl("train.jsonl", [{"question": "What is 1+1?", "answer": 2}])
+    question, answer = ({"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<reason>\n2"})
+    write_jsonl("sft.jsonl", [{"messages": [question, answer, question, answer]}])
+    Path("run.toml").write_text(
+        'name = "shown"\nmodel.checkpoint = "model"\nsft.data = "sft.jsonl"\nsft.too_long = "truncate"\n'
+        'data.train = "train.jsonl"\ndata.test = "train.jsonl"\n'
+    )
+    whole = invoke("render", "run.toml", "--source", "sft").output
+    first, later = whole.split("-- ")[1:3], whole.split("-- ")[3:]
+    assert len(later) == 2
+    length = sum(int(part.split(" tokens")[0].rsplit(" ", 1)[1]) for part in (*first, *later))
+    limit = length - int(later[1].split(" tokens")[0].rsplit(" ", 1)[1])  # the second answer does not fit
+    shown = invoke("render", "run.toml", "--source", "sft", "--set", f"sft.max_tokens={limit}").output
+    assert shown.splitlines()[0] == f"sft.jsonl:1 truncated: {length:,} tokens, sft.max_tokens is {limit:,}"
+    assert shown.split("-- ")[1:] == first
+
+
 # ---------------------------------------------------------------- a hub
 
 

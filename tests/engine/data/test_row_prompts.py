@@ -56,7 +56,7 @@ def tokenize(
     file = file or SftFileConfig(name="some", data="")
     texts: list[tuple[str, str]] = []
     for sequence in iter_sft_dialogues(path, LetterTokenizer(), {"": RUN_FORMAT}, file, bad_rows):
-        generated = [token for token, in_loss in zip(*sequence, strict=True) if in_loss]
+        generated = [token for token, in_loss in zip(sequence.token_ids, sequence.loss_mask, strict=True) if in_loss]
         texts.append((LetterTokenizer().decode(sequence.token_ids), LetterTokenizer().decode(generated)))
     return texts
 

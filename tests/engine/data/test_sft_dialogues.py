@@ -58,7 +58,9 @@ def read_one(file: Path, *messages: Any) -> TokenizedDialogue:
 
 def decode_generated(sequence: TokenizedDialogue) -> str:
     """The text under the loss."""
-    return LetterTokenizer().decode([token for token, loss in zip(*sequence, strict=True) if loss])
+    return LetterTokenizer().decode(
+        [token for token, loss in zip(sequence.token_ids, sequence.loss_mask, strict=True) if loss]
+    )
 
 
 def make_call_turn(**fields: Any) -> dict[str, Any]:
@@ -137,7 +139,8 @@ def test_a_parquet_file_equals_the_same_rows_as_jsonl(file: Path, tmp_path: Path
     filled = [{"tool_calls": None, **message} for message in messages]
     parquet = tmp_path / "some.parquet"
     polars.DataFrame({"messages": [filled]}).write_parquet(parquet)
-    assert list(iter_sft_dialogues(parquet, LetterTokenizer(), {"": FORMAT})) == [read_one(file, *messages)]
+    (sequence,) = iter_sft_dialogues(parquet, LetterTokenizer(), {"": FORMAT})
+    assert sequence == read_one(file, *messages)._replace(name="some.parquet:1")
 
 
 @pytest.mark.parametrize(
