@@ -54,7 +54,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATI
 
 PORT = 31_330
 OPTIONS = LoraOptions(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
-MAX_ERROR = 1.3e-5  # of log probabilities in float32: docs/sglang.md
+MAX_ERROR = 1e-4  # of log probabilities in float32, at most 1.8e-5 by processor; other weights differ by more than 0.01
 LONG = 400  # new tokens of a turn that an update interrupts
 
 
