@@ -122,16 +122,19 @@ def map_token_file(folder: Path) -> MappedTokens:
     return MappedTokens(*(arrays[name] for name in _TYPES), report=report)  # pyright: ignore[reportArgumentType]
 
 
+def is_too_long(dialogue: TokenizedDialogue, sft: SftConfig) -> bool:
+    return 0 < sft.max_tokens < len(dialogue.token_ids)
+
+
 def fit_length(dialogue: TokenizedDialogue, sft: SftConfig) -> TokenizedDialogue | None:
     """The tokens that training reads: at most `sft.max_tokens`, up to the last one in the loss.
 
-    None if the dialogue is too long and dropped, also because its first tokens have none in the loss.
+    Training drops a dialogue (None) that is too long, if `sft.too_long` demands it or no token within the limit is in the loss.
     """
-    is_too_long = 0 < sft.max_tokens < len(dialogue.token_ids)
     loss_mask = np.array(dialogue.loss_mask[: sft.max_tokens or None], np.uint8)
     loss_mask[:1] = 0  # the first token has no prediction
     in_loss = np.flatnonzero(loss_mask)
-    if is_too_long and (sft.too_long == "drop" or not len(in_loss)):
+    if is_too_long(dialogue, sft) and (sft.too_long == "drop" or not len(in_loss)):
         return None
     end = int(in_loss[-1]) + 1 if len(in_loss) else 0
     return dialogue._replace(token_ids=dialogue.token_ids[:end], loss_mask=loss_mask[:end].tolist())
@@ -152,7 +155,7 @@ class _TokenFileWriter:
             self.too_long += 1
             return
         loss_tokens = sum(fitted.loss_mask)
-        self.truncated += 0 < self._sft.max_tokens < len(dialogue.token_ids)
+        self.truncated += is_too_long(dialogue, self._sft)
         self.dialogues, self.tokens = self.dialogues + 1, self.tokens + len(fitted.token_ids)
         self.loss_tokens += loss_tokens
         self._append("token_ids", fitted.token_ids)

@@ -12,7 +12,7 @@ from engine.data.data_files import BadRows
 from engine.data.datasets import read_problems
 from engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
 from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
-from engine.data.token_files import fit_length
+from engine.data.token_files import fit_length, is_too_long
 from engine.model.tokenizer import FastTokenizer
 from policies.tools.task_description import TaskDescription, TaskDescriptions
 
@@ -26,7 +26,7 @@ class RenderedPart(NamedTuple):
 class RenderedRow(NamedTuple):
     name: str  # FILE:ROW
     parts: list[RenderedPart]
-    note: str = ""  # why the cold start does not train all of it
+    note: str = ""  # how a dialogue over the length limit is changed
 
 
 def render_questions(
@@ -45,18 +45,15 @@ def render_dialogues(
     """The sequences of the cold start. `path`: of the file's data. Raises DatasetError."""
     formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows)
     for dialogue in iter_sft_dialogues(path, tokenizer, formats, file, bad_rows):
-        fitted = fit_length(dialogue, run.sft)
+        trained = fit_length(dialogue, run.sft)
+        shown = trained or dialogue
         parts: list[RenderedPart] = []
-        shown = fitted or dialogue
         for is_trained, tokens in groupby(zip(shown.token_ids, shown.loss_mask, strict=True), key=lambda each: each[1]):
             token_ids = [token_id for token_id, _ in tokens]
             parts.append(RenderedPart(tokenizer.decode(token_ids), token_ids, bool(is_trained)))
-        yield RenderedRow(dialogue.name, parts, _describe_length(dialogue, run.sft, is_dropped=fitted is None))
+        note = _describe_length("truncated" if trained else "dropped", dialogue, run.sft)
+        yield RenderedRow(dialogue.name, parts, note if is_too_long(dialogue, run.sft) else "")
 
 
-def _describe_length(dialogue: TokenizedDialogue, sft: SftConfig, *, is_dropped: bool) -> str:
-    """Empty within the limit."""
-    length = len(dialogue.token_ids)
-    if not 0 < sft.max_tokens < length:
-        return ""
-    return f"{'dropped' if is_dropped else 'truncated'}: {length:,} tokens, sft.max_tokens is {sft.max_tokens:,}"
+def _describe_length(change: str, dialogue: TokenizedDialogue, sft: SftConfig) -> str:
+    return f"{change}: {len(dialogue.token_ids):,} tokens, sft.max_tokens is {sft.max_tokens:,}"

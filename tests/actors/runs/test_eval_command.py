@@ -1,7 +1,6 @@
 """`asterism eval` over real processes: its figures against a count from the event log, kills, and resumption."""
 
 import json
-import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -25,7 +24,8 @@ SAMPLES, QUESTIONS = 4, 16
 
 def list_arguments(trained: RunFolder, name: str, *flags: str) -> list[str]:
     test = trained.data / "test.jsonl"
-    return ["eval", str(trained.path), "--set", f"aime={test}", "-k", str(SAMPLES), "--name", name, *flags]
+    settings = ("--set", "determinism=strict")  # a model that reads a printed address answers differently each time
+    return ["eval", str(trained.path), "--set", f"aime={test}", *settings, "-k", str(SAMPLES), "--name", name, *flags]
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +103,6 @@ def test_other_tools_find_every_answer_with_its_dialogue(evaluation: tuple[RunFo
         assert cut_turns in ((0, 1) if answer["ending"] == "length" else (0,))
 
 
-def read_dialogues(folder: RunFolder) -> dict[int, str]:
-    """By seed, each up to an address: a program that prints an object shows the model that of its process."""
-    traces = [json.loads(line) for line in (folder.path / "traces.jsonl").read_text().splitlines()]
-    messages = {trace["info"]["seed"]: [node["message"] for node in trace["nodes"]] for trace in traces}
-    return {seed: re.split(r"\b0x[0-9a-f]{6,}\b", json.dumps(each))[0] for seed, each in messages.items()}
-
-
 @pytest.mark.nightly
 def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
     evaluation: tuple[RunFolder, str], start: Callable[..., subprocess.Popen[str]]
@@ -137,8 +130,7 @@ def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
     assert (finish(process), process.returncode)[1] == 0
     assert read_results(folder) == read_results(whole)
     found, expected = read_answers(folder.answers), read_answers(whole.answers)
-    assert [each.key for each in found] == [each.key for each in expected]
-    assert read_dialogues(folder) == read_dialogues(whole)
+    assert [(each.key, each.digest) for each in found] == [(each.key, each.digest) for each in expected]
     assert json.loads(folder.metrics.read_text()) == json.loads(whole.metrics.read_text())
 
 
