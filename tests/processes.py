@@ -20,12 +20,16 @@ def family(*ancestors: int) -> list[int]:
     return found
 
 
-def is_running(pid: int) -> bool:
+def process_state(pid: int) -> str:
+    """The state of its main thread, one letter of proc(5); X for a process that is gone."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+        return "X"
+
+
+def is_running(pid: int) -> bool:
+    return process_state(pid) not in "ZX"
 
 
 def processes_that_name(text: str) -> list[str]:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.processes import process_state
+
 PATIENCE_S = 120.0
 CTRL_C, CTRL_D = "\x03", "\x04"
 _STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -33,6 +35,14 @@ class Terminal:
             assert self._read(), f"the command ended without {text!r}: {self.output!r}"
         begin, self._seen = self._seen, found + len(text)
         return self.output[begin : self._seen]
+
+    def interrupt_input(self) -> None:
+        """^C at a prompt. CPython's `input` defers a ^C that arrives after its prompt, but before its `select`."""
+        deadline = time.monotonic() + PATIENCE_S
+        while process_state(self.process.pid) != "S":
+            assert time.monotonic() < deadline, f"no wait for input after {self.output!r}"
+            time.sleep(0.01)
+        self.type(CTRL_C)
 
     def wait_for_end(self) -> int:
         """The exit code."""

@@ -44,7 +44,7 @@ def test_a_conversation_with_calls_continues_with_its_history(run: RunFolder, tm
         terminal.wait_for("> ")
         terminal.type("And \\\n")
         terminal.wait_for(". ")
-        terminal.type(CTRL_C)  # clears the message
+        terminal.interrupt_input()  # clears the message
         terminal.wait_for("> ")
         terminal.type("And 1?\n")
         assert "<answer>\\boxed{1}</answer>\n" in terminal.wait_for("(answered; 1 turn")

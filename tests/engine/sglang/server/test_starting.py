@@ -15,6 +15,7 @@ from engine.sglang.server.compatibility import ServerUnusable
 from engine.sglang.server.interpreter_check import run_python, wait_for_free_port
 from engine.sglang.server.managed_server import SGLangServer
 from tests.engine.sglang.server.requirements import make_requirements
+from tests.processes import is_running
 
 
 def write_interpreter(folder: Path, behaviour: str, version: str = "0.5.23") -> str:
@@ -28,14 +29,6 @@ def write_interpreter(folder: Path, behaviour: str, version: str = "0.5.23") -> 
 def make_server(folder: Path, python: str, port: int, start_s: float = 60.0) -> SGLangServer:
     given = make_requirements(python=python, port=port, startup_timeout_s=start_s)
     return SGLangServer(given, log=folder / "sglang-0.log", scratch=folder / "scratch")
-
-
-def is_alive(pid: int) -> bool:
-    """False for a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_missing_interpreter_is_refused_by_key(tmp_path: Path, port: int):
@@ -115,7 +108,7 @@ def test_cancelling_a_start_kills_all_processes_of_the_server(tmp_path: Path, po
 
     pids = asyncio.run(scenario())
     assert len(pids) == 2
-    assert [pid for pid in pids if is_alive(pid)] == []
+    assert [pid for pid in pids if is_running(pid)] == []
     assert not (tmp_path / "scratch").exists()
 
 
@@ -138,7 +131,7 @@ def test_a_cancelled_check_leaves_no_process_and_no_open_pipe(tmp_path: Path, nu
     gc.collect()  # an open transport is a ResourceWarning, which fails the test
     pids = tmp_path / "pids"
     for pid in pids.read_text().split() if pids.exists() else []:
-        while is_alive(int(pid)):  # a killed process closes its pipes before it ends
+        while is_running(int(pid)):  # a killed process closes its pipes before it ends
             time.sleep(0.01)
 
 
