@@ -21,7 +21,7 @@ def family(*ancestors: int) -> list[int]:
 
 
 def process_state(pid: int) -> str:
-    """The state of its main thread, one letter of proc(5); X for a process that is gone."""
+    """The state of its main thread, one letter of proc(5); X for none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
