@@ -68,13 +68,12 @@ def plan(case: MemoryCase, ranks: int) -> RankMemory:
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        ("tied", 1),
         ("chunked", 2),
         *(
             pytest.param(*case, marks=pytest.mark.nightly)
             for case in [
-                *(("tied", 2), ("chunked", 1), ("parameters", 1), ("parameters", 2), ("bfloat16", 1), ("bfloat16", 2)),
-                *(("selective", 1), ("full", 2), ("reduced once", 2)),
+                *(("tied", 1), ("tied", 2), ("chunked", 1), ("parameters", 1), ("parameters", 2)),
+                *(("bfloat16", 1), ("bfloat16", 2), ("selective", 1), ("full", 2), ("reduced once", 2)),
             ]
         ),
     ],

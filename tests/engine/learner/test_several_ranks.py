@@ -147,7 +147,7 @@ def test_bfloat16_computes_with_float32_weights_gradients_and_moments(ranks: int
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(1, 2), (2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(2, 4), (4, 1)])],
+    [(2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(1, 2), (2, 4), (4, 1)])],
 )
 def test_a_checkpoint_is_resumable_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
     """The export is rounded, and written by all ranks."""

@@ -141,7 +141,7 @@ def test_a_checkpoint_without_an_export_has_no_adapter_folder(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(1, 2), (2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(2, 4), (4, 1)])],
+    [(2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(1, 2), (2, 4), (4, 1)])],
 )
 def test_adapters_are_resumable_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
     (straight,) = train(1, RankScript("rl", str(tmp_path / "straight"), end=4, learner=SETTINGS))
