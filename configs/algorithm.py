@@ -56,7 +56,7 @@ class SftConfig(Section, frozen=True):
 
     data: FilePath = "$RUN/data/sft.jsonl"  # dialogues: docs/data.md
     mixture: tuple[SftFileConfig, ...] = ()  # several files instead of `data`
-    max_bad_rows: Count = 100  # of a file: unusable rows that are skipped and listed; one more ends the run
+    max_bad_rows: Count = 100  # of a file: unusable rows that are skipped and counted; one more ends the run
     max_tokens: Count = 0  # length limit of a dialogue; 0: none
     too_long: Literal["drop", "truncate"] = "drop"  # what happens to longer dialogues
     steps: Count = 0  # optimizer updates

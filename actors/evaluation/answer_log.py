@@ -104,6 +104,7 @@ class AnswerLog:
             question=group.problem,
             sample=planned.sample,
             seed=group.seed,
+            trajectory=end.trajectory_id,
             gold=group.ground_truth,
             ending="failed",
         )

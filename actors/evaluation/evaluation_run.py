@@ -18,6 +18,7 @@ from configs.load import expand_paths, load_run
 from configs.machines import BusConfig, ClusterConfig, EngineConfig, OpenAIConfig
 from configs.run_folder import RunFolder
 from configs.schema import ModelConfig, RunConfig
+from configs.schema_tree import PRESET_KEY, STAGE_KEY
 from configs.sglang_options import SGLangConfig
 from engine.data.data_files import read_rows
 
@@ -72,13 +73,13 @@ def build_evaluation_setup(options: EvalOptions) -> EvaluationSetup:
 
 
 def split_settings(settings: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
-    """(files by name of the set, overrides of the configuration). A key of the configuration has a dot, or is one of its
-    top level; another name is that of a set."""
+    """(files by name of the set, overrides of the configuration). A key of the configuration has a dot, is one of its
+    top level, or `stage`; another name is that of a set."""
     files: dict[str, Path] = {}
     overrides: list[str] = []
     for setting in settings:
         key, _, value = setting.partition("=")
-        if "." in key or key.strip() in (*RunConfig.__struct_fields__, "preset") or not value:
+        if "." in key or key.strip() in (*RunConfig.__struct_fields__, PRESET_KEY, STAGE_KEY) or not value:
             overrides.append(setting)
         elif key in files:
             raise UnusableInput(f"--set {setting}: there is a set of this name already")

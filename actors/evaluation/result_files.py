@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.evaluation.provenance import Provenance, name_set
+from actors.evaluation.provenance import Provenance, name_model, name_set
 from analysis.evaluation.answer_records import AnswerRecord, iter_answers, read_answers
 from analysis.evaluation.exchange_formats import SamplingFacts, build_benchmark_result, build_trace
 from analysis.evaluation.set_results import (
@@ -26,6 +26,7 @@ from configs.algorithm import EvaluationSetConfig
 from configs.atomic_write import replacing_file, write_atomically
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from configs.task_options import TaskConfig
 from engine.data.datasets import QuestionReport, read_problems
 from engine.data.task_inputs import get_row_layout, read_task_descriptions
 from policies.evaluation_recipe import EVALUATED_VERSION
@@ -47,14 +48,13 @@ def write_results(run: RunConfig, folder: RunFolder, provenance: Provenance) -> 
     sets = [_evaluate_set(run, folder, each, answers) for each in run.resolved_evaluation_sets if each.data]
     results = build_results(run, sets, provenance)
     _write_questions(folder.path / "questions.jsonl", sets)
-    _write_traces(folder, run, sets, {each.key: each for each in answers})
+    _write_traces(folder, run, sets, {each.key: each for each in answers}, name_model(run, provenance))
     write_atomically(folder.results, msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
     return results
 
 
 def build_results(run: RunConfig, sets: Sequence[AskedSet], provenance: Provenance) -> dict[str, Any]:
-    task = run.resolved_tasks[0]
-    dialogue, request = task.get_dialogue(), _get_request(run)
+    request = _get_request(run)
     return {
         "name": run.name,
         "results": [build_benchmark_result(name_set(each.config), each.result) for each in sets],
@@ -64,12 +64,7 @@ def build_results(run: RunConfig, sets: Sequence[AskedSet], provenance: Provenan
             "seed": run.seed,
             "determinism": run.determinism,
         },
-        "limits": {
-            **{key: getattr(dialogue, key) for key in ("prompt_tokens", "response_tokens", "max_turns")},
-            "max_calls_per_turn": dialogue.max_calls_per_turn,
-            "call_time_s": run.sandbox.time_limit_s,
-        },
-        "tools": list(dialogue.tools),
+        **_describe_task(run, run.resolved_tasks[0]),
         "engine": {"kind": run.engine.kind, "dtype": run.engine.dtype},
         "weights": provenance.weights,
         "verifier": {"name": "math-verify", "version": version("math-verify"), "accept": run.acceptance},
@@ -85,10 +80,27 @@ def _describe_set(run: RunConfig, each: AskedSet, provenance: Provenance) -> dic
     return {
         **msgspec.to_builtins(each.result, str_keys=True),
         "task": each.config.task,
+        **_describe_task(run, _find_task(run, each.config)),
         "data": each.config.data,
         "data_sha256": provenance.data[name_set(each.config)],
         "by_difficulty": {level: msgspec.to_builtins(result, str_keys=True) for level, result in results.items()},
     }
+
+
+def _describe_task(run: RunConfig, task: TaskConfig) -> dict[str, Any]:
+    dialogue = task.get_dialogue()
+    limits = ("prompt_tokens", "response_tokens", "max_turns", "max_calls_per_turn")
+    return {
+        "limits": {
+            **{key: getattr(dialogue, key) for key in limits},
+            "call_time_s": run.sandbox.time_limit_s,
+        },
+        "tools": list(dialogue.tools),
+    }
+
+
+def _find_task(run: RunConfig, config: EvaluationSetConfig) -> TaskConfig:
+    return next(each for each in run.resolved_tasks if each.name == config.task)
 
 
 def _get_request(run: RunConfig) -> Any:
@@ -112,7 +124,7 @@ def read_questions(
     run: RunConfig, folder: RunFolder, config: EvaluationSetConfig
 ) -> tuple[dict[str, str], dict[str, str]]:
     """(texts, difficulties), by name of the question, in the order of the file."""
-    task = next(each for each in run.resolved_tasks if each.name == config.task)
+    task = _find_task(run, config)
     layout = get_row_layout(task, read_task_descriptions(folder)[task.name])._replace(all_columns=True)
     texts: dict[str, str] = {}
     difficulties: dict[str, str] = {}
@@ -145,7 +157,19 @@ def _write_questions(path: Path, sets: Sequence[AskedSet]) -> None:
 
 
 def _describe_question(each: AskedSet, question: EvaluatedQuestion) -> dict[str, Any]:
-    keys = ("sample", "seed", "answer", "correct", "reward", "ending", "cause", "turns", "calls", "calls_failed")
+    keys = (
+        "sample",
+        "trajectory",
+        "seed",
+        "answer",
+        "correct",
+        "reward",
+        "ending",
+        "cause",
+        "turns",
+        "calls",
+        "calls_failed",
+    )
     return {
         "set": name_set(each.config),
         "question": question.name,
@@ -162,7 +186,11 @@ def _describe_question(each: AskedSet, question: EvaluatedQuestion) -> dict[str,
 
 
 def _write_traces(
-    folder: RunFolder, run: RunConfig, sets: Sequence[AskedSet], final: Mapping[tuple[str, int, int], AnswerRecord]
+    folder: RunFolder,
+    run: RunConfig,
+    sets: Sequence[AskedSet],
+    final: Mapping[tuple[str, int, int], AnswerRecord],
+    model: str,
 ) -> None:
     """One answer at a time: the dialogues of all answers may not fit into memory."""
     request, texts = _get_request(run), {(each.config.name, each.config.task): each.texts for each in sets}
@@ -170,7 +198,7 @@ def _write_traces(
     with replacing_file(folder.path / "traces.jsonl") as file:
         for answer in _iter_final(folder.answers, final):
             text = texts[answer.set, answer.task].get(answer.question, "")
-            trace = build_trace(answer, text, run.model.checkpoint, sampling, version("asterism"))
+            trace = build_trace(answer, text, model, sampling, version("asterism"))
             file.write(msgspec.json.encode(trace) + b"\n")
 
 

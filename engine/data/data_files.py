@@ -42,8 +42,9 @@ class DatasetError(UnusableInput):
 class BadRows:
     """Unusable rows of one data set: up to `limit` are skipped and counted."""
 
-    def __init__(self, limit: int = 0) -> None:
-        self.limit = limit
+    def __init__(self, limit: int = 0, limit_name: str = "") -> None:
+        """`limit_name`: the key or flag that sets the limit."""
+        self.limit, self._limit_name = limit, limit_name
         self.errors: list[DatasetError] = []
 
     def add(self, error: DatasetError) -> None:
@@ -52,7 +53,8 @@ class BadRows:
             raise error
         self.errors.append(error)
         if len(self.errors) > self.limit:
-            raise UnusableInput(f"{error} (more than {self.limit:,} unusable rows; the first: {self.errors[0]})")
+            limit = f"{self._limit_name} = {self.limit:,}"
+            raise UnusableInput(f"{error} (more unusable rows than {limit}; the first: {self.errors[0]})")
 
 
 class DatasetRow(NamedTuple):

@@ -168,7 +168,7 @@ class _TokenFileWriter:
 
 
 def _write_dialogues(folder: Path, source: DialogueSource) -> None:
-    bad_rows = BadRows(source.sft.max_bad_rows)
+    bad_rows = BadRows(source.sft.max_bad_rows, "sft.max_bad_rows")
     with ExitStack() as files:
         writer = _TokenFileWriter(folder, files, source.sft)
         for dialogue in iter_sft_dialogues(source.path, source.tokenizer, source.formats, source.file, bad_rows):

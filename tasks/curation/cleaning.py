@@ -146,7 +146,7 @@ class _Scan:
 
     def _iterate_eligible(self) -> Iterator[DatasetProblem]:
         """Problems with an answer of the wanted kind."""
-        for ordinal, problem in self._iterate_problems(BadRows(self._options.max_bad_rows)):
+        for ordinal, problem in self._iterate_problems(BadRows(self._options.max_bad_rows, "--max-bad-rows")):
             if not is_answer_of_kind(problem.ground_truth, self._options.answers):
                 self._decisions[ordinal] = _Decision("answer")
                 continue
@@ -189,7 +189,7 @@ class _Scan:
 
     def write(self, output: Path, removed: Path) -> CleanReport:
         report = CleanReport()
-        bad_rows = BadRows(self._options.max_bad_rows)
+        bad_rows = BadRows(self._options.max_bad_rows, "--max-bad-rows")
         referenced = {decision.of for decision in self._decisions.values()}
         names = dict(enumerate(self._test_names))
         numbers = {ordinal: number for number, ordinal in self._iterate_indexed(referenced)}
@@ -238,7 +238,7 @@ class _Scan:
         texts = {number: self._test_texts[number] for number in numbers if number < len(self._test_names)}
         wanted = {ordinal: number for number, ordinal in self._iterate_indexed(numbers)}
         if wanted:
-            for ordinal, row in self._iterate_rows(BadRows(self._options.max_bad_rows)):
+            for ordinal, row in self._iterate_rows(BadRows(self._options.max_bad_rows, "--max-bad-rows")):
                 if (number := wanted.get(ordinal)) is not None:
                     texts[number] = parse_question(parse_problem(row).question)
         return texts

@@ -43,7 +43,7 @@ def render_dialogues(
     run: RunConfig, descriptions: TaskDescriptions, file: SftFileConfig, path: Path, tokenizer: FastTokenizer
 ) -> Iterator[RenderedRow]:
     """The sequences of the cold start. `path`: of the file's data. Raises DatasetError."""
-    formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows)
+    formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows, "sft.max_bad_rows")
     for dialogue in iter_sft_dialogues(path, tokenizer, formats, file, bad_rows):
         trained = fit_length(dialogue, run.sft)
         shown = trained or dialogue

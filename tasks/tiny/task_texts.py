@@ -26,7 +26,7 @@ def iter_task_texts(run: RunConfig, folder: RunFolder, formats: Mapping[str, Dia
     """Raises UnusableInput with the key of the file."""
     if run.sft.is_enabled:
         for key, file in run.sft.files.items():
-            path, bad_rows = folder.expand_path(file.data), BadRows(run.sft.max_bad_rows)
+            path, bad_rows = folder.expand_path(file.data), BadRows(run.sft.max_bad_rows, "sft.max_bad_rows")
             yield from _name_key(key, iter_sft_texts(path, formats, MAX_ROWS, file, bad_rows))
     for task in run.resolved_tasks:
         yield from _name_key(f'tasks: "{task.name}": data', _iter_row_texts(folder.expand_path(task.data)))

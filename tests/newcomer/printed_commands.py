@@ -14,7 +14,7 @@ _RUN = re.compile(r"asterism run configs/tiny(_lora)?\.toml")
 
 # Printed commands with placeholders, and a command to run in their place after `make demo`.
 REPLACED = {
-    "asterism run CONFIG [--name NAME] [--set key=value] [--resume | --overwrite]": (
+    "asterism run CONFIG [--name NAME] [--set key=value] [--resume | --overwrite | --from-stage NAME]": (
         "asterism run configs/tiny.toml --name readme"
     ),
     "asterism plan CONFIG [--gpu NAME]": "asterism plan configs/tiny.toml --measure",
@@ -24,6 +24,7 @@ REPLACED = {
     "asterism task check FILE:NAME --data F": (
         "python examples/guess.py && asterism task check examples/guess.py:Game --data runs/examples/guess/rows.jsonl"
     ),
+    "asterism data inspect FILE": "asterism data inspect runs/demo/data/test.jsonl",
     "asterism data inspect data/raw.jsonl": "asterism data inspect runs/demo/data/train.jsonl",
     "asterism data clean data/raw.jsonl --output data/clean.jsonl --against data/aime24.jsonl": (
         "asterism data clean runs/demo/data/train.jsonl --output clean.jsonl --against runs/demo/data/test.jsonl"

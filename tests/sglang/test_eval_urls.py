@@ -33,7 +33,10 @@ def test_two_servers_answer_all_questions_and_keep_their_weights(
     answers = read_answers(folder.answers)
     assert len(answers) == QUESTIONS * SAMPLES
     assert not any(each.is_failed for each in answers)
-    assert json.loads(folder.results.read_text())["weights"] == {"urls": urls}
+    served = {"model_path": str(model), "weight_version": "default"}
+    assert json.loads(folder.results.read_text())["weights"] == {"urls": urls, "servers": dict.fromkeys(urls, served)}
+    traces = [json.loads(line) for line in (folder.path / "traces.jsonl").read_text().splitlines()]
+    assert {trace["agent"]["config"]["model"] for trace in traces} == {str(model)}
     for index in range(2):
         assert read_log_entries(folder, "weights.loaded", f"generator-{index}") == []
         loads = read_log_entries(folder, "engine.load", f"generator-{index}")

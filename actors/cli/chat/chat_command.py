@@ -29,7 +29,13 @@ TaskOption = Annotated[
     str, typer.Option("--task", metavar="NAME", help="Task of the configuration, if it has several.")
 ]
 RowOption = Annotated[
-    int, typer.Option("--row", metavar="N", min=0, help="Row of the task's data for its environment or dialogue.")
+    int,
+    typer.Option(
+        "--row",
+        metavar="N",
+        min=0,
+        help="Row of the task's test data, or of its data without any, for its environment or dialogue.",
+    ),
 ]
 TemperatureOption = Annotated[
     float | None,

@@ -223,7 +223,7 @@ def _check_answers(names: Mapping[str, str]) -> list[str]:
 def _check_dialogues(
     run: RunConfig, descriptions: Mapping[str, TaskDescription], file: SftFileConfig, path: Path
 ) -> CheckedInput:
-    formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows)
+    formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows, "sft.max_bad_rows")
     count = count_sft_dialogues(path, formats, _MAX_CHECKED_ROWS, file, bad_rows)
     unusable = describe_bad_rows(bad_rows.errors)
     return CheckedInput(f"{path}: {count:,} dialogues{_describe_limit(count)}", (unusable,) if unusable else ())

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from actors.engines.checkpoint_argument import parse_checkpoint_argument
 from actors.evaluation.evaluation_run import EvalOptions, ServerOptions, build_evaluation_setup, split_settings
 from actors.evaluation.provenance import compute_provenance, describe_weights, keep_provenance
 from actors.evaluation.result_files import find_over_limit
@@ -114,6 +115,15 @@ def test_keys_of_the_configuration_differ_from_names_of_sets() -> None:
         split_settings(["x=a.jsonl", "x=b.jsonl"])
 
 
+def test_a_stage_of_the_configuration_can_be_chosen(tmp_path: Path) -> None:
+    config = tmp_path / "staged.toml"
+    config.write_text(
+        'name = "staged"\n[[stages]]\nname = "short"\n[[stages]]\nname = "long"\ndialogue.response_tokens = 8192\n'
+    )
+    model, file = write_model(tmp_path / "qwen"), write_questions(tmp_path / "rows.jsonl")
+    assert build(model, f"rows={file}", "stage=long", config=config).dialogue.response_tokens == 8192
+
+
 def test_a_model_without_a_run_has_the_defaults_and_the_given_keys(tmp_path: Path) -> None:
     model, file = write_model(tmp_path / "qwen"), write_questions(tmp_path / "rows.jsonl")
     run = build(model, f"rows={file}", "dialogue.max_turns=3", f"runs_folder={tmp_path}")
@@ -144,6 +154,12 @@ def test_urls_with_a_path_are_servers_with_openai_s_api(trained: RunFolder, tmp_
     assert (run.external_urls, run.sglang.external_urls) == (run.openai.urls, ())
     assert (run.name, run.model.checkpoint) == ("eval-10.0.0.1-8000-v1", str(tmp_path / "tokenizer"))
     assert describe_weights(setup.weights, "qwen") == {"urls": urls, "model": "qwen"}
+
+
+def test_a_server_that_does_not_respond_is_named() -> None:
+    url = "http://127.0.0.1:1"
+    with pytest.raises(UnusableInput, match=f"^{url}: "):
+        describe_weights([parse_checkpoint_argument(url)])
 
 
 @pytest.mark.parametrize(

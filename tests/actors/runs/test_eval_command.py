@@ -1,19 +1,26 @@
 """`asterism eval` over real processes: its figures against a count from the event log, kills, and resumption."""
 
+import hashlib
 import json
+import re
 import signal
 import subprocess
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from statistics import mean, median
+from typing import Any, NamedTuple
 
 import pytest
+from tokenizers import Tokenizer
 
 from analysis.evaluation.answer_records import read_answers
 from bus.codec import decode
 from bus.event_log.reader import read_events
-from bus.messages import StartGroup, TrajectoryFinished
+from bus.messages import StartGroup, TokenRecord, TrajectoryFinished
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import ASTERISM, ROOT, asterism, finish, wait_until
 
@@ -60,31 +67,90 @@ def read_results(folder: RunFolder) -> dict[str, Any]:
     return results
 
 
-def count_from_event_log(folder: RunFolder) -> dict[str, list[float]]:
-    """The rewards of each question."""
-    questions = {
-        decode(event.frame).message.group_id: decode(event.frame).message.problem  # pyright: ignore
-        for event, _ in read_events(folder.events / "rollout-0.sqlite", kinds=[StartGroup.__name__])
-    }
-    rewards: dict[str, list[float]] = {}
+class LoggedAnswer(NamedTuple):
+    finished: TrajectoryFinished
+    text: str  # in the last box of the last answer block; empty: none
+
+
+def read_logged_answers(folder: RunFolder) -> dict[str, list[LoggedAnswer]]:
+    """By question, from the event logs alone."""
+    questions = dict[int, str]()
+    for event, _ in read_events(folder.events / "rollout-0.sqlite", kinds=[StartGroup.__name__]):
+        message = decode(event.frame).message
+        assert isinstance(message, StartGroup)
+        questions[message.group_id] = message.problem
+    checkpoint = Path(json.loads(folder.results.read_text())["weights"]["folder"])
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    answers: dict[str, list[LoggedAnswer]] = {}
     for event, _ in read_events(folder.events / "head.sqlite", kinds=[TrajectoryFinished.__name__]):
         message = decode(event.frame).message
         assert isinstance(message, TrajectoryFinished)
-        rewards.setdefault(questions[message.group_id], []).append(message.reward)
-    return rewards
+        answers.setdefault(questions[message.group_id], []).append(
+            LoggedAnswer(message, read_answer_text(message.record, tokenizer))
+        )
+    return answers
 
 
-def test_the_figures_are_those_of_a_count_from_the_event_log(evaluation: tuple[RunFolder, str]) -> None:
+def read_answer_text(record: TokenRecord, tokenizer: Tokenizer) -> str:
+    ids = array("i", record.token_ids).tolist()[record.prompt_tokens :]
+    blocks = re.findall("<answer>(.*?)</answer>", tokenizer.decode(ids, skip_special_tokens=False), re.DOTALL)
+    boxes = re.findall(r"\\boxed\{([^{}]*)\}", blocks[-1]) if blocks else []
+    return boxes[-1] if boxes else ""
+
+
+def count_majority(answers: list[LoggedAnswer]) -> float:
+    """All correct answers are one choice; a tie has the share of its choices that are correct."""
+    votes = Counter("correct" if each.finished.reward else each.text.replace(" ", "") for each in answers if each.text)
+    first = [choice for choice, count in votes.items() if count == max(votes.values())]
+    return first.count("correct") / len(first) if first else 0.0
+
+
+def test_the_accuracies_are_those_of_a_count_from_the_event_log(evaluation: tuple[RunFolder, str]) -> None:
     folder, printed = evaluation
-    rewards, (result,) = count_from_event_log(folder), json.loads(folder.results.read_text())["sets"].values()
-    assert sorted(map(len, rewards.values())) == [SAMPLES] * QUESTIONS
-    assert result["avg"] == pytest.approx(sum(map(sum, rewards.values())) / SAMPLES / QUESTIONS)
+    answers, (result,) = read_logged_answers(folder), json.loads(folder.results.read_text())["sets"].values()
+    assert sorted(map(len, answers.values())) == [SAMPLES] * QUESTIONS
+    rewards = [[each.finished.reward for each in of_question] for of_question in answers.values()]
+    assert result["avg"] == pytest.approx(sum(map(sum, rewards)) / SAMPLES / QUESTIONS)
     for k in (1, 2, 4):
-        solved = [any(choice) for each in rewards.values() for choice in combinations(each, k)]
+        solved = [any(choice) for each in rewards for choice in combinations(each, k)]
         assert result["pass_at_k"][str(k)] == pytest.approx(sum(solved) / len(solved))
+    assert result["majority"] == pytest.approx(sum(map(count_majority, answers.values())) / QUESTIONS)
     assert f"{result['avg']:.1%}" in printed
     (line,) = [json.loads(text) for text in folder.metrics.read_text().splitlines()]
     assert line["set aime: avg@4"] == result["avg"]
+
+
+def test_lengths_and_calls_are_those_of_a_count_from_the_event_log(evaluation: tuple[RunFolder, str]) -> None:
+    folder, _ = evaluation
+    (result,) = json.loads(folder.results.read_text())["sets"].values()
+    answers = [each for of_question in read_logged_answers(folder).values() for each in of_question]
+    finished = [each.finished for each in answers]
+    lengths = sorted(len(each.record.token_ids) // 4 - each.record.prompt_tokens for each in finished)
+    assert result["response_tokens"]["mean"] == pytest.approx(sum(lengths) / len(lengths))
+    assert result["response_tokens"]["median"] == pytest.approx(median(lengths))
+    assert result["response_tokens"]["max"] == lengths[-1]
+    assert result["endings"] == Counter(each.ending for each in finished)
+    assert result["truncated_share"] == pytest.approx(mean(each.ending == "length" for each in finished))
+    assert result["unanswered_share"] == pytest.approx(mean(not each.text for each in answers))
+    assert result["turns"] == pytest.approx(mean(each.turns for each in finished))
+    assert result["calls"] == pytest.approx(mean(each.calls for each in finished))
+    failed = sum(each.calls_failed for each in finished)
+    assert result["call_error_share"] == pytest.approx(failed / sum(each.calls for each in finished))
+
+
+def test_the_results_name_what_their_figures_depend_on(
+    evaluation: tuple[RunFolder, str], finished_run: tuple[RunFolder, str]
+) -> None:
+    results, trained = json.loads(evaluation[0].results.read_text()), finished_run[0]
+    questions = trained.data / "test.jsonl"
+    limits = {"prompt_tokens": 32, "response_tokens": 160, "max_turns": 4}
+    assert results["limits"] | limits == results["limits"] == results["sets"]["aime"]["limits"]
+    assert results["tools"] == results["sets"]["aime"]["tools"] == ["jupyter_code"]
+    assert results["sampling"].items() >= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0}.items()
+    assert results["sets"]["aime"]["data_sha256"] == hashlib.sha256(questions.read_bytes()).hexdigest()
+    assert results["verifier"]["version"] == version("math-verify")
+    weights = Path(results["weights"]["folder"]) / "model.safetensors"
+    assert results["weights"]["sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
 def test_other_tools_find_every_answer_with_its_dialogue(evaluation: tuple[RunFolder, str]) -> None:

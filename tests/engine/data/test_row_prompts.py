@@ -201,8 +201,8 @@ def test_unknown_functions_are_counted_and_listed_up_to_the_limit_of_bad_rows(tm
         f"3 unusable rows are skipped, the first: {path}: row 1, field `messages[1].tool_calls[0]"
     )
     assert "unknown functions by number of rows: python (2), search (1)" in described
-    with pytest.raises(Exception, match="more than 2 unusable rows"):
-        tokenize(path, *rows, bad_rows=BadRows(2))
+    with pytest.raises(Exception, match=r"more unusable rows than sft\.max_bad_rows = 2;"):
+        tokenize(path, *rows, bad_rows=BadRows(2, "sft.max_bad_rows"))
 
 
 def test_a_file_without_a_usable_dialogue_is_refused_with_the_first_problem(tmp_path: Path) -> None:

@@ -151,7 +151,9 @@ def test_unusable_rows_are_listed_up_to_the_limit(tmp_path: Path) -> None:
     assert (report.num_rows, report.num_kept, report.num_removed) == (4, 2, {"unusable": 2})
     details = [json.loads(line)["detail"] for line in removed.read_text().splitlines()]
     assert [detail.partition(": ")[2].partition(":")[0] for detail in details] == ["row 2", "row 3, field `answer`"]
-    with pytest.raises(UnusableInput, match=r"row 3, field `answer`.*more than 1 unusable rows; the first: .*row 2"):
+    with pytest.raises(
+        UnusableInput, match=r"row 3, field `answer`.*more unusable rows than --max-bad-rows = 1; the first: .*row 2"
+    ):
         clean_questions(source, output, removed, CleanOptions(max_bad_rows=1), accept_all)
     assert len(output.read_text().splitlines()) == 2  # the earlier result
 
