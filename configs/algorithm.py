@@ -49,6 +49,10 @@ class SftFileConfig(Section, frozen=True, kw_only=True):
     # System text and tools of a dialogue. row: its own, if it has any; run: always those of the run: docs/data.md
     prompt: Literal["row", "run"] = "row"
     tool_names: dict[str, str] = {}  # noqa: RUF012  # the run's tool for a function that a row without tools calls
+    calls: Literal["json", "python"] = "json"  # python: also read messages `[name(argument=value), ...]` as calls
+    # Reads `instruction` and `response` with a Python program: the dialogue ends with a call of this tool. Empty: no.
+    program_tool: Literal["", "jupyter_code"] = ""
+    where: dict[str, str] = {}  # noqa: RUF012  # column and text of the rows to use; the file's other rows are left out
 
 
 class SftConfig(Section, frozen=True):

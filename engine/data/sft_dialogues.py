@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, cast
 
 from configs.algorithm import SftFileConfig
 from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
-from engine.data.dialogue_messages import DIALOGUE_COLUMNS, DatasetLocation, DialogueMessage, parse_dialogue
+from engine.data.dialogue_messages import DatasetLocation, DialogueMessage
+from engine.data.row_layouts import list_columns, read_dialogue
 from engine.data.row_prompts import choose_format
 from policies.dialogue.chat_format import (
     TURN_END,
@@ -113,10 +114,13 @@ def _iter_turns(
 ) -> Iterator[tuple[DatasetRow, Turns]]:
     bad_rows = bad_rows or BadRows()
     has_usable_row = False
-    for row in read_rows(path, DIALOGUE_COLUMNS, bad_rows):
+    for row in read_rows(path, list_columns(file), bad_rows):
         try:
-            parsed = parse_dialogue(row)
-            dialogue = choose_format(row, parsed, formats, file)
+            found = read_dialogue(row, file)
+            if found is None:
+                continue
+            parsed = found[1]
+            dialogue = choose_format(*found, formats, file)
             turns = list(_render_turns(parsed.messages, dialogue, file.tool_names))
             _require_unicode(turns, row)
         except DatasetError as error:
@@ -125,7 +129,8 @@ def _iter_turns(
             has_usable_row = True
             yield row, turns
     if not has_usable_row:
-        raise DatasetError(path, f"no usable dialogue: {describe_bad_rows(bad_rows.errors)}")
+        left_out = "each row is left out by `where` or `program_tool` of its [[sft.mixture]]"
+        raise DatasetError(path, f"no usable dialogue: {describe_bad_rows(bad_rows.errors) or left_out}")
 
 
 def _require_unicode(turns: Turns, row: DatasetRow) -> None:

@@ -56,7 +56,8 @@ class DialogueSource(NamedTuple):
     def compute_digest(self) -> str:
         """Reads the whole data file. Raises DatasetError."""
         file, sft = self.file, self.sft
-        options = (file.prompt, dict(file.tool_names), sft.max_tokens, sft.too_long, sft.max_bad_rows)
+        layout = (file.prompt, dict(file.tool_names), file.calls, file.program_tool, dict(file.where))
+        options = (*layout, sft.max_tokens, sft.too_long, sft.max_bad_rows)
         digest = hashlib.blake2b(_LAYOUT, digest_size=16)
         digest.update(msgspec.json.encode((options, dict(self.formats))))
         for path in (self.tokenizer.path, *list_data_files(self.path)):

@@ -221,7 +221,9 @@ def test_the_mixture_of_the_report_names_each_missing_file_by_its_key() -> None:
     keys = [key for key in checks if key.startswith("sft.mixture.")]
     assert len(keys) == 6
     for key in keys:
-        with pytest.raises(UnusableInput, match=rf"\.jsonl: no such file; set {re.escape(key)} to a file of dialogues"):
+        with pytest.raises(
+            UnusableInput, match=rf"cold_start/.*: no such file.*; set {re.escape(key)} to a file of dialogues"
+        ):
             checks[key]()
 
 

@@ -94,6 +94,7 @@ def test_a_second_start_encodes_nothing_and_has_the_same_dialogues(
         {"max_bad_rows": 1},
         {"mixture": (SftFileConfig(name="some", data="$RUN/data/sft.jsonl", prompt="run"),)},
         {"mixture": (SftFileConfig(name="some", data="$RUN/data/sft.jsonl", tool_names={"a": "jupyter_code"}),)},
+        {"mixture": (SftFileConfig(name="some", data="$RUN/data/sft.jsonl", calls="python"),)},
     ],
 )
 def test_other_settings_and_other_data_have_token_files_of_their_own(swept_path: Path, sft: dict[str, Any]) -> None:

@@ -1,0 +1,219 @@
+"""The six sets of configs/rstar2_cold_start.toml are read as they are published, with the keys of that file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+
+from configs.algorithm import SftFileConfig
+from configs.load import load_run
+from engine.data.data_files import BadRows, DatasetError
+from engine.data.sft_dialogues import iter_sft_dialogues
+from policies.dialogue.chat_format import format_tool_call
+from policies.tools.tool_schema import ToolSchema
+from tests.engine.data.public_layouts import ANSWER, ARGUMENTS, CLOCK, QUESTION, RESULT, SYSTEM, WEATHER
+from tests.engine.data.test_row_prompts import RUN_FORMAT, build_task_format, tokenize
+from tests.engine.data.test_sft_dialogues import LetterTokenizer
+
+FILES = {each.name: each for each in load_run(Path("configs/rstar2_cold_start.toml")).sft.mixture}
+PROGRAM = "def add(a, b):\n    return a + b\n\nprint(add(1, 2))"
+FUNCTIONS = json.dumps([WEATHER | {"name": "Get Weather", "required": None}, CLOCK])
+INTRODUCTION = "You choose functions. The time is 12:24:35."
+TOOLACE = {
+    "system": f"{INTRODUCTION}Here is a list of functions in JSON format that you can invoke:\n{FUNCTIONS}. \n"
+    "Put a call in the format of [func1(params_name=params_value), func2(params)]\n\nNO other text MUST be included.",
+    "conversations": [
+        {"from": "user", "value": QUESTION},
+        {"from": "assistant", "value": "[Get Weather(city=\"Zürich\", unit='celsius'), get_time()]"},
+        {"from": "tool", "value": f"[{RESULT}]"},
+        {"from": "assistant", "value": ANSWER},
+    ],
+}
+APIGEN_MT = {
+    "system": SYSTEM,
+    "tools": json.dumps([WEATHER, CLOCK]),
+    "conversations": [
+        {"from": "human", "value": QUESTION},
+        {"from": "function_call", "value": json.dumps({"name": "get_weather", "arguments": json.dumps(ARGUMENTS)})},
+        {"from": "observation", "value": RESULT},
+        {"from": "gpt", "value": ANSWER},
+        {"from": "human", "value": "And tomorrow?"},
+        {"from": "gpt", "value": "I do not know."},
+    ],
+}
+MAGICODER = {"instruction": "Add 1 and 2.", "response": f"Here it is:\n\n```python\n{PROGRAM}\n```\n\nIt prints 3."}
+NEMOTRON = {
+    "input": [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "Bye!"}],
+    "output": "Goodbye!",
+    **{"category": "chat", "reasoning": "off", "system_prompt": "detailed thinking off", "used_in_training": "yes"},
+}  # fmt: skip
+TULU = {
+    "id": "personas_IF_1",
+    "prompt": "Two words, please.",
+    "messages": [{"role": "user", "content": "Two words, please."}, {"role": "assistant", "content": "Of course."}],
+    "constraints": ["length constraints:number of words"],
+}
+
+
+def close_turns(*turns: str) -> str:
+    """The text under the loss: each turn without reasoning."""
+    return "".join(f"</reason>\n{turn}<|im_end|>" for turn in turns)
+
+
+def render_system(system: str, *tools: ToolSchema) -> str:
+    return f"<|im_start|>system\n{build_task_format(*tools, system=system).system}<|im_end|>\n<|im_start|>user\n"
+
+
+WEATHER_CALL = format_tool_call("get_weather", ARGUMENTS)
+TOOLS = (ToolSchema(**WEATHER), ToolSchema(**CLOCK))
+RUN_PROMPT = f"<|im_start|>system\n{RUN_FORMAT.system}<|im_end|>\n<|im_start|>user\n{RUN_FORMAT.instruction}"
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "prompt", "generated"),
+    [
+        (
+            "toolace",
+            TOOLACE,
+            render_system(INTRODUCTION, TOOLS[0]._replace(name="Get Weather"), TOOLS[1]),
+            close_turns(f"{format_tool_call('Get Weather', ARGUMENTS)}\n{format_tool_call('get_time', {})}", ANSWER),
+        ),
+        ("apigen_mt", APIGEN_MT, render_system(SYSTEM, *TOOLS), close_turns(WEATHER_CALL, ANSWER, "I do not know.")),
+        (
+            "glaive",
+            APIGEN_MT | {"system": None, "conversations": APIGEN_MT["conversations"][:4]},
+            render_system("You are a helpful assistant.", *TOOLS),
+            close_turns(WEATHER_CALL, ANSWER),
+        ),
+        ("code", MAGICODER, RUN_PROMPT, close_turns(format_tool_call("jupyter_code", {"code": PROGRAM}))),
+        ("instructions", TULU, RUN_PROMPT, close_turns("Of course.")),
+        (
+            "chat",
+            NEMOTRON,
+            "<|im_start|>system\ndetailed thinking off<|im_end|>\n<|im_start|>user\n",
+            close_turns("Hello!", "Goodbye!"),
+        ),
+    ],
+)
+def test_a_public_set_is_read_as_it_is_published(
+    tmp_path: Path, name: str, row: dict[str, Any], prompt: str, generated: str
+) -> None:
+    ((text, trained),) = tokenize(tmp_path / "some.jsonl", row, file=FILES[name])
+    assert text.startswith(prompt)
+    assert trained == generated
+
+
+@pytest.mark.parametrize(("name", "row"), [("toolace", TOOLACE), ("code", MAGICODER), ("chat", NEMOTRON)])
+def test_a_parquet_file_has_the_columns_of_each_layout(tmp_path: Path, name: str, row: dict[str, Any]) -> None:
+    ((text, _),) = tokenize(tmp_path / "some.jsonl", row, file=FILES[name])
+    polars.DataFrame([row]).write_parquet(tmp_path / "some.parquet")
+    (sequence,) = iter_sft_dialogues(tmp_path / "some.parquet", LetterTokenizer(), {"": RUN_FORMAT}, FILES[name])
+    assert LetterTokenizer().decode(sequence.token_ids) == text
+
+
+def replace_turn(position: int, value: str) -> dict[str, Any]:
+    turns = list(TOOLACE["conversations"])
+    turns[position] = {**turns[position], "value": value}
+    return {**TOOLACE, "conversations": turns}
+
+
+# ---------------------------------------------------------------- calls = "python"
+
+
+@pytest.mark.parametrize("text", ["[see the manual (page 3)]", "I call [get_time()].", "[1, 2]"])
+def test_bracketed_prose_stays_text(tmp_path: Path, text: str) -> None:
+    ((_, trained),) = tokenize(tmp_path / "some.jsonl", replace_turn(3, text), file=FILES["toolace"])
+    assert trained.endswith(close_turns(text))
+
+
+def test_a_file_without_the_key_keeps_lists_of_calls_as_text(tmp_path: Path) -> None:
+    text = TOOLACE["conversations"][1]["value"]
+    row = {"conversations": [{"from": "user", "value": "1?"}, {"from": "assistant", "value": text}]}
+    ((_, trained),) = tokenize(tmp_path / "some.jsonl", row)
+    assert trained == close_turns(text)
+
+
+def test_a_syntax_of_calls_before_the_functions_is_removed(tmp_path: Path) -> None:
+    syntax = "You MUST put a call in the format of [func_name1(params_name1=value...), func_name2(params)]"
+    system = f"{INTRODUCTION}\n{syntax}\nHere is a list of functions in JSON format that you can invoke.\n{FUNCTIONS}"
+    rows = [{**TOOLACE, "system": system}, TOOLACE]
+    first, second = tokenize(tmp_path / "some.jsonl", *rows, file=FILES["toolace"])
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "functions", ["[{'name': 'get_time'}]", '[{"name": "get_time"', '[{"tool_name": "get_time"}]', ""]
+)
+def test_calls_without_a_json_list_of_functions_are_unknown_to_the_run(tmp_path: Path, functions: str) -> None:
+    row = replace_turn(1, "[get_time()]") | {"system": f"Here is a list of functions: {functions}"}
+    with pytest.raises(DatasetError, match=r"tool_calls\[0\]\.name`: unknown function 'get_time'; known: jupyter_code"):
+        tokenize(tmp_path / "some.jsonl", row, file=FILES["toolace"])
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        ("[Get Weather(city=Zürich)]", "no literal: Zürich"),
+        ('[Get Weather(city="Zürich"]', "a bracket is missing"),
+        ('[Get Weather("Zürich")]', 'expected one argument=value of each name: "Zürich"'),
+        ('[Get Weather]=>(city="Zürich")', "a list begins with [ and ends with ]"),
+    ],
+)
+def test_a_malformed_call_of_a_known_function_is_named(tmp_path: Path, call: str, problem: str) -> None:
+    with pytest.raises(DatasetError) as caught:
+        tokenize(tmp_path / "some.jsonl", TOOLACE, replace_turn(1, call), file=FILES["toolace"])
+    assert f": row 2, field `conversations[1].content`: no list of calls: {problem}" in str(caught.value)
+
+
+# ---------------------------------------------------------------- program_tool and where
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "Sorting is a matter of taste.",
+        "```java\nint a = 1;\n```",
+        "```python\nprint(1)\n```\nor\n```python\nprint(2)\n```",
+        "```python\nprint(1)",
+    ],
+)
+def test_a_response_without_one_python_program_is_left_out(tmp_path: Path, response: str) -> None:
+    bad_rows, other = BadRows(9), {"instruction": "?", "response": response}
+    texts = tokenize(tmp_path / "some.jsonl", other, MAGICODER, file=FILES["code"], bad_rows=bad_rows)
+    assert len(texts) == 1
+    assert bad_rows.errors == []
+
+
+def test_rows_with_another_value_of_a_column_are_left_out(tmp_path: Path) -> None:
+    on = {**NEMOTRON, "reasoning": "on", "output": "<think>\nHm.\n</think>\n\nGoodbye!"}
+    ((text, _),) = tokenize(tmp_path / "some.jsonl", on, NEMOTRON, file=FILES["chat"])
+    assert "Hm." not in text
+    with pytest.raises(DatasetError, match=r"no usable dialogue: each row is left out by `where` or `program_tool`"):
+        tokenize(tmp_path / "some.jsonl", on, file=FILES["chat"])
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "problem"),
+    [
+        ("code", {"instruction": "Add 1 and 2."}, "`response`: expected a string"),
+        ("code", {"response": MAGICODER["response"]}, "`instruction`: expected a string"),
+        ("chat", {**NEMOTRON, "reasoning": None}, "`reasoning`: expected a string"),
+        ("chat", {**NEMOTRON, "input": "Hi!"}, "`input`: expected a list of messages"),
+        ("chat", {**NEMOTRON, "output": 7}, "`output`: expected a string"),
+        ("chat", {**NEMOTRON, "output": None}, "`messages`: expected a list of messages"),
+        ("glaive", APIGEN_MT | {"tools": "{"}, "`tools`: not JSON: "),
+    ],
+)
+def test_an_unusable_field_is_named(tmp_path: Path, name: str, row: dict[str, Any], problem: str) -> None:
+    with pytest.raises(DatasetError) as caught:
+        tokenize(tmp_path / "some.jsonl", row, file=FILES[name])
+    assert f": row 1, field {problem}" in str(caught.value)
+
+
+def test_a_program_needs_the_tool_in_the_run(tmp_path: Path) -> None:
+    file = SftFileConfig(name="some", data="", program_tool="jupyter_code")
+    row = {**MAGICODER, "tools": [CLOCK]}
+    with pytest.raises(DatasetError, match=r"unknown function 'jupyter_code'; known: get_time"):
+        tokenize(tmp_path / "some.jsonl", row, file=file)
