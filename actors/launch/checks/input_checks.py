@@ -1,7 +1,6 @@
 """Checks of a run's inputs by configuration key, before anything is created: for the launcher and `asterism doctor`.
 
-Nothing here imports torch. Of a long data file only the first rows are checked, so that the start takes seconds: the
-head reads all questions before the first step, and the learner all dialogues.
+Nothing here imports torch.
 """
 
 import shutil
@@ -9,17 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from actors.launch.checks.data_checks import check_data, check_dialogues, check_questions
 from actors.launch.checks.task_code_checks import CheckedInput, check_import_path, check_reward_function, check_task
 from actors.sinks.contract import check_sinks
-from configs.algorithm import SftFileConfig
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
-from engine.data.data_files import BadRows, DatasetError, list_data_files
-from engine.data.datasets import QuestionReport, read_problems
-from engine.data.sft_dialogues import count_sft_dialogues, describe_bad_rows
-from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
+from engine.data.datasets import QuestionReport
+from engine.data.task_inputs import build_renderer
 from engine.learner.checkpoints import is_resumable, read_trainer_state
 from engine.model.compiled_parts import find_compiler
 from engine.model.lora.lora_options import (
@@ -36,12 +33,8 @@ from policies.dialogue.chat_format import TURN_END, TURN_START
 from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
 from policies.tools.task_description import MATH, TaskDescription
-from sandbox.contract import SandboxFailure
 from tasks import DEFAULT_TASK
-from tasks.curation.answer_check import find_unreadable_answers, is_answer_of_kind
 
-_MAX_CHECKED_ROWS = 100_000  # of a data file: about a second
-_MAX_CHECKED_ANSWERS = 200  # about 5 ms each
 _GIB = 2**30
 _FLOAT32_BYTES = 4
 _SAVED_COPIES = 4  # in a checkpoint: the weights, two moments of the optimizer, and the exported model, at most
@@ -143,8 +136,8 @@ def _list_task_checks(
             *_list_evaluation_files(run, task, training),
         ):
             if file and not _is_generated(run, file):
-                check = partial(_check_questions, task, descriptions, report)
-                checks[key] = partial(_check_data, folder.expand_path(file), remedy, check)
+                check = partial(check_questions, task, descriptions, report)
+                checks[key] = partial(check_data, folder.expand_path(file), remedy, check)
     return checks
 
 
@@ -154,9 +147,9 @@ def _list_dialogue_checks(
     checks: dict[str, InputCheck] = {}
     for key, file in (run.sft.files | run.sft.validation_files).items():
         if run.sft.is_enabled and not _is_generated(run, file.data):
-            check_dialogues = partial(_check_dialogues, run, descriptions, file)
+            check = partial(check_dialogues, run, descriptions, file)
             remedy = f"set {key} to a file of dialogues, or {'sft.steps' if run.sft.steps else 'sft.epochs'} = 0"
-            checks[key] = partial(_check_data, folder.expand_path(file.data), remedy, check_dialogues)
+            checks[key] = partial(check_data, folder.expand_path(file.data), remedy, check)
     return checks
 
 
@@ -177,60 +170,6 @@ def _list_evaluation_files(
 
 def _is_generated(run: RunConfig, path: str) -> bool:
     return run.tiny is not None and path.startswith("$RUN")
-
-
-# ---------------------------------------------------------------- data
-
-
-def _check_data(path: Path, remedy: str, check: Callable[[Path], CheckedInput]) -> CheckedInput:
-    try:
-        list_data_files(path)
-    except DatasetError as error:
-        raise UnusableInput(f"{error}; {remedy}") from None
-    return check(path)
-
-
-def _check_questions(
-    task: TaskConfig, descriptions: Mapping[str, TaskDescription], report: QuestionReport, path: Path
-) -> CheckedInput:
-    description = descriptions.get(task.name)
-    if description is None:
-        raise UnusableInput(f"not checked, because {task.key_prefix}import cannot be loaded")
-    layout, answers = (
-        get_row_layout(task, description),
-        dict[str, str](),
-    )  # names of problems by answer that is no number
-    for problem in read_problems(path, report, _MAX_CHECKED_ROWS, layout):
-        if layout.needs_answer and not is_answer_of_kind(problem.ground_truth, "number"):
-            answers.setdefault(problem.ground_truth, problem.name)
-    warnings = (*report.list_warnings(), *_check_answers(answers))
-    return CheckedInput(f"{path}: {report.describe()}{_describe_limit(report.num_rows)}", warnings)
-
-
-def _check_answers(names: Mapping[str, str]) -> list[str]:
-    """`names`: of a problem, by answer. Warnings."""
-    checked = list(names)[:_MAX_CHECKED_ANSWERS]
-    try:
-        unreadable = find_unreadable_answers(checked) if checked else []
-    except SandboxFailure as failure:
-        return [f"the answers are not checked: {failure}"]
-    if not unreadable:
-        return []
-    first = f"the first is {unreadable[0]!r:.80} in {names[unreadable[0]]}"
-    return [f"the verifier cannot parse {len(unreadable):,} answers, so that their trajectories are masked; {first}"]
-
-
-def _check_dialogues(
-    run: RunConfig, descriptions: Mapping[str, TaskDescription], file: SftFileConfig, path: Path
-) -> CheckedInput:
-    formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows, "sft.max_bad_rows")
-    count = count_sft_dialogues(path, formats, _MAX_CHECKED_ROWS, file, bad_rows)
-    unusable = describe_bad_rows(bad_rows.errors)
-    return CheckedInput(f"{path}: {count:,} dialogues{_describe_limit(count)}", (unusable,) if unusable else ())
-
-
-def _describe_limit(num_rows: int) -> str:
-    return f" in the first {num_rows:,} rows; the others are checked later" if num_rows == _MAX_CHECKED_ROWS else ""
 
 
 # ---------------------------------------------------------------- model

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
-from actors.launch.checks import input_checks
+from actors.launch.checks import data_checks, input_checks
 from actors.launch.checks.input_checks import check_inputs, list_input_checks
 from configs.errors import UnusableInput
 from configs.load import load_run
@@ -237,8 +237,16 @@ def test_answers_that_the_verifier_cannot_parse_are_counted_before_the_start(inp
     assert "'$$' in train.jsonl:3" in warning
 
 
+def test_answers_beyond_the_checked_ones_are_counted(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_checks, "_MAX_CHECKED_ANSWERS", 2)
+    rows = [{"question": f"What is number {number}?", "answer": f"x+{number}"} for number in range(5)]
+    (inputs / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (warning,) = [line for line in check_inputs(load(inputs)) if line.startswith("warning: data.train: ")]
+    assert "3 further answers that are no numbers are not checked" in warning
+
+
 def test_of_a_long_file_the_first_rows_are_checked(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_checks, "_MAX_CHECKED_ROWS", 3)
+    monkeypatch.setattr(data_checks, "_MAX_CHECKED_ROWS", 3)
     path = inputs / "train.jsonl"
     path.write_text("".join(f'{{"question": "What is 1 + {number}?", "answer": "2"}}\n' for number in range(5)) + "{")
     assert f"data.train: {path}: 3 questions in the first 3 rows; the others are checked later" in check_inputs(

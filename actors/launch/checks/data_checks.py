@@ -1,0 +1,79 @@
+"""Checks of data files before a run. Of a long file only the first rows are checked, so that the start takes seconds.
+
+The head reads all questions before the first step, and the learner all dialogues.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from actors.launch.checks.task_code_checks import CheckedInput
+from configs.algorithm import SftFileConfig
+from configs.errors import UnusableInput
+from configs.schema import RunConfig
+from configs.task_options import TaskConfig
+from engine.data.data_files import BadRows, DatasetError, list_data_files
+from engine.data.datasets import QuestionReport, read_problems
+from engine.data.sft_dialogues import count_sft_dialogues, describe_bad_rows
+from engine.data.task_inputs import build_task_formats, get_row_layout
+from policies.tools.task_description import TaskDescription
+from sandbox.contract import SandboxFailure
+from tasks.curation.answer_check import find_unreadable_answers, is_answer_of_kind
+
+_MAX_CHECKED_ROWS = 100_000  # of a file: about a second
+_MAX_CHECKED_ANSWERS = 200  # about 5 ms each
+
+
+def check_data(path: Path, remedy: str, check: Callable[[Path], CheckedInput]) -> CheckedInput:
+    try:
+        list_data_files(path)
+    except DatasetError as error:
+        raise UnusableInput(f"{error}; {remedy}") from None
+    return check(path)
+
+
+def check_questions(
+    task: TaskConfig, descriptions: Mapping[str, TaskDescription], report: QuestionReport, path: Path
+) -> CheckedInput:
+    description = descriptions.get(task.name)
+    if description is None:
+        raise UnusableInput(f"not checked, because {task.key_prefix}import cannot be loaded")
+    layout = get_row_layout(task, description)
+    answers: dict[str, str] = {}  # names of problems by answer that is no number
+    for problem in read_problems(path, report, _MAX_CHECKED_ROWS, layout):
+        if layout.needs_answer and not is_answer_of_kind(problem.ground_truth, "number"):
+            answers.setdefault(problem.ground_truth, problem.name)
+    warnings = (*report.list_warnings(), *_check_answers(answers))
+    return CheckedInput(f"{path}: {report.describe()}{_describe_limit(report.num_rows)}", warnings)
+
+
+def _check_answers(names: Mapping[str, str]) -> list[str]:
+    """`names`: of a problem, by answer. Warnings."""
+    checked = list(names)[:_MAX_CHECKED_ANSWERS]
+    try:
+        unreadable = find_unreadable_answers(checked) if checked else []
+    except SandboxFailure as failure:
+        return [f"the answers are not checked: {failure}"]
+    warnings: list[str] = []
+    if unreadable:
+        first = f"the first is {unreadable[0]!r:.80} in {names[unreadable[0]]}"
+        warnings.append(
+            f"the verifier cannot parse {len(unreadable):,} answers, so that their trajectories are masked; {first}"
+        )
+    if unchecked := len(names) - len(checked):
+        warnings.append(
+            f"{unchecked:,} further answers that are no numbers are not checked; `asterism data inspect` checks more"
+        )
+    return warnings
+
+
+def check_dialogues(
+    run: RunConfig, descriptions: Mapping[str, TaskDescription], file: SftFileConfig, path: Path
+) -> CheckedInput:
+    formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows, "sft.max_bad_rows")
+    count = count_sft_dialogues(path, formats, _MAX_CHECKED_ROWS, file, bad_rows)
+    unusable = describe_bad_rows(bad_rows.errors)
+    return CheckedInput(f"{path}: {count:,} dialogues{_describe_limit(count)}", (unusable,) if unusable else ())
+
+
+def _describe_limit(num_rows: int) -> str:
+    return f" in the first {num_rows:,} rows; the others are checked later" if num_rows == _MAX_CHECKED_ROWS else ""
