@@ -27,7 +27,7 @@ class RandomDialogue(NamedTuple):
     tools: Sequence[ToolSchema]  # of a request; empty: those of the run
 
 
-def make_dialogue(seed: int, *, has_tools: bool, start: str) -> RandomDialogue:
+def make_dialogue(seed: int, *, run_has_tools: bool, has_tools: bool, start: str) -> RandomDialogue:
     """`start`: of each turn, if a prefill that is no tag requires one."""
     draw = random.Random(seed)
     messages: list[Message] = []
@@ -40,7 +40,7 @@ def make_dialogue(seed: int, *, has_tools: bool, start: str) -> RandomDialogue:
         turn = _make_turn(draw, start)
         messages.append({"role": "assistant", **turn, "content": turn["content"] or "<answer>\\boxed{1}</answer>"})
     system = _make_text(draw) if draw.random() < 0.4 else ""
-    tools = MORE_TOOLS if draw.random() < 0.3 else tuple(TOOL_SCHEMAS.values()) if system else ()
+    tools = MORE_TOOLS if draw.random() < 0.3 else tuple(TOOL_SCHEMAS.values()) if system or not run_has_tools else ()
     return RandomDialogue(messages, system, tools if has_tools else ())
 
 

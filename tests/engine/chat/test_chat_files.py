@@ -20,7 +20,7 @@ from tasks import MATH_PYTHON
 from tests.engine.chat.family_folders import FAMILY_KINDS, TEXTS, FamilyKind, write_family_tokenizer
 from tests.engine.chat.random_dialogues import RandomDialogue, make_dialogue
 
-NUM_DIALOGUES = 50  # for each of the formats: 200 per family
+NUM_DIALOGUES = 60  # for each of the formats: 240 per family
 OWN_TEXTS = "Use it \u2603.\n{tools}\nEnd."
 DIALOGUES = {
     "default": DialogueConfig(),
@@ -56,6 +56,33 @@ def tokenize_as_the_run(folder: Path, drawn: list[RandomDialogue], dialogue: Dia
     return list(iter_sft_dialogues(folder / "rows.jsonl", load_tokenizer(folder / "original"), formats))
 
 
+def draw_dialogues(config: str) -> list[RandomDialogue]:
+    """Each format has seeds of its own. Without tools in the run, each second dialogue has those of its request."""
+    options, first = DIALOGUES[config], NUM_DIALOGUES * list(DIALOGUES).index(config)
+    start = "" if options.prefill in ("<reason>", "<think>\n", "") else options.prefill
+    run_has_tools = bool(options.tools)
+    return [
+        make_dialogue(seed, run_has_tools=run_has_tools, has_tools=run_has_tools or seed % 2 == 0, start=start)
+        for seed in range(first, first + NUM_DIALOGUES)
+    ]
+
+
+def test_a_family_has_210_dialogues_with_tools_172_of_them_with_calls_and_results() -> None:
+    with_tools: list[RandomDialogue] = []
+    without: list[RandomDialogue] = []
+    for config, options in DIALOGUES.items():
+        for each in draw_dialogues(config):
+            (with_tools if options.tools or each.tools else without).append(each)
+    assert (len(with_tools), len(without)) == (210, 30)
+    assert len({json.dumps(each.messages) for each in with_tools + without}) == 240  # no seed occurs twice
+    num_calls = [[len(message.get("tool_calls", ())) for message in each.messages] for each in with_tools + without]
+    num_results = [sum(message["role"] == "tool" for message in each.messages) for each in with_tools + without]
+    assert num_results == [sum(each) for each in num_calls]
+    assert sum(each > 0 for each in num_results[:210]) == 172
+    assert sum(max(each) > 1 for each in num_calls) == 123  # several calls in a message
+    assert sum(num_results[210:]) == 0
+
+
 @slow
 @pytest.mark.parametrize("config", DIALOGUES)
 @pytest.mark.parametrize("family", FAMILY_KINDS)
@@ -65,8 +92,7 @@ def test_the_template_renders_the_token_ids_of_the_run(tmp_path: Path, family: s
     write_family_tokenizer(tmp_path / "original", kind)
     exported = export_chat(tmp_path / "exported", kind, options)
     dialogue = build_dialogue_format(options, MATH_PYTHON)
-    start = "" if options.prefill in ("<reason>", "<think>\n", "") else options.prefill
-    drawn = [make_dialogue(seed, has_tools=bool(options.tools), start=start) for seed in range(NUM_DIALOGUES)]
+    drawn = draw_dialogues(config)
     for each, wanted in zip(drawn, tokenize_as_the_run(tmp_path, drawn, dialogue), strict=True):
         system = [{"role": "system", "content": each.system}] if each.system else []
         tools = [json.loads(tool.to_json()) for tool in each.tools] or None
