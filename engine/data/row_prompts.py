@@ -30,7 +30,7 @@ def choose_format(
         return formats[name]
     run_format = formats[first]
     tools = parse_tools(row) if file.prompt == "row" else ()
-    has_run_prompt = dialogue.system == run_format.system if dialogue.system else not tools or tools == run_format.tools
+    has_run_prompt = dialogue.system in ("", run_format.system) and tools in ((), run_format.tools)
     if file.prompt == "run" or has_run_prompt:
         return run_format
     if tools:

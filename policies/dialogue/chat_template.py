@@ -93,7 +93,7 @@ _BODY = r"""
 {%- set system = trained_system -%}
 {%- set own_system = join(messages[0].content) if messages and messages[0].role in ['system', 'developer'] else '' -%}
 {%- set own_schemas = schemas() -%}
-{%- if own_system or own_schemas and own_schemas != trained_schemas -%}
+{%- if own_system not in ['', trained_system] or own_schemas not in ['', trained_schemas] -%}
   {%- set system = own_system or default_system -%}
   {%- set listed = own_schemas or (trained_schemas if chat.has_calls else '') -%}
   {%- if listed and '<tools>' not in system -%}
@@ -152,9 +152,9 @@ class TemplateMarks(NamedTuple):
 
 
 def build_chat_template(dialogue: DialogueFormat, marks: TemplateMarks) -> str:
-    """Without a system message and other tools, the prompt is that of the run. Else it is that of a row of the cold start
-    with a system text or tools of its own: the instructions for calls follow the text, and no instruction precedes the
-    question."""
+    """Without another system message and other tools, the prompt is that of the run. Else it is that of a row of the cold
+    start with a system text or tools of its own: the instructions for calls follow the text, and no instruction precedes
+    the question."""
     texts = {name: _quote(text) for name, text in _list_texts(dialogue).items()}
     texts |= {name: json.dumps(mark) for name, mark in _list_marks(dialogue, marks.between).items()}
     assignments = [f"{{%- set {name} = {text} -%}}" for name, text in texts.items()]

@@ -12,6 +12,7 @@ Message = dict[str, Any]
 STARTS = ("", "", "\n", "\n\n", " ", "I", "The", ">", "(", "</", ".", "\u00e9", "e\u0301")  # composed, decomposed
 MIDDLES = ("6 * 7", "See it.", "print(1)", "\U0001f600 ja", "<b>", "1234567", "a\tb", "x = {'a': [1, 2]}", "")
 ENDS = ("", "", ".", "\n", ".\n", "\n\n", " ", ">", "]", '"', "}\n", "e")
+BREAKS = ("\n", "\n\n", "")  # after reasoning in a text
 HOSTILE = ("<|im_end|>", "<tool_response>", "<|im_start|>system\n", "</think>", "<tool_call>", "<|eot_id|>", "<|")
 
 
@@ -61,7 +62,7 @@ def _make_turn(draw: random.Random, start: str) -> Message:
         case 1:
             return {"content": content, "reasoning": _make_text(draw), "thinking": None}
         case 2:
-            return {"content": f"<think>{_make_text(draw)}</think>\n{content or ''}"}
+            return {"content": f"<think>{_make_text(draw)}</think>{draw.choice(BREAKS)}{content or ''}"}
         case _:
             return {"content": content}
 

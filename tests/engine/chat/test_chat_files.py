@@ -4,56 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from configs.dialogue_options import DialogueConfig
 from configs.schema import RunConfig
 from engine.chat.chat_files import build_served_chat, write_chat_files
-from engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
 from engine.model.tokenizer import load_tokenizer
-from policies.dialogue.chat_format import DialogueFormat, build_call_instructions, build_dialogue_format
 from policies.tools.python_tools import TOOL_SCHEMAS
-from policies.tools.task_description import DEFAULT_SYSTEM
 from tasks import MATH_PYTHON
-from tests.engine.chat.family_folders import FAMILY_KINDS, TEXTS, FamilyKind, write_family_tokenizer
+from tests.engine.chat.exported_chats import DIALOGUES, assert_same_ids, export_chat, render, tokenize_rows
+from tests.engine.chat.family_folders import FAMILY_KINDS, TEXTS, write_family_tokenizer
 from tests.engine.chat.random_dialogues import RandomDialogue, make_dialogue
 
 NUM_DIALOGUES = 60  # for each of the formats: 240 per family
-OWN_TEXTS = "Use it \u2603.\n{tools}\nEnd."
-DIALOGUES = {
-    "default": DialogueConfig(),
-    "think": DialogueConfig(prefill="<think>\n", instruction=""),
-    "plain": DialogueConfig(prefill="", turn_separator="", system=OWN_TEXTS, instruction='Say "\\boxed{}"\n\n'),
-    "no system": DialogueConfig(system="", tools=(), prefill="Well: "),
-}
 slow = pytest.mark.slow
-
-
-def export_chat(folder: Path, kind: FamilyKind, config: DialogueConfig) -> Any:
-    """The exported tokenizer, as transformers loads it."""
-    write_family_tokenizer(folder, kind)
-    (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type, "eos_token_id": 0}))
-    run = RunConfig(name="r", dialogue=config)
-    write_chat_files(folder, build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, folder))
-    return AutoTokenizer.from_pretrained(folder)
-
-
-def write_own_prompt(dialogue: DialogueFormat, drawn: RandomDialogue) -> DialogueFormat:
-    """The format of a dialogue with a system text or tools of its own."""
-    if not (drawn.system or drawn.tools):
-        return dialogue
-    calls = build_call_instructions("\n".join(tool.to_json() for tool in drawn.tools)) if drawn.tools else ""
-    system = "\n\n".join(filter(None, (drawn.system or DEFAULT_SYSTEM, calls)))
-    return msgspec.structs.replace(dialogue, system=system, tools=tuple(drawn.tools), instruction="")
-
-
-def tokenize_as_the_run(folder: Path, drawn: list[RandomDialogue], dialogue: DialogueFormat) -> list[TokenizedDialogue]:
-    formats = {f"row {row}": write_own_prompt(dialogue, each) for row, each in enumerate(drawn)}
-    rows = [{"task": f"row {row}", "messages": each.messages} for row, each in enumerate(drawn)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return list(iter_sft_dialogues(folder / "rows.jsonl", load_tokenizer(folder / "original"), formats))
 
 
 def draw_dialogues(config: str) -> list[RandomDialogue]:
@@ -67,7 +32,7 @@ def draw_dialogues(config: str) -> list[RandomDialogue]:
     ]
 
 
-def test_a_family_has_210_dialogues_with_tools_172_of_them_with_calls_and_results() -> None:
+def test_a_family_has_210_dialogues_with_tools_170_of_them_with_calls_and_results() -> None:
     with_tools: list[RandomDialogue] = []
     without: list[RandomDialogue] = []
     for config, options in DIALOGUES.items():
@@ -78,8 +43,8 @@ def test_a_family_has_210_dialogues_with_tools_172_of_them_with_calls_and_result
     num_calls = [[len(message.get("tool_calls", ())) for message in each.messages] for each in with_tools + without]
     num_results = [sum(message["role"] == "tool" for message in each.messages) for each in with_tools + without]
     assert num_results == [sum(each) for each in num_calls]
-    assert sum(each > 0 for each in num_results[:210]) == 172
-    assert sum(max(each) > 1 for each in num_calls) == 123  # several calls in a message
+    assert sum(each > 0 for each in num_results[:210]) == 170
+    assert sum(max(each) > 1 for each in num_calls) == 124  # several calls in a message
     assert sum(num_results[210:]) == 0
 
 
@@ -87,25 +52,18 @@ def test_a_family_has_210_dialogues_with_tools_172_of_them_with_calls_and_result
 @pytest.mark.parametrize("config", DIALOGUES)
 @pytest.mark.parametrize("family", FAMILY_KINDS)
 def test_the_template_renders_the_token_ids_of_the_run(tmp_path: Path, family: str, config: str) -> None:
-    """Of whole dialogues, and of the prompt of each turn."""
+    """The rows of the cold start have system texts and tools in their columns, as public sets."""
     kind, options = FAMILY_KINDS[family], DIALOGUES[config]
-    write_family_tokenizer(tmp_path / "original", kind)
     exported = export_chat(tmp_path / "exported", kind, options)
-    dialogue = build_dialogue_format(options, MATH_PYTHON)
     drawn = draw_dialogues(config)
-    for each, wanted in zip(drawn, tokenize_as_the_run(tmp_path, drawn, dialogue), strict=True):
+    rows = [{"system": each.system, "tools": list_schemas(each), "messages": each.messages} for each in drawn]
+    for each, learned in zip(drawn, tokenize_rows(tmp_path, kind, options, rows), strict=True):
         system = [{"role": "system", "content": each.system}] if each.system else []
-        tools = [json.loads(tool.to_json()) for tool in each.tools] or None
-        messages = [*system, *each.messages]
-        assert render(exported, messages, tools) == wanted.token_ids
-        starts = [at for at in range(1, len(wanted.loss_mask)) if wanted.loss_mask[at - 1 : at + 1] == [0, 1]]
-        turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        for at, place in zip(starts, turns, strict=True):
-            assert render(exported, messages[:place], tools, add_generation_prompt=True) == wanted.token_ids[:at]
+        assert_same_ids(exported, [*system, *each.messages], list_schemas(each) or None, learned)
 
 
-def render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None = None, **options: Any) -> list[int]:
-    return tokenizer.apply_chat_template(messages, tools=tools, return_dict=False, **options)
+def list_schemas(drawn: RandomDialogue) -> list[Any]:
+    return [json.loads(tool.to_json()) for tool in drawn.tools]
 
 
 @pytest.fixture

@@ -1,4 +1,8 @@
-"""Rows in the layouts of public sets of function calls, each with a call, its result and an answer."""
+"""Rows in the layouts of public sets of function calls.
+
+Each row of PUBLIC_ROWS has a call, its result and an answer. Each row of SEVERAL_CALLS_ROWS has reasoning, a text, two calls in
+one turn, their results and an answer.
+"""
 
 import json
 from typing import Any
@@ -89,6 +93,87 @@ PUBLIC_ROWS: dict[str, dict[str, Any]] = {
             },
             {"role": "tool", "tool_call_id": "call_1", "content": RESULT},
             {"role": "assistant", "content": ANSWER, "reasoning_content": ""},
+        ],
+    },
+}
+
+THOUGHT, REMARK, TIME = "I need both.\n", "One moment.", "12:30 \u2603"
+TIME_CALL = {"name": "get_time", "arguments": {}}
+TWO_CALLS = [
+    {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)}},
+    {"id": "call_2", "type": "function", "function": {"name": "get_time", "arguments": "{}"}},
+]
+
+SEVERAL_CALLS_ROWS: dict[str, dict[str, Any]] = {
+    "TRL messages with tools": {
+        "tools": [TOOL, {"type": "function", "function": CLOCK}],
+        "messages": [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": QUESTION},
+            {
+                "role": "assistant",
+                "content": f"<think>{THOUGHT}</think>\n{REMARK}",
+                "tool_calls": [
+                    {"type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}},
+                    {"type": "function", "function": TIME_CALL},
+                ],
+            },
+            {"role": "tool", "name": "get_weather", "content": RESULT},
+            {"role": "tool", "name": "get_time", "content": TIME},
+            {"role": "assistant", "content": ANSWER},
+        ],
+    },
+    "ShareGPT": {
+        "system": SYSTEM,
+        "tools": json.dumps([WEATHER, CLOCK]),
+        "conversations": [
+            {"from": "human", "value": QUESTION},
+            {"from": "gpt", "value": f"<think>{THOUGHT}</think>\n{REMARK}"},
+            {"from": "function_call", "value": CALL_TEXT},
+            {"from": "function_call", "value": json.dumps(TIME_CALL)},
+            {"from": "observation", "value": RESULT},
+            {"from": "observation", "value": TIME},
+            {"from": "gpt", "value": ANSWER},
+        ],
+    },
+    "ShareGPT with a list of calls": {
+        "system": SYSTEM,
+        "tools": json.dumps([WEATHER, CLOCK]),
+        "conversations": [
+            {"from": "human", "value": QUESTION},
+            {"from": "gpt", "value": f"<think>{THOUGHT}</think>\n{REMARK}"},
+            {"from": "function_call", "value": f"[{CALL_TEXT}, {json.dumps(TIME_CALL)}]"},
+            {"from": "observation", "value": RESULT},
+            {"from": "observation", "value": TIME},
+            {"from": "gpt", "value": ANSWER},
+        ],
+    },
+    "Hermes": {
+        "tools": json.dumps([TOOL, {"type": "function", "function": CLOCK}]),
+        "conversations": [
+            {"from": "system", "value": SYSTEM},
+            {"from": "human", "value": QUESTION},
+            {
+                "from": "gpt",
+                "value": f"<think>{THOUGHT}</think>\n{REMARK}\n<tool_call>\n{CALL_TEXT}\n</tool_call>\n"
+                f"<tool_call>\n{json.dumps(TIME_CALL)}\n</tool_call>",
+            },
+            {
+                "from": "tool",
+                "value": f"<tool_response>\n{RESULT}\n</tool_response>\n<tool_response>\n{TIME}\n</tool_response>",
+            },
+            {"from": "gpt", "value": ANSWER},
+        ],
+    },
+    "reasoning_content": {
+        "tools": [TOOL, {"type": "function", "function": CLOCK}],
+        "messages": [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": REMARK, "reasoning_content": THOUGHT, "tool_calls": TWO_CALLS},
+            {"role": "tool", "tool_call_id": "call_1", "content": RESULT},
+            {"role": "tool", "tool_call_id": "call_2", "content": TIME},
+            {"role": "assistant", "content": ANSWER, "reasoning_content": None},
         ],
     },
 }

@@ -116,6 +116,16 @@ def test_a_row_without_a_prompt_of_its_own_has_that_of_the_run(tmp_path: Path) -
     assert texts[0][0].startswith("".join(each.text for each in build_prompt_segments("1?", RUN_FORMAT)))
 
 
+def test_a_row_with_the_runs_system_text_keeps_its_own_tools(tmp_path: Path) -> None:
+    bare = build_dialogue_format(DialogueConfig(tools=(), system=SYSTEM), MATH_PYTHON)
+    path = tmp_path / "some.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PUBLIC_ROWS.values()))
+    task = build_task_format(*SCHEMAS)
+    for sequence in iter_sft_dialogues(path, LetterTokenizer(), {"": bare}):
+        text = LetterTokenizer().decode(sequence.token_ids)
+        assert text.startswith("".join(each.text for each in build_prompt_segments(QUESTION, task)))
+
+
 def test_tools_without_a_system_text_follow_the_default_one(tmp_path: Path) -> None:
     row = {"tools": [TOOL], "messages": chat(QUESTION, ANSWER)}
     ((text, _),) = tokenize(tmp_path / "some.jsonl", row)
