@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 _MARK = "\ue0f0\ue0f1"  # of private use; within the text of an added token that must remain ordinary text
 _RETENTION = {"thinking_retention": "all"}
+# Parameters of templates with which they keep the reasoning of earlier turns, as the run does.
+_KEEPING = {
+    **{"preserve_thinking": True, "preserved_thinking": True},
+    **{"clear_thinking": False, "truncate_history_thinking": False, "drop_thinking": False},
+}
 _UNUSABLE = ("auto", "default")  # the first needs a model's name, the second cannot continue a dialogue
 
 
@@ -170,6 +175,7 @@ def build_family_renderer(config: DialogueConfig, dialogue: DialogueFormat, toke
 def _list_template_parameters(config: Any) -> dict[str, Any]:
     """With their defaults, from which those of a template may differ, such as the date of today. None is no value."""
     values = {name: getattr(config, name) for name in sorted(config.template_field_names())}
+    values |= {name: _KEEPING[name] for name in values.keys() & _KEEPING.keys() - config.model_fields_set}
     return {name: value for name, value in values.items() if value is not None}
 
 

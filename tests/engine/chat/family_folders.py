@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from engine.model.hf_checkpoint import save_model
+from tests.engine.chat.family_templates import LLAMA3_TEMPLATE, QWEN3_TEMPLATE, QWEN25_TEMPLATE
 from tests.engine.tiny_models import small_architecture, small_model
 
 QWEN_REGEX = (
@@ -39,15 +40,32 @@ class FamilyKind(NamedTuple):
     tags: Sequence[str]
     bos: str | None
     eos: str
+    template: str
 
 
 FAMILY_KINDS = {
-    "qwen2.5": FamilyKind("qwen2", "Qwen2Tokenizer", QWEN_REGEX, QWEN_SPECIAL, QWEN_TAGS, None, "<|im_end|>"),
+    "qwen2.5": FamilyKind(
+        "qwen2", "Qwen2Tokenizer", QWEN_REGEX, QWEN_SPECIAL, QWEN_TAGS, None, "<|im_end|>", QWEN25_TEMPLATE
+    ),
     "qwen3": FamilyKind(
-        "qwen3", "Qwen2Tokenizer", QWEN_REGEX, QWEN_SPECIAL, (*QWEN_TAGS, *QWEN3_TAGS), None, "<|im_end|>"
+        "qwen3",
+        "Qwen2Tokenizer",
+        QWEN_REGEX,
+        QWEN_SPECIAL,
+        (*QWEN_TAGS, *QWEN3_TAGS),
+        None,
+        "<|im_end|>",
+        QWEN3_TEMPLATE,
     ),
     "llama3": FamilyKind(
-        "llama", "PreTrainedTokenizerFast", LLAMA_REGEX, LLAMA_SPECIAL, (), "<|begin_of_text|>", "<|eot_id|>"
+        "llama",
+        "PreTrainedTokenizerFast",
+        LLAMA_REGEX,
+        LLAMA_SPECIAL,
+        (),
+        "<|begin_of_text|>",
+        "<|eot_id|>",
+        LLAMA3_TEMPLATE,
     ),
 }
 
@@ -71,7 +89,7 @@ def train_family_tokenizer(kind: FamilyKind) -> Tokenizer:
 
 
 def write_family_tokenizer(folder: Path, kind: FamilyKind) -> Path:
-    """tokenizer.json and tokenizer_config.json with the family's list of added tokens and a template of its own."""
+    """tokenizer.json and tokenizer_config.json with the family's list of added tokens and its template."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_family_tokenizer(kind)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -88,7 +106,7 @@ def write_family_tokenizer(folder: Path, kind: FamilyKind) -> Path:
         "bos_token": kind.bos,
         "eos_token": kind.eos,
         "pad_token": kind.special[0],
-        "chat_template": "{{ 'the template of the family' }}",
+        "chat_template": kind.template,
         "clean_up_tokenization_spaces": False,
         "tokenizer_class": kind.tokenizer_class,
     }

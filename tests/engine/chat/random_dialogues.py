@@ -33,19 +33,19 @@ def make_dialogue(seed: int, *, run_has_tools: bool, has_tools: bool, start: str
     draw = random.Random(seed)
     messages: list[Message] = []
     for _ in range(draw.choice((1, 1, 2, 3))):
-        messages.append({"role": "user", "content": _make_text(draw, is_hostile=True)})
+        messages.append({"role": "user", "content": make_text(draw, is_hostile=True)})
         for _ in range(draw.choice((0, 1, 1, 2)) if has_tools else 0):
             calls = [_make_call(draw) for _ in range(draw.choice((1, 1, 2, 3)))]
             messages.append({"role": "assistant", **_make_turn(draw, start), "tool_calls": calls})
-            messages += [{"role": "tool", "content": _make_text(draw, is_hostile=True)} for _ in calls]
+            messages += [{"role": "tool", "content": make_text(draw, is_hostile=True)} for _ in calls]
         turn = _make_turn(draw, start)
         messages.append({"role": "assistant", **turn, "content": turn["content"] or "<answer>\\boxed{1}</answer>"})
-    system = _make_text(draw) if draw.random() < 0.4 else ""
+    system = make_text(draw) if draw.random() < 0.4 else ""
     tools = MORE_TOOLS if draw.random() < 0.3 else tuple(TOOL_SCHEMAS.values()) if system or not run_has_tools else ()
     return RandomDialogue(messages, system, tools if has_tools else ())
 
 
-def _make_text(draw: random.Random, *, is_hostile: bool = False) -> str:
+def make_text(draw: random.Random, *, is_hostile: bool = False) -> str:
     hostile = draw.choice(HOSTILE) if is_hostile and draw.random() < 0.3 else ""
     middle = " ".join(draw.choice(MIDDLES) for _ in range(draw.randint(1, 4)))
     return draw.choice(STARTS) + middle + hostile + draw.choice(ENDS)
@@ -53,16 +53,16 @@ def _make_text(draw: random.Random, *, is_hostile: bool = False) -> str:
 
 def _make_turn(draw: random.Random, start: str) -> Message:
     """Content with or without reasoning, or null; reasoning in one of two fields or in <think>."""
-    content = draw.choice((None, "", _make_text(draw), _make_text(draw)))
+    content = draw.choice((None, "", make_text(draw), make_text(draw)))
     if start:
         return {"content": start + (content or "")}
     match draw.randint(0, 3):
         case 0:
-            return {"content": content, "reasoning_content": _make_text(draw)}
+            return {"content": content, "reasoning_content": make_text(draw)}
         case 1:
-            return {"content": content, "reasoning": _make_text(draw), "thinking": None}
+            return {"content": content, "reasoning": make_text(draw), "thinking": None}
         case 2:
-            return {"content": f"<think>{_make_text(draw)}</think>{draw.choice(BREAKS)}{content or ''}"}
+            return {"content": f"<think>{make_text(draw)}</think>{draw.choice(BREAKS)}{content or ''}"}
         case _:
             return {"content": content}
 
@@ -70,8 +70,8 @@ def _make_turn(draw: random.Random, start: str) -> Message:
 def _make_call(draw: random.Random) -> Message:
     name: str = draw.choice(tuple(TOOL_SCHEMAS))
     arguments: Message = {
-        "code": _make_text(draw),
-        "input": draw.choice((None, _make_text(draw), 1.5, [1, {"a": True}])),
+        "code": make_text(draw),
+        "input": draw.choice((None, make_text(draw), 1.5, [1, {"a": True}])),
     }
     function = {"name": name, "arguments": arguments}
     return draw.choice(({"type": "function", "id": "call_0", "function": function}, function))

@@ -15,44 +15,8 @@ from engine.data.task_inputs import build_renderer
 from engine.model.tokenizer import load_tokenizer
 from tasks import MATH_PYTHON
 from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_tokenizer
+from tests.engine.chat.family_templates import QWEN3_TEMPLATE
 
-# The prompts of Qwen3, with its texts.
-QWEN3_TEMPLATE = r"""
-{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
-{%- if tools -%}
-{{ '<|im_start|>system\n' ~ (system ~ '\n\n' if system else '') ~ '# Tools\n\nYou may call one or more functions to assist '
-   ~ 'with the user query.\n\nYou are provided with function signatures within <tools></tools> XML tags:\n<tools>' }}
-{%- for tool in tools -%}{{ '\n' ~ (tool | tojson) }}{%- endfor -%}
-{{ '\n</tools>\n\nFor each function call, return a json object with function name and arguments within <tool_call>'
-   ~ '</tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}
-{%- elif system -%}{{ '<|im_start|>system\n' ~ system ~ '<|im_end|>\n' }}{%- endif -%}
-{%- for message in messages if message.role != 'system' -%}
-{{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ '<|im_start|>assistant\n' ~ ('<think>\n\n</think>\n\n' if enable_thinking is false else '') }}
-{%- endif -%}
-"""
-# The prompts of Llama 3.2, with its texts and its date of today.
-LLAMA3_TEMPLATE = r"""
-{%- set date = date_string if date_string is defined else strftime_now('%d %b %Y') -%}
-{%- set system = messages[0].content | trim if messages[0].role == 'system' else '' -%}
-{%- set call = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
-   ~ 'Do not use variables.\n\n' -%}
-{{ bos_token ~ '<|start_header_id|>system<|end_header_id|>\n\n' ~ ('Environment: ipython\n' if tools else '')
-   ~ 'Cutting Knowledge Date: December 2023\nToday Date: ' ~ date ~ '\n\n' ~ system ~ '<|eot_id|>' }}
-{%- for message in messages if message.role != 'system' -%}
-{{ '<|start_header_id|>' ~ message.role ~ '<|end_header_id|>\n\n' }}
-{%- if tools and loop.first -%}
-{{ 'Given the following functions, please respond with a JSON for a function call with its proper arguments that best '
-   ~ 'answers the given prompt.\n\n' ~ call }}
-{%- for tool in tools -%}{{ (tool | tojson(indent=4)) ~ '\n\n' }}{%- endfor -%}
-{%- endif -%}
-{{ (message.content | trim) ~ '<|eot_id|>' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif -%}
-"""
-TEMPLATES = {"qwen3": QWEN3_TEMPLATE, "llama-3": LLAMA3_TEMPLATE}
 CONFIGS = {
     "default": DialogueConfig(tools=("jupyter_code",), renderer="qwen3"),
     "quick": DialogueConfig(
@@ -66,14 +30,18 @@ PARSERS = {"qwen3": ("qwen25", "qwen3"), "llama-3": ("llama3", "")}
 QUESTION = {"role": "user", "content": "1 + 1?"}
 
 
-def write_source(folder: Path, template: str | None, family: str = "qwen3") -> Path:
+def write_source(folder: Path, family: str = "qwen3") -> Path:
     """The template is in tokenizer_config.json, as in Qwen's folders."""
     kind = FAMILY_KINDS[family]
     write_family_tokenizer(folder, kind)
+    (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type}))
+    return folder
+
+
+def replace_template(folder: Path, template: str | None) -> Path:
     path = folder / "tokenizer_config.json"
     fields: dict[str, Any] = json.loads(path.read_text())
     path.write_text(json.dumps({**fields, "chat_template": template}))
-    (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type}))
     return folder
 
 
@@ -85,7 +53,7 @@ def build_chat(folder: Path, config: DialogueConfig) -> ServedChat:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_prompt_is_that_of_the_run(tmp_path: Path, name: str) -> None:
     config = CONFIGS[name]
-    source = write_source(tmp_path, TEMPLATES[config.renderer], config.renderer.replace("-", ""))
+    source = write_source(tmp_path, config.renderer.replace("-", ""))
     wanted = build_renderer(config, MATH_PYTHON, load_tokenizer(source)).render_prompt(QUESTION["content"])
     chat = build_chat(source, config)
     write_chat_files(source, chat)
@@ -102,7 +70,7 @@ def test_the_prompt_is_that_of_the_run(tmp_path: Path, name: str) -> None:
 
 
 def test_texts_of_a_request_replace_those_of_the_run(tmp_path: Path) -> None:
-    source = write_source(tmp_path, QWEN3_TEMPLATE)
+    source = write_source(tmp_path)
     write_chat_files(source, build_chat(source, CONFIGS["default"]))
     tokenizer: Any = AutoTokenizer.from_pretrained(source)
     tool = {"type": "function", "function": {"name": "look_up"}}
@@ -114,10 +82,29 @@ def test_texts_of_a_request_replace_those_of_the_run(tmp_path: Path) -> None:
 
 def test_an_instruct_model_of_a_thinking_family_needs_no_reasoning_parser(tmp_path: Path) -> None:
     """As Qwen3-4B-Instruct-2507: its template opens no <think>."""
-    source = write_source(tmp_path, QWEN3_TEMPLATE.replace("<think>", "").replace("</think>", ""))
+    template = QWEN3_TEMPLATE.replace("<think>", "").replace("</think>", "")
+    source = replace_template(write_source(tmp_path), template)
     assert build_chat(source, CONFIGS["default"]).facts.reasoning_parser == ""
 
 
 def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match=r"has no chat template.*add the template of the model's family"):
-        build_chat(write_source(tmp_path, None), CONFIGS["default"])
+        build_chat(replace_template(write_source(tmp_path), None), CONFIGS["default"])
+
+
+@pytest.mark.parametrize("renderer", ["qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3-vl"])
+def test_no_renderer_of_qwen_fits_the_tokenizer_of_qwen25(tmp_path: Path, renderer: str) -> None:
+    """It has no tokens for reasoning and results: a run with Qwen2.5 has the roles and tags of ChatML."""
+    config = DialogueConfig(tools=("jupyter_code",), renderer=renderer)
+    with pytest.raises(UnusableInput, match=rf"{renderer} does not fit .*'<(think|tool_response)>' not found"):
+        build_chat(write_source(tmp_path, "qwen2.5"), config)
+
+
+def test_an_export_without_a_renderer_replaces_the_template_of_the_family(tmp_path: Path) -> None:
+    source = write_source(tmp_path, "qwen2.5")
+    question = [QUESTION]
+    before: Any = AutoTokenizer.from_pretrained(source)
+    assert "You are Qwen" in before.apply_chat_template(question, tokenize=False)
+    write_chat_files(source, build_chat(source, DialogueConfig()))
+    after: Any = AutoTokenizer.from_pretrained(source)
+    assert "You are Qwen" not in after.apply_chat_template(question, tokenize=False)
