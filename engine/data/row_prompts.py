@@ -62,7 +62,9 @@ def _parse_tool(value: object, location: DatasetLocation) -> ToolSchema:
     parameters = function.get("parameters") or _NO_PARAMETERS
     if not isinstance(name, str) or not isinstance(description, str) or not isinstance(parameters, dict):
         raise location.build_error("expected a function with `name`, `description` and `parameters`")
-    return ToolSchema(name, description, _drop_nulls(parameters))
+    if location.row.path.suffix == ".parquet" and not isinstance(location.row.fields["tools"], str):
+        parameters = _drop_nulls(parameters)
+    return ToolSchema(name, description, parameters)
 
 
 def _parse_json(value: object, location: DatasetLocation) -> object:

@@ -29,7 +29,7 @@ from engine.data.sft_dialogues import TokenizedDialogue, describe_bad_rows, iter
 from engine.model.tokenizer import FastTokenizer
 from policies.dialogue.chat_format import DialogueFormat
 
-_LAYOUT = b"asterism token file 1"
+_LAYOUT = b"asterism token file 2"
 _TYPES = {"token_ids": np.int32, "loss_mask": np.uint8, "offsets": np.int64, "loss_tokens": np.int32}
 
 

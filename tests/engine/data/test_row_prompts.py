@@ -126,6 +126,16 @@ def test_a_row_with_the_runs_system_text_keeps_its_own_tools(tmp_path: Path) -> 
         assert text.startswith("".join(each.text for each in build_prompt_segments(QUESTION, task)))
 
 
+def test_a_null_of_a_schema_is_dropped_only_where_parquet_fills_it(tmp_path: Path) -> None:
+    properties = {"unit": {"type": "string", "default": None}}
+    tools = [{"name": "search", "parameters": {"type": "object", "properties": properties}}]
+    (kept,) = parse_tools(DatasetRow(tmp_path / "some.jsonl", 1, {"tools": tools}))
+    (text,) = parse_tools(DatasetRow(tmp_path / "some.parquet", 1, {"tools": json.dumps(tools)}))
+    assert kept.parameters["properties"] == text.parameters["properties"] == properties
+    (filled,) = parse_tools(DatasetRow(tmp_path / "some.parquet", 1, {"tools": tools}))
+    assert filled.parameters["properties"] == {"unit": {"type": "string"}}
+
+
 def test_tools_without_a_system_text_follow_the_default_one(tmp_path: Path) -> None:
     row = {"tools": [TOOL], "messages": chat(QUESTION, ANSWER)}
     ((text, _),) = tokenize(tmp_path / "some.jsonl", row)
