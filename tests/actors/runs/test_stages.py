@@ -156,3 +156,20 @@ def test_the_report_shows_all_stages(staged: StagesFolder) -> None:
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.count("correct answers, sampled") == 3
     assert staged.curves.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.nightly
+def test_a_stage_is_repeated_from_the_results_of_the_one_before(staged: StagesFolder) -> None:
+    first, second, third = list_stages(staged)
+    kept = [(folder.metrics.read_text(), read_weights(folder, 2)) for folder in (first, second)]
+    launched = third.launch_counter.stat().st_mtime_ns
+    with start(staged.path.parent, "--from-stage", "unsolved", "--overwrite") as process:
+        output, _ = process.communicate(timeout=400)
+        assert process.returncode == 0, output
+    assert third.launch_counter.stat().st_mtime_ns > launched
+    assert [line["step"] for line in metrics(third, "step")] == [1, 2]
+    end, begin = read_weights(second, EARLY_END), read_weights(third, 0)
+    assert all(torch.equal(end[name], begin[name]) for name in end)
+    for folder, (text, weights) in zip((first, second), kept, strict=True):
+        assert folder.metrics.read_text() == text
+        assert all(torch.equal(weights[name], each) for name, each in read_weights(folder, 2).items())
