@@ -1,13 +1,15 @@
 """`asterism analyze entropy` on a finished run."""
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from actors.cli.analyze.entropy_command import choose_trajectories
+from bus.messages import TokenRecord
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from tests.actors.runs.fixtures import finished_run
@@ -18,6 +20,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 STEPS = 3
 
 
+def compute_entropies(checkpoint: Path, record: TokenRecord) -> torch.Tensor:
+    """In nats, of the generated tokens, by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    ids = torch.from_numpy(np.frombuffer(record.token_ids, np.int32).astype(np.int64))
+    is_generated = torch.from_numpy(np.frombuffer(record.loss_mask, np.uint8).astype(bool))
+    with torch.no_grad():
+        logits = model(ids[None]).logits[0, :-1]
+    return torch.distributions.Categorical(logits=logits).entropy()[is_generated[1:]]
+
+
 def test_entropies_of_a_run_are_those_of_its_checkpoint(finished_run: tuple[RunFolder, str], tmp_path: Path) -> None:
     folder, _ = finished_run
     result = tmp_path / "entropy.json"
@@ -25,10 +37,11 @@ def test_entropies_of_a_run_are_those_of_its_checkpoint(finished_run: tuple[RunF
     assert printed.returncode == 0, printed.stderr
     statistics = json.loads(result.read_text())
     assert statistics["dialogues"] == 8
-    assert 0 < statistics["mean_nats"] < math.log(512)  # uniform over the vocabulary
     assert {"reasoning", "call"} <= set(statistics["kinds"])
     trajectories = choose_trajectories(folder, STEPS, 8, seed=0)
-    assert statistics["tokens"] == sum(sum(each.record.loss_mask) for each in trajectories)
+    entropies = [compute_entropies(folder.get_checkpoint_path(STEPS), each.record) for each in trajectories]
+    assert statistics["tokens"] == sum(map(len, entropies))
+    assert statistics["mean_nats"] == pytest.approx(float(torch.cat(entropies).mean()), rel=1e-3)
     assert (folder.path / f"entropy_{STEPS:06d}.html").read_text().count("<h2>Trajectory") == 8
     assert (folder.path / f"entropy_{STEPS:06d}.png").exists()
 
