@@ -37,6 +37,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "determinism": tuple(
         f"{kind}_over_fast_{batch}" for kind in ("strict", "tiles_64", "tiles_16", "tiles_4") for batch in BATCHES
     ),
+    "experiments.entropies": ("seeds", "trajectories", "before RL", "after RL"),
     "experiments.error_classification": (
         *("programs", "right_programs", "calls", "right_calls", "wrong_calls", "seeds", "differing_calls"),
         *(

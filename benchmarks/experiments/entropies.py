@@ -1,0 +1,115 @@
+"""Entropies of generated tokens by kind, before and after RL, with several seeds. A picture, JSON last.
+
+    python -m benchmarks.experiments.entropies [--seeds 5] [--trajectories 256] [--config configs/tiny.toml]
+                                               [--runs runs/experiments] [--quick]
+
+The runs are those of the variant `roc` of `benchmarks.experiments.variants`: finished ones are used, others are trained first.
+`asterism analyze entropy` scores their trajectories at the first and the last step. The picture RUNS/entropies/kinds.png has the
+mean of the seeds and its bootstrap interval. figures.json there, and the JSON line, have the mean entropy and the share of
+forking tokens by moment and kind, with standard errors and intervals.
+
+--quick: one seed, eight trajectories and runs of three short steps, in RUNS-quick.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from analysis.entropy.token_kinds import KINDS
+from analysis.plotting import BLUE, ORANGE, draw_legend, make_figure, save_figure, style_axes
+from benchmarks.experiments.planned_runs import QUICK, Experiment, plan_runs
+from benchmarks.experiments.variants import run_planned, summarize_figure
+from configs.run_folder import RunFolder
+from engine.learner.checkpoints import list_saved_steps
+
+MOMENTS = ("before RL", "after RL")
+PANELS = (
+    ("mean_nats", "Entropy", "nats, mean of the kind", False),
+    ("forking_share", "Forking tokens", "of the kind", True),
+)
+_COLORS = (BLUE, ORANGE)
+_BAR_WIDTH = 0.38
+_QUICK_TRAJECTORIES = 8
+
+
+def analyze_run(run: Path, step: int, trajectories: int) -> dict[str, Any]:
+    """The statistics of `asterism analyze entropy`. Raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "entropy.json"
+        command = ["analyze", "entropy", f"{run}:{step}", "--trajectories", str(trajectories), "--json", str(file)]
+        subprocess.run([sys.executable, "-m", "actors.cli.main", *command], check=True, stdout=subprocess.DEVNULL)
+        return json.loads(file.read_bytes())
+
+
+def summarize_kinds(statistics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By kind and figure, over the seeds. A seed without a token of the kind is left out."""
+    by_kind = {kind: [each["kinds"][kind] for each in statistics if kind in each["kinds"]] for kind in KINDS}
+    figures = {
+        kind: {key: summarize_figure([each[key] for each in found]) for key, *_ in PANELS}
+        for kind, found in by_kind.items()
+    }
+    return {**figures, "all": {"mean_nats": summarize_figure([each["mean_nats"] for each in statistics])}}
+
+
+def draw_kinds(figures: Mapping[str, Mapping[str, Any]], seeds: int, path: Path) -> Path:
+    """`figures`: by moment, kind and figure. Raises OSError."""
+    subtitle = f"mean of the seeds 0 to {seeds - 1}, with its bootstrap interval of 95 %" if seeds > 1 else "seed 0"
+    figure, panels = make_figure(1, 2, "Which tokens are uncertain?", subtitle)
+    for axes, (key, title, unit, percent) in zip(panels, PANELS, strict=True):
+        for number, moment in enumerate(MOMENTS):
+            _draw_bars(axes, [figures[moment][kind][key] for kind in KINDS], number, moment)
+        style_axes(axes, title, unit, x_label="", percent=percent)
+        axes.set_xticks(range(len(KINDS)), KINDS)
+    draw_legend(panels[0])
+    return save_figure(figure, path)
+
+
+def _draw_bars(axes: Axes, summaries: Sequence[Mapping[str, Any]], number: int, label: str) -> None:
+    means = [each["mean"] or 0.0 for each in summaries]
+    places = [place + (number - 0.5) * _BAR_WIDTH for place in range(len(summaries))]
+    intervals = [each["interval"] or (mean, mean) for each, mean in zip(summaries, means, strict=True)]
+    below = [mean - low for mean, (low, _) in zip(means, intervals, strict=True)]
+    above = [high - mean for mean, (_, high) in zip(means, intervals, strict=True)]
+    axes.bar(places, means, _BAR_WIDTH * 0.9, yerr=(below, above), capsize=3, color=_COLORS[number], label=label)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="0 to N - 1 (default 5)")
+    parser.add_argument("--trajectories", type=int, default=256, metavar="N", help="of each run and step")
+    parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), metavar="FOLDER")
+    parser.add_argument("--quick", action="store_true", help="one seed, and runs of three short steps")
+    options = parser.parse_args()
+    runs: Path = options.runs.resolve()
+    seeds, trajectories, last = options.seeds, options.trajectories, ()
+    if options.quick:
+        runs, seeds, trajectories, last = runs.with_name(f"{runs.name}-quick"), 1, _QUICK_TRAJECTORIES, QUICK
+    folder = runs / "entropies"
+    folder.mkdir(parents=True, exist_ok=True)
+    planned = list(plan_runs(Experiment("", {"roc": ""}), seeds, runs, last=last))
+    for each in planned:
+        run_planned(each, options.config)
+    trained = [each.folder for each in planned if each.variant]
+    steps = [(0, list_saved_steps(RunFolder(run).checkpoints)[-1]) for run in trained]
+    figures = {
+        moment: summarize_kinds(
+            [analyze_run(run, of_run[place], trajectories) for run, of_run in zip(trained, steps, strict=True)]
+        )
+        for place, moment in enumerate(MOMENTS)
+    }
+    print(f"picture: {draw_kinds(figures, seeds, folder / 'kinds.png')}")
+    result = {"seeds": seeds, "trajectories": trajectories, **figures}
+    (folder / "figures.json").write_text(json.dumps(result, indent=2))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
