@@ -23,7 +23,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from analysis.entropy.token_kinds import KINDS
-from analysis.plotting import BLUE, ORANGE, draw_legend, make_figure, save_figure, style_axes
+from analysis.plotting import BLUE, ORANGE, make_figure, save_figure, style_axes
 from benchmarks.experiments.planned_runs import QUICK, Experiment, plan_runs
 from benchmarks.experiments.variants import run_planned, summarize_figure
 from configs.run_folder import RunFolder
@@ -67,7 +67,7 @@ def draw_kinds(figures: Mapping[str, Mapping[str, Any]], seeds: int, path: Path)
             _draw_bars(axes, [figures[moment][kind][key] for kind in KINDS], number, moment)
         style_axes(axes, title, unit, x_label="", percent=percent)
         axes.set_xticks(range(len(KINDS)), KINDS)
-    draw_legend(panels[0])
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="upper right", fontsize=10, frameon=False)
     return save_figure(figure, path)
 
 
