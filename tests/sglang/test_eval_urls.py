@@ -33,7 +33,7 @@ def test_two_servers_answer_all_questions_and_keep_their_weights(
     answers = read_answers(folder.answers)
     assert len(answers) == QUESTIONS * SAMPLES
     assert not any(each.is_failed for each in answers)
-    served = {"model_path": str(model), "weight_version": "default"}
+    served = {"model_path": str(model), "weight_version": "0"}
     assert json.loads(folder.results.read_text())["weights"] == {"urls": urls, "servers": dict.fromkeys(urls, served)}
     traces = [json.loads(line) for line in (folder.path / "traces.jsonl").read_text().splitlines()]
     assert {trace["agent"]["config"]["model"] for trace in traces} == {str(model)}
