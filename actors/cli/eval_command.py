@@ -1,6 +1,7 @@
 """`asterism eval`: answers the questions of sets with a checkpoint or with servers, and writes and prints the results."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
@@ -23,7 +24,11 @@ from bus.addresses import LAUNCHER
 from bus.messages import Progress
 from bus.process.structured_log import configure_logging
 from configs.atomic_write import DiskError, raising_disk_errors
+from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
+from engine.contract import EngineFailure
+from engine.sglang.client import SGLangClient
+from engine.sglang.http_api import ModelInfo
 from policies.tools.task_description import TaskDescription
 
 _PROGRESS_INTERVAL_S = 2.0
@@ -44,7 +49,7 @@ def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, co
     if run.engine.kind == "openai":  # the model's name becomes part of the settings, which --resume compares
         run = replace(run, openai=replace(run.openai, model=find_served_model(run)))
         setup = setup._replace(run=run)
-    provenance = compute_provenance(run, setup.weights)
+    provenance = compute_provenance(run, setup.weights, uvloop.run(ask_servers(run.sglang.external_urls)))
     resume = resume and RunFolder(Path(run.runs_folder) / run.name).config.exists()  # else killed before it began
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
         keep_provenance(folder, provenance)
@@ -69,6 +74,18 @@ def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, co
         console.print(build_results_table(write_results(run, folder, provenance)))
         console.print(f"results: {folder.results}", markup=False, soft_wrap=True)
         return 0
+
+
+async def ask_servers(urls: Sequence[str]) -> dict[str, ModelInfo]:
+    """The model of each SGLang server, by URL. Raises UnusableInput, which names the server."""
+    models: dict[str, ModelInfo] = {}
+    for url in urls:
+        async with SGLangClient(url, retry_delays_s=()) as client:
+            try:
+                models[url] = await client.get_model_info()
+            except EngineFailure as failure:
+                raise UnusableInput(f"{url}: {failure}") from None
+    return models
 
 
 def _answer_questions(

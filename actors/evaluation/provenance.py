@@ -3,8 +3,7 @@
 A resumed evaluation must have the same; otherwise its answers would be of two models, or on two data sets.
 """
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from configs.atomic_write import write_atomically
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.contract import EngineFailure
 from engine.data.data_files import list_data_files
 from engine.model.weight_files import list_weight_files
-from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import ModelInfo
 
 
@@ -29,11 +26,16 @@ class Provenance(msgspec.Struct, frozen=True):
     data: dict[str, str]  # SHA-256 of the files of each set, by its name
 
 
-def compute_provenance(run: RunConfig, weights: Sequence[CheckpointArgument]) -> Provenance:
-    """Reads all weight files, about a second per GB. Raises UnusableInput for a missing file or server."""
+def compute_provenance(
+    run: RunConfig, weights: Sequence[CheckpointArgument], served: Mapping[str, ModelInfo] | None = None
+) -> Provenance:
+    """`served`: models of SGLang servers by URL. Reads all weight files, about a second per GB.
+
+    Raises UnusableInput for a missing file.
+    """
     sets = [each for each in run.resolved_evaluation_sets if each.data]
     data = {name_set(each): hash_files(list_data_files(Path(each.data))) for each in sets}
-    return Provenance(describe_weights(weights, run.openai.model), data)
+    return Provenance(describe_weights(weights, run.openai.model, served), data)
 
 
 def name_set(config: EvaluationSetConfig) -> str:
@@ -41,31 +43,17 @@ def name_set(config: EvaluationSetConfig) -> str:
     return config.name or config.task or DEFAULT_SET
 
 
-def describe_weights(weights: Sequence[CheckpointArgument], openai_model: str = "") -> dict[str, Any]:
-    """`openai_model`: name of the model at servers with OpenAI's API; other URLs are those of SGLang servers."""
+def describe_weights(
+    weights: Sequence[CheckpointArgument], openai_model: str = "", served: Mapping[str, ModelInfo] | None = None
+) -> dict[str, Any]:
+    """`openai_model`: name of the model at servers with OpenAI's API; other URLs are those of `served`."""
     first = weights[0]
     if first.folder is None:
         urls = [each.url for each in weights]
-        return {"urls": urls} | ({"model": openai_model} if openai_model else {"servers": ask_servers(urls)})
+        return {"urls": urls} | ({"model": openai_model} if openai_model else {"servers": msgspec.to_builtins(served)})
     digest = hash_files(list_weight_files(first.folder))
     run = str(first.run.path) if first.run is not None else None
     return {"folder": str(first.folder), "run": run, "step": first.step, "sha256": digest}
-
-
-def ask_servers(urls: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The path of the model and the weights' version of each SGLang server, by URL. Raises UnusableInput."""
-
-    async def ask() -> dict[str, ModelInfo]:
-        models: dict[str, ModelInfo] = {}
-        for url in urls:
-            async with SGLangClient(url, retry_delays_s=()) as client:
-                try:
-                    models[url] = await client.get_model_info()
-                except EngineFailure as failure:
-                    raise UnusableInput(f"{url}: {failure}") from None
-        return models
-
-    return msgspec.to_builtins(asyncio.run(ask()))
 
 
 def name_model(run: RunConfig, provenance: Provenance) -> str:

@@ -1,11 +1,12 @@
 """The configuration of `asterism eval`, from a checkpoint of a run, a model's folder or URLs, and from its options."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors.engines.checkpoint_argument import parse_checkpoint_argument
+from actors.cli.eval_command import ask_servers
 from actors.evaluation.evaluation_run import EvalOptions, ServerOptions, build_evaluation_setup, split_settings
 from actors.evaluation.provenance import compute_provenance, describe_weights, keep_provenance
 from actors.evaluation.result_files import find_over_limit
@@ -159,7 +160,7 @@ def test_urls_with_a_path_are_servers_with_openai_s_api(trained: RunFolder, tmp_
 def test_a_server_that_does_not_respond_is_named() -> None:
     url = "http://127.0.0.1:1"
     with pytest.raises(UnusableInput, match=f"^{url}: "):
-        describe_weights([parse_checkpoint_argument(url)])
+        asyncio.run(ask_servers([url]))
 
 
 @pytest.mark.parametrize(
