@@ -4,6 +4,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -32,21 +33,27 @@ class BackgroundLoop:
         `on_interrupt` is called on the loop for each ^C; without it ^C cancels the coroutine and raises
         KeyboardInterrupt.
         """
-        signal.siginterrupt(
-            signal.SIGINT, True
-        )  # polars' handler restarts system calls, so that ^C would not end the wait
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        while True:
-            try:
-                return future.result()
-            except KeyboardInterrupt:
-                if on_interrupt is None:
-                    future.cancel()
-                    raise
-                self._loop.call_soon_threadsafe(on_interrupt)
-            except SystemExit:  # of a signal
+        future = Future[Result]()
+
+        def interrupt(*_: object) -> None:
+            """Raises no exception for `on_interrupt`: one before the wait would leave the coroutine behind."""
+            if on_interrupt is None:
                 future.cancel()
-                raise
+                raise KeyboardInterrupt
+            # A second hop: the coroutine begins first.
+            self._loop.call_soon_threadsafe(self._loop.call_soon, on_interrupt)
+
+        previous = signal.signal(
+            signal.SIGINT, interrupt
+        )  # polars' handler restarts waits, so that ^C would not end them
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            return future.result()
+        except SystemExit:  # of a signal
+            future.cancel()
+            raise
+        finally:
+            signal.signal(signal.SIGINT, previous)
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
