@@ -119,8 +119,8 @@ def _iter_turns(
             found = read_dialogue(row, file)
             if found is None:
                 continue
-            parsed = found[1]
-            dialogue = choose_format(*found, formats, file)
+            prompted, parsed = found
+            dialogue = choose_format(prompted, parsed, formats, file)
             turns = list(_render_turns(parsed.messages, dialogue, file.tool_names))
             _require_unicode(turns, row)
         except DatasetError as error:

@@ -33,19 +33,18 @@ class BackgroundLoop:
         `on_interrupt` is called on the loop for each ^C; without it ^C cancels the coroutine and raises
         KeyboardInterrupt.
         """
-        future = Future[Result]()
+        future = Future[Result]()  # until the coroutine has its own
 
         def interrupt(*_: object) -> None:
-            """Raises no exception for `on_interrupt`: one before the wait would leave the coroutine behind."""
+            """An exception with `on_interrupt` could end this method before its wait, without the coroutine."""
             if on_interrupt is None:
                 future.cancel()
                 raise KeyboardInterrupt
-            # A second hop: the coroutine begins first.
+            # With `call_soon`, the coroutine begins before `on_interrupt`.
             self._loop.call_soon_threadsafe(self._loop.call_soon, on_interrupt)
 
-        previous = signal.signal(
-            signal.SIGINT, interrupt
-        )  # polars' handler restarts waits, so that ^C would not end them
+        # It also replaces polars' handler in C, after which the wait would continue without a call of Python's handler.
+        previous = signal.signal(signal.SIGINT, interrupt)
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
             return future.result()

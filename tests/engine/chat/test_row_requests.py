@@ -1,6 +1,6 @@
 """A cold-start row and the request with its messages have the same token ids, for each layout and each kind of prompt.
 
-The requests are in the layout of OpenAI, written by hand: the rows of public sets do not share code with them.
+The messages of the requests are in the layout of OpenAI, written by hand: the rows of public sets share only the tools with them.
 """
 
 import json
@@ -14,35 +14,10 @@ from policies.dialogue.chat_format import build_dialogue_format
 from tasks import MATH_PYTHON
 from tests.engine.chat.exported_chats import DIALOGUES, assert_same_ids, export_chat, render, tokenize_rows
 from tests.engine.chat.family_folders import FAMILY_KINDS
-from tests.engine.data.public_layouts import PUBLIC_ROWS, SEVERAL_CALLS_ROWS
+from tests.engine.data.public_layouts import PUBLIC_ROWS, SEVERAL_CALLS_ROWS, TOOLS
 
 FORMATS = ("default", "think", "plain")  # the answers of public rows do not start with the prefill of "no system"
 BARE = DialogueConfig(tools=(), system="Be brief.", instruction="Solve it: ")
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "Get the weather of a city.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "description": "The city."},
-                    "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
-                },
-                "required": ["city"],
-            },
-        },
-    },
-    {
-        "type": "function",
-        "function": {
-            "name": "get_time",
-            "description": "Get the time.",
-            "parameters": {"type": "object", "properties": {}},
-        },
-    },
-]
 WEATHER_CALL = {
     "id": "call_a",
     "type": "function",

@@ -21,6 +21,7 @@ WEATHER = {
 }
 TOOL = {"type": "function", "function": WEATHER}
 CLOCK = {"name": "get_time", "description": "Get the time.", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [TOOL, {"type": "function", "function": CLOCK}]
 ARGUMENTS = {"city": "Zürich", "unit": "celsius"}
 RESULT = '{"degrees": 4}'
 QUESTION, ANSWER, SYSTEM = "Is it cold in Zürich?", "Yes, it has 4 °C.", "You are a weather service."
@@ -28,7 +29,7 @@ CALL_TEXT = json.dumps({"name": "get_weather", "arguments": ARGUMENTS}, ensure_a
 
 PUBLIC_ROWS: dict[str, dict[str, Any]] = {
     "TRL messages with tools": {
-        "tools": [TOOL, {"type": "function", "function": CLOCK}],
+        "tools": TOOLS,
         "messages": [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": QUESTION},
@@ -41,7 +42,7 @@ PUBLIC_ROWS: dict[str, dict[str, Any]] = {
         ],
     },
     "OpenAI function_call": {
-        "tools": json.dumps([TOOL, {"type": "function", "function": CLOCK}]),
+        "tools": json.dumps(TOOLS),
         "messages": [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": QUESTION},
@@ -65,7 +66,7 @@ PUBLIC_ROWS: dict[str, dict[str, Any]] = {
         ],
     },
     "Hermes": {
-        "tools": json.dumps([TOOL, {"type": "function", "function": CLOCK}]),
+        "tools": json.dumps(TOOLS),
         "conversations": [
             {"from": "system", "value": SYSTEM},
             {"from": "human", "value": QUESTION},
@@ -75,7 +76,7 @@ PUBLIC_ROWS: dict[str, dict[str, Any]] = {
         ],
     },
     "reasoning_content": {
-        "tools": [TOOL, {"type": "function", "function": CLOCK}],
+        "tools": TOOLS,
         "messages": [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": QUESTION},
@@ -104,9 +105,25 @@ TWO_CALLS = [
     {"id": "call_2", "type": "function", "function": {"name": "get_time", "arguments": "{}"}},
 ]
 
+
+def build_sharegpt_row(*calls: str) -> dict[str, Any]:
+    return {
+        "system": SYSTEM,
+        "tools": json.dumps([WEATHER, CLOCK]),
+        "conversations": [
+            {"from": "human", "value": QUESTION},
+            {"from": "gpt", "value": f"<think>{THOUGHT}</think>\n{REMARK}"},
+            *({"from": "function_call", "value": call} for call in calls),
+            {"from": "observation", "value": RESULT},
+            {"from": "observation", "value": TIME},
+            {"from": "gpt", "value": ANSWER},
+        ],
+    }
+
+
 SEVERAL_CALLS_ROWS: dict[str, dict[str, Any]] = {
     "TRL messages with tools": {
-        "tools": [TOOL, {"type": "function", "function": CLOCK}],
+        "tools": TOOLS,
         "messages": [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": QUESTION},
@@ -123,33 +140,10 @@ SEVERAL_CALLS_ROWS: dict[str, dict[str, Any]] = {
             {"role": "assistant", "content": ANSWER},
         ],
     },
-    "ShareGPT": {
-        "system": SYSTEM,
-        "tools": json.dumps([WEATHER, CLOCK]),
-        "conversations": [
-            {"from": "human", "value": QUESTION},
-            {"from": "gpt", "value": f"<think>{THOUGHT}</think>\n{REMARK}"},
-            {"from": "function_call", "value": CALL_TEXT},
-            {"from": "function_call", "value": json.dumps(TIME_CALL)},
-            {"from": "observation", "value": RESULT},
-            {"from": "observation", "value": TIME},
-            {"from": "gpt", "value": ANSWER},
-        ],
-    },
-    "ShareGPT with a list of calls": {
-        "system": SYSTEM,
-        "tools": json.dumps([WEATHER, CLOCK]),
-        "conversations": [
-            {"from": "human", "value": QUESTION},
-            {"from": "gpt", "value": f"<think>{THOUGHT}</think>\n{REMARK}"},
-            {"from": "function_call", "value": f"[{CALL_TEXT}, {json.dumps(TIME_CALL)}]"},
-            {"from": "observation", "value": RESULT},
-            {"from": "observation", "value": TIME},
-            {"from": "gpt", "value": ANSWER},
-        ],
-    },
+    "ShareGPT": build_sharegpt_row(CALL_TEXT, json.dumps(TIME_CALL)),
+    "ShareGPT with a list of calls": build_sharegpt_row(f"[{CALL_TEXT}, {json.dumps(TIME_CALL)}]"),
     "Hermes": {
-        "tools": json.dumps([TOOL, {"type": "function", "function": CLOCK}]),
+        "tools": json.dumps(TOOLS),
         "conversations": [
             {"from": "system", "value": SYSTEM},
             {"from": "human", "value": QUESTION},
@@ -166,7 +160,7 @@ SEVERAL_CALLS_ROWS: dict[str, dict[str, Any]] = {
         ],
     },
     "reasoning_content": {
-        "tools": [TOOL, {"type": "function", "function": CLOCK}],
+        "tools": TOOLS,
         "messages": [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": QUESTION},
