@@ -91,6 +91,7 @@ class LocalHost:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[child_end.fileno()],
                 cwd="/",
+                start_new_session=True,  # before its start: ^C in the executor's terminal would end a starting server
             )
         except OSError as error:
             connection.close()

@@ -122,6 +122,7 @@ def _exec_server(token: str, secret: str, module: str, settings: ServerSettings)
     for fd in (0, 1):
         os.dup2(quiet, fd)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setsid()
     os.execve(_PYTHON, build_python_command(_PYTHON, _ROOT, module, settings, connection.fileno()), ENVIRONMENT)
 
 

@@ -95,6 +95,7 @@ class HostProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**command.build_environment(), PARENT_PID_VARIABLE: str(os.getpid())},
+                start_new_session=True,  # ^C in the terminal of a chat ends no instance
             )
         except OSError as error:
             ours.close()

@@ -1,6 +1,6 @@
 """Starts a fork server: isolation, preloaded modules, the hello frame, then the server's loop.
 
-Started by `sandbox.hosts.local_host` or `sandbox.inside.container_init`.
+Started by `sandbox.hosts.local_host` or `sandbox.inside.container_init`, as the leader of a session.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH101, PTH116, PTH120, PTH208
@@ -73,7 +73,6 @@ def main() -> NoReturn:
 
 def _isolate(settings: ServerSettings, fds: list[int]) -> tuple[CallIsolation, str | None, list[str]]:
     sys.path[:] = list(settings.import_folders)
-    os.setsid()  # detaches from the executor's terminal
     missing: list[str] = []
     folder = None
     if settings.namespaces:

@@ -1,6 +1,8 @@
-"""Failures of the local host to start a process."""
+"""The local host: a process that cannot be started, and the session of a starting one."""
 
+import asyncio
 import errno
+import os
 import socket
 
 import pytest
@@ -9,12 +11,27 @@ from sandbox.contract import SandboxFailure
 from sandbox.hosts.local_host import LocalHost
 from sandbox.inside.wire.server_settings import ServerSettings
 
+SETTINGS = ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1)
+
+
+def test_a_starting_process_is_out_of_reach_of_the_terminal() -> None:
+    async def launch() -> None:
+        process = await LocalHost().launch("sandbox.inside.server.boot", SETTINGS)
+        try:
+            assert os.getsid(process.pid) == process.pid  # before its first line of code
+        finally:
+            process.kill()
+            await process.wait()
+            process.socket.close()
+
+    asyncio.run(launch())
+
 
 def test_a_process_that_cannot_be_started_is_an_infrastructure_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(socket, "socketpair", refuse)
-    launch = LocalHost().launch("sandbox.inside.server.boot", ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1))
+    launch = LocalHost().launch("sandbox.inside.server.boot", SETTINGS)
     with pytest.raises(SandboxFailure, match="Too many open files"), pytest.raises(StopIteration):
         launch.send(None)

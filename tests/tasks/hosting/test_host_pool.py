@@ -190,6 +190,7 @@ async def test_host_processes_end_with_the_process_that_started_them(tmp_path: P
     assert executor.stdout is not None
     pid = int(await executor.stdout.readline())
     assert is_running(pid)
+    assert os.getsid(pid) == pid  # ^C in the executor's terminal does not reach it
     executor.kill()
     await executor.wait()
     await until(lambda: not is_running(pid))
