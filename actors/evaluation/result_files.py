@@ -158,17 +158,8 @@ def _write_questions(path: Path, sets: Sequence[AskedSet]) -> None:
 
 def _describe_question(each: AskedSet, question: EvaluatedQuestion) -> dict[str, Any]:
     keys = (
-        "sample",
-        "trajectory",
-        "seed",
-        "answer",
-        "correct",
-        "reward",
-        "ending",
-        "cause",
-        "turns",
-        "calls",
-        "calls_failed",
+        *("sample", "trajectory", "seed", "answer", "correct", "reward", "ending", "cause"),
+        *("turns", "calls", "calls_failed", "response_tokens", "generated_tokens", "digest"),
     )
     return {
         "set": name_set(each.config),
@@ -178,10 +169,7 @@ def _describe_question(each: AskedSet, question: EvaluatedQuestion) -> dict[str,
         "difficulty": question.difficulty,
         "over_limit": question.is_over_limit,
         "score": question.score if question.has_result else None,
-        "answers": [
-            {key: getattr(answer, key) for key in (*keys, "response_tokens", "generated_tokens", "digest")}
-            for answer in question.answers
-        ],
+        "answers": [{key: getattr(answer, key) for key in keys} for answer in question.answers],
     }
 
 
