@@ -32,7 +32,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     question: str  # its name, FILE:ROW
     sample: int  # from 0
     seed: int  # of the answer's group of trajectories: identifies the answer in its evaluation
-    trajectory: int = -1  # as in the event log; -1: a log of an earlier Asterism
+    trajectory: int = -1  # in the event log, from 0 after each --resume; -1: a log of an earlier Asterism
     gold: str
     ending: AnswerEnding
     cause: str = ""  # of the failure
