@@ -1,10 +1,13 @@
 """`asterism eval` of running servers: they answer in parallel and keep their weights."""
 
+import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from actors.cli.eval_command import ask_servers
 from analysis.evaluation.answer_records import read_answers
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import asterism, read_log_entries
@@ -17,11 +20,14 @@ QUESTIONS, SAMPLES = 60, 3  # more than the cache of either server holds at once
 
 
 def test_two_servers_answer_all_questions_and_keep_their_weights(
-    tmp_path: Path, model: Path, servers: tuple[SharedServer, SharedServer]
+    tmp_path: Path, model: Path, loop: asyncio.Runner, servers: tuple[SharedServer, SharedServer]
 ) -> None:
     file = tmp_path / "sums.jsonl"
     file.write_text("".join(f'{{"question": "What is {n}+{n}?", "answer": "{2 * n}"}}\n' for n in range(QUESTIONS)))
+    for each in servers:
+        loop.run(each.start())
     urls = [each.server.url for each in servers]
+    served = loop.run(ask_servers(urls))  # other tests may have loaded weights into these servers
     settings = (
         *(f"sums={file}", f"model.checkpoint={model}", f"runs_folder={tmp_path}", "sandbox.backend=process"),
         *('dialogue.tools=["jupyter_code"]', "dialogue.prompt_tokens=32", "dialogue.response_tokens=64"),
@@ -33,8 +39,9 @@ def test_two_servers_answer_all_questions_and_keep_their_weights(
     answers = read_answers(folder.answers)
     assert len(answers) == QUESTIONS * SAMPLES
     assert not any(each.is_failed for each in answers)
-    served = {"model_path": str(model), "weight_version": "0"}
-    assert json.loads(folder.results.read_text())["weights"] == {"urls": urls, "servers": dict.fromkeys(urls, served)}
+    assert loop.run(ask_servers(urls)) == served
+    named = {url: msgspec.to_builtins(weights) for url, weights in served.items()}
+    assert json.loads(folder.results.read_text())["weights"] == {"urls": urls, "servers": named}
     traces = [json.loads(line) for line in (folder.path / "traces.jsonl").read_text().splitlines()]
     assert {trace["agent"]["config"]["model"] for trace in traces} == {str(model)}
     for index in range(2):
