@@ -18,7 +18,10 @@ FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --qui
 # All other tests: two worker processes, each of which runs whole files, since fixtures are per file or per session.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile
 SGLANG_TESTS := $(BIN)/python -m pytest tests/sglang
-WITH_TORCH := tests/engine tests/policies tests/tasks tests/actors/cli/doctor tests/actors/engines
+WITH_TORCH := tests/engine tests/policies/losses tests/policies/tools tests/tasks/tiny tests/tasks/curation tests/analysis \
+	tests/benchmarks tests/actors/engines tests/actors/evaluation tests/actors/cli/chat tests/actors/cli/doctor \
+	tests/actors/cli/log tests/actors/cli/serving tests/actors/cli/test_console.py tests/actors/cli/test_sandbox_shell.py \
+	tests/actors/launch/test_node_role.py tests/actors/runs/test_roll_back.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment bridges-environment trl-environment bench-trl \
@@ -143,7 +146,7 @@ fast-tests-with-torch: $(INSTALLED)
 	$(FAST) $(WITH_TORCH)
 
 fast-tests-without-torch: $(INSTALLED)
-	$(FAST) $(WITH_TORCH:%=--ignore=%) --ignore=tests/sandbox/hostile
+	$(FAST) $(WITH_TORCH:%=--ignore=%) --ignore=tests/sandbox/hostile --ignore=tests/sglang
 
 format: $(INSTALLED) ## format the files for `make check`
 	$(BIN)/ruff format .

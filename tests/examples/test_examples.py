@@ -81,6 +81,7 @@ def test_the_configuration_names_the_files_that_the_example_writes(name: str) ->
     assert named == tuple(folder / f"{each}.jsonl" for each in ("rows", "test", "sft"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 async def test_the_cold_start_fits_the_task(name: str, tmp_path: Path) -> None:
     (task,) = load_example(name).resolved_tasks
@@ -90,6 +91,7 @@ async def test_the_cold_start_fits_the_task(name: str, tmp_path: Path) -> None:
     assert count_sft_dialogues(path, {name: dialogue}, 100_000) == len(path.read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_results_of_python_are_those_of_the_sandbox(tmp_path: Path) -> None:
     for row in read_rows(write_data("search", tmp_path) / "sft.jsonl")[:100]:
         *_, result, answer = row["messages"]

@@ -66,8 +66,11 @@ def iter_answers(world: World) -> Iterator[tuple[StartGroup, TrajectoryFinished]
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("run", "versions"),
-    [(RUN, [2, 4]), (COLOCATED, [2, 4]), (AHEAD, [1, 2, 3, 4])],
-    ids=["split", "colocated", "ahead"],
+    [
+        pytest.param(RUN, [2, 4], id="split", marks=pytest.mark.slow),
+        pytest.param(COLOCATED, [2, 4], id="colocated", marks=pytest.mark.slow),
+        pytest.param(AHEAD, [1, 2, 3, 4], id="ahead"),
+    ],
 )
 def test_each_due_version_is_evaluated_once_with_only_its_own_weights(
     run: RunConfig, versions: list[int], seed: int

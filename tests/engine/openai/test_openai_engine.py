@@ -21,7 +21,7 @@ from tests.engine.openai.completions_server import CompletionsServer, Dialect
 from tests.engine.tiny_models import small_model
 from tests.engine.whole_publisher import WholePublisher
 
-pytestmark = pytest.mark.real_clock
+pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 LONGEST = 640
 TRAITS = Traits(logprob_error=9.0, max_running=8, prefix_tokens=1, forgets=True, long_turn=240, look_s=0.001)
 CASES: tuple[Case, ...] = (

@@ -124,6 +124,7 @@ async def generate(engine: EmbeddedEngine, temperature: float) -> list[Generatio
     return await asyncio.gather(*map(engine.generate, requests))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "options", "strict"),
     [("qwen3", OPTIONS, False), ("qwen3", OPTIONS, True), ("qwen2", OPTIONS, False), ("qwen3_moe", ATTENTION, False)],

@@ -15,6 +15,8 @@ from benchmarks.curation.word_problems import copy_exactly, copy_nearly, draw_wo
 from configs.errors import UnusableInput
 from tasks.curation.cleaning import CleanOptions, CleanReport, RemovedRow, clean_questions
 
+pytestmark = pytest.mark.slow
+
 SEED = 20251126
 
 
@@ -158,7 +160,6 @@ def test_unusable_rows_are_listed_up_to_the_limit(tmp_path: Path) -> None:
     assert len(output.read_text().splitlines()) == 2  # the earlier result
 
 
-@pytest.mark.slow
 def test_one_bad_row_of_100_000_is_not_fatal(tmp_path: Path) -> None:
     rows: list[Any] = make_rows(
         *((f"What is the sum of {number} and {number + 1}?", 2 * number + 1) for number in range(100_000))

@@ -17,6 +17,8 @@ from engine.sglang.server.managed_server import SGLangServer
 from tests.engine.sglang.server.requirements import make_requirements
 from tests.processes import is_running
 
+pytestmark = pytest.mark.slow
+
 
 def write_interpreter(folder: Path, behaviour: str, version: str = "0.5.23") -> str:
     """A program that prints this SGLang version, and runs `behaviour` as a server."""
