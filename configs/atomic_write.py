@@ -34,6 +34,16 @@ def raising_disk_errors(path: Path) -> Generator[None]:
         raise DiskError(error.filename or path, error.errno) from error
 
 
+def check_writable(path: Path) -> None:
+    """Before long work, whether `replacing_file` can begin. Raises UnusableInput."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.touch()
+        new.unlink()
+    except OSError as error:
+        raise UnusableInput(f"{path}: cannot be written: {error.strerror}") from None
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """A reader sees the complete old content or the complete new one. Raises DiskError."""
     new = path.with_name(f"{path.name}.new")

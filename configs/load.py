@@ -37,7 +37,7 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
         layers.insert(0, preset)
     for layer in layers:
         check_keys(layer.source, layer.table)
-        resolve_paths(layer.table, layer.folder)
+        resolve_paths(layer.table, layer.folder, layer.source)
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge(merged, layer.table, layer.source)
@@ -137,8 +137,12 @@ def _diff_tables(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str) -> lis
     lines: list[str] = []
     for key in {**a, **b}:  # keys of sglang.environment are arbitrary, so they may differ
         before, after = a.get(key), b.get(key)
+        is_array = isinstance(before, (list, tuple))
         before, after = _index_tables(before), _index_tables(after)
         if isinstance(before, dict) and isinstance(after, dict):
+            names, other_names = list(cast("dict[str, Any]", before)), list(cast("dict[str, Any]", after))
+            if is_array and names != other_names and set(names) == set(other_names):  # files of a mixture have numbers
+                lines.append(f"{prefix}{key}: order {', '.join(names)} -> {', '.join(other_names)}")
             lines += _diff_tables(cast("dict[str, Any]", before), cast("dict[str, Any]", after), f"{prefix}{key}.")
         elif before != after:
             lines.append(f"{prefix}{key}: {format_value(before)} -> {format_value(after)}")

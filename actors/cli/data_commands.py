@@ -16,6 +16,7 @@ from rich.text import Text
 
 from actors.cli.console import check_json_path, make_console, write_json
 from actors.cli.log.subcommands import JsonOption, SetOption
+from configs.atomic_write import check_writable
 from configs.errors import UnusableInput
 
 if TYPE_CHECKING:  # the imports take a second, and each command imports this file
@@ -70,7 +71,7 @@ def fetch(
 def inspect(file: FileArgument, json_file: JsonOption = None) -> None:
     """Report encoding, columns, unusable rows, repeated questions and unverifiable answers.
 
-    Exit with 1 if a run would refuse the file.
+    Exit with 1 if a run would refuse the file without further keys, such as those of \\[\\[sft.mixture]].
     """
     from tasks.curation.answer_check import find_unreadable_answers
     from tasks.curation.inspection import inspect_data
@@ -108,9 +109,11 @@ def clean(
     OUTPUT's name with `.removed.jsonl` lists each removed row with the reason.
     """
     from tasks.curation.answer_check import find_unreadable_answers
-    from tasks.curation.cleaning import CleanOptions, clean_questions
+    from tasks.curation.cleaning import OUTPUT_COLUMNS, CleanOptions, clean_questions
 
     check_json_path(json_file)
+    if taken := [name for name in keep or () if name in OUTPUT_COLUMNS]:
+        raise UnusableInput(f"--keep {taken[0]}: the output has a column of this name")
     removed = output.with_name(f"{_remove_extension(output)}.removed.jsonl")
     _check_outputs([output, removed], [file, *(against or [])], overwrite=overwrite)
     options = CleanOptions(answers, similarity, tuple(against or ()), max_bad_rows, tuple(keep or ()))
@@ -132,7 +135,10 @@ def split(
     from tasks.curation.splitting import split_questions
 
     check_json_path(json_file)
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnusableInput(f"--output {output}: cannot be a folder: {error.strerror}") from None
     train_file, test_file = output / "train.jsonl", output / "test.jsonl"
     _check_outputs([train_file, test_file], [file], overwrite=overwrite)
     report = split_questions(file, train_file, test_file, test, seed)
@@ -173,7 +179,8 @@ def render(
 def _download(name: str, folder: Path, patterns: list[str], revision: str | None) -> list[Path]:
     """Returns the files. Raises UnusableInput."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import HTTPError as HttpError  # pyright: ignore[reportPrivateImportUsage]
 
     try:
         fetch_files = partial(
@@ -189,9 +196,9 @@ def _download(name: str, folder: Path, patterns: list[str], revision: str | None
         fetch_files()
     except HFValidationError as error:
         raise UnusableInput(f"{name}: {error}") from None
-    except (HfHubHTTPError, OSError) as error:
+    except (HttpError, OSError) as error:
         cause = error.__cause__ or error
-        raise UnusableInput(f"{name}: {type(cause).__name__}: {str(cause).strip().splitlines()[0]}") from error
+        raise UnusableInput(f"{name}: {type(cause).__name__}: {str(cause).strip()}".splitlines()[0]) from error
     if not files:
         raise UnusableInput(f"{name}: no file matches {', '.join(patterns)}")
     return files
@@ -226,10 +233,13 @@ def _check_outputs(outputs: list[Path], inputs: list[Path], *, overwrite: bool) 
             raise UnusableInput(f"--output {path}: expected the extension .jsonl or .jsonl.gz")
         if any(path.resolve() == each.resolve() for each in inputs):
             raise UnusableInput(f"--output {path}: is also an input")
+        if any(path.resolve().parent == each.resolve() for each in inputs):  # it would become a part of the data set
+            raise UnusableInput(f"--output {path}: is in the folder {path.parent}, which is an input")
         if not path.parent.is_dir():
             raise UnusableInput(f"--output {path}: the folder {path.parent} does not exist")
         if path.exists() and not overwrite:
             raise UnusableInput(f"--output: {path} exists; add --overwrite to replace it")
+        check_writable(path)
 
 
 def _remove_extension(path: Path) -> str:

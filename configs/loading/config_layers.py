@@ -87,17 +87,26 @@ def check_keys(source: str, table: Mapping[str, Any], path: tuple[str, ...] = ()
         check_keys(source, cast("dict[str, Any]", value), here)
 
 
-def resolve_paths(table: dict[str, Any], folder: Path, path: tuple[str, ...] = ()) -> None:
+def resolve_paths(table: dict[str, Any], folder: Path, source: str, path: tuple[str, ...] = ()) -> None:
     """Make relative paths absolute. Empty paths and those in the run's folder stay as they are."""
     for key, value in table.items():
         annotation = find_annotation(RunConfig, (*path, key))
         if isinstance(value, dict):
-            resolve_paths(cast("dict[str, Any]", value), folder, (*path, key))
+            resolve_paths(cast("dict[str, Any]", value), folder, source, (*path, key))
         elif is_table_array(annotation):
             for index, element in enumerate(value):
-                resolve_paths(element, folder, (*path, key, str(index)))
+                resolve_paths(element, folder, source, (*path, key, str(index)))
         elif isinstance(value, str) and is_path(annotation, value) and value and not value.startswith("$RUN"):
-            table[key] = os.path.normpath(Path.cwd() / folder / Path(value).expanduser())
+            table[key] = os.path.normpath(Path.cwd() / folder / _expand_home(value, source, (*path, key)))
+
+
+def _expand_home(value: str, source: str, path: tuple[str, ...]) -> Path:
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{source}: `{format_path(path)}` must begin with the folder of a user that exists, got {format_value(value)}"
+        ) from None
 
 
 def _suggest_keys(path: Sequence[str]) -> str:

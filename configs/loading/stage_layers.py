@@ -89,7 +89,7 @@ def _check_run_keys(source: str, table: Mapping[str, Any], layer: ConfigLayer) -
             raise ConfigError(f"{source}: all stages share `{key}`; set it outside [[{STAGES_KEY}]]")
         run_keys = {key: value}
         check_keys(source, run_keys)
-        resolve_paths(run_keys, layer.folder)
+        resolve_paths(run_keys, layer.folder, layer.source)
 
 
 def _split(table: Mapping[str, Any], source: str) -> StageLayer:

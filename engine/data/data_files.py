@@ -18,9 +18,10 @@ from configs.errors import UnusableInput
 RowFields = dict[str, Any]
 
 _PART_EXTENSIONS = (".parquet", ".jsonl", ".jsonl.gz")
+_MAX_CSV_CHARACTERS = 2**31 - 1  # of a value; the default of 2**17 is less than some solutions have
 _BLOCK_ROWS = 131_072  # of a parquet file in memory
 _NUMBERED_PART = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?\.")  # train-00000-of-00003.parquet, or with a hash
-_SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![a-z])")
+_SPLIT = re.compile(r"(?<![a-z])(train|test|validation|valid|val|dev|eval)(?![a-z])")  # gsm8k_train.jsonl
 _REMOVED_ROWS = ".removed.jsonl"  # of `asterism data clean`
 _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with the mark of UTF-16
     codecs.BOM_UTF8: "utf-8",
@@ -106,7 +107,7 @@ def _list_parts(folder: Path) -> list[Path]:
         raise DatasetError(folder, f"{problem}; expected files of one kind: {', '.join(_PART_EXTENSIONS)}")
     names = by_kind[kinds[0]]
     numbered = [match for name in names if (match := _NUMBERED_PART.match(name))]
-    splits = {match[1] for match in numbered} or {match[1] for name in names if (match := _SPLIT.match(name))}
+    splits = {_find_data_set(name) for name in names} - {""}
     removed = {name for name in names if name.endswith(_REMOVED_ROWS)}
     if len(splits) > 1 or removed:
         found = ", ".join(sorted(splits | removed))
@@ -114,6 +115,12 @@ def _list_parts(folder: Path) -> list[Path]:
     if numbered and len(numbered) != int(numbered[0][2]):
         raise DatasetError(folder, f"incomplete: {len(numbered)} of {int(numbered[0][2])} parts")
     return [folder / name for name in names]
+
+
+def _find_data_set(name: str) -> str:
+    """Of a part; empty if its name has none."""
+    match = _NUMBERED_PART.match(name) or _SPLIT.search(name)
+    return match[1] if match else ""
 
 
 def _find_extension(path: Path) -> str | None:
@@ -202,7 +209,7 @@ def _read_json(path: Path, file: io.BufferedReader, encoding: str, bad_rows: Bad
 def _parse_json(path: Path, text: str | bytes, row: int | None = None) -> object:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         hint = "" if row else "; if each line is an object, rename the file to .jsonl"
         raise DatasetError(path, f"not JSON: {error}{hint}", row=row) from None
     except UnicodeDecodeError as error:
@@ -218,6 +225,7 @@ def _parse_row(path: Path, number: int, row: object) -> DatasetRow:
 def _read_csv(path: Path, file: io.BufferedReader, encoding: str, bad_rows: BadRows) -> Iterator[DatasetRow]:
     """All values are text; an empty one is null."""
     number = 0
+    csv.field_size_limit(_MAX_CSV_CHARACTERS)
     with io.TextIOWrapper(file, encoding, newline="") as text:
         try:
             lines = filter(None, csv.reader(text, strict=True))
@@ -237,16 +245,19 @@ def _read_parquet(path: Path, columns: Collection[str]) -> Iterator[DatasetRow]:
     import polars  # takes long, and most runs do not need it
 
     try:
-        frame = polars.scan_parquet(path)
+        frame = polars.scan_parquet(path, glob=False)
         if known := [name for name in frame.collect_schema() if name in columns]:
             frame = frame.select(known)
+        # The shortest text of a 32-bit float is its number in the data: 0.1, not 0.10000000149.
+        short_floats = polars.col(polars.Float32).cast(polars.String).cast(polars.Float64)
+        frame = frame.with_columns(short_floats, polars.selectors.decimal().cast(polars.String))
         for start in itertools.count(0, _BLOCK_ROWS):
             block = frame.slice(start, _BLOCK_ROWS).collect()
             for number, fields in enumerate(block.iter_rows(named=True), start=start + 1):
                 yield DatasetRow(path, number, fields)
             if block.height < _BLOCK_ROWS:
                 return
-    except polars.exceptions.PolarsError as error:
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
         raise DatasetError(path, f"not a parquet file: {error}") from error
 
 

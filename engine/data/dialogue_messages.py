@@ -53,7 +53,7 @@ class DialogueMessage(NamedTuple):
             return ""
         if isinstance(value, list):
             parts = [_get_text_part(part) for part in cast(list[Any], value)]
-            if None not in parts:
+            if None not in parts and (self.role != "tool" or _are_typed_parts(cast(list[Any], value))):
                 return "".join(cast(list[str], parts))
         if self.role == "tool" and isinstance(value, dict | list):
             return json.dumps(value, ensure_ascii=False)
@@ -172,6 +172,11 @@ def _split_thought(content: str) -> tuple[str, str]:
     """(text in <think> at the start, or empty; the rest)."""
     thought = _THINK.match(content)
     return ("", content) if thought is None else (thought[1], content[thought.end() :])
+
+
+def _are_typed_parts(value: list[Any]) -> bool:
+    """Else the list of a tool is its result as JSON."""
+    return bool(value) and all(isinstance(part, dict) and cast(RowFields, part).get("type") == "text" for part in value)
 
 
 def _get_text_part(part: object) -> str | None:

@@ -23,7 +23,7 @@ def read_dialogue(row: DatasetRow, file: SftFileConfig) -> tuple[DatasetRow, Row
 
     None for a row that the file leaves out: with another value than `where`, or without one Python program.
     """
-    if any(_get_text(row, column) != value for column, value in file.where.items()):
+    if any(row.fields.get(column) != value for column, value in file.where.items()):
         return None
     has_messages = any(row.fields.get(name) is not None for name in ("messages", "conversations"))
     if file.program_tool:
@@ -42,9 +42,11 @@ def read_dialogue(row: DatasetRow, file: SftFileConfig) -> tuple[DatasetRow, Row
 
 def _call_program(row: DatasetRow, tool: str) -> DatasetRow | None:
     """The instruction, and a call with the program of the response; None without one, or with several."""
-    question, programs = _get_text(row, "instruction"), _PROGRAM.findall(_get_text(row, "response"))
+    response = row.fields.get("response")
+    programs = _PROGRAM.findall(response) if isinstance(response, str) else []
     if len(programs) != 1:
         return None
+    question = _get_text(row, "instruction")
     call = {"name": tool, "arguments": {"code": programs[0]}}
     messages = [{"role": "user", "content": question}, {"role": "assistant", "tool_calls": [call]}]
     return _replace_fields(row, messages=messages)

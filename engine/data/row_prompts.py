@@ -7,7 +7,7 @@ from typing import Any, cast
 from configs.algorithm import SftFileConfig
 from engine.data.data_files import DatasetError, DatasetRow, RowFields
 from engine.data.dialogue_messages import DatasetLocation, RowDialogue
-from policies.dialogue.chat_format import DialogueFormat, replace_prompt
+from policies.dialogue.chat_format import TURN_END, TURN_START, DialogueFormat, replace_prompt
 from policies.tools.task_description import DEFAULT_SYSTEM
 from policies.tools.tool_schema import ToolSchema
 
@@ -30,6 +30,8 @@ def choose_format(
         return formats[name]
     run_format = formats[first]
     tools = parse_tools(row) if file.prompt == "row" else ()
+    if file.prompt == "row":
+        refuse_turn_tokens(dialogue.system, DatasetLocation(row, "system"))
     has_run_prompt = dialogue.system in ("", run_format.system) and tools in ((), run_format.tools)
     if file.prompt == "run" or has_run_prompt:
         return run_format
@@ -44,7 +46,7 @@ def parse_tools(row: DatasetRow) -> tuple[ToolSchema, ...]:
     """The column `tools`: a list of schemas, or its JSON text. Empty without one. Raises DatasetError."""
     here = DatasetLocation(row, "tools")
     value = _parse_json(row.fields.get("tools"), here)
-    if value is None or value == "":
+    if value is None:
         return ()
     if not isinstance(value, list):
         raise here.build_error("expected a list of tools")
@@ -63,22 +65,30 @@ def _parse_tool(value: object, location: DatasetLocation) -> ToolSchema:
     if not isinstance(name, str) or not isinstance(description, str) or not isinstance(parameters, dict):
         raise location.build_error("expected a function with `name`, `description` and `parameters`")
     if location.row.path.suffix == ".parquet" and not isinstance(location.row.fields["tools"], str):
-        parameters = _drop_nulls(parameters)
+        parameters = drop_nulls(parameters)
     return ToolSchema(name, description, parameters)
 
 
 def _parse_json(value: object, location: DatasetLocation) -> object:
-    """The value, or that of a JSON text."""
-    if not isinstance(value, str) or not value.strip():
-        return value or None
+    """The value, or that of a JSON text; None for an empty one."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise location.build_error(f"not JSON: {error}") from error
 
 
-def _drop_nulls(value: Any) -> Any:
+def drop_nulls(value: Any) -> Any:
     """Without the keys that parquet fills with null, at any depth."""
     if isinstance(value, dict):
-        return {key: _drop_nulls(each) for key, each in cast(RowFields, value).items() if each is not None}
-    return [_drop_nulls(each) for each in cast(list[Any], value)] if isinstance(value, list) else value
+        return {key: drop_nulls(each) for key, each in cast(RowFields, value).items() if each is not None}
+    return [drop_nulls(each) for each in cast(list[Any], value)] if isinstance(value, list) else value
+
+
+def refuse_turn_tokens(text: str, location: DatasetLocation) -> None:
+    """They would become special tokens in a trusted text. Raises DatasetError."""
+    if found := next((token for token in (TURN_START, TURN_END) if token in text), None):
+        raise location.build_error(f"contains {found}, a token of the chat format")

@@ -16,7 +16,7 @@ from configs.algorithm import SftFileConfig
 from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
 from engine.data.dialogue_messages import DatasetLocation, DialogueMessage
 from engine.data.row_layouts import list_columns, read_dialogue
-from engine.data.row_prompts import choose_format
+from engine.data.row_prompts import choose_format, drop_nulls, refuse_turn_tokens
 from policies.dialogue.chat_format import (
     TURN_END,
     DialogueFormat,
@@ -41,7 +41,7 @@ class UnknownFunction(DatasetError):
     """A call of a function that is no tool of the dialogue, at a place in a data file."""
 
     def __init__(self, function: object, known: Sequence[str], location: DatasetLocation) -> None:
-        self.function = str(function)
+        self.function = str(function).encode("utf-8", "backslashreplace").decode()
         problem = f"unknown function {function!r}; known: {', '.join(known) or 'none'}"
         row, field = location.row, f"{location.field}.name"
         super().__init__(row.path, problem, row=row.number, field=field)
@@ -121,7 +121,8 @@ def _iter_turns(
                 continue
             prompted, parsed = found
             dialogue = choose_format(prompted, parsed, formats, file)
-            turns = list(_render_turns(parsed.messages, dialogue, file.tool_names))
+            has_run_tools = any(dialogue.tools is each.tools for each in formats.values())
+            turns = list(_render_turns(parsed.messages, dialogue, file.tool_names if has_run_tools else {}))
             _require_unicode(turns, row)
         except DatasetError as error:
             bad_rows.add(error)
@@ -172,6 +173,7 @@ def _build_user_segments(message: DialogueMessage, dialogue: DialogueFormat, *, 
 def _format_assistant_text(message: DialogueMessage, dialogue: DialogueFormat, tool_names: Mapping[str, str]) -> str:
     """The generated text of an assistant's turn: without the prefill, with the end of turn."""
     text = message.get_turn_text(dialogue.prefill).removeprefix(dialogue.prefill)
+    refuse_turn_tokens(text, message.location._replace(field=f"{message.location.field}.content"))
     if dialogue.tools and "<tool_call>" in text:
         text = _rename_calls(text, message.location, dialogue, tool_names)
     calls = message.fields.get("tool_calls") or []
@@ -216,10 +218,11 @@ def _format_tool_call(
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
             raise location.build_error(f"not JSON: {error}", "arguments") from error
+    else:
+        arguments = drop_nulls(arguments)  # parquet, and JSON made from it, fill absent keys with null
     if not isinstance(arguments, dict):
         raise location.build_error("expected an object or its JSON text", "arguments")
-    # parquet fills absent keys with null
-    given = {key: value for key, value in cast(RowFields, arguments).items() if value is not None}
+    given = cast(RowFields, arguments)
     if tool != name:
         _check_renamed(given, tool, location, dialogue)
     return format_tool_call(tool, given)

@@ -30,7 +30,7 @@ class ArgumentError(ValueError):
 
 def check_arguments(arguments: Mapping[str, Any], parameters: JsonSchema) -> dict[str, Any]:
     """The arguments in the types of `parameters`, the schema of an object. Raises ArgumentError."""
-    properties = cast(dict[str, JsonSchema], parameters["properties"])
+    properties = cast(dict[str, JsonSchema], parameters.get("properties", {}))
     for name in arguments:
         if name not in properties:
             known = ", ".join(map(quote, properties)) or "none"

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.atomic_write import replacing_file
+from configs.errors import UnusableInput
 from engine.data.data_files import BadRows, DatasetError, DatasetRow, read_rows
 from engine.data.datasets import QUESTION_COLUMNS, DatasetProblem, parse_problem
 from tasks.curation.answer_check import AnswerKind, is_answer_of_kind
@@ -26,6 +27,7 @@ from tasks.curation.question_text import QuestionText, compute_similarity, parse
 
 Reason = Literal["unusable", "answer", "unverifiable", "duplicate", "conflicting", "near_duplicate", "overlap"]
 
+OUTPUT_COLUMNS = ("question", "answer", "source")
 _NOT_INDEXED = -1
 _CHUNK_ROWS = 4096
 _MAX_WORKERS = 8
@@ -69,7 +71,8 @@ def clean_questions(
 ) -> CleanReport:
     """Writes kept rows to `output`, and a RemovedRow for each other row to `removed`.
 
-    Raises DatasetError for an unusable file, and UnusableInput with more than `max_bad_rows` unusable rows.
+    Raises DatasetError for an unusable file, and UnusableInput with more than `max_bad_rows` unusable rows, or for a
+    kept column that no row has.
     """
     scan = _Scan(source, options)
     scan.read_tests()
@@ -112,6 +115,7 @@ class _Scan:
         self._source = source
         self._options = options
         self._columns = (*QUESTION_COLUMNS, *options.kept_columns)
+        self._absent_columns = set(options.kept_columns)  # in no row that was read
         self._index = DuplicateIndex()
         self._contained = ContainedQuestions()
         self._test_names: list[str] = []
@@ -143,6 +147,8 @@ class _Scan:
                 waiting.append(workers.submit(_analyze, questions, answers))
             for each in waiting:
                 self._add_chunk(each.result())
+        if self._absent_columns:
+            raise UnusableInput(f"--keep {min(self._absent_columns)}: no row has this column")
 
     def _iterate_eligible(self) -> Iterator[DatasetProblem]:
         """Problems with an answer of the wanted kind."""
@@ -150,6 +156,7 @@ class _Scan:
             if not is_answer_of_kind(problem.ground_truth, self._options.answers):
                 self._decisions[ordinal] = _Decision("answer")
                 continue
+            self._absent_columns -= problem.fields.keys()
             if not is_answer_of_kind(problem.ground_truth, "number"):
                 self._unchecked_answers.setdefault(problem.ground_truth, []).append(ordinal)
             self._ordinals.append(ordinal)
@@ -256,11 +263,9 @@ class _Scan:
         return enumerate(read_rows(self._source, self._columns, bad_rows))
 
     def _make_row(self, problem: DatasetProblem) -> dict[str, object]:
-        row: dict[str, object] = {
-            "question": problem.question,
-            "answer": problem.ground_truth,
-            "source": problem.name,
-        }
+        row: dict[str, object] = dict(
+            zip(OUTPUT_COLUMNS, (problem.question, problem.ground_truth, problem.name), strict=True)
+        )
         return row | {name: problem.fields[name] for name in self._options.kept_columns if name in problem.fields}
 
 

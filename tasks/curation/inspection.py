@@ -18,12 +18,14 @@ from engine.data.data_files import (
     read_rows,
 )
 from engine.data.datasets import QUESTION_FIELDS, QuestionReport, parse_problem
-from engine.data.dialogue_messages import parse_dialogue
+from engine.data.row_layouts import read_dialogue
+from engine.data.sft_dialogues import PLAIN_FILE
 from tasks.curation.answer_check import AnswerKind, is_answer_of_kind
 
 _MAX_LISTED = 20
 _MAX_CHECKED_ANSWERS = 1000  # distinct answers that are no numbers: the verifier needs about 5 ms for each
 _DIALOGUE_COLUMNS = ("messages", "conversations")
+_ROLE_KEYS, _USER_ROLES = ("role", "from"), {"user", "human"}
 
 
 class ColumnSummary(msgspec.Struct):
@@ -82,7 +84,7 @@ class _Inspection:
         """As a dialogue, as a question, or as both, as in sets with questions, solutions and messages."""
         if _is_dialogue(row.fields):
             self._num_dialogues += 1
-            parse_dialogue(row)
+            read_dialogue(row, PLAIN_FILE)
             if not any(row.fields.get(name) for name in QUESTION_FIELDS):
                 return
         problem = parse_problem(row)
@@ -129,13 +131,13 @@ class _Inspection:
 
 
 def _is_dialogue(fields: RowFields) -> bool:
-    """Messages that end with the assistant's. Those of a question end with the user's."""
+    """Messages that do not end with the user's, as those of a question do, or messages in `input` with an `output`."""
     for name in _DIALOGUE_COLUMNS:
         messages = fields.get(name)
         if isinstance(messages, list) and messages:
             last = cast(list[Any], messages)[-1]
-            return isinstance(last, dict) and cast(RowFields, last).get("role", "assistant") == "assistant"
-    return False
+            return isinstance(last, dict) and not _USER_ROLES & {cast(RowFields, last).get(key) for key in _ROLE_KEYS}
+    return isinstance(fields.get("input"), list) and fields.get("output") is not None
 
 
 def _find_quantile(counts: Counter[int], share: float) -> int:

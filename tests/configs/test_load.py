@@ -158,6 +158,10 @@ class TestErrors:
         ("text", "message"),
         [
             ("name = 3", "`name` must be a string, got 3"),
+            (
+                'data.train = "~absent/a"',
+                '`data.train` must begin with the folder of a user that exists, got "~absent/a"',
+            ),
             ('[rl]\nsteps = "many"', '`rl.steps` must be an integer, got "many"'),
             ("[rl]\nsteps = 1.5", "`rl.steps` must be an integer, got 1.5"),
             ("[roc]\nenabled = 1", "`roc.enabled` must be true or false, got 1"),

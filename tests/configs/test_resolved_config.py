@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig, SamplingConfig
+from configs.algorithm import (
+    EvaluationConfig,
+    LearnerConfig,
+    RlConfig,
+    RocConfig,
+    SamplingConfig,
+    SftConfig,
+    SftFileConfig,
+)
 from configs.load import list_differences, list_resume_conflicts, load_run, write_resolved
 from configs.machines import ClusterConfig, SandboxConfig
 from configs.schema import DialogueConfig, RunConfig, TinyConfig
@@ -67,6 +75,11 @@ class TestDifferences:
         assert list_differences(RunConfig(name="a"), RunConfig(name="a", tiny=TinyConfig())) == [
             "tiny: nothing -> a table"
         ]
+
+    def test_another_order_of_files_is_a_difference(self):
+        files = (SftFileConfig(name="a", data="a.jsonl"), SftFileConfig(name="b", data="b.jsonl"))
+        a, b = (RunConfig(name="r", sft=SftConfig(mixture=order)) for order in (files, files[::-1]))
+        assert list_differences(a, b) == ["sft.mixture: order a, b -> b, a"]
 
     @given(a=RUNS, b=RUNS)
     def test_a_run_can_be_resumed_only_with_the_same_configuration_except_cluster_and_health(

@@ -84,6 +84,7 @@ def test_an_inspection_fails_if_a_run_would_refuse_the_file() -> None:
         ("old.jsonl", "--output: old.jsonl exists; add --overwrite to replace it"),
         ("new.csv", "--output new.csv: expected the extension .jsonl or .jsonl.gz"),
         ("absent/new.jsonl", "--output absent/new.jsonl: the folder absent does not exist"),
+        (f"{'x' * 240}.jsonl", f"{'x' * 240}.removed.jsonl: cannot be written: File name too long"),
     ],
 )
 def test_an_unusable_output_is_refused_before_the_work(output: str, problem: str) -> None:
@@ -93,6 +94,31 @@ def test_an_unusable_output_is_refused_before_the_work(output: str, problem: str
         invoke("clean", "rows.jsonl", "--output", output)
     assert str(caught.value) == problem
     assert Path("old.jsonl").read_text() == '"kept"\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ("clean", "parts", "--output", "parts/new.jsonl"),
+            "--output parts/new.jsonl: is in the folder parts, which is",
+        ),
+        (("split", "parts", "--test", "1", "--output", "parts"), "--output parts/train.jsonl: is in the folder parts"),
+        (("split", "parts", "--test", "1", "--output", "file"), "--output file: cannot be a folder: File exists"),
+        (
+            ("clean", "parts", "--output", "new.jsonl", "--keep", "source"),
+            "--keep source: the output has a column of this",
+        ),
+    ],
+)
+def test_an_output_cannot_replace_an_input(arguments: tuple[str, ...], problem: str) -> None:
+    Path("parts").mkdir()
+    Path("file").touch()
+    write_jsonl("parts/train.jsonl", [{"question": "What is 1+1?", "answer": 2}])
+    with pytest.raises(UnusableInput) as caught:
+        invoke(*arguments, "--overwrite")
+    assert str(caught.value).startswith(problem)
+    assert [path.name for path in Path("parts").iterdir()] == ["train.jsonl"]
 
 
 def test_rows_are_rendered_as_the_run_tokenizes_them() -> None:
@@ -172,6 +198,8 @@ class _Hub(BaseHTTPRequestHandler):
 
     def _respond(self) -> None:
         path = self.path.partition("?")[0]
+        if "/closed/" in path:
+            return  # without a response
         name = path.partition(f"/resolve/{COMMIT}/")[2]
         if path.startswith("/api/datasets/some/sums/revision/"):
             content = json.dumps({"id": "some/sums", "sha": COMMIT}).encode()
@@ -229,6 +257,7 @@ def test_files_of_a_data_set_are_fetched_from_a_hub(hub: str) -> None:
     [
         (("some/absent", "--output", "a"), "some/absent: RepositoryNotFoundError"),
         (("some/sums", "--output", "b", "--include", "*.parquet"), "some/sums: no file matches *.parquet"),
+        (("closed/sums", "--output", "a"), "closed/sums: RemoteProtocolError: "),
         (("some/two/three", "--output", "c"), "some/two/three: "),
     ],
 )

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,27 @@ def test_the_parts_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Pa
     ]
 
 
+def test_a_parquet_name_is_no_pattern(tmp_path: Path) -> None:
+    for name, answer in (("some[1].parquet", 1), ("some1.parquet", 2)):
+        polars.DataFrame({"answer": [answer]}).write_parquet(tmp_path / name)
+    assert read_fields(tmp_path / "some[1].parquet") == [{"answer": 1}]
+
+
+def test_numbers_of_parquet_are_those_of_its_data(tmp_path: Path) -> None:
+    columns = {
+        "short": polars.Series([0.1], dtype=polars.Float32),
+        "long": polars.Series([0.1]),
+        "decimal": polars.Series([Decimal("12.50")]),
+    }
+    polars.DataFrame(columns).write_parquet(tmp_path / "a.parquet")
+    assert read_fields(tmp_path / "a.parquet") == [{"short": 0.1, "long": 0.1, "decimal": "12.50"}]
+
+
+def test_a_value_of_csv_may_be_long(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"question\n{'x' * 200_000}\n")
+    assert read_fields(tmp_path / "a.csv") == [{"question": "x" * 200_000}]
+
+
 @pytest.mark.parametrize("extension", [".jsonl", ".jsonl.gz"])
 def test_parts_may_be_jsonl(tmp_path: Path, extension: str) -> None:
     content = write_jsonl(tmp_path / "rows")
@@ -115,6 +137,8 @@ def test_parts_may_be_jsonl(tmp_path: Path, extension: str) -> None:
         (["train-00000-of-00002-8a2f3c.jsonl"], "incomplete: 1 of 2 parts"),
         (["train-00000-of-00001-8a2f3c.jsonl", "test-00000-of-00001-9b2f3c.jsonl"], "several data sets: test, train;"),
         (["train.jsonl", "test.jsonl"], "several data sets: test, train; set one"),
+        (["train-00000-of-00001.parquet", "test.parquet"], "several data sets: test, train; set one"),
+        (["sums_train.jsonl", "sums_test.jsonl"], "several data sets: test, train; set one"),
         (["clean.jsonl", "clean.removed.jsonl"], "several data sets: clean.removed.jsonl; set one"),
     ],
 )
@@ -148,6 +172,7 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
         ("a.jsonl", b'{}\n{"question": "cut of', "row 2: not JSON: "),
         ("a.jsonl", b"{}\n\xff\xfe\n", "row 2: not JSON: "),
         ("a.jsonl", b'{}\n{"question": "\xff"}\n', "row 2: not UTF-8 text: invalid start byte; save it as UTF-8"),
+        ("a.jsonl", b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}\n", "row 1: not JSON: "),
         ("a.json", b"{}\n{}\n", "not JSON: "),
         ("a.json", b'{"rows": []}', "not a JSON array of objects"),
         ("a.json", b"[1]", "row 1: not a JSON object"),

@@ -9,7 +9,7 @@ import pytest
 from configs.algorithm import SftFileConfig
 from configs.dialogue_options import DialogueConfig
 from engine.data.data_files import DatasetError, DatasetRow
-from engine.data.dialogue_messages import parse_dialogue
+from engine.data.dialogue_messages import DatasetLocation, DialogueMessage, parse_dialogue
 from engine.data.sft_dialogues import iter_sft_dialogues
 from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
 from tasks.math_python import MATH_PYTHON
@@ -105,6 +105,22 @@ def test_every_layout_gives_the_same_turns(tmp_path: Path) -> None:
     calls = "\n".join(format_tool_call("jupyter_code", arguments) for arguments in CALLS)
     expected = f"</reason>\n{calls}<|im_end|></reason>\n{ANSWER}<|im_end|>"
     assert dict(zip(LAYOUTS, turns, strict=True)) == dict.fromkeys(LAYOUTS, expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            [{"id": 3, "text": "hi"}, {"id": 4, "text": "there"}],
+            '[{"id": 3, "text": "hi"}, {"id": 4, "text": "there"}]',
+        ),
+        ([], "[]"),
+        ([{"type": "text", "text": "hi "}, {"type": "text", "text": "there"}], "hi there"),
+    ],
+)
+def test_a_result_may_be_a_json_list(tmp_path: Path, content: Any, text: str) -> None:
+    message = DialogueMessage("tool", {"content": content}, DatasetLocation(DatasetRow(tmp_path, 1, {}), "messages[1]"))
+    assert message.get_results() == [text]
 
 
 def test_the_earlier_form_of_a_call_is_read(tmp_path: Path) -> None:

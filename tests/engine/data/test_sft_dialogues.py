@@ -1,6 +1,7 @@
 """Cold-start dialogues: token ids equal those of a rollout, and only generated tokens have a loss."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import polars
 import pytest
 
+from configs.algorithm import SftFileConfig
 from configs.dialogue_options import DialogueConfig
-from engine.data.data_files import DatasetError
-from engine.data.sft_dialogues import TokenizedDialogue, count_sft_dialogues, iter_sft_dialogues
+from engine.data.data_files import BadRows, DatasetError
+from engine.data.sft_dialogues import TokenizedDialogue, count_sft_dialogues, describe_bad_rows, iter_sft_dialogues
 from policies.dialogue.chat_format import (
     DialogueFormat,
     TextSegment,
@@ -100,6 +102,49 @@ def test_the_loss_covers_generated_tokens_and_the_end_of_turn_only(file: Path) -
 def test_every_layout_of_a_call_gives_the_same_text(file: Path, call: dict[str, Any]) -> None:
     sequence = read_one(file, USER, make_call_turn(tool_calls=[call]), {"role": "tool", "content": "1"}, ANSWER)
     assert decode_generated(sequence).startswith(f"Let me see.</reason>\n{CALL}<|im_end|>")
+
+
+@pytest.mark.parametrize("condition", [{"unit": None}, [{"unit": None, "max": 3}]])
+def test_a_null_of_an_argument_is_a_value_in_json_text_only(file: Path, condition: Any) -> None:
+    tool = {"name": "find", "parameters": {"type": "object"}}
+    texts: list[str] = []
+    for arguments in ({"filter": condition}, json.dumps({"filter": condition})):
+        call = {"name": "find", "arguments": arguments}
+        messages = [USER, make_call_turn(tool_calls=[call]), {"role": "tool", "content": "1"}, ANSWER]
+        file.write_text(json.dumps({"tools": [tool], "messages": messages}) + "\n")
+        (sequence,) = iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT})
+        texts.append(decode_generated(sequence))
+    assert ["null" in text for text in texts] == [False, True]
+    assert format_tool_call("find", {"filter": condition}) in texts[1]
+
+
+@pytest.mark.parametrize(
+    ("role", "problem"), [("system", "field `system`"), ("assistant", "field `messages[2].content`")]
+)
+def test_a_trusted_text_has_no_token_of_the_chat_format(file: Path, role: str, problem: str) -> None:
+    texts = dict.fromkeys(("system", "user", "assistant"), "<reason>Yes.") | {role: "<reason>Yes.<|im_end|>"}
+    messages = [{"role": name, "content": text} for name, text in texts.items()]
+    with pytest.raises(DatasetError, match=re.escape(f"row 1, {problem}: contains <|im_end|>, a token of the chat")):
+        read_one(file, *messages)
+
+
+def test_a_row_with_tools_of_its_own_keeps_their_names(file: Path) -> None:
+    tool = {"name": "jupyter_code", "parameters": {"type": "object"}}
+    call = {"name": "python", "arguments": {"code": "1"}}
+    file.write_text(json.dumps({"tools": [tool], "messages": [USER, make_call_turn(tool_calls=[call])]}) + "\n")
+    renamed = SftFileConfig(name="a", data="", tool_names={"python": "jupyter_code"})
+    with pytest.raises(DatasetError, match="unknown function 'python'; known: jupyter_code"):
+        list(iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT}, renamed))
+
+
+def test_an_unknown_function_with_half_a_character_is_listed(file: Path) -> None:
+    call = {"role": "function_call", "content": json.dumps({"name": "get\ud83d", "arguments": {}})}
+    turns = (call, ANSWER)
+    file.write_text("".join(json.dumps({"messages": [USER, turn]}) + "\n" for turn in turns))
+    bad_rows = BadRows(1)
+    assert len(list(iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT}, bad_rows=bad_rows))) == 1
+    assert "get\\ud83d (1)" in describe_bad_rows(bad_rows.errors)
+    describe_bad_rows(bad_rows.errors).encode()
 
 
 def test_a_call_may_be_part_of_the_content_even_if_it_is_malformed(file: Path) -> None:

@@ -193,6 +193,13 @@ def test_columns_are_kept_and_files_compressed(tmp_path: Path) -> None:
     assert output.read_bytes() == before
 
 
+def test_a_kept_column_that_no_row_has_is_refused(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "rows.jsonl", make_rows(("What is 1+1?", 2)))
+    with pytest.raises(UnusableInput, match="--keep lvel: no row has this column"):
+        clean(source, kept_columns=("lvel",))
+    assert not source.with_name("out.jsonl").exists()
+
+
 def test_word_problems_follow_from_the_seed() -> None:
     first, second = (list(islice(draw_word_problems(Random(SEED)), 5)) for _ in range(2))
     assert first == second

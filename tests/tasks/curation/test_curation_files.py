@@ -79,6 +79,10 @@ def test_dialogues_and_parts_of_parquet_are_recognized(tmp_path: Path) -> None:
     found = inspect_data(tmp_path, refuse_xs)
     assert (found.num_rows, found.num_dialogues, found.num_unusable) == (2, 2, 0)
     assert found.encodings == {"part-0.parquet": "", "part-1.parquet": ""}
+    shared = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hi"}]}
+    joined = {"input": messages[:1], "output": "Hi", "reasoning": "off"}
+    found = inspect_data(write_jsonl(tmp_path / "rows.jsonl", [shared, joined]), refuse_xs)
+    assert (found.num_rows, found.num_dialogues, found.num_unusable) == (2, 2, 0)
     found = inspect_data(write_jsonl(tmp_path / "rows.jsonl", [{"messages": messages[:1], "answer": 1}]), refuse_xs)
     assert (found.num_rows, found.num_dialogues, found.answer_kinds) == (1, 0, {"integer": 1})
 
