@@ -131,11 +131,7 @@ def parse_dialogue(row: DatasetRow) -> RowDialogue:
             continue
         before = messages[-1] if messages else None
         if before is not None and message.fields.get("continues_turn") and before.role == "assistant":
-            earlier = before.fields.get("tool_calls") or []
-            if not isinstance(earlier, list):
-                raise before.location.build_error("expected a list of calls", "tool_calls")
-            calls = [*cast(list[Any], earlier), *message.fields["tool_calls"]]
-            messages[-1] = before._replace(fields=before.fields | {"tool_calls": calls})
+            messages[-1] = _join_calls(before, message)
             continue
         if message.role not in _ALLOWED_NEXT_ROLES[before.role if before else "nothing"]:
             follows = before.role if before else "nothing"
@@ -157,6 +153,16 @@ def _convert_message(fields: RowFields, location: DatasetLocation) -> DialogueMe
     elif fields.get("function_call") is not None:  # OpenAI's form before tool_calls
         converted["tool_calls"] = [fields["function_call"]]
     return DialogueMessage(_ROLES.get(given, given), converted, location)
+
+
+def _join_calls(turn: DialogueMessage, following: DialogueMessage) -> DialogueMessage:
+    """The assistant's turn with the calls of the message after it. Raises DatasetError."""
+    earlier = turn.fields.get("tool_calls") or []
+    if not isinstance(earlier, list):
+        raise turn.location.build_error("expected a list of calls", "tool_calls")
+    return turn._replace(
+        fields=turn.fields | {"tool_calls": [*cast(list[Any], earlier), *following.fields["tool_calls"]]}
+    )
 
 
 def _parse_calls(value: object, location: DatasetLocation) -> list[Any]:
