@@ -5,7 +5,8 @@
     length limit       the mean share of responses that the length limit ends is at least `max_overlong_share` in the
                        last `window_steps` steps
 
-The recipe then requests one more step as the last one, of which the learner saves a checkpoint.
+The first step that cannot have been requested yet then becomes the last step of the run, so that the learner saves it. Its
+number depends only on the outcomes of steps: a resumed run ends at the same step.
 """
 
 from collections.abc import Iterable
@@ -24,6 +25,11 @@ def describe_outcome(collected: StepCollected) -> StepOutcome:
     return StepOutcome(collected.step, reward, counts.endings.get("length", 0) / answered)
 
 
+def compute_last_step(step: int, max_staleness: int) -> int:
+    """Of the run, if a rule holds after `step`: the steps before it may be requested already."""
+    return step + 1 + max_staleness
+
+
 class EarlyStopping(msgspec.Struct):
     """State of the rules in one launch of a run."""
 
@@ -31,12 +37,18 @@ class EarlyStopping(msgspec.Struct):
     last_step: int = 0  # of the run, once a rule holds; 0: before
 
     def restore(
-        self, earlier: Iterable[StepOutcome], resume_step: int, options: EarlyStoppingConfig, num_steps: int
+        self,
+        earlier: Iterable[StepOutcome],
+        resume_step: int,
+        options: EarlyStoppingConfig,
+        num_steps: int,
+        max_staleness: int,
     ) -> None:
         """As if the steps up to `resume_step` had been collected in this launch. `num_steps`: rl.steps."""
         for outcome in earlier:
-            if self.record(outcome, options) and outcome.step < num_steps:
-                self.last_step = max(outcome.step + 1, resume_step)
+            last_step = compute_last_step(outcome.step, max_staleness)
+            if self.record(outcome, options) and last_step <= num_steps:
+                self.last_step = max(last_step, resume_step)
                 return
 
     def record(self, outcome: StepOutcome, options: EarlyStoppingConfig) -> str:

@@ -51,7 +51,7 @@ from bus.messages import (
 )
 from configs.algorithm import EarlyStoppingConfig
 from policies.decider import Send
-from policies.early_stopping import EarlyStopping, describe_outcome
+from policies.early_stopping import EarlyStopping, compute_last_step, describe_outcome
 from policies.step_evaluations import EvaluationPlan, StepEvaluations
 
 
@@ -133,7 +133,9 @@ class Recipe:
             case RunStarted():
                 self._reset()
                 if early := self.state.early_stopping:
-                    early.restore(event.earlier_steps, event.step, self._early_stopping, self._plan.steps)
+                    early.restore(
+                        event.earlier_steps, event.step, self._early_stopping, self._plan.steps, self._max_staleness
+                    )
                 return []
             case EngineJoined():
                 return self._on_engine_joined(event)
@@ -295,13 +297,14 @@ class Recipe:
 
     def _on_step_collected(self, event: StepCollected) -> list[Send]:
         """The last step has not been requested yet, so that the learner saves it."""
-        early, state = self.state.early_stopping, self.state
+        early = self.state.early_stopping
         if not early or early.last_step:
             return []
         cause = early.record(describe_outcome(event), self._early_stopping)
-        if not cause or state.last_requested_step >= self._plan.steps:
+        last_step = compute_last_step(event.step, self._max_staleness)
+        if not cause or last_step > self._plan.steps:
             return []
-        early.last_step = state.last_requested_step + 1
+        early.last_step = last_step
         return [Send(LAUNCHER, EarlyStopDecided(event.step, early.last_step, cause))]
 
     def _on_evaluation_finished(self, label: str) -> list[Send]:

@@ -19,11 +19,12 @@ from actors.sinks.delivery import count_undelivered, make_identity
 from actors.sinks.sink_process import name_sink_process
 from bus.process.exit_reason import load_exit_reason
 from bus.process.waiting import wait_for_first
+from configs.errors import UnusableInput
 from configs.machines import SinkName
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 
-FIRST_PAUSE_S = 1.0  # before a sink is started again; doubled for each further time in a row
+FIRST_PAUSE_S = 1.0  # before a sink is started again; doubled for each further failure in the run
 LONGEST_PAUSE_S = 60.0
 QUIET_S = 3.0  # at the end, of waiting at the end, before a line names the sinks that are late
 
@@ -84,7 +85,7 @@ class MetricSinks:
         await asyncio.to_thread(self._report)
 
     async def _keep_running(self, name: SinkName) -> None:
-        """Returns when everything is delivered."""
+        """Returns when everything is delivered. The pause grows with each failure of the run: nothing resets it."""
         for failures in count():
             follow = not self._has_ended.is_set()
             argv = self._build_argv(name, follow)
@@ -115,8 +116,13 @@ class MetricSinks:
             await asyncio.wait_for(self._has_ended.wait(), pause_s)
 
     def _report(self) -> None:
+        """An unusable ledger does not fail the run."""
         for name in self._tasks:
-            undelivered, total = count_undelivered(self._folder, name)
+            try:
+                undelivered, total = count_undelivered(self._folder, name)
+            except (UnusableInput, OSError) as error:
+                self._print_line(f"metrics: {name}: {error}")
+                continue
             self._logger.info("sink.finished", sink=name, records=total, undelivered=undelivered)
             if undelivered:
                 cause = self._causes.get(name, "its process has ended without an error")

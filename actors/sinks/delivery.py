@@ -54,24 +54,31 @@ def deliver(folder: RunFolder, name: SinkName, open_sink: Callable[[], MetricSin
     lines = MetricLines(folder.metrics)
     with DeliveryLedger(get_ledger_path(folder, name)) as ledger:
         sink = open_sink()
-        new = lines.read_new()
-        if (step := ledger.find_repeated_step(new)) is not None:
-            sink.replace_from(step)  # before the entry: a killed process repeats it
-            ledger.enter_replaced(step)
-        for batch in _split(ledger.select_undelivered(new)):
-            _write(sink, batch)
+        present = lines.read_new()
+        _repeat_undelivered(sink, ledger, present)
+        _deliver_unsent(sink, ledger, present)
         has_ended = False
-        while True:
-            for batch in _split(new):
-                _write(sink, ledger.enter_unsent(batch))
-                if sink.is_durable:
-                    ledger.mark_delivered()
-            if has_ended:
-                break
+        while not has_ended:
             has_ended = wait()
-            new = lines.read_new()
+            _deliver_unsent(sink, ledger, lines.read_new())
         sink.close()
         ledger.mark_delivered()
+
+
+def _repeat_undelivered(sink: MetricSink, ledger: DeliveryLedger, present: Sequence[bytes]) -> None:
+    """Continue an earlier process: replace the steps that a resumed run repeats, and send unconfirmed lines again."""
+    if (step := ledger.find_repeated_step(present)) is not None:
+        sink.replace_from(step)  # before the entry: a killed process repeats it
+        ledger.enter_replaced(step)
+    for batch in _split(ledger.select_undelivered(present)):
+        _write(sink, batch)
+
+
+def _deliver_unsent(sink: MetricSink, ledger: DeliveryLedger, lines: Sequence[bytes]) -> None:
+    for batch in _split(lines):
+        _write(sink, ledger.enter_unsent(batch))
+        if sink.is_durable:
+            ledger.mark_delivered()
 
 
 def _write(sink: MetricSink, lines: Sequence[NumberedLine]) -> None:

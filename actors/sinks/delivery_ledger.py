@@ -5,7 +5,9 @@ was sent, but not delivered, is sent again under its number. A resumed run remov
 then marks all RL lines from the first such step on as replaced.
 """
 
+import errno
 import fcntl
+import os
 from collections.abc import Iterable, Sequence
 from io import FileIO
 from pathlib import Path
@@ -101,19 +103,25 @@ class DeliveryLedger:
         return sum(number is None or number >= self._num_delivered for number in numbers)
 
     def _load(self) -> int:
-        """The number of bytes of complete lines; a kill may leave an incomplete one."""
+        """The number of bytes of complete lines; a kill may leave an incomplete one. Raises UnusableInput."""
         self._sent: list[Sent] = []
         self._numbers: dict[str, int] = {}  # of valid lines, by digest
         self._num_delivered = 0
         content = self._path.read_bytes() if self._path.exists() else b""
         complete = content[: content.rfind(b"\n") + 1]
-        for line in complete.splitlines():
-            self._apply(msgspec.json.decode(line, type=Sent | Delivered | Replaced))
+        try:
+            for line in complete.splitlines():
+                self._apply(msgspec.json.decode(line, type=Sent | Delivered | Replaced))
+        except msgspec.MsgspecError as error:
+            raise UnusableInput(f"{self._path}: damaged ({error}); delete it to send all records again") from None
         return len(complete)
 
     def _append(self, entry: Sent | Delivered | Replaced) -> None:
+        """Raises OSError on a full disk, also if it has space for a part of the entry."""
         assert self._file is not None
-        self._file.write(msgspec.json.encode(entry) + b"\n")
+        line = msgspec.json.encode(entry) + b"\n"
+        if self._file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         self._apply(entry)
 
     def _apply(self, entry: Sent | Delivered | Replaced) -> None:

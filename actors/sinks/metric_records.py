@@ -48,5 +48,7 @@ def build_record(number: int, line: bytes) -> MetricRecord:
 
 
 def clean_name(key: str) -> str:
-    """`reward: format` becomes `reward-format`, and other characters than letters, digits, "_", "." and "-" become "_"."""
-    return _OTHER_CHARACTERS.sub("_", key.replace(": ", "-"))
+    """`reward: format` becomes `reward-format`; other characters than letters, digits, "_", "." and "-" become "_", and
+    those outside ASCII their code points, such as `_u683c`, so that names remain different."""
+    ascii_key = key.encode("ascii", "backslashreplace").decode()
+    return _OTHER_CHARACTERS.sub("_", ascii_key.replace(": ", "-"))

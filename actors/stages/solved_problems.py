@@ -23,6 +23,7 @@ class _Group(NamedTuple):
     task: str  # its name
     problem: str  # "FILE:ROW", as engine.data.datasets.DatasetProblem.name
     size: int  # rollouts
+    started_at: str  # in ISO format
 
 
 class UnsolvedCount(NamedTuple):
@@ -39,12 +40,13 @@ def read_solved_problems(folder: RunFolder, positive_above: float) -> Mapping[st
     groups: dict[int, _Group] = {}
     for line in _read_log(folder.logs / f"{HEAD}.jsonl", "group.started"):
         if line["purpose"] == "train":
-            groups[line["group_id"]] = _Group(line["task"], line["problem"], line["size"])
+            groups[line["group_id"]] = _Group(line["task"], line["problem"], line["size"], line["timestamp"])
     solved_rollouts: dict[int, dict[int, bool]] = {group_id: {} for group_id in groups}
     for line in _read_log(folder.logs / f"{ROLLOUT}.jsonl", "trajectory.ended"):
-        if (rollouts := solved_rollouts.get(line["group_id"])) is not None:
-            reward = line["reward"]  # of a repeated group, the later one counts
-            rollouts[line["trajectory_id"]] = reward is not None and reward > positive_above
+        group = groups.get(line["group_id"])
+        if group is not None and line["timestamp"] >= group.started_at:  # a resumed run uses ids of groups again
+            reward = line["reward"]
+            solved_rollouts[line["group_id"]][line["trajectory_id"]] = reward is not None and reward > positive_above
     solved = defaultdict[str, set[str]](set)
     for group_id, group in sorted(groups.items()):  # ids rise
         rollouts = solved_rollouts[group_id]

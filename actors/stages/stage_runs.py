@@ -30,63 +30,95 @@ class FinishedStage(NamedTuple):
         return steps[-1], self.folder.get_checkpoint_path(steps[-1])
 
 
-def continue_stage(
-    run: RunConfig,
-    options: StageConfig,
-    before: FinishedStage,
-    first: RunFolder,
-    data_folder: Path,
-    print_line: Callable[[str], None],
-) -> RunConfig:
-    """`run` with the weights, and as configured the moments, the data position and the unsolved problems of `before`.
+class StageStart(NamedTuple):
+    """What a stage takes from the stage before, except its unsolved problems."""
 
-    `first`: the folder of the first stage, which `$RUN` means in all stages. Writes the unsolved problems into
-    `data_folder`. Raises UnusableInput and DiskError.
-    """
+    checkpoint: str  # absolute path
+    first_problem: int
+
+
+def check_stage(run: RunConfig, options: StageConfig, before: RunConfig) -> None:
+    """Raises UnusableInput if the stage before does not log what this one needs, or has other tasks than `unsolved` needs."""
+    prefix = f"stages: {options.name}: "
+    if options.problems == "all":
+        if options.problem_order == "continue" and not before.log.events:
+            raise UnusableInput(
+                f'{prefix}problem_order = "continue" reads the event log of the stage before; set log.events = true, '
+                'or problem_order = "restart"'
+            )
+        return
+    if before.log.level not in ("debug", "info"):
+        raise UnusableInput(
+            f'{prefix}problems = "unsolved" reads the structured logs of the stage before; set log.level = "info" '
+            f'instead of "{before.log.level}"'
+        )
+    own, tasks = ({task.name for task in each.resolved_tasks} for each in (run, before))
+    if own != tasks:
+        raise UnusableInput(
+            f'{prefix}problems = "unsolved" needs the tasks of the stage before: {_list_names(tasks)} '
+            f"instead of {_list_names(own)}"
+        )
+
+
+def find_start(run: RunConfig, options: StageConfig, before: FinishedStage, first: RunFolder) -> StageStart:
+    """Of a stage that has not begun. New data start at `rl.first_problem`. Raises UnusableInput."""
     step, checkpoint = before.find_last_checkpoint()
+    first_problem = run.rl.first_problem
+    if (
+        options.problems == "all"
+        and options.problem_order == "continue"
+        and _list_training_files(run, first) == _list_training_files(before.run, first)
+    ):
+        first_problem = find_cursor(before.folder.events / f"{HEAD}.sqlite", step).position
+    return StageStart(str(checkpoint.resolve()), first_problem)
+
+
+def read_start(run: RunConfig) -> StageStart:
+    """Of a stage that has begun with `run`. The files of the stage before may be deleted."""
+    return StageStart(run.learner.resume_from, run.rl.first_problem)
+
+
+def continue_stage(run: RunConfig, options: StageConfig, start: StageStart, first: RunFolder) -> RunConfig:
+    """`run` with the weights, and as configured the moments, the data position and the unsolved problems of the stage before.
+
+    `first`: the folder of the first stage, which `$RUN` means in all stages.
+    """
     expanded = expand_paths(run, RunFolder(first.path.resolve()))
     table: dict[str, Any] = {**msgspec.to_builtins(expanded), "tiny": None}
-    table["model"]["checkpoint"] = table["learner"]["resume_from"] = str(checkpoint.resolve())
+    table["model"]["checkpoint"] = table["learner"]["resume_from"] = start.checkpoint
     table["learner"]["resume_optimizer"] = options.optimizer == "keep"
     table["sft"] |= {"steps": 0, "epochs": 0}
     if options.problems == "unsolved":
-        _select_unsolved(table, options, before, data_folder, print_line)
+        tables = {task["name"]: (task, "data") for task in table["tasks"]} or {"": (table["data"], "train")}
+        for name, (task, key) in tables.items():
+            task[key] = str(_get_unsolved_path(first, options, name).resolve())
     elif options.problem_order == "continue":
-        table["rl"]["first_problem"] = find_cursor(before.folder.events / f"{HEAD}.sqlite", step).position
+        table["rl"]["first_problem"] = start.first_problem
     return msgspec.convert(table, RunConfig)
 
 
-def _select_unsolved(
-    table: dict[str, Any],
-    options: StageConfig,
-    before: FinishedStage,
-    data_folder: Path,
-    print_line: Callable[[str], None],
+def write_unsolved(
+    options: StageConfig, before: FinishedStage, first: RunFolder, print_line: Callable[[str], None]
 ) -> None:
-    """Replace the training data of each task by the problems of the stage before that it has not solved."""
-    if before.run.log.level not in ("debug", "info"):
-        raise UnusableInput(
-            f'stages: problems = "unsolved" of {options.name} reads the structured logs of the stage before; set '
-            f'log.level = "info" instead of "{before.run.log.level}"'
-        )
-    tasks = {task.name: task for task in before.run.resolved_tasks}
-    own = {each["name"]: each for each in table["tasks"]} or {"": table["data"]}
-    if own.keys() != tasks.keys():
-        raise UnusableInput(
-            f'stages: problems = "unsolved" of {options.name} needs the tasks of the stage before: {_list_names(tasks)} '
-            f"instead of {_list_names(own)}"
-        )
+    """The problems of each task that the stage before has not solved. Raises UnusableInput and DiskError."""
     solved = read_solved_problems(before.folder, before.run.roc.positive_above)
     descriptions = read_task_descriptions(before.folder)
-    for task in tasks.values():
-        target = data_folder / f"unsolved_{options.name}{f'_{task.name}' if task.name else ''}.jsonl"
+    for task in before.run.resolved_tasks:
+        target = _get_unsolved_path(first, options, task.name)
         layout = get_row_layout(task, descriptions[task.name])
         count = write_unsolved_rows(before.folder.expand_path(task.data), layout, solved.get(task.name, ()), target)
         print_line(
             f"{target}: {count.unsolved:,} of {count.problems:,} problems; stage {before.run.name} solved the other "
             f"{count.solved:,} in all rollouts"
         )
-        own[task.name]["data" if task.name else "train"] = str(target.resolve())
+
+
+def _get_unsolved_path(first: RunFolder, options: StageConfig, task: str) -> Path:
+    return first.path.parent / f"unsolved_{options.name}{f'_{task}' if task else ''}.jsonl"
+
+
+def _list_training_files(run: RunConfig, first: RunFolder) -> list[tuple[str, Path]]:
+    return [(task.name, first.expand_path(task.data).resolve()) for task in run.resolved_tasks]
 
 
 def _list_names(tasks: Collection[str]) -> str:

@@ -5,7 +5,8 @@
     runs/NAME/unsolved_SECOND.jsonl    training data of a stage with problems = "unsolved"
     runs/NAME/stages.png               reward, length and share at the length limit over all stages
 
-Whatever is killed, `--resume` skips the finished stages and resumes the first unfinished one.
+Whatever is killed, `--resume` skips the finished stages and resumes the first unfinished one. A stage that has a checkpoint
+resumes without the logs of the stage before.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +17,14 @@ import msgspec
 from msgspec.structs import replace
 
 from actors.launch.claim_run_folder import RunFolderError, delete_run
-from actors.stages.stage_runs import FinishedStage, continue_stage
+from actors.stages.stage_runs import FinishedStage, check_stage, continue_stage, find_start, read_start, write_unsolved
 from configs.atomic_write import write_atomically
 from configs.errors import UnusableInput
 from configs.load import list_resume_conflicts, load_run
 from configs.loading.stage_layers import StageConfig
 from configs.run_folder import RunFolder, StagesFolder
 from configs.schema import RunConfig
+from engine.learner.checkpoints import list_saved_steps
 
 Stages = Sequence[tuple[StageConfig, RunConfig]]  # at least one
 RunStage = Callable[[RunConfig, bool], int]  # with whether to resume it; returns the exit code
@@ -74,6 +76,7 @@ class StageSequence:
         self._folders = list_stage_folders(stages)
         self.folder = StagesFolder(self._folders[0].path.parent)
         self._first = find_first_stage(stages, selection)
+        self._check_stages()
         self._prepare_folder()
 
     def run(self, run_stage: RunStage) -> int:
@@ -85,7 +88,7 @@ class StageSequence:
                 before = self._get_finished(index)
                 continue
             if before is not None:
-                run = continue_stage(run, options, before, self._folders[0], self.folder.path, self._print_line)
+                run = self._continue(index, run, before)
             if folder.summary.exists():
                 before = self._get_finished(index, expected=run)
                 self._print_line(f"stage {options.name}: finished, in {folder.path}")
@@ -95,6 +98,22 @@ class StageSequence:
                 return code
             before = FinishedStage(run, folder)
         return 0
+
+    def _continue(self, index: int, run: RunConfig, before: FinishedStage) -> RunConfig:
+        options, folder, first = self._stages[index][0], self._folders[index], self._folders[0]
+        if folder.summary.exists() or list_saved_steps(folder.checkpoints):
+            return continue_stage(run, options, read_start(load_run(folder.config)), first)
+        start = find_start(run, options, before, first)
+        if options.problems == "unsolved":
+            write_unsolved(options, before, first, self._print_line)
+        return continue_stage(run, options, start, first)
+
+    def _check_stages(self) -> None:
+        """Before a stage trains. Raises UnusableInput if a later one could not continue it."""
+        for index in range(max(1, self._first), len(self._stages)):
+            options, run = self._stages[index]
+            before = self._get_finished(index - 1).run if index == self._first else self._stages[index - 1][1]
+            check_stage(run, options, before)
 
     def _prepare_folder(self) -> None:
         path, selection = self.folder.path, self._selection
@@ -110,6 +129,8 @@ class StageSequence:
             raise RunFolderError(
                 f"{path}: not the folder of a run with stages, since it contains {foreign[0]}; choose another with --name"
             )
+        if not selection.overwrite and self.folder.record.exists():
+            self._check_record()
         for index in range(self._first):
             self._get_finished(index)
         begun = [folder for folder in self._folders[self._first :] if folder.config.exists()]
@@ -126,6 +147,16 @@ class StageSequence:
         path.mkdir(parents=True, exist_ok=True)
         names = [options.name for options, _ in self._stages]
         write_atomically(self.folder.record, msgspec.json.format(msgspec.json.encode({"stages": names})) + b"\n")
+
+    def _check_record(self) -> None:
+        """Stages that have begun keep their names and numbers. Raises RunFolderError."""
+        begun = [folder.path.name for folder in self.folder.list_begun()]
+        names = [folder.path.name for folder in self._folders]
+        if not set(begun) <= set(names):
+            raise RunFolderError(
+                f"{self.folder.path}: the stages {', '.join(begun)} have begun, but [[stages]] has {', '.join(names)}; "
+                "restore the names and order of those that have begun, or choose another folder with --name"
+            )
 
     def _get_finished(self, index: int, expected: RunConfig | None = None) -> FinishedStage:
         """Raises RunFolderError if the stage is unfinished, or finished with another configuration."""

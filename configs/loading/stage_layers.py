@@ -15,7 +15,7 @@ import msgspec
 
 from configs.error_messages import ConfigLayer, format_value
 from configs.loading.config_layers import ConfigError, check_keys, merge_by_name, resolve_paths
-from configs.schema_tree import STAGE_KEY, STAGES_KEY, Section, TaskName, get_field_types
+from configs.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, Section, TaskName, get_field_types
 
 
 class StageConfig(Section, frozen=True, kw_only=True):
@@ -28,7 +28,8 @@ class StageConfig(Section, frozen=True, kw_only=True):
     problem_order: Literal["continue", "restart"] = "continue"  # from the position of the stage before, if "all"
 
 
-_WHOLE_RUN = ("name", "runs_folder", "tiny", "model", "sft", "cluster")  # keys that all stages share
+# Keys that all stages share, and keys of the file.
+_WHOLE_RUN = ("name", "runs_folder", "tiny", "model", "sft", "cluster", PRESET_KEY, STAGE_KEY, STAGES_KEY)
 _OWN_KEYS = tuple(get_field_types(StageConfig))
 
 
@@ -62,6 +63,8 @@ def pop_stages(layers: Sequence[ConfigLayer]) -> list[StageLayer]:
         raise ConfigError(f'{source}: `{STAGES_KEY}`: the name "{repeated}" is used twice')
     if stages and stages[0].options.problems == "unsolved":
         raise ConfigError(f'{source}: `{STAGES_KEY}[0].problems`: "unsolved" needs a stage before')
+    for stage in stages:
+        _check_data(stage)
     return stages
 
 
@@ -83,13 +86,31 @@ def _check_run_keys(source: str, table: Mapping[str, Any], layer: ConfigLayer) -
     if not isinstance(table, dict):
         raise ConfigError(f"{source}: expected keys of a stage, got {format_value(table)}")
     for key, value in table.items():
+        if key == "name" and "." in str(value):
+            raise ConfigError(
+                f"{source}: name = {format_value(value)}: a dot separates the keys of --set; use another name"
+            )
         if key in _OWN_KEYS:
             continue
         if key in _WHOLE_RUN:
-            raise ConfigError(f"{source}: all stages share `{key}`; set it outside [[{STAGES_KEY}]]")
+            raise ConfigError(f"{source}: a stage cannot have the key `{key}`; set it outside [[{STAGES_KEY}]]")
         run_keys = {key: value}
         check_keys(source, run_keys)
         resolve_paths(run_keys, layer.folder, layer.source)
+
+
+def _check_data(stage: StageLayer) -> None:
+    """With problems = "unsolved", the stage before determines the training data. Raises ConfigError."""
+    table = stage.layer.table
+    tasks: Any = table.get("tasks", {})
+    named: dict[Any, Any] = tasks if isinstance(tasks, dict) else dict(enumerate(tasks))
+    keys = [f"tasks.{name}.data" for name, task in named.items() if "data" in task]
+    keys += ["data.train"] if "train" in table.get("data", {}) else []
+    if keys and stage.options.problems == "unsolved":
+        raise ConfigError(
+            f'{stage.layer.source}: `{keys[0]}`: problems = "unsolved" takes the data of the stage before; remove this '
+            f"key (other keys of a task can be set in [{STAGES_KEY}.tasks.NAME])"
+        )
 
 
 def _split(table: Mapping[str, Any], source: str) -> StageLayer:

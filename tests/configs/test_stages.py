@@ -21,7 +21,7 @@ optimizer = "reset"
 dialogue.response_tokens = 4096
 dialogue.max_turns = 15
 learner.lr = 2e-4
-data.train = "hard.jsonl"
+data.test = "hard.jsonl"
 """
 
 
@@ -39,7 +39,7 @@ def test_a_stage_has_the_keys_of_the_run_and_its_own(config: Path) -> None:
     assert (first.learner.lr, second.learner.lr) == (1e-4, 2e-4)
     assert (first.rl.steps, second.rl.steps, second.dialogue.response_tokens) == (9, 9, 4096)
     assert second.dialogue.max_turns == 15
-    assert second.data.train == str(config.parent / "hard.jsonl")  # relative to the file
+    assert second.data.test == str(config.parent / "hard.jsonl")  # relative to the file
 
 
 def test_overrides_apply_to_all_stages_or_to_one(config: Path) -> None:
@@ -69,11 +69,13 @@ def test_a_configuration_without_stages_has_none(tmp_path: Path) -> None:
     [
         ('[[stages]]\nname = "s"\nrl.step = 3', r"`stages\[0\]`: unknown key `rl\.step`; did you mean `rl\.steps`"),
         ('[[stages]]\nname = "s"\nproblem = "all"', r"`stages\[0\]`: unknown key `problem`"),
-        ('[[stages]]\nname = "s"\nmodel.checkpoint = "x"', r"all stages share `model`; set it outside"),
+        ('[[stages]]\nname = "s"\nmodel.checkpoint = "x"', r"a stage cannot have the key `model`; set it outside"),
         ('[[stages]]\nname = "s"\nproblems = "hard"', r"`stages\[0\]`: Invalid enum value 'hard' - at `problems`"),
         ("[[stages]]\nrl.steps = 3", r"`stages\[0\]`: .*missing required field `name`"),
         ('[[stages]]\nname = "s"\n[[stages]]\nname = "s"', 'the name "s" is used twice'),
         ('[[stages]]\nname = "s"\nproblems = "unsolved"', '"unsolved" needs a stage before'),
+        ('[[stages]]\nname = "s"\nstage = "s"', "a stage cannot have the key `stage`; set it outside"),
+        ('[[stages]]\nname = "v1.5"', r'`stages\[0\]`: name = "v1\.5": a dot separates the keys of --set'),
         ("stages = 3", "`stages` must be an array of tables, got 3"),
         ('[[stages]]\nname = "s"\nrl.steps = -3', r"stages\[0\]` \(s\): `rl\.steps` must be .*got -3"),
         ("[early_stopping]\nwindow_steps = 3", "window_steps needs min_reward_gain or max_overlong_share"),
@@ -87,6 +89,15 @@ def test_a_mistake_names_the_stage_and_the_key(tmp_path: Path, text: str, messag
     with pytest.raises(ConfigError, match=message) as raised:
         load_stages(path) or load_run(path)
     assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ['data.train = "a.jsonl"', '[stages.tasks.math]\ndata = "a.jsonl"'])
+def test_a_stage_of_unsolved_problems_has_no_training_data_of_its_own(config: Path, text: str) -> None:
+    config.write_text(f"{STAGES}\n{text}\n")
+    with pytest.raises(
+        ConfigError, match=r'stages\[1\]` \(long\): `(data\.train|tasks\.math\.data)`: problems = "unsolved"'
+    ):
+        load_stages(config)
 
 
 def test_an_override_of_an_unknown_stage_is_refused(config: Path) -> None:

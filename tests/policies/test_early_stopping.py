@@ -124,6 +124,13 @@ def test_a_resumed_run_knows_that_a_rule_held(resumed_at: int) -> None:
     assert run.publish(resumed_at) == expected
 
 
+@pytest.mark.parametrize("resumed_at", [6, 7])
+def test_a_resumed_run_with_staleness_ends_at_the_same_step(resumed_at: int) -> None:
+    earlier = tuple(outcomes(RISING_THEN_FLAT)[:resumed_at])
+    run = Run(RunStarted(resumed_at, BufferCursor(), earlier_steps=earlier), max_staleness=2, questions=0)
+    assert run.publish(resumed_at)[-1] == StepRequested(9, resumed_at, is_last=True)
+
+
 def test_a_rule_that_holds_after_the_last_step_adds_no_step() -> None:
     earlier = tuple(outcomes(RISING_THEN_FLAT)[:6])
     run = Run(RunStarted(6, BufferCursor(), earlier_steps=earlier), questions=0, steps=6)

@@ -13,6 +13,7 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from tests.actors.sinks.backends import write_lines
 from tests.actors.sinks.file_sink import FileSink
+from tests.bus.process.test_structured_log import limiting_file_size
 
 Line = dict[str, object]
 
@@ -112,6 +113,21 @@ def test_an_incomplete_entry_of_the_ledger_repeats_its_record(folder: RunFolder,
     assert count_undelivered(folder, "wandb") == (2, 2)
     assert deliver_all(folder)[3:] == ["0", "1", "closed"]
     assert count_undelivered(folder, "wandb") == (0, 2)
+
+
+def test_an_entry_that_a_full_disk_truncates_is_an_error_and_its_record_is_repeated(folder: RunFolder) -> None:
+    write_lines(folder, step(1), step(2))
+    # The first entry has 53 bytes.
+    with limiting_file_size(70), pytest.raises(OSError, match=r"No space left on device: .*wandb\.jsonl"):
+        deliver_all(folder)
+    assert deliver_all(folder) == ["0", "1", "closed"]
+
+
+def test_a_damaged_ledger_is_refused_with_the_remedy(folder: RunFolder) -> None:
+    folder.sinks.mkdir()
+    get_ledger_path(folder, "wandb").write_text('["sent","st["sent","step",1,"2b"]\n')
+    with pytest.raises(UnusableInput, match=r"wandb\.jsonl: damaged .*; delete it to send all records again"):
+        deliver_all(folder)
 
 
 def raise_connection_error(*_: object) -> None:

@@ -54,6 +54,13 @@ def test_a_name_is_not_the_folder_of_another_name() -> None:
     assert clean_name("reward: format") == "reward-format"
 
 
+def test_names_outside_ascii_remain_different() -> None:
+    assert build(kind="step", step=1, **{"reward: 格式": 1.0, "reward: 长度": 2.0}).values == {
+        "rl/reward-_u683c_u5f0f": 1.0,
+        "rl/reward-_u957f_u5ea6": 2.0,
+    }
+
+
 def test_the_settings_for_a_backend_hide_tables_that_may_have_secrets(tmp_path: Path) -> None:
     task = TaskConfig(name="web", data="q.jsonl", parameters={"key": "secret"}, variables={"TOKEN": "secret"})
     run = RunConfig(name="demo", tasks=(task,), sglang=SGLangConfig(environment={"HF_TOKEN": "secret"}))

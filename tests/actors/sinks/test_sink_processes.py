@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from actors.launch import metric_sinks
 from actors.launch.metric_sinks import MetricSinks
-from actors.sinks.delivery import count_undelivered
+from actors.sinks.delivery import count_undelivered, get_ledger_path
 from configs.machines import MetricsConfig, SinkName
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -131,6 +131,15 @@ async def test_a_process_that_ends_before_it_can_handle_the_end_of_the_run_is_fo
     assert run.read_output("tensorboard") == ["0", "1", "2", "closed"]
     assert run.started[0] == ("tensorboard", True)
     assert run.printed == []
+
+
+async def test_a_damaged_ledger_does_not_fail_the_run(folder: RunFolder) -> None:
+    get_ledger_path(folder, "wandb").write_text("{\n")
+    run = SinksOfRun(folder, {"wandb": "works", "tensorboard": "works"}, flush_s=5.0)
+    run.sinks.start()
+    await run.sinks.finish()
+    assert "wandb.jsonl: damaged" in run.printed[-1]
+    assert run.read_output("tensorboard")[-1] == "closed"
 
 
 async def test_a_run_without_sinks_starts_no_process(folder: RunFolder) -> None:

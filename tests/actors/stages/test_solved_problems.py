@@ -11,6 +11,8 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from engine.data.datasets import PLAIN_ROWS, RowLayout
 
+STARTED, ENDED, RESUMED = (f"2026-11-26T10:0{minute}:00.5Z" for minute in range(3))
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
@@ -22,7 +24,7 @@ def write_logs(folder: RunFolder, groups: list[tuple[int, str, list[float | None
     """`groups`: id, problem and the rewards of ended rollouts; None for a failed one."""
     starts = [_start(group_id, problem, size) for group_id, problem, _ in groups]
     ends = [
-        {"event": "trajectory.ended", "group_id": group_id, "trajectory_id": 10 * group_id + place, "reward": reward}
+        _end(group_id, 10 * group_id + place, reward)
         for group_id, _, rewards in groups
         for place, reward in enumerate(rewards)
     ]
@@ -32,8 +34,13 @@ def write_logs(folder: RunFolder, groups: list[tuple[int, str, list[float | None
 
 def _start(group_id: int, problem: str, size: int, purpose: str = "train") -> dict[str, Any]:
     task, _, name = problem.rpartition("/")
-    fields = {"purpose": purpose, "task": task, "problem": name, "size": size}
+    fields = {"purpose": purpose, "task": task, "problem": name, "size": size, "timestamp": STARTED}
     return {"event": "group.started", "group_id": group_id, **fields}
+
+
+def _end(group_id: int, trajectory_id: int, reward: float | None) -> dict[str, Any]:
+    fields = {"trajectory_id": trajectory_id, "reward": reward, "timestamp": ENDED}
+    return {"event": "trajectory.ended", "group_id": group_id, **fields}
 
 
 def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are(folder: RunFolder) -> None:
@@ -55,6 +62,13 @@ def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are(folder: RunFo
     assert read_solved_problems(folder, 1.0) == {"": set()}
 
 
+def test_rollouts_from_before_a_resume_do_not_solve_a_group_with_the_same_id(folder: RunFolder) -> None:
+    write_logs(folder, [(5, "train.jsonl:1", [1.0, 1.0])])
+    with (folder.logs / "head.jsonl").open("a") as file:
+        file.write(f"{json.dumps(_start(5, 'train.jsonl:2', 2) | {'timestamp': RESUMED})}\n")
+    assert read_solved_problems(folder, 0.0) == {"": set()}
+
+
 def test_rows_of_two_tasks_are_different_problems(folder: RunFolder) -> None:
     write_logs(folder, [(1, "math/train.jsonl:1", [1.0, 1.0]), (2, "sql/train.jsonl:1", [1.0, 0.0])])
     assert read_solved_problems(folder, 0.0) == {"math": {"train.jsonl:1"}, "sql": set()}
@@ -66,7 +80,7 @@ def test_test_questions_and_an_incomplete_last_line_are_ignored(folder: RunFolde
         file.write(f"{json.dumps(_start(2, 'test.jsonl:1', 1, 'evaluate'))}\n")
         file.write('{"event": "group.started", "purp')
     with (folder.logs / "rollout-0.jsonl").open("a") as file:
-        file.write('{"event": "trajectory.ended", "group_id": 2, "trajectory_id": 30, "reward": 1.0}\n')
+        file.write(f"{json.dumps(_end(2, 30, 1.0))}\n")
     assert read_solved_problems(folder, 0.0) == {"": {"train.jsonl:1"}}
 
 

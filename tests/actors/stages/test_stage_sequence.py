@@ -1,6 +1,7 @@
 """The order of stages, and the flags of `asterism run`, with runs that only leave the files of a finished run."""
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -64,6 +65,7 @@ class Runs:
         for path in (folder.data, folder.logs, folder.events):
             path.mkdir(parents=True, exist_ok=True)
         write_resolved(run, folder.config)
+        self._write_checkpoint(folder, 0)
         if code := self.endings.get(name, 0):
             return code
         if name == "1_short":
@@ -76,19 +78,23 @@ class Runs:
 
     def _write_end(self, folder: RunFolder, run: RunConfig) -> None:
         """A checkpoint, the cursor of the last step, and logs of one solved problem."""
-        checkpoint = folder.get_checkpoint_path(run.rl.steps)
-        (checkpoint / "trainer").mkdir(parents=True)
-        write_trainer_state(checkpoint, TrainerState("rl", run.rl.steps, 1, 0))
+        self._write_checkpoint(folder, run.rl.steps)
         log = EventLog(folder.events / "head.sqlite")
         collected = StepCollected(run.rl.steps, 1, StepCounts(), {}, BufferCursor(POSITION))
         frame = encode(Envelope("head/buffer", "head/recipe", collected))
         log.append(0.0, "recipe", "head/buffer", "StepCollected", None, frame, epoch=1, number=1)
         log.close()
         problem = {"purpose": "train", "task": "", "problem": "train.jsonl:2", "size": 1}
-        start = {"event": "group.started", "group_id": 1, **problem}
-        end = {"event": "trajectory.ended", "group_id": 1, "trajectory_id": 7, "reward": 1.0}
+        line = {"group_id": 1, "timestamp": "2026-11-26T10:00:00.5Z"}
+        start = {"event": "group.started", **line, **problem}
+        end = {"event": "trajectory.ended", **line, "trajectory_id": 7, "reward": 1.0}
         (folder.logs / "head.jsonl").write_text(json.dumps(start) + "\n")
         (folder.logs / "rollout-0.jsonl").write_text(json.dumps(end) + "\n")
+
+    def _write_checkpoint(self, folder: RunFolder, step: int) -> None:
+        checkpoint = folder.get_checkpoint_path(step)
+        (checkpoint / "trainer").mkdir(parents=True, exist_ok=True)
+        write_trainer_state(checkpoint, TrainerState("rl", step, 1, 0))
 
 
 @pytest.fixture
@@ -119,13 +125,32 @@ def test_the_data_of_a_stage_are_the_unsolved_problems(runs: Runs) -> None:
     assert any("3 of 4 problems" in line for line in runs.printed)
 
 
-def test_unsolved_problems_are_those_of_the_same_tasks(runs: Runs) -> None:
-    tasks = CONFIG + '\n[[stages.tasks]]\nname = "sql"\ndata = "sql.jsonl"\n'
-    runs.config.write_text(tasks)
-    with pytest.raises(
-        UnusableInput, match=r"of hard needs the tasks of the stage before: those of \[data\] instead of sql"
-    ):
+def test_new_data_start_at_their_beginning(runs: Runs) -> None:
+    runs.run(NEW_RUN, "stages.longer.data.train=mine.jsonl", "stages.hard.problems=all")
+    assert [run.rl.first_problem for run in runs.configurations.values()] == [0, 0, 0]
+
+
+TASKS_OF_A_STAGE = CONFIG.replace('optimizer = "reset"', 'tasks = [{ name = "sql", data = "sql.jsonl" }]')
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (TASKS_OF_A_STAGE, r"hard: .* needs the tasks of the stage before: sql instead of those of \[data\]"),
+        (
+            f'log.level = "warning"\n{CONFIG}',
+            r'hard: problems = "unsolved" .* set log\.level = "info" instead of "warn',
+        ),
+        (f"log.events = false\nlog.verify = false\n{CONFIG}", r"longer: .*set log\.events = true, or problem_order"),
+    ],
+)
+def test_a_stage_that_could_not_continue_the_one_before_is_refused_before_any_trains(
+    runs: Runs, config: str, message: str
+) -> None:
+    runs.config.write_text(config)
+    with pytest.raises(UnusableInput, match=f"stages: {message}"):
         runs.run()
+    assert not runs.started
 
 
 def test_a_stage_that_fails_ends_the_run_and_resume_continues_there(runs: Runs) -> None:
@@ -137,6 +162,47 @@ def test_a_stage_that_fails_ends_the_run_and_resume_continues_there(runs: Runs) 
     assert runs.started == [("2_longer", True), ("3_hard", False)]
     assert runs.run(StageSelection(resume=True)) == 0
     assert runs.started == []
+
+
+def test_a_stage_with_a_checkpoint_is_resumed_without_logs_and_other_checkpoints(runs: Runs) -> None:
+    runs.endings["3_hard"] = 130
+    runs.run()
+    begun = runs.configurations["3_hard"]
+    shutil.rmtree(runs.runs / "staged" / "1_short" / "checkpoints")
+    shutil.rmtree(runs.runs / "staged" / "2_longer" / "logs")
+    runs.endings.clear()
+    assert runs.run(StageSelection(resume=True)) == 0
+    assert runs.started == [("3_hard", True)]
+    assert runs.configurations["3_hard"] == begun
+    shutil.rmtree(runs.runs / "staged" / "2_longer" / "checkpoints")
+    assert runs.run(StageSelection(resume=True)) == 0
+    assert runs.started == []
+
+
+def test_a_resume_keeps_the_names_and_numbers_of_begun_stages(runs: Runs) -> None:
+    runs.endings["2_longer"] = 1
+    runs.run()
+    record = runs.runs / "staged" / "stages.json"
+    before = record.read_bytes()
+    runs.config.write_text(CONFIG.replace("[[stages]]", '[[stages]]\nname = "warm"\n[[stages]]', 1))
+    with pytest.raises(
+        RunFolderError, match=r"1_short, 2_longer have begun, but .* has 1_warm, 2_short, 3_longer, 4_h"
+    ):
+        runs.run(StageSelection(resume=True))
+    assert record.read_bytes() == before
+    runs.endings.clear()
+    runs.config.write_text(CONFIG.replace('name = "hard"', 'name = "harder"'))
+    assert runs.run(StageSelection(resume=True)) == 0
+    assert runs.started == [("2_longer", True), ("3_harder", False)]
+
+
+@pytest.mark.parametrize(
+    "change", ["stages.longer.optimizer=keep", "stages.longer.problem_order=restart", "stages.hard.problems=all"]
+)
+def test_a_finished_stage_with_other_keys_of_its_own_is_refused(runs: Runs, change: str) -> None:
+    runs.run()
+    with pytest.raises(RunFolderError, match="finished with another configuration"):
+        runs.run(StageSelection(resume=True), change)
 
 
 def test_a_finished_stage_with_another_configuration_is_refused(runs: Runs) -> None:
