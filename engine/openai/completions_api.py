@@ -6,7 +6,6 @@ ignores. The new token ids of a response are, in this order of preference, `toke
 `logprobs` (llama.cpp, older vLLM), or the ids of the text, each piece encoded separately.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec

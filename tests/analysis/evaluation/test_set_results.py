@@ -86,7 +86,7 @@ def test_questions_are_split_by_difficulty_in_numeric_order() -> None:
 
 def test_the_table_has_the_difficulties_in_numeric_order() -> None:
     result = msgspec.to_builtins(compute_set_result(group_questions(ANSWERS), 4), str_keys=True)
-    levels = [{"by_difficulty": {level: result for level in each}} for each in (("2", "10"), ("1", "hard"))]
+    levels = [{"by_difficulty": dict.fromkeys(each, result)} for each in (("2", "10"), ("1", "hard"))]
     table = build_results_table({"sets": {str(number): result | each for number, each in enumerate(levels)}})
     assert list(table.columns[0].cells)[-4:] == [f"  difficulty {level}" for level in ("1", "2", "10", "hard")]
 
