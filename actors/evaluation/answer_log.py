@@ -168,7 +168,7 @@ class AnswerObserver:
 def extract_answer(rules: Rules, end: TrajectoryFinished) -> str | None:
     """As the rollout extracted it for the grader; empty without one, and for a response that a limit ended ungraded.
 
-    None for an environment or a dialogue: these end without an answer.
+    None for an environment or a dialogue: their rewards need no answer.
     """
     if rules.kind != "tools":
         return None

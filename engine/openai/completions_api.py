@@ -140,7 +140,7 @@ class CompletionOutput:
         self.token_ids: list[int] = []
         self._logprobs: list[float] = []  # NaN where the server gives none
         self.finish: Literal["stop", "length"] | None = None
-        self.is_overrun = False  # the server has sent tokens after the last one
+        self.is_overrun = False  # the server has sent tokens after a stop token or over the limit
 
     def add_chunk(self, chunk: CompletionChunk) -> list[int]:
         """Returns the new tokens. Tokens after a stop token or over the limit are dropped. Raises EngineFailure."""
