@@ -12,7 +12,7 @@ from rich.markup import escape
 from actors.cli.join_command import EXIT_INTERRUPTED
 from actors.engines.openai_factory import find_served_model
 from actors.evaluation.evaluation_run import EvalOptions, EvaluationSetup, build_evaluation_setup, count_planned_answers
-from actors.evaluation.provenance import compute_provenance, keep_provenance
+from actors.evaluation.provenance import Provenance, compute_provenance, keep_provenance
 from actors.evaluation.result_files import write_results
 from actors.launch.checks.input_checks import check_inputs
 from actors.launch.claim_run_folder import claimed_run_folder, increment_counter, keep_task_descriptions
@@ -25,7 +25,9 @@ from bus.messages import Progress
 from bus.process.structured_log import configure_logging
 from configs.atomic_write import DiskError, raising_disk_errors
 from configs.errors import UnusableInput
+from configs.load import load_run
 from configs.run_folder import RunFolder
+from configs.schema import RunConfig
 from engine.contract import EngineFailure
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import ModelInfo
@@ -45,12 +47,14 @@ def run_evaluation(options: EvalOptions, *, resume: bool, overwrite: bool, conso
 
 def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, console: Console) -> int:
     run, descriptions = setup.run, dict[str, TaskDescription]()
+    folder = RunFolder(Path(run.runs_folder) / run.name)
+    _check_folder(run, folder, resume=resume, overwrite=overwrite)
     inputs = check_inputs(run, descriptions)
     if run.engine.kind == "openai":  # the model's name becomes part of the settings, which --resume compares
         run = replace(run, openai=replace(run.openai, model=find_served_model(run)))
         setup = setup._replace(run=run)
     provenance = compute_provenance(run, setup.weights, uvloop.run(ask_servers(run.sglang.external_urls)))
-    resume = resume and RunFolder(Path(run.runs_folder) / run.name).config.exists()  # else killed before it began
+    resume = resume and folder.config.exists()  # else killed before it began
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
         keep_provenance(folder, provenance)
         keep_task_descriptions(folder, descriptions)
@@ -61,19 +65,35 @@ def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, co
             display.print_line(line)
         try:
             with raising_disk_errors(folder.path):
-                ending = _answer_questions(setup, folder, refusal, display)
+                return _report(_answer_questions(setup, folder, refusal, display), run, folder, provenance, console)
         except (ProcessDied, TrainingStopped, DiskError) as error:
             console.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
             console.print("(--resume continues with the missing answers)", markup=False)
             return 1
-        if ending == "interrupted":
-            console.print(
-                "interrupted; the same command with --resume continues with the missing answers", markup=False
-            )
-            return EXIT_INTERRUPTED
-        console.print(build_results_table(write_results(run, folder, provenance)))
-        console.print(f"results: {folder.results}", markup=False, soft_wrap=True)
-        return 0
+
+
+def _check_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
+    """Raises UnusableInput before anything is deleted."""
+    if resume and not folder.path.exists():
+        raise UnusableInput(
+            f"{folder.path}: no evaluation to --resume; name the step of the run, as in RUN:40, since RUN alone has its "
+            "newest checkpoint, or leave --resume out"
+        )
+    if run.model.checkpoint and Path(run.model.checkpoint).resolve().is_relative_to(folder.path.resolve()):
+        raise UnusableInput(f"{folder.path}: has the checkpoint to evaluate; choose another folder with --name")
+    if overwrite and folder.config.exists() and not load_run(folder.config).evaluation.only:
+        raise UnusableInput(
+            f"{folder.path}: is no evaluation, so --overwrite does not delete it; choose another folder with --name"
+        )
+
+
+def _report(ending: RunEnding, run: RunConfig, folder: RunFolder, provenance: Provenance, console: Console) -> int:
+    if ending == "interrupted":
+        console.print("interrupted; the same command with --resume continues with the missing answers", markup=False)
+        return EXIT_INTERRUPTED
+    console.print(build_results_table(write_results(run, folder, provenance)))
+    console.print(f"results: {folder.results}", markup=False, soft_wrap=True)
+    return 0
 
 
 async def ask_servers(urls: Sequence[str]) -> dict[str, ModelInfo]:

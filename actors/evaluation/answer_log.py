@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Struct
-from msgspec.json import decode, encode
+from msgspec.json import encode
 from msgspec.structs import replace
 
 from actors.runtime.decider_loop import Observer
@@ -25,6 +25,7 @@ from analysis.evaluation.answer_records import (
     AnswerTurn,
     cut_torn_line,
     iter_complete_lines,
+    parse_line,
     read_answers,
     sort_answers,
 )
@@ -74,7 +75,9 @@ class AnswerLog:
         self._thread.shutdown()
 
     def _append(self, start: AnswerStart, end: TrajectoryFinished | TrajectoryFailed) -> None:
-        """On the thread."""
+        """On the thread. After an error the last line may be torn, and no line may follow it."""
+        if self._error is not None:
+            return
         key = start.request.label, start.request.version, start.group.seed
         known = self._records.get(key)
         if known is not None and (not known.is_failed or isinstance(end, TrajectoryFailed)):
@@ -83,7 +86,7 @@ class AnswerLog:
             record = self._build_record(start, end)
             self._write(encode(record) + b"\n")
         except Exception as error:  # the top of this thread: the next call of this class raises it
-            self._error = self._error or error
+            self._error = error
             raise
         self._records[key] = replace(record, dialogue=())
 
@@ -162,10 +165,13 @@ class AnswerObserver:
 # ---------------------------------------------------------------- one answer
 
 
-def extract_answer(rules: Rules, end: TrajectoryFinished) -> str:
-    """As the rollout extracted it for the grader; empty without one, and for a response that a limit ended ungraded."""
-    if rules.kind == "dialogue":
-        return ""
+def extract_answer(rules: Rules, end: TrajectoryFinished) -> str | None:
+    """As the rollout extracted it for the grader; empty without one, and for a response that a limit ended ungraded.
+
+    None for an environment or a dialogue: their rewards need no answer.
+    """
+    if rules.kind != "tools":
+        return None
     if rules.graded_text == "response":
         return find_response_answer(rules.renderer.decode_response(end.record), rules.dialogue) or ""
     if end.ending != "answered":
@@ -197,11 +203,14 @@ def _decode(rules: Rules, part: bytes) -> str:
 
 
 def drop_answers_after(path: Path, step: int) -> None:
-    """Remove the answers of weights after `step`, from which a run resumes; all if it starts again."""
+    """Remove the answers of weights after `step`, from which a run resumes; all if it starts again.
+
+    Raises UnusableInput for a damaged line.
+    """
     if path.exists():
         with replacing_file(path) as file:
-            for line in iter_complete_lines(path) if step else ():
-                if decode(line, type=_EvaluatedVersion).version <= step:
+            for number, line in enumerate(iter_complete_lines(path) if step else (), 1):
+                if parse_line(path, number, line, _EvaluatedVersion).version <= step:
                     file.write(line)
 
 

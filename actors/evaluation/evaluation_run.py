@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from actors.engines.checkpoint_argument import RUNS_FOLDER, CheckpointArgument, parse_checkpoint_argument
@@ -18,10 +19,11 @@ from configs.load import expand_paths, load_run
 from configs.machines import BusConfig, ClusterConfig, EngineConfig, OpenAIConfig
 from configs.run_folder import RunFolder
 from configs.schema import ModelConfig, RunConfig
-from configs.schema_tree import PRESET_KEY, STAGE_KEY
+from configs.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, TaskName
 from configs.sglang_options import SGLangConfig
-from engine.data.data_files import read_rows
+from engine.data.data_files import DatasetError, read_rows
 
+_KEYS = (*RunConfig.__struct_fields__, PRESET_KEY, STAGE_KEY, STAGES_KEY)
 _QUEUED_FRAMES = 4  # per trajectory, as RunConfig requires
 DEFAULT_SET = "test"  # name of data.test in results, and of its set if it has several answers per question
 
@@ -73,19 +75,27 @@ def build_evaluation_setup(options: EvalOptions) -> EvaluationSetup:
 
 
 def split_settings(settings: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
-    """(files by name of the set, overrides of the configuration). A key of the configuration has a dot, is one of its
-    top level, or `stage`; another name is that of a set."""
+    """(files by name of the set, overrides of the configuration). A key of the configuration begins with one of its
+    top level; another name is that of a set. Raises UnusableInput for an unusable name."""
     files: dict[str, Path] = {}
     overrides: list[str] = []
     for setting in settings:
         key, _, value = setting.partition("=")
-        if "." in key or key.strip() in (*RunConfig.__struct_fields__, PRESET_KEY, STAGE_KEY) or not value:
+        name = key.strip()
+        if not value or name.partition(".")[0] in _KEYS:
             overrides.append(setting)
-        elif key in files:
+        elif name in files:
             raise UnusableInput(f"--set {setting}: there is a set of this name already")
         else:
-            files[key.strip()] = Path(value).expanduser().absolute()
+            files[_check_set_name(setting, name)] = Path(value).expanduser().absolute()
     return files, overrides
+
+
+def _check_set_name(setting: str, name: str) -> str:
+    try:
+        return msgspec.convert(name, TaskName)
+    except msgspec.ValidationError as error:
+        raise UnusableInput(f"--set {setting}: unusable name of a set: {error}") from None
 
 
 def choose_engine_settings(base: RunConfig, weights: Sequence[CheckpointArgument]) -> dict[str, Any]:
@@ -202,7 +212,10 @@ def _build_evaluation(base: RunConfig, files: dict[str, Path], options: EvalOpti
 def _build_set(base: RunConfig, name: str, file: Path, options: EvalOptions) -> EvaluationSetConfig:
     """Of all questions of the file. A set of the run with this name has its task."""
     known = next((each for each in base.evaluation.sets if each.name == name), None)
-    rows = sum(1 for _ in read_rows(file))
+    try:
+        rows = sum(1 for _ in read_rows(file))
+    except DatasetError as error:
+        raise UnusableInput(f"--set {name}, which is no key of the configuration: {error}") from None
     return EvaluationSetConfig(
         name=name,
         data=str(file),
@@ -214,8 +227,10 @@ def _build_set(base: RunConfig, name: str, file: Path, options: EvalOptions) -> 
 
 def _list_known_sets(base: RunConfig, options: EvalOptions) -> Sequence[EvaluationSetConfig]:
     """Of the run: [[evaluation.sets]], or with several answers per question the questions of data.test or tasks[].test."""
-    if base.evaluation.sets or (options.samples or 1) == 1:
-        return base.resolved_evaluation_sets if base.evaluation.sets else ()
+    if base.evaluation.sets:
+        return base.resolved_evaluation_sets
+    if (options.samples or 1) == 1:
+        return ()
     return [replace(each, name=each.task or DEFAULT_SET) for each in base.resolved_evaluation_sets if each.data]
 
 

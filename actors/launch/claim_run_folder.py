@@ -128,7 +128,8 @@ def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrit
     if resume and folder.summary.exists():
         raise RunAlreadyFinished(f"{folder.path}: this run is finished; its results are in {folder.summary}")
     if not resume:
-        state = "is finished" if folder.summary.exists() else "was not finished; --resume continues it"
+        is_finished = folder.summary.exists() or folder.results.exists()
+        state = "is finished" if is_finished else "was not finished; --resume continues it"
         raise RunFolderError(
             f"{folder.path}: this run exists and {state}; {_suggest_name(run)}; --overwrite deletes it"
         )
@@ -161,8 +162,8 @@ def _has_begun(folder: RunFolder) -> bool:
 
 
 def _suggest_name(run: RunConfig) -> str:
-    """The first free name with a number at its end."""
-    stem = re.sub(r"-\d+$", "", run.name)
+    """The first free name with a number at its end. The name of an evaluation ends with a step."""
+    stem = run.name if run.evaluation.only else re.sub(r"-\d+$", "", run.name)
     free = next(name for number in count(2) if not (Path(run.runs_folder) / (name := f"{stem}-{number}")).exists())
     return f"--name {free} starts another run"
 

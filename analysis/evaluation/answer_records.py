@@ -1,12 +1,12 @@
 """`answers.jsonl`: one line per ended answer of the run's evaluations, appended when the answer ends.
 
-A kill can tear the last line; a reader ignores it, and the next launch removes it. An answer can have several lines: one
-after each infrastructure failure, and one with its result, which counts.
+A kill can tear the last line; a reader ignores it, and the next launch removes it. An answer can have two lines: one
+after its first infrastructure failure, and one with its result, which counts.
 """
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from bus.messages import Ending
 from configs.errors import UnusableInput
 
+Line = TypeVar("Line")
 AnswerEnding = Literal[Ending, "failed"]  # failed: an infrastructure failure; the answer has no result
 
 
@@ -36,7 +37,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     gold: str
     ending: AnswerEnding
     cause: str = ""  # of the failure
-    answer: str = ""  # as extracted; empty: none
+    answer: str | None = ""  # as extracted; empty: none; None: the task is an environment or a dialogue
     correct: bool = False  # reward above roc.positive_above
     reward: float = 0.0
     components: dict[str, float] = {}  # of the reward
@@ -72,10 +73,15 @@ def read_answers(path: Path) -> list[AnswerRecord]:
 def iter_answers(path: Path) -> Iterator[AnswerRecord]:
     """All complete lines. Raises UnusableInput for a damaged line."""
     for number, line in enumerate(iter_complete_lines(path), 1):
-        try:
-            yield msgspec.json.decode(line, type=AnswerRecord)
-        except msgspec.MsgspecError as error:
-            raise UnusableInput(f"{path}: line {number}: {error}") from None
+        yield parse_line(path, number, line, AnswerRecord)
+
+
+def parse_line(path: Path, number: int, line: bytes, kind: type[Line]) -> Line:
+    """Raises UnusableInput for a damaged line."""
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.MsgspecError as error:
+        raise UnusableInput(f"{path}: line {number}: {error}") from None
 
 
 def iter_complete_lines(path: Path) -> Iterator[bytes]:

@@ -7,6 +7,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from analysis.evaluation.set_results import sort_levels
+
 _UNKNOWN = "-"  # undefined, such as a share of nothing
 
 
@@ -19,7 +21,7 @@ def build_results_table(results: Mapping[str, Any]) -> Table:
         table.add_column(escape(name), justify="right")
     for label, cells in _build_rows(list(sets.values())):
         table.add_row(label, *cells)
-    for level in sorted({level for each in sets.values() for level in each["by_difficulty"]}):
+    for level in sort_levels({level for each in sets.values() for level in each["by_difficulty"]}):
         cells = [_format(each["by_difficulty"].get(level, {}).get("avg"), ".1%") for each in sets.values()]
         table.add_row(f"  difficulty {escape(level)}", *cells)
     return table

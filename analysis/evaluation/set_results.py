@@ -1,7 +1,7 @@
 """The result of one evaluation on one set of questions, from its answers."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -53,7 +53,7 @@ class EvaluatedQuestion(msgspec.Struct, frozen=True):
         return compute_pass_at_k(len(results), sum(each.correct for each in results), k) if k <= len(results) else None
 
     def compute_majority(self) -> float:
-        return compute_majority([Vote(each.answer, each.correct) for each in self.results])
+        return compute_majority([Vote(each.answer or "", each.correct) for each in self.results])
 
 
 class SetResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class SetResult(msgspec.Struct, frozen=True, kw_only=True):
     standard_error_runs: float | None  # of avg, from the means of the samples: sample s of all questions is a run
     reward: float | None  # mean over questions
     pass_at_k: dict[int, float]  # over the questions with at least k results
-    majority: float | None  # majority@k
+    majority: float | None  # majority@k; None also for an environment or a dialogue, as the next one
     unanswered_share: float | None  # of answers: without an extracted answer
     truncated_share: float | None  # at the length limit
     endings: dict[str, int]
@@ -103,6 +103,7 @@ def compute_set_result(questions: Sequence[EvaluatedQuestion], samples: int, see
     answers = [each for question in questions for each in question.answers]
     results = [each for each in answers if not each.is_failed]
     judged = [question for question in questions if question.has_result]
+    has_votes = not results or any(each.answer is not None for each in results)
     scores, calls = [each.score for each in judged], sum(each.calls for each in results)
     return SetResult(
         samples=samples,
@@ -121,8 +122,8 @@ def compute_set_result(questions: Sequence[EvaluatedQuestion], samples: int, see
         standard_error_runs=compute_standard_error(_list_run_means(judged, samples)),
         reward=compute_mean([compute_mean([answer.reward for answer in each.results]) or 0.0 for each in judged]),
         pass_at_k={k: mean for k in list_powers(samples) if (mean := _compute_mean_pass(judged, k)) is not None},
-        majority=compute_mean([each.compute_majority() for each in judged]),
-        unanswered_share=compute_mean([float(not each.answer) for each in results]),
+        majority=compute_mean([each.compute_majority() for each in judged]) if has_votes else None,
+        unanswered_share=compute_mean([float(not each.answer) for each in results]) if has_votes else None,
         truncated_share=compute_mean([float(each.ending == "length") for each in results]),
         endings=_count(each.ending for each in results),
         response_tokens=compute_lengths(each.response_tokens for each in results),
@@ -134,12 +135,17 @@ def compute_set_result(questions: Sequence[EvaluatedQuestion], samples: int, see
 
 
 def split_by_difficulty(questions: Sequence[EvaluatedQuestion]) -> dict[str, list[EvaluatedQuestion]]:
-    """Without questions that have none; numbers in their order."""
+    """Without questions that have none, as `sort_levels` sorts them."""
     levels: dict[str, list[EvaluatedQuestion]] = defaultdict(list)
     for question in questions:
         if question.difficulty:
             levels[question.difficulty].append(question)
-    return dict(sorted(levels.items(), key=lambda item: (_to_number(item[0]), item[0])))
+    return {level: levels[level] for level in sort_levels(levels)}
+
+
+def sort_levels(levels: Iterable[str]) -> list[str]:
+    """Numbers in their order, then other texts."""
+    return sorted(levels, key=lambda level: (_to_number(level), level))
 
 
 def compute_metrics(name: str, result: SetResult) -> dict[str, float]:

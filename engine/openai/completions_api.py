@@ -6,7 +6,6 @@ ignores. The new token ids of a response are, in this order of preference, `toke
 `logprobs` (llama.cpp, older vLLM), or the ids of the text, each piece encoded separately.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -135,15 +134,16 @@ def parse_chunk(content: bytes) -> CompletionChunk:
 class CompletionOutput:
     """The new tokens of one request so far."""
 
-    def __init__(self, stop_token_ids: Sequence[int], tokenizer: TextTokenizer, vocab_size: int) -> None:
-        self._stops, self._tokenizer, self._vocab_size = tuple(stop_token_ids), tokenizer, vocab_size
+    def __init__(self, request: GenerationRequest, tokenizer: TextTokenizer, vocab_size: int) -> None:
+        self._stops, self._max_tokens = tuple(request.stop_token_ids), request.max_new_tokens
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self.token_ids: list[int] = []
         self._logprobs: list[float] = []  # NaN where the server gives none
         self.finish: Literal["stop", "length"] | None = None
-        self.is_overrun = False  # the server has sent tokens after a stop token
+        self.is_overrun = False  # the server has sent tokens after a stop token or over the limit
 
     def add_chunk(self, chunk: CompletionChunk) -> list[int]:
-        """Returns the new tokens. Tokens after a stop token are dropped. Raises EngineFailure."""
+        """Returns the new tokens. Tokens after a stop token or over the limit are dropped. Raises EngineFailure."""
         if not chunk.choices:
             return []
         choice, num_before = chunk.choices[0], len(self.token_ids)
@@ -181,17 +181,21 @@ class CompletionOutput:
         self._logprobs.append(float("nan") if logprob is None else logprob)
         if token in self._stops:
             self.finish = "stop"
+        elif len(self.token_ids) >= self._max_tokens:  # the ids of a text may be more than the generated ones
+            self.finish = "length"
 
     def _end(self, choice: CompletionChoice) -> None:
         match choice.finish_reason:
             case "length":
                 self.finish = "length"
             case "stop":
-                matched = choice.matched_stop if choice.stop_reason is None else choice.stop_reason
                 if self._stops:  # the server has cut it off
-                    self._add_token(
-                        matched if isinstance(matched, int) and matched in self._stops else self._stops[0], None
-                    )
+                    self._add_token(self._find_stop_token(choice), None)
                 self.finish = "stop"
             case reason:
                 raise EngineFailure(f"the server ended the completion: {reason}")
+
+    def _find_stop_token(self, choice: CompletionChoice) -> int:
+        """The first one if the server names none."""
+        matched = choice.matched_stop if choice.stop_reason is None else choice.stop_reason
+        return matched if isinstance(matched, int) and matched in self._stops else self._stops[0]

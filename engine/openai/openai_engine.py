@@ -46,7 +46,7 @@ from engine.openai.completions_api import (
     parse_chunk,
 )
 from engine.sglang.http_api import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
-from engine.sglang.http_session import HttpSession
+from engine.sglang.http_session import HttpSession, make_status_error
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)
@@ -55,6 +55,7 @@ _PROBE_TIMEOUT_S = 10.0
 _REFUSED_STATUSES = (400, 404, 413, 422)  # a retry would not change them
 _DENIED_STATUSES = (401, 403)
 _RETRIED_STATUSES = (429, 502, 503, 529)
+_DOWN_STATUSES = (502, 503)  # of a proxy without the server behind it
 
 
 class _PendingCompletion:
@@ -90,7 +91,7 @@ class OpenAIEngine:
         self._key_variable, key = api_key_variable, os.environ.get(api_key_variable, "")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session = HttpSession(f"{parts.scheme}://{parts.netloc}", request_timeout_s, retry_delays_s, headers)
-        self._retry_delays_s = retry_delays_s
+        self._retry_delays_s, self._longest_wait_s = retry_delays_s, request_timeout_s
         self._max_pending, self._max_running, self._sequence_tokens = max_pending, max_running, sequence_tokens
         self._running_slots, self._probe_lock = asyncio.Semaphore(max_running), asyncio.Lock()
         self._on_engine_lost = on_engine_lost
@@ -132,7 +133,7 @@ class OpenAIEngine:
             raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
         if len(self._pending) >= self._max_pending:
             raise EngineFailure(f"{self._max_pending} calls are pending, the engine takes no more")
-        output = CompletionOutput(request.stop_token_ids, self._tokenizer, self._tokenizer.vocab_size)
+        output = CompletionOutput(request, self._tokenizer, self._tokenizer.vocab_size)
         pending = _PendingCompletion(request, output, on_tokens)
         self._add_pending(pending)
         reading = pending.reading = asyncio.ensure_future(self._read(pending, self._form))
@@ -145,7 +146,7 @@ class OpenAIEngine:
             self._require_started()
             return output.build_generation(self._version, "abort")
         if (failure := reading.exception()) is not None:
-            if self._on_engine_lost is not None and isinstance(failure, (ServerUnreachable, ServerTimeout)):
+            if self._on_engine_lost is not None and _may_be_loss(failure):
                 await self._report_loss(self._on_engine_lost)
             raise self._explain(failure, request.sequence_id) from failure
         return output.build_generation(self._version, output.finish or "abort")
@@ -224,7 +225,7 @@ class OpenAIEngine:
         token = self._tokenizer.encode("a", trusted=False)[:1]
         for form in FORMS:
             request = GenerationRequest(0, np.array(token, np.int32), 1)
-            output = CompletionOutput((), self._tokenizer, self._tokenizer.vocab_size)
+            output = CompletionOutput(request, self._tokenizer, self._tokenizer.vocab_size)
             try:
                 await self._read(_PendingCompletion(request, output, None), form, is_probe=True)
             except ServerStatusError as failure:
@@ -240,7 +241,7 @@ class OpenAIEngine:
     async def _read(self, pending: _PendingCompletion, form: CompletionForm, *, is_probe: bool = False) -> None:
         """Until the completion ends. Only requests without a token are sent again."""
         body = msgspec.json.encode(build_body(pending.request, self._model, form, self._tokenizer))
-        for wait_s in (*self._retry_delays_s, None):
+        for delay_s in (*self._retry_delays_s, None):
             try:
                 async with self._running_slots:
                     if not is_probe:
@@ -248,9 +249,10 @@ class OpenAIEngine:
                     await self._read_stream(pending, body)
                 return
             except (ServerUnreachable, ServerStatusError) as failure:
-                if pending.output.token_ids or wait_s is None or not _is_safe_to_repeat(failure):
+                if pending.output.token_ids or delay_s is None or not _is_safe_to_repeat(failure):
                     raise
                 sequence_id = pending.request.sequence_id
+                wait_s = max(delay_s, min(_get_retry_after(failure), self._longest_wait_s))
                 self._logger.warning("request.repeated", sequence_id=sequence_id, wait_s=wait_s, cause=str(failure))
                 await asyncio.sleep(wait_s)
 
@@ -272,7 +274,10 @@ class OpenAIEngine:
         async with self._probe_lock:
             try:
                 if self._failure is None:
-                    await self._session.send("GET", self._prefix + _MODELS_PATH, timeout_s=_PROBE_TIMEOUT_S)
+                    path = self._prefix + _MODELS_PATH
+                    status, content = await self._session.send("GET", path, timeout_s=_PROBE_TIMEOUT_S)
+                    if status in _DOWN_STATUSES:
+                        raise make_status_error(path, status, content)
             except EngineFailure as failure:
                 self._failure = EngineFailure(f"{self._url}: the server no longer responds: {failure}")
                 on_engine_lost(str(self._failure))
@@ -305,6 +310,16 @@ class OpenAIEngine:
         if is_refused and sequence_id is not None:
             return RequestRefused(f"sequence {sequence_id}: {failure}")
         return EngineFailure(f"{self._url}: {failure}")
+
+
+def _may_be_loss(failure: BaseException) -> bool:
+    if isinstance(failure, ServerStatusError):
+        return failure.status in _DOWN_STATUSES
+    return isinstance(failure, ServerUnreachable | ServerTimeout)
+
+
+def _get_retry_after(failure: ServerUnreachable | ServerStatusError) -> float:
+    return failure.retry_after_s if isinstance(failure, ServerStatusError) else 0.0
 
 
 def _is_safe_to_repeat(failure: ServerUnreachable | ServerStatusError) -> bool:

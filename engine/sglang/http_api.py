@@ -39,10 +39,10 @@ class ServerTimeout(EngineFailure):
 
 
 class ServerStatusError(EngineFailure):
-    def __init__(self, path: str, status: int, message: str) -> None:
+    def __init__(self, path: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
+        """`retry_after_s`: for which the server asks to wait."""
         super().__init__(f"the server refused {path}: {status} {message}")
-        self.status = status
-        self.message = message
+        self.status, self.message, self.retry_after_s = status, message, retry_after_s
 
 
 class InvalidResponse(EngineFailure):
@@ -207,7 +207,7 @@ class ChecksumsResponse(msgspec.Struct, frozen=True):
 
 class _ErrorDetail(msgspec.Struct):
     message: str = ""
-    code: int | None = None
+    code: int | str | None = None  # a status; OpenAI's API has names
 
 
 class _ErrorResponse(msgspec.Struct):
@@ -240,7 +240,7 @@ def parse_error(content: bytes) -> tuple[int | None, str] | None:
         return None
     match response.error:
         case _ErrorDetail(message=message, code=code):
-            return code, message
+            return code if isinstance(code, int) else None, message
         case str(message):
             return None, message
         case None:

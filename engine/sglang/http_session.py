@@ -69,7 +69,8 @@ class HttpSession:
         with _translate_errors(path, self._request_timeout_s):
             async with self._get_session().post(path, data=body, headers=self._headers, timeout=timeout) as response:
                 if response.status != 200:
-                    raise make_status_error(path, response.status, await response.read())
+                    retry_after = response.headers.get("Retry-After", "")
+                    raise make_status_error(path, response.status, await response.read(), retry_after)
                 if response.content_type == "application/json":
                     yield await response.read()
                     return
@@ -99,8 +100,10 @@ class HttpSession:
         return self._session
 
 
-def make_status_error(path: str, status: int, content: bytes) -> ServerStatusError:
-    return ServerStatusError(path, status, extract_error_message(content))
+def make_status_error(path: str, status: int, content: bytes, retry_after: str = "") -> ServerStatusError:
+    """`retry_after`: seconds; a date is ignored."""
+    retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
+    return ServerStatusError(path, status, extract_error_message(content), retry_after_s)
 
 
 def extract_error_message(content: bytes) -> str:
@@ -109,7 +112,7 @@ def extract_error_message(content: bytes) -> str:
 
 
 async def _read_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The text after `data: ` of each event, of any length."""
+    """The text after `data:` of each event, of any length."""
     rest = bytearray()
     async for piece in content.iter_any():
         rest += piece
@@ -120,7 +123,7 @@ async def _read_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         *events, rest = rest.split(b"\n\n")
         for event in events:
             if not event.startswith(b":"):  # a comment, which keeps the connection alive
-                yield bytes(event.removeprefix(b"data: "))
+                yield bytes(event.removeprefix(b"data:").removeprefix(b" "))
 
 
 @contextmanager

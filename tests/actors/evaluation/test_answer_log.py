@@ -1,7 +1,9 @@
 """The log of answers in the head process: each answer once, as the rollout and its grader saw it."""
 
 from collections.abc import Sequence
+from errno import ENOSPC
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +28,8 @@ from bus.messages import (
     TrajectoryFinished,
     ids_to_bytes,
 )
+from configs.atomic_write import DiskError
+from configs.errors import UnusableInput
 from configs.schema import DialogueConfig
 from policies.decider import Send
 from policies.dialogue.chat_format import build_dialogue_format
@@ -75,7 +79,8 @@ def test_the_answer_is_that_of_the_last_turn_and_the_response_is_split_into_turn
 @pytest.mark.parametrize("ending", ["no_answer", "length", "turns", "done"])
 def test_a_response_that_is_not_graded_has_no_answer(ending: Any) -> None:
     assert extract_answer(make_rules(), end_with(ANSWER, ending=ending)) == ""
-    assert extract_answer(make_rules(kind="dialogue"), end_with(ANSWER)) == ""
+    for kind in ("dialogue", "environment"):
+        assert extract_answer(make_rules(kind=kind), end_with(ANSWER)) is None
     assert extract_answer(make_rules(graded_text="response"), end_with(ANSWER, ending=ending)) == "4"
 
 
@@ -142,6 +147,24 @@ async def test_an_answer_that_cannot_be_written_is_not_lost_silently(tmp_path: P
     world.log.close()
 
 
+def test_no_answer_follows_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first write fails while the second answer waits in the queue."""
+    world, both_wait = World(tmp_path / "answers.jsonl"), Event()
+
+    def tear(log: AnswerLog, line: bytes) -> None:
+        both_wait.wait()
+        with world.path.open("ab") as file:
+            file.write(line[:20])
+        raise DiskError(world.path, ENOSPC)
+
+    monkeypatch.setattr(AnswerLog, "_write", tear)
+    for group in range(2):
+        world.observer.on_decision(0.0, finish_group(group, 1.0), [])
+    both_wait.set()
+    world.log.close()
+    assert world.path.stat().st_size == 20
+
+
 def test_a_line_has_the_answer_the_gold_answer_and_the_dialogue(tmp_path: Path) -> None:
     world = World(tmp_path / "answers.jsonl")
     (found,) = world.end(finish_group(2, 1.0))
@@ -158,5 +181,8 @@ def test_a_run_that_resumes_from_a_step_drops_the_answers_of_later_weights(tmp_p
     world.path.write_bytes(line + line.replace(b'"version":0', b'"version":4') + b'{"torn')
     drop_answers_after(world.path, 3)
     assert world.path.read_bytes() == line
+    world.path.write_bytes(line + b"{torn}\n")
+    with pytest.raises(UnusableInput, match=r"answers\.jsonl: line 2: "):
+        drop_answers_after(world.path, 3)
     drop_answers_after(world.path, 0)
     assert world.path.read_bytes() == b""

@@ -1,15 +1,20 @@
-"""The configuration of `asterism eval`, from a checkpoint of a run, a model's folder or URLs, and from its options."""
+"""The configuration of `asterism eval`, from a checkpoint of a run, a model's folder or URLs, and from its options;
+folders that it refuses."""
 
 import asyncio
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from actors.cli.eval_command import ask_servers
+from actors.cli import eval_command
+from actors.cli.eval_command import ask_servers, run_evaluation
 from actors.evaluation.evaluation_run import EvalOptions, ServerOptions, build_evaluation_setup, split_settings
-from actors.evaluation.provenance import compute_provenance, describe_weights, keep_provenance
+from actors.evaluation.provenance import Provenance, compute_provenance, describe_weights, keep_provenance
 from actors.evaluation.result_files import find_over_limit
+from configs.atomic_write import DiskError
 from configs.errors import UnusableInput
 from configs.load import load_run, write_resolved
 from configs.machines import OpenAIConfig
@@ -109,11 +114,21 @@ def test_queues_hold_all_answers(trained: RunFolder, tmp_path: Path) -> None:
 
 
 def test_keys_of_the_configuration_differ_from_names_of_sets() -> None:
-    files, overrides = split_settings(["aime24=a.jsonl", "seed=3", "dialogue.max_turns=2", "amc=~/b.jsonl"])
-    assert files == {"aime24": Path.cwd() / "a.jsonl", "amc": Path("~/b.jsonl").expanduser()}
-    assert overrides == ["seed=3", "dialogue.max_turns=2"]
+    settings = ["aime24=a.jsonl", "seed=3", "stages.a.seed=2", "amc=~/b.jsonl", " gpqa.diamond=c.jsonl"]
+    files, overrides = split_settings(settings)
+    paths = Path.cwd() / "a.jsonl", Path("~/b.jsonl").expanduser(), Path.cwd() / "c.jsonl"
+    assert files == dict(zip(("aime24", "amc", "gpqa.diamond"), paths, strict=True))
+    assert overrides == ["seed=3", "stages.a.seed=2"]
     with pytest.raises(UnusableInput, match=r"--set x=b\.jsonl: there is a set of this name"):
         split_settings(["x=a.jsonl", "x=b.jsonl"])
+    with pytest.raises(UnusableInput, match="there is a set of this name"):
+        split_settings(["x=a.jsonl", " x=b.jsonl"])
+
+
+@pytest.mark.parametrize("name", ["AIME 2024", "a/b", "数学", ""])
+def test_a_name_that_no_set_of_a_configuration_may_have_is_refused(name: str) -> None:
+    with pytest.raises(UnusableInput, match=f"--set {name}=a.jsonl: unusable name of a set"):
+        split_settings([f"{name}=a.jsonl"])
 
 
 def test_a_stage_of_the_configuration_can_be_chosen(tmp_path: Path) -> None:
@@ -185,7 +200,7 @@ def test_options_of_servers_need_servers(
         (["http://h:1/v1", "http://h:2"], [], "http://h:2: expected a URL with a path"),
         (["http://h:1/v1", "http://h:1/v1/"], [], "urls must not name a server twice"),
         (["RUN", "RUN"], [], "evaluate one checkpoint, or several URLs"),
-        (["RUN"], ["x=missing.jsonl"], "missing.jsonl"),
+        (["RUN"], ["dialog.turns=2"], r"--set dialog\.turns, which is no key of the configuration: .*/2: no such file"),
         (["RUN"], ["dialogue.max_turn=2"], "dialogue.max_turn"),
     ],
 )
@@ -208,6 +223,49 @@ def test_weights_and_questions_are_fixed_at_the_first_start(trained: RunFolder, 
     write_questions(file, 4)
     with pytest.raises(UnusableInput, match=r"model\.checkpoint and evaluation\.sets\.rows\.data has changed"):
         keep_provenance(folder, compute_provenance(*setup))
+
+
+# ---------------------------------------------------------------- the folder
+
+
+def run_command(target: Path, *, resume: bool = False, overwrite: bool = False, **options: Any) -> int:
+    return run_evaluation(EvalOptions([str(target)], **options), resume=resume, overwrite=overwrite, console=Console())
+
+
+def test_the_run_with_the_weights_and_other_runs_that_train_are_not_overwritten(trained: RunFolder) -> None:
+    with pytest.raises(UnusableInput, match=r"runs/trained: has the checkpoint to evaluate; .* with --name"):
+        run_command(trained.path, name="trained", overwrite=True)
+    other = RunFolder(trained.path.parent / "other")
+    other.path.mkdir()
+    write_resolved(load_run(None, (*TRAINED, "name=other")), other.config)
+    with pytest.raises(UnusableInput, match=r"runs/other: is no evaluation, .* with --name"):
+        run_command(trained.path, name="other", overwrite=True)
+    assert other.config.exists()
+
+
+def test_resume_does_not_start_an_evaluation_of_a_later_step(trained: RunFolder) -> None:
+    RunFolder(trained.path.parent / "eval-trained-40").path.mkdir()
+    write_model(trained.get_checkpoint_path(50))
+    with pytest.raises(UnusableInput, match=r"runs/eval-trained-50: no evaluation to --resume; .* as in RUN:40"):
+        run_command(trained.path, resume=True)
+
+
+def test_a_disk_that_is_full_when_results_are_written_ends_the_command_with_a_hint(
+    trained: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(*_: object) -> None:
+        raise DiskError("traces.jsonl.new", ENOSPC)
+
+    monkeypatch.setattr(eval_command, "write_results", write)
+    monkeypatch.setattr(eval_command, "compute_provenance", lambda *_: Provenance({}, {}))
+    monkeypatch.setattr(eval_command, "_answer_questions", lambda *_: "finished")
+    for name in ("check_inputs", "configure_logging"):
+        monkeypatch.setattr(eval_command, name, lambda *_: [])
+    assert run_command(trained.path) == 1
+    assert "No space left on device\n(--resume continues" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- weights and questions
 
 
 def test_skipped_questions_of_a_limited_set_are_those_before_its_last_one() -> None:

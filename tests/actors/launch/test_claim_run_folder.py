@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from actors.launch.claim_run_folder import RunAlreadyFinished, RunFolderError, claimed_run_folder, increment_counter
 from bus.transport.curve_auth import generate_key
+from configs.algorithm import EvaluationConfig
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.machines import ClusterConfig
@@ -95,6 +96,13 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "r-2").mkdir()
     with pytest.raises(RunFolderError, match=r"exists and is finished; --name r-3 starts another run; --overwrite"):
         claim(run_in(tmp_path))
+
+
+def test_an_evaluation_is_finished_with_its_results_and_the_suggested_name_keeps_its_step(tmp_path: Path) -> None:
+    run = run_in(tmp_path, name="eval-r-40", evaluation=EvaluationConfig(only=True))
+    (claim(run) / "results.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="is finished; --name eval-r-40-2 starts another run"):
+        claim(run)
 
 
 def test_a_run_can_be_resumed_in_another_cluster(tmp_path: Path) -> None:

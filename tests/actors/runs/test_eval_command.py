@@ -182,7 +182,7 @@ def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
         )),
     ]  # fmt: skip
     for number, is_reached in points:
-        process = start("killed", "--resume")
+        process = start("killed", *(["--resume"] if folder.path.exists() else []))
         wait_until(is_reached, process)
         process.send_signal(number)
         output = finish(process)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from analysis.evaluation.answer_records import AnswerRecord, cut_torn_line, iter_answers, read_answers
 from analysis.evaluation.exchange_formats import SamplingFacts, build_benchmark_result, build_trace
+from analysis.evaluation.results_table import build_results_table
 from analysis.evaluation.set_results import compute_metrics, compute_set_result, group_questions, split_by_difficulty
 from configs.errors import UnusableInput
 
@@ -61,6 +62,11 @@ def test_a_set_in_which_everything_failed_has_no_means() -> None:
     assert compute_metrics("aime", result) == {}
 
 
+def test_the_answers_of_an_environment_have_no_majority_and_none_is_missing() -> None:
+    result = compute_set_result(group_questions([answer(0, 0, True, ending="done", answer=None)]), 1)
+    assert (result.avg, result.majority, result.unanswered_share) == (1.0, None, None)
+
+
 def test_each_sample_of_all_questions_is_a_run_for_the_error_across_runs() -> None:
     answers = [answer(place, sample, place < sample) for place in range(2) for sample in range(3)]
     result = compute_set_result(group_questions(answers), 3)
@@ -76,6 +82,13 @@ def test_questions_are_split_by_difficulty_in_numeric_order() -> None:
         ("10", ["test.jsonl:1"]),
         ("hard", ["test.jsonl:4"]),
     ]
+
+
+def test_the_table_has_the_difficulties_in_numeric_order() -> None:
+    result = msgspec.to_builtins(compute_set_result(group_questions(ANSWERS), 4), str_keys=True)
+    levels = [{"by_difficulty": dict.fromkeys(each, result)} for each in (("2", "10"), ("1", "hard"))]
+    table = build_results_table({"sets": {str(number): result | each for number, each in enumerate(levels)}})
+    assert list(table.columns[0].cells)[-4:] == [f"  difficulty {level}" for level in ("1", "2", "10", "hard")]
 
 
 def test_the_categories_of_a_benchmark_result_add_up_to_its_examples() -> None:

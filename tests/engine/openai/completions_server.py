@@ -24,7 +24,8 @@ PLAIN_FIELDS = {"model", "prompt", "max_tokens", "temperature", "top_p", "seed",
 class CompletionsServer:
     """`vllm` gives token ids; `llama.cpp` ignores the extensions and has ids in logprobs; `openai` takes and gives texts.
 
-    The next requests get the HTTP statuses of `failures` first. Requests after the first `max_answered` get no answer.
+    `openai` also sends events without a space after the colon. The next requests get the HTTP statuses of `failures` first,
+    with the header `retry_after`. A server that is down behind its proxy answers 502. Requests after the first `max_answered` get no answer.
     """
 
     def __init__(self, model: Path, dialect: Dialect, sequence_tokens: int, key: str = "") -> None:
@@ -33,6 +34,7 @@ class CompletionsServer:
         self.tokenizer = load_tokenizer(model)
         self.bodies: list[dict[str, Any]] = []
         self.failures: list[int] = []
+        self.retry_after, self.is_down = "0", False
         self.num_cancelled, self.max_answered = 0, 1_000_000
         self.request_stalled = asyncio.Event()
         self.request_cancelled = asyncio.Event()
@@ -66,6 +68,8 @@ class CompletionsServer:
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model", **limit}]})
 
     def _deny(self, request: web.Request) -> web.Response | None:
+        if self.is_down:
+            return web.Response(status=502, text="Bad Gateway")
         if self._key and request.headers.get("Authorization") != f"Bearer {self._key}":
             return web.json_response({"error": {"message": "Incorrect API key", "code": None}}, status=401)
         return None
@@ -76,7 +80,9 @@ class CompletionsServer:
         if (denial := self._deny(request)) is not None:
             return denial
         if self.failures:
-            return web.json_response({"error": {"message": "overloaded"}}, status=self.failures.pop(0))
+            error = {"message": "overloaded", "code": "rate_limit_exceeded"}
+            headers = {"Retry-After": self.retry_after}
+            return web.json_response({"error": error}, status=self.failures.pop(0), headers=headers)
         unknown = set(body) - PLAIN_FIELDS
         if self.dialect == "openai" and (unknown or not isinstance(body["prompt"], str)):
             message = f"Unrecognized request arguments: {sorted(unknown)}"
@@ -142,4 +148,5 @@ class CompletionsServer:
 
     async def _write(self, response: web.StreamResponse, choice: dict[str, Any]) -> None:
         chunk = {"id": "1", "object": "text_completion", "choices": [{"index": 0, **choice}]}
-        await response.write(b"data: " + msgspec.json.encode(chunk) + b"\r\n\r\n")
+        name = b"data:" if self.dialect == "openai" else b"data: "
+        await response.write(name + msgspec.json.encode(chunk) + b"\r\n\r\n")

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from engine.contract import Capacity, Engine, EngineFailure, GenerationRequest, RequestRefused, WeightsRefused
 from engine.model.tokenizer import load_tokenizer
+from engine.openai.completions_api import CompletionChoice, CompletionChunk, CompletionOutput
 from engine.openai.openai_engine import OpenAIEngine
 from tests.engine.contract import Case, control, generation, load, sentence
 from tests.engine.contract.bench import Traits, as_sequence, publish, request, tokens
@@ -143,6 +144,14 @@ async def test_a_server_that_ignores_the_stop_tokens_is_stopped_at_the_next_toke
         await asyncio.wait_for(bench.server.request_cancelled.wait(), 60)
 
 
+def test_a_text_with_more_ids_than_generated_tokens_ends_at_the_limit(model_folder: Path) -> None:
+    tokenizer = load_tokenizer(model_folder)
+    output = CompletionOutput(request(1, 5), tokenizer, tokenizer.vocab_size)
+    chunk = CompletionChunk([CompletionChoice("hello world")])
+    assert output.add_chunk(chunk) == tokenizer.encode("hello world", trusted=True)[:5]
+    assert (output.finish, output.is_overrun, output.add_chunk(chunk)) == ("length", True, [])
+
+
 # ---------------------------------------------------------------- errors
 
 
@@ -184,6 +193,23 @@ async def test_a_server_that_dies_is_lost_once_and_a_broken_stream_alone_does_no
     await engine.close()
 
 
+async def test_a_server_that_is_down_behind_a_proxy_is_lost_and_an_overloaded_one_is_not(model_folder: Path) -> None:
+    server, lost = CompletionsServer(model_folder, "vllm", LONGEST), asyncio.get_running_loop().create_future()
+    async with server.serving() as url:
+        options: dict[str, Any] = {"sequence_tokens": LONGEST, "retry_delays_s": (), "on_engine_lost": lost.set_result}
+        engine = OpenAIEngine(url, load_tokenizer(model_folder), **options)
+        await engine.start()
+        server.failures = [503]
+        with pytest.raises(EngineFailure, match="503 overloaded"):
+            await engine.generate(request(1))
+        assert not lost.done()
+        server.is_down = True
+        with pytest.raises(EngineFailure, match="502 Bad Gateway"):
+            await engine.generate(request(1))
+        assert lost.result().startswith(f"{url}: the server no longer responds: ")
+        await engine.close()
+
+
 async def test_calls_beyond_the_running_ones_wait_for_the_server(model_folder: Path) -> None:
     server = CompletionsServer(model_folder, "vllm", LONGEST)
     server.max_answered = 1
@@ -207,10 +233,10 @@ async def test_an_overloaded_server_is_asked_again_and_other_errors_are_reported
     bench = OpenAIBench(model_folder, tmp_path)
     with capture_logs() as lines:
         async with bench.engine() as (engine, _):
-            bench.server.failures = [429]
+            bench.server.failures, bench.server.retry_after = [429], "1"
             assert len(await tokens(engine, request(1))) == 24
     (repeated,) = (line for line in lines if line["event"] == "request.repeated")
-    assert (repeated["sequence_id"], repeated["log_level"]) == (1, "warning")
+    assert (repeated["sequence_id"], repeated["log_level"], repeated["wait_s"]) == (1, "warning", 1.0)
     assert "429 overloaded" in repeated["cause"]
     async with bench.engine() as (engine, _):
         bench.server.failures = [503, 503]
