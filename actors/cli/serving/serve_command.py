@@ -14,6 +14,7 @@ from rich.markup import escape
 from actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON
 from actors.cli.serving.export_command import ExportOptions, export_step
 from actors.engines.checkpoint_argument import RunStep, find_run_folder, find_run_step
+from configs.atomic_write import locking_folder
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
@@ -76,7 +77,9 @@ def _find_model(reference: str, console: Console) -> tuple[Path, str]:
     folder = chosen.run.get_export_path(chosen.step)
     if not _is_current(folder, chosen):
         console.print(f"exporting step {chosen.step} to {escape(str(folder))}", highlight=False, soft_wrap=True)
-        export_step(chosen, folder, ExportOptions())
+        with locking_folder(folder):
+            if not _is_current(folder, chosen):  # another server may have exported it
+                export_step(chosen, folder, ExportOptions())
     return folder, f"{chosen.run.path.resolve().name}-{chosen.step}"
 
 

@@ -4,6 +4,8 @@ import json
 import os
 import shlex
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from actors.cli.serving.export_command import ExportOptions, export_step
 from actors.cli.serving.serve_command import ServeOptions, build_curl, describe_parsers, serve_model
+from actors.engines.checkpoint_argument import find_run_step
 from configs.dialogue_options import DialogueConfig
 from configs.errors import UnusableInput
 from configs.load import load_run, write_resolved
@@ -139,6 +143,24 @@ def test_a_run_is_exported_once_and_again_after_a_new_checkpoint(run: RunFolder,
     facts = read_serving_facts(export)
     assert facts is not None
     assert facts.context_tokens == load_run(run.config).dialogue.sequence_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.real_clock
+def test_the_export_of_another_server_that_started_at_once_is_used(
+    run: RunFolder, interpreter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[int] = []
+
+    @contextmanager
+    def wait_for_another(folder: Path) -> Iterator[None]:
+        export_step(find_run_step(str(run.path)), folder, ExportOptions())
+        others.append(folder.stat().st_ino)
+        yield
+
+    monkeypatch.setattr("actors.cli.serving.serve_command.locking_folder", wait_for_another)
+    assert serve(run.path, interpreter)[0] == 0
+    assert others == [run.get_export_path(4).stat().st_ino]
 
 
 @pytest.mark.real_clock
