@@ -140,6 +140,7 @@ class ChatSession:
         self._trajectory = trajectory
         if end.ending == FAILED:
             self._trajectory, self.messages = before
+            await self._restore_notebook()
         return end
 
     def interrupt(self) -> None:
@@ -162,6 +163,14 @@ class ChatSession:
         await self._sandbox.end_notebook(self._trajectory_id)
 
     # ---------------------------------------------------------------- begin and end
+
+    async def _restore_notebook(self) -> None:
+        """That of the conversation. The instance of an environment keeps its state, unless it is new."""
+        await self._sandbox.end_notebook(self._trajectory_id)
+        if self._trajectory is None:
+            self._task.services.end(self._trajectory_id)
+        else:
+            self._sandbox.restore_notebook(self._trajectory_id, self._trajectory.cells)
 
     def _begin(self, text: str) -> tuple[Trajectory, list[Send]]:
         """Raises ChatRefused."""
@@ -261,17 +270,19 @@ class ChatSession:
         asked = GenerationRequest.from_turn(request)
         call = asyncio.ensure_future(self._engine.generate(asked, pieces.put_nowait))
         call.add_done_callback(lambda _: pieces.put_nowait(None))
-        self._view.begin_turn(self._task.rules.dialogue.prefill)
-        while (token_ids := await _take_pieces(pieces)) is not None:
-            self._view.add_tokens(token_ids)
-            if self._is_interrupted:  # also if the interrupt came before the engine had the request
-                self._engine.abort(self._trajectory_id)
-        self._view.end_turn()
         try:
+            self._view.begin_turn(self._task.rules.dialogue.prefill)
+            while (token_ids := await _take_pieces(pieces)) is not None:
+                self._view.add_tokens(token_ids)
+                if self._is_interrupted:  # also if the interrupt came before the engine had the request
+                    self._engine.abort(self._trajectory_id)
+            self._view.end_turn()
             generation = call.result()
         except EngineFailure as error:
             self._view.show_problem(f"engine: {error}")
             return TurnFailed(self._trajectory_id, request.turn, request.lease, f"engine: {error}")
+        finally:
+            call.cancel()  # after an error of the view
         generated = generation.build_answer(request)
         self._keep_turn(trajectory, generated)
         return generated
