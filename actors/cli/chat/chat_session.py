@@ -201,7 +201,7 @@ class ChatSession:
         """With the user's text, after which the limits of a response count again. Raises ChatRefused."""
         if trajectory.is_done:
             raise ChatRefused("the environment has ended")
-        record = self._end_turn(trajectory.record)
+        record = _end_turn(self._task, trajectory)
         added = self._task.rules.renderer.render_user_turn(record, text)
         if added is None:
             raise ChatRefused("the chat format cannot continue after the last turn")
@@ -210,15 +210,6 @@ class ChatSession:
         record = replace(record, prompt_tokens=record.num_tokens)
         begun = {"phase": "leasing", "turn": 0, "turn_start": 0, "requested": (), "results": (), "retries": 0}
         return replace(trajectory, record=record, answer="", ending="answered", **begun)
-
-    def _end_turn(self, record: TokenRecord) -> TokenRecord:
-        """Ends a turn without a stop token as a cold start does, with that of ChatML. Other formats have their first one."""
-        stops = self._task.rules.stop_token_ids
-        if record.num_tokens and bytes_to_ids(record.token_ids)[-1] in stops:
-            return record
-        end = self._task.tokenizer.encode(TURN_END, trusted=True)[-1]
-        stop = ids_to_bytes([end if end in stops else stops[0]])
-        return record.append_generated(TurnGenerated(self._trajectory_id, 0, 0, stop, bytes(4), bytes(4), "stop"))
 
     def _check_room(self, num_tokens: int) -> None:
         if num_tokens >= self._context_tokens:
@@ -357,6 +348,16 @@ class ChatSession:
             self._call = None
             call.cancel()
         return None if call.cancelled() else call.result()
+
+
+def _end_turn(task: ChatTask, trajectory: Trajectory) -> TokenRecord:
+    """Ends a turn without a stop token as a cold start does, with that of ChatML. Other formats have their first one."""
+    record, stops = trajectory.record, task.rules.stop_token_ids
+    if record.num_tokens and bytes_to_ids(record.token_ids)[-1] in stops:
+        return record
+    end = task.tokenizer.encode(TURN_END, trusted=True)[-1]
+    stop = ids_to_bytes([end if end in stops else stops[0]])
+    return record.append_generated(TurnGenerated(trajectory.trajectory_id, 0, 0, stop, bytes(4), bytes(4), "stop"))
 
 
 async def _take_pieces(pieces: asyncio.Queue[NDArray[np.int32] | None]) -> list[int] | None:

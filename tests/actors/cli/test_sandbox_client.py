@@ -90,14 +90,6 @@ async def test_results_are_matched_to_requests_in_any_order(server: Server, clie
     assert await server.receive() == SessionEnded(7)
 
 
-async def test_a_restored_notebook_is_sent_before_its_next_cell(server: Server, client: SandboxClient) -> None:
-    client.restore_notebook(7, [call(7, 0)])
-    running = asyncio.ensure_future(client.run(call(7, 1)))
-    assert [await server.receive(), await server.receive()] == [SessionRestored(7, (call(7, 0),)), call(7, 1)]
-    await server.send(CodeFinished(7, 1, printed("a"), 0.1, LIFE))
-    await running
-
-
 async def test_a_server_failure_is_raised_and_the_call_can_be_repeated(server: Server, client: SandboxClient) -> None:
     for cause in ("a fork server died", "no room"):
         running = asyncio.create_task(client.run(call(7, 0)))
