@@ -251,9 +251,7 @@ def test_unusable_options_are_refused(
 @pytest.mark.parametrize(
     ("out", "message"), [("file/out", "file/out: cannot be written: "), ("/proc", "/proc: is a mount point; name a")]
 )
-def test_a_folder_that_cannot_be_created_is_refused(
-    folder: RunFolder, tmp_path: Path, out: str, message: str
-) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(folder: RunFolder, tmp_path: Path, out: str, message: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnusableInput, match=message):
         raise run_export(str(folder.path), tmp_path / out, "--overwrite") or AssertionError

@@ -73,6 +73,11 @@ def test_the_example_is_a_shell_command_with_the_tools(tmp_path: Path) -> None:
     assert "tools" not in build_curl(make_server(tmp_path), None)
 
 
+@pytest.mark.parametrize(("host", "url"), [("::1", "http://[::1]:31999"), ("::", "http://127.0.0.1:31999")])
+def test_the_address_of_a_server_may_be_one_of_ipv6(tmp_path: Path, host: str, url: str) -> None:
+    assert make_server(tmp_path, host=host).url == url
+
+
 @pytest.mark.parametrize(
     ("facts", "texts"),
     [
@@ -137,6 +142,9 @@ def test_a_run_is_exported_once_and_again_after_a_new_checkpoint(run: RunFolder,
     assert (flags["--tool-call-parser"], flags["--reasoning-parser"]) == ("qwen25", "deepseek-r1")
     assert flags["--api-key"] == "k"
     assert "exporting" not in serve(f"{run.path}:4", interpreter)[1][0]
+    assert "exporting" not in serve(run.get_checkpoint_path(4), interpreter)[1][0]
+    flags = get_flags((interpreter.parent / "arguments").read_text().splitlines())
+    assert flags["--model-path"] == str(export)
     os.utime(run.get_checkpoint_path(4) / "config.json")
     assert "exporting" in serve(run.path, interpreter)[1][0]
     assert "exporting" not in serve(export, interpreter)[1][0]
