@@ -49,7 +49,7 @@ class _Escaped:
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Raises BrokenPipeError for ending_without_output; rich's own method exits, on whatever thread it runs."""
-        raise  # noqa: PLE0704 - rich calls it while it handles the error
+        raise
 
 
 def make_console(*, stderr: bool = False) -> Console:
