@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import gzip
 import os
 import shutil
@@ -75,13 +76,35 @@ def replacing_file(path: Path) -> Generator[BufferedIOBase]:
 
 
 @contextmanager
+def locking_folder(folder: Path) -> Generator[None]:
+    """Waits for other commands that write the folder. The lock ends with the process. Raises UnusableInput if the
+    folder cannot be created."""
+    folder = folder.resolve()
+    lock = folder.with_name(f".{folder.name}.lock")
+    while True:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            file = lock.open("w")
+        except OSError as error:
+            raise UnusableInput(f"{folder}: cannot be written: {error.strerror}") from None
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:  # else its previous holder has removed it
+                try:
+                    yield
+                finally:
+                    lock.unlink(missing_ok=True)
+                return
+
+
+@contextmanager
 def replacing_folder(folder: Path) -> Generator[Path]:
     """A folder that has its name only when it is complete and on the disk; an existing one is replaced. Raises DiskError.
 
     If the process is killed, `folder` is complete or missing. A kill between the two renames leaves the complete new
     folder under the name `.NAME.partial`.
     """
-    folder = folder.absolute()  # "." has no name
+    folder = folder.resolve()  # "." has no name, and a rename would replace a symbolic link
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial, replaced = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.replaced")
     for leftover in (partial, replaced):

@@ -50,6 +50,10 @@ class CodeSandbox(Protocol):
         """Whether answer and truth are equal. Raises SandboxFailure if the grader hangs or dies."""
         ...
 
+    def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
+        """Adopts a notebook; its cells run again, without output, before the next cell."""
+        ...
+
     async def end_notebook(self, trajectory_id: int) -> None:
         """Delete the trajectory's notebook and end its process."""
         ...
@@ -62,10 +66,6 @@ class Sandbox(CodeSandbox, Protocol):
 
     async def wait_until_broken(self) -> NoReturn:
         """Raises SandboxFailure when no code can run any more and retries do not help."""
-        ...
-
-    def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
-        """Adopts a notebook; its cells run again, without output, before the next cell."""
         ...
 
     async def close(self) -> None:

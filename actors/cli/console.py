@@ -46,12 +46,18 @@ class _Escaped:
             yield segment if segment.control else Segment(escape_controls(segment.text), segment.style)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raises BrokenPipeError for ending_without_output; rich's own method exits, on whatever thread it runs."""
+        raise
+
+
 def make_console(*, stderr: bool = False) -> Console:
     """A console that prints texts and paths verbatim, except for control characters.
 
     No emoji replaces `:100:` in `x[:100:2]`.
     """
-    console = Console(emoji=False, stderr=stderr)
+    console = _Console(emoji=False, stderr=stderr)
     console.push_render_hook(_EscapingRenderHook())
     return console
 

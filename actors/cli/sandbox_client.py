@@ -9,7 +9,7 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -93,6 +93,7 @@ class SandboxClient:
         self._bus = open_zmq_bus(self._name, folder, _QUEUE_MESSAGES, epoch)
         self._pending: dict[tuple[int, int], asyncio.Future[CodeResult | Grade]] = {}
         self._cells: dict[int, list[CodeRequested]] = {}  # with effects, by trajectory
+        self._unsent: set[int] = set()  # trajectories with cells that the server does not have
         self._folder = folder
         loop = asyncio.get_running_loop()
         self._receive_task, self._watch_task = loop.create_task(self._receive()), loop.create_task(self._watch_server())
@@ -113,6 +114,8 @@ class SandboxClient:
 
     async def run(self, call: CodeRequested) -> CodeResult:
         """Raises SandboxFailure. Cancellation stops all calls of the trajectory."""
+        if call.trajectory_id in self._unsent:
+            await self._send_cells(call.trajectory_id)
         try:
             result = await self._request((call.trajectory_id, call.call), call)
         except asyncio.CancelledError:
@@ -129,13 +132,22 @@ class SandboxClient:
         assert isinstance(grade, Grade)
         return grade
 
+    def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
+        self._cells[trajectory_id] = list(cells)
+        self._unsent.add(trajectory_id)
+
     async def end_notebook(self, trajectory_id: int) -> None:
+        self._unsent.discard(trajectory_id)
         self._cells.pop(trajectory_id, None)
         await self._bus.send(SERVED_ADDRESS, SessionEnded(trajectory_id))
 
     async def _stop_calls(self, trajectory_id: int) -> None:
         """By the end of the notebook, which is built again from its cells before its next one."""
         await self._bus.send(SERVED_ADDRESS, SessionEnded(trajectory_id))
+        await self._send_cells(trajectory_id)
+
+    async def _send_cells(self, trajectory_id: int) -> None:
+        self._unsent.discard(trajectory_id)
         if cells := self._cells.get(trajectory_id):
             await self._bus.send(SERVED_ADDRESS, SessionRestored(trajectory_id, tuple(cells)))
 

@@ -59,9 +59,12 @@ def parse_checkpoint_argument(text: str) -> CheckpointArgument:
 
 
 def find_run_step(text: str) -> RunStep:
-    """RUN or RUN:STEP; the step need not have an exported model. Raises UnusableInput, which lists the steps."""
+    """RUN, RUN:STEP or the folder of a checkpoint; the step need not have an exported model. Raises UnusableInput,
+    which lists the steps."""
     name, colon, wanted = text.rpartition(":")
-    if (run := _find_run(text)) is not None:
+    if (found := find_checkpoint_folder(Path(text))) is not None:
+        run, wanted = found.run, str(found.step)
+    elif (run := _find_run(text)) is not None:
         wanted = ""
     elif not colon or (run := _find_run(name)) is None:
         raise UnusableInput(
@@ -71,8 +74,18 @@ def find_run_step(text: str) -> RunStep:
 
 
 def find_run_folder(text: str) -> RunFolder | None:
-    """Of RUN or RUN:STEP."""
-    return _find_run(text) or _find_run(text.rpartition(":")[0])
+    """Of RUN, RUN:STEP or the folder of a checkpoint."""
+    found = find_checkpoint_folder(Path(text))
+    return found.run if found is not None else _find_run(text) or _find_run(text.rpartition(":")[0])
+
+
+def find_checkpoint_folder(path: Path) -> RunStep | None:
+    """None for a folder that is no checkpoint of a run."""
+    resolved = path.resolve()
+    run, name = RunFolder(resolved.parent.parent), CHECKPOINT_NAME.fullmatch(resolved.name)
+    if name is None or resolved.parent != run.checkpoints or not run.config.is_file():
+        return None
+    return RunStep(run, int(name[1]))
 
 
 def list_exported_steps(run: RunFolder) -> list[int]:
@@ -98,16 +111,11 @@ def _has_model(folder: Path) -> bool:
 
 def _describe_folder(text: str, path: Path) -> CheckpointArgument:
     """With the run if it is one of its checkpoints."""
-    resolved = path.resolve()
-    run = RunFolder(resolved.parent.parent)
-    name = CHECKPOINT_NAME.fullmatch(resolved.name)
-    is_checkpoint = name is not None and resolved.parent == run.checkpoints and run.config.is_file()
+    found = find_checkpoint_folder(path)
     if not _has_model(path):
-        known = f"; {_list_steps(run)}" if is_checkpoint else ""
+        known = f"; {_list_steps(found.run)}" if found is not None else ""
         raise UnusableInput(f"{text}: has no exported model (learner.export_every){known}")
-    if name is None or not is_checkpoint:
-        return CheckpointArgument(text, path)
-    return CheckpointArgument(text, path, run, int(name[1]))
+    return CheckpointArgument(text, path, *found) if found is not None else CheckpointArgument(text, path)
 
 
 def _find_run(text: str) -> RunFolder | None:

@@ -55,8 +55,7 @@ class EntropyStatistics(msgspec.Struct, frozen=True):
 class TurnTags(msgspec.Struct, frozen=True):
     """Texts around calls and answers in a run's dialogues."""
 
-    answer_open: str
-    answer_close: str
+    answers: tuple[tuple[str, str], ...]  # opening and closing
     call_open: str = "<tool_call>"
     call_close: str = "</tool_call>"
 
@@ -67,7 +66,7 @@ def classify_turn(texts: Sequence[str], tags: TurnTags, *, follows_result: bool)
     joined = "".join(texts)
     starts = np.cumsum([0, *(len(text) for text in texts)])
     blocks: tuple[tuple[Kind, str, str], ...] = (
-        ("answer", tags.answer_open, tags.answer_close),
+        *(("answer", *answer) for answer in tags.answers),
         ("call", tags.call_open, tags.call_close),  # last: code may contain the tags of an answer
     )
     for kind, opening, closing in blocks:
@@ -100,6 +99,6 @@ def compute_statistics(dialogues: Sequence[ScoredDialogue]) -> EntropyStatistics
 
 def _summarize(tokens: Sequence[ScoredToken], forking_nats: float) -> KindStatistics:
     forking = [token.text for token in tokens if token.entropy >= forking_nats]
-    common = Counter(forking).most_common(MAX_COMMON_TEXTS)
+    common = Counter(filter(None, forking)).most_common(MAX_COMMON_TEXTS)
     mean = float(np.mean([token.entropy for token in tokens]))
     return KindStatistics(len(tokens), mean, len(forking), len(forking) / len(tokens), tuple(common))

@@ -88,6 +88,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), metavar="FOLDER")
     parser.add_argument("--quick", action="store_true", help="one seed, and runs of three short steps")
     options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error(f"--seeds must be at least 1: {options.seeds}")
     runs: Path = options.runs.resolve()
     seeds, trajectories, last = options.seeds, options.trajectories, ()
     if options.quick:

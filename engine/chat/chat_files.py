@@ -31,20 +31,28 @@ from policies.tools.task_description import TaskDescription
 
 SERVING_FILE = "asterism.json"
 _STALE_FILES = ("special_tokens_map.json", "added_tokens.json")  # tokenizer.json has their content
-# Parsers of SGLang by renderer: of calls, of reasoning.
-_FAMILY_PARSERS: Mapping[str, tuple[str, str]] = {
-    "qwen3": ("qwen25", "qwen3"),
-    "prime-qwen3": ("qwen25", "qwen3"),
-    "qwen3-vl": ("qwen25", "qwen3"),
-    "qwen3.5": ("qwen3_coder", "qwen3"),
-    "qwen3.6": ("qwen3_coder", "qwen3"),
-    "glm-4.5": ("glm45", "glm45"),
-    "kimi-k2": ("kimi_k2", ""),
-    "llama-3": ("llama3", ""),
-    "deepseek-v3": ("deepseekv3", "deepseek-v3"),
-    "deepseek-r1": ("deepseekv3", "deepseek-r1"),
-    "minimax-m2": ("minimax-m2", "minimax"),
-    "gpt-oss": ("gpt-oss", "gpt-oss"),
+
+
+class ChatParsers(NamedTuple):
+    """Names in SGLang; empty: none fits."""
+
+    calls: str = ""
+    reasoning: str = ""
+
+
+_FAMILY_PARSERS: Mapping[str, ChatParsers] = {  # by renderer
+    "qwen3": ChatParsers("qwen25", "qwen3"),
+    "prime-qwen3": ChatParsers("qwen25", "qwen3"),
+    "qwen3-vl": ChatParsers("qwen25", "qwen3"),
+    "qwen3.5": ChatParsers("qwen3_coder", "qwen3"),
+    "qwen3.6": ChatParsers("qwen3_coder", "qwen3"),
+    "glm-4.5": ChatParsers("glm45", "glm45"),
+    "kimi-k2": ChatParsers("kimi_k2"),
+    "llama-3": ChatParsers("llama3"),
+    "deepseek-v3": ChatParsers("deepseekv3", "deepseek-v3"),
+    "deepseek-r1": ChatParsers("deepseekv3", "deepseek-r1"),
+    "minimax-m2": ChatParsers("minimax-m2", "minimax"),
+    "gpt-oss": ChatParsers("gpt-oss", "gpt-oss"),
 }
 
 
@@ -71,8 +79,10 @@ def build_served_chat(run: RunConfig, task: TaskConfig, description: TaskDescrip
     tokenizer, config = load_tokenizer(source), task.get_dialogue()
     renderer = build_renderer(config, description, tokenizer)
     dialogue, stop_ids = renderer.dialogue, list(renderer.stop_token_ids)
+    parsers = _choose_parsers(config, dialogue)
     facts = ServingFacts(
-        *_choose_parsers(config, dialogue),
+        tool_call_parser=parsers.calls,
+        reasoning_parser=parsers.reasoning,
         context_tokens=config.sequence_tokens,
         tools=[json.loads(tool.to_json()) for tool in dialogue.tools],
     )
@@ -127,14 +137,14 @@ def read_serving_facts(folder: Path) -> ServingFacts | None:
         raise UnusableInput(f"{path}: {error}") from None
 
 
-def _choose_parsers(config: DialogueConfig, dialogue: DialogueFormat) -> tuple[str, str]:
-    """Of calls and of reasoning. Without a prefill in <think> no parser of SGLang fits the reasoning of ChatML runs."""
+def _choose_parsers(config: DialogueConfig, dialogue: DialogueFormat) -> ChatParsers:
+    """Without a prefill in <think> no parser of SGLang fits the reasoning of ChatML runs."""
     if config.renderer:
-        calls, reasoning = _FAMILY_PARSERS.get(config.renderer, ("", ""))
+        parsers = _FAMILY_PARSERS.get(config.renderer, ChatParsers())
     else:
         tag = OPENING_TAG.fullmatch(dialogue.prefill)
-        calls, reasoning = "qwen25", "deepseek-r1" if tag and tag[1] == "think" else ""
-    return calls if dialogue.tools else "", reasoning
+        parsers = ChatParsers("qwen25", "deepseek-r1" if tag and tag[1] == "think" else "")
+    return parsers if dialogue.tools else parsers._replace(calls="")
 
 
 def _has_reasoning(parser: str, template: str, parameters: Mapping[str, Any]) -> bool:
@@ -147,12 +157,13 @@ def _has_reasoning(parser: str, template: str, parameters: Mapping[str, Any]) ->
 def _build_generation_config(
     run: RunConfig, config: DialogueConfig, stop_ids: list[int], vocab_size: int
 ) -> dict[str, Any]:
-    """Sampled as the evaluations of the run. A `top_k` of all tokens: transformers takes 50 for an absent one, and SGLang
+    """Sampled as the evaluations of the run; transformers refuses a temperature of 0 with `do_sample`. A `top_k` of all tokens: transformers takes 50 for an absent one, and SGLang
     refuses 0."""
     sampling, evaluation = run.sampling, run.evaluation
+    temperature = evaluation.temperature or sampling.temperature
     return {
-        "do_sample": True,
-        "temperature": evaluation.temperature or sampling.temperature,
+        "do_sample": temperature > 0,
+        "temperature": temperature,
         "top_p": evaluation.top_p if evaluation.top_p < 1 else sampling.top_p,
         "top_k": evaluation.top_k or sampling.top_k or vocab_size,
         "eos_token_id": stop_ids if len(stop_ids) > 1 else stop_ids[0],

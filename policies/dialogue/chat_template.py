@@ -62,21 +62,26 @@ _BODY = r"""
   {%- if turn.thought is none and thought_open and not turn.text.startswith(prefill) -%}
     {%- set content = turn.text.lstrip() -%}
     {%- if content.startswith('<think>') and '</think>' in content -%}
+      {#- The reasoning has the tags of another model. -#}
       {%- set turn.thought = content[7:].split('</think>')[0] -%}
       {%- set turn.text = content[7:].split('</think>', 1)[1].lstrip() -%}
     {%- elif thought_open in content or thought_close not in content -%}
+      {#- There is no reasoning. Else the content continues the prefill. -#}
       {%- set turn.thought = '' -%}
     {%- endif -%}
   {%- endif -%}
-  {%- if turn.thought is not none -%}
-    {%- if thought_open -%}
-      {%- set turn.text = turn.thought ~ thought_close ~ ('\n' if turn.text else '') ~ turn.text -%}
-    {%- else -%}
+  {%- if turn.thought is not none and thought_open -%}
+    {#- The prefill opens the reasoning. -#}
+    {%- set turn.text = turn.thought ~ thought_close ~ ('\n' if turn.text else '') ~ turn.text -%}
+  {%- else -%}
+    {%- if turn.thought is not none -%}
+      {#- The tags are a part of the text. -#}
       {%- set turn.text = '<think>' ~ turn.thought ~ '</think>\n' ~ turn.text -%}
     {%- endif -%}
-  {%- endif -%}
-  {%- if turn.text.startswith(prefill) and not (turn.thought is not none and thought_open) -%}
-    {%- set turn.text = turn.text[prefill | length:] -%}
+    {%- if turn.text.startswith(prefill) -%}
+      {#- The template has written the prefill. -#}
+      {%- set turn.text = turn.text[prefill | length:] -%}
+    {%- endif -%}
   {%- endif -%}
   {%- for call in message.tool_calls or [] -%}
     {%- set separator = '' if prefill ~ turn.text == '' or turn.text.endswith('\n') else '\n' -%}
@@ -136,8 +141,10 @@ _ADD_INSTRUCTION = r"""
 {%- for message in messages if message.role == 'user' and first.place is none -%}
   {%- set first.place = messages.index(message) -%}
 {%- endfor -%}
-{%- if first.place is not none and not messages[first.place].content.startswith(instruction) -%}
-  {%- set question = dict(messages[first.place], content=instruction ~ messages[first.place].content) -%}
+{%- set asked = messages[first.place].content if first.place is not none else instruction -%}
+{%- if asked is not string or not asked.startswith(instruction) -%}
+  {%- set parts = [{'type': 'text', 'text': instruction}] -%}
+  {%- set question = dict(messages[first.place], content=instruction ~ asked if asked is string else parts + (asked or []) | list) -%}
   {%- set messages = messages[:first.place] + [question] + messages[first.place + 1:] -%}
 {%- endif -%}"""
 
@@ -183,7 +190,7 @@ def _list_family_defaults(dialogue: DialogueFormat, parameters: Mapping[str, Any
     if dialogue.system:
         message = _to_literal({"role": "system", "content": dialogue.system})
         yield (
-            "{%- if messages and messages[0].role != 'system' -%}"
+            "{%- if messages and messages[0].role not in ['system', 'developer'] -%}"
             f"{{%- set messages = [{message}] + messages -%}}{{%- endif -%}}"
         )
 

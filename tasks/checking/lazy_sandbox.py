@@ -16,7 +16,7 @@ class LazySandbox:
         self._starting: asyncio.Task[Isolation] | None = None
 
     async def start(self) -> Isolation:
-        if self._starting is None:
+        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
             self._starting = asyncio.create_task(self._sandbox.start())
         return await asyncio.shield(self._starting)
 

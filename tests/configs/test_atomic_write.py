@@ -1,11 +1,13 @@
-"""Writes that the disk refuses."""
+"""Writes that the disk refuses, and folders that several commands write."""
 
 import errno
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from configs.atomic_write import DiskError, raising_disk_errors, write_atomically
+from configs.atomic_write import DiskError, locking_folder, raising_disk_errors, replacing_folder, write_atomically
 
 
 def test_a_disk_error_names_the_file_even_if_the_system_does_not(tmp_path: Path) -> None:
@@ -33,3 +35,29 @@ def test_a_failed_write_leaves_the_old_content(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["boots"]
     write_atomically(path, b"2\n")
     assert path.read_bytes() == b"2\n"
+
+
+@pytest.mark.real_clock
+def test_commands_write_a_folder_one_after_another(tmp_path: Path) -> None:
+    events: list[str] = []
+
+    def write(_: int) -> None:
+        with locking_folder(tmp_path / "out"):
+            events.append("begin")
+            time.sleep(0.002)
+            events.append("end")
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write, range(8)))
+    assert events == ["begin", "end"] * 8
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_symbolic_link_stays_when_its_folder_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    for content in ("1", "2"):
+        with replacing_folder(tmp_path / "link") as partial:
+            (partial / "file").write_text(content)
+    assert (tmp_path / "target" / "file").read_text() == "2"
+    assert {path.name for path in tmp_path.iterdir()} == {"link", "target"}

@@ -19,6 +19,7 @@ from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
+from policies.dialogue.token_text import split_text
 
 
 class EntropyOptions(NamedTuple):
@@ -46,7 +47,7 @@ def analyze_entropy(options: EntropyOptions, console: Console) -> None:
         raise UnusableInput("--temperature: must be above 0: the entropy of greedy sampling is 0")
     entropies = _score(chosen.folder, generated, temperature, run.learner.threads)
     dialogues = [
-        build_dialogue(each, values, tokenizer, _get_tags(run))
+        build_dialogue(each, values, tokenizer, get_tags(run))
         for each, values in zip(generated, entropies, strict=True)
     ]
     statistics = compute_statistics(dialogues)
@@ -104,7 +105,7 @@ def build_dialogue(
     """`entropies`: of the generated tokens, in order."""
     ids = np.frombuffer(finished.record.token_ids, np.int32).tolist()
     is_generated = np.frombuffer(finished.record.versions, np.int32) >= 0
-    texts = [tokenizer.decode([token_id]) for token_id in ids]
+    texts = split_text(tokenizer, ids)
     tokens = [ScoredToken(text) for text in texts]
     edges = np.flatnonzero(np.diff(np.concatenate(([0], is_generated.astype(np.int8), [0]))))
     remaining = iter(entropies)
@@ -116,9 +117,10 @@ def build_dialogue(
     return ScoredDialogue(finished.trajectory_id, finished.reward, tuple(tokens))
 
 
-def _get_tags(run: RunConfig) -> TurnTags:
-    dialogue = run.resolved_tasks[0].get_dialogue()
-    return TurnTags(dialogue.answer_open, dialogue.answer_close)
+def get_tags(run: RunConfig) -> TurnTags:
+    """Of all tasks: a logged trajectory does not have the name of its task."""
+    dialogues = [task.get_dialogue() for task in run.resolved_tasks]
+    return TurnTags(tuple((each.answer_open, each.answer_close) for each in dialogues))
 
 
 def _score(

@@ -8,9 +8,8 @@ from rich.segment import Segment, Segments
 from actors.cli.chat.chat_session import CONTEXT_FULL, FAILED, INTERRUPTED, AnswerEnd
 from actors.cli.console import escape_controls
 from policies.dialogue.chat_format import TextTokenizer
+from policies.dialogue.token_text import TokenText
 
-_INCOMPLETE = "\ufffd"  # at the end of a text that ends within a character
-_MAX_HELD = 4  # tokens that may be part of one character
 _RESULT, _FRAME, _NOTE = "green", "dim", "dim italic"
 _ENDINGS = {
     "answered": "answered",
@@ -21,34 +20,6 @@ _ENDINGS = {
     INTERRUPTED: "interrupted",
     CONTEXT_FULL: "the context is full (--context-tokens); /reset starts another conversation",
 }
-
-
-class TokenText:
-    """Decodes tokens as they arrive, without cutting characters or losing the spaces between tokens."""
-
-    def __init__(self, tokenizer: TextTokenizer, hidden_ids: Collection[int]) -> None:
-        """`hidden_ids`: of tokens without a text."""
-        self._tokenizer, self._hidden_ids = tokenizer, hidden_ids
-        self._ids: list[int] = []
-        self._context = self._shown = 0  # tokens before the last shown piece, and up to its end
-
-    def add(self, token_ids: Sequence[int]) -> str:
-        """The new text up to the last complete character."""
-        self._ids += [token for token in token_ids if token not in self._hidden_ids]
-        for end in range(len(self._ids), max(self._shown, len(self._ids) - _MAX_HELD), -1):
-            text = self._tokenizer.decode(self._ids[self._context : end])
-            if not text.endswith(_INCOMPLETE):
-                return self._take(text, end)
-        return "" if len(self._ids) - self._shown < _MAX_HELD else self.finish()
-
-    def finish(self) -> str:
-        """The rest, complete or not."""
-        return self._take(self._tokenizer.decode(self._ids[self._context :]), len(self._ids))
-
-    def _take(self, text: str, end: int) -> str:
-        before = self._tokenizer.decode(self._ids[self._context : self._shown])
-        self._context, self._shown = self._shown, end
-        return text[len(before) :]
 
 
 class ChatDisplay:

@@ -3,6 +3,7 @@
 The main thread waits for the terminal; engine, sandbox and tasks run on the event loop of another thread.
 """
 
+import os
 import secrets
 import signal
 import sys
@@ -40,6 +41,7 @@ def run_chat(
     checkpoint: str, options: ChatOptions, prompt: str | None, transcript: Path | None, console: Console
 ) -> int:
     """Returns 0; with `prompt` 1 if the answer failed, 130 if it was interrupted. Raises UnusableInput."""
+    sys.stdin = sys.stdin or Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - open until the end
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # bytes that are no UTF-8
     text = None if prompt is None else _read_prompt(prompt)
@@ -144,7 +146,8 @@ class Talk:
         try:
             end = self._loop.run(self._session.answer(text), self._session.interrupt)
         except ChatRefused as refusal:
-            self._display.show_problem(f"{refusal}; /reset starts another conversation")
+            remedy = "; /reset starts another conversation" if self._session.messages else ""
+            self._display.show_problem(f"{refusal}{remedy}")
             return FAILED
         self._display.show_end(end)
         if self._transcript is not None:

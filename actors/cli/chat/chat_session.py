@@ -140,6 +140,7 @@ class ChatSession:
         self._trajectory = trajectory
         if end.ending == FAILED:
             self._trajectory, self.messages = before
+            await self._restore_notebook()
         return end
 
     def interrupt(self) -> None:
@@ -162,6 +163,14 @@ class ChatSession:
         await self._sandbox.end_notebook(self._trajectory_id)
 
     # ---------------------------------------------------------------- begin and end
+
+    async def _restore_notebook(self) -> None:
+        """That of the conversation. The instance of an environment keeps its state, unless it is new."""
+        await self._sandbox.end_notebook(self._trajectory_id)
+        if self._trajectory is None:
+            self._task.services.end(self._trajectory_id)
+        else:
+            self._sandbox.restore_notebook(self._trajectory_id, self._trajectory.cells)
 
     def _begin(self, text: str) -> tuple[Trajectory, list[Send]]:
         """Raises ChatRefused."""
@@ -192,7 +201,7 @@ class ChatSession:
         """With the user's text, after which the limits of a response count again. Raises ChatRefused."""
         if trajectory.is_done:
             raise ChatRefused("the environment has ended")
-        record = self._end_turn(trajectory.record)
+        record = _end_turn(self._task, trajectory)
         added = self._task.rules.renderer.render_user_turn(record, text)
         if added is None:
             raise ChatRefused("the chat format cannot continue after the last turn")
@@ -201,15 +210,6 @@ class ChatSession:
         record = replace(record, prompt_tokens=record.num_tokens)
         begun = {"phase": "leasing", "turn": 0, "turn_start": 0, "requested": (), "results": (), "retries": 0}
         return replace(trajectory, record=record, answer="", ending="answered", **begun)
-
-    def _end_turn(self, record: TokenRecord) -> TokenRecord:
-        """Ends a turn without a stop token as a cold start does, with that of ChatML. Other formats have their first one."""
-        stops = self._task.rules.stop_token_ids
-        if record.num_tokens and bytes_to_ids(record.token_ids)[-1] in stops:
-            return record
-        end = self._task.tokenizer.encode(TURN_END, trusted=True)[-1]
-        stop = ids_to_bytes([end if end in stops else stops[0]])
-        return record.append_generated(TurnGenerated(self._trajectory_id, 0, 0, stop, bytes(4), bytes(4), "stop"))
 
     def _check_room(self, num_tokens: int) -> None:
         if num_tokens >= self._context_tokens:
@@ -261,17 +261,19 @@ class ChatSession:
         asked = GenerationRequest.from_turn(request)
         call = asyncio.ensure_future(self._engine.generate(asked, pieces.put_nowait))
         call.add_done_callback(lambda _: pieces.put_nowait(None))
-        self._view.begin_turn(self._task.rules.dialogue.prefill)
-        while (token_ids := await _take_pieces(pieces)) is not None:
-            self._view.add_tokens(token_ids)
-            if self._is_interrupted:  # also if the interrupt came before the engine had the request
-                self._engine.abort(self._trajectory_id)
-        self._view.end_turn()
         try:
+            self._view.begin_turn(self._task.rules.dialogue.prefill)
+            while (token_ids := await _take_pieces(pieces)) is not None:
+                self._view.add_tokens(token_ids)
+                if self._is_interrupted:  # also if the interrupt came before the engine had the request
+                    self._engine.abort(self._trajectory_id)
+            self._view.end_turn()
             generation = call.result()
         except EngineFailure as error:
             self._view.show_problem(f"engine: {error}")
             return TurnFailed(self._trajectory_id, request.turn, request.lease, f"engine: {error}")
+        finally:
+            call.cancel()  # after an error of the view
         generated = generation.build_answer(request)
         self._keep_turn(trajectory, generated)
         return generated
@@ -346,6 +348,16 @@ class ChatSession:
             self._call = None
             call.cancel()
         return None if call.cancelled() else call.result()
+
+
+def _end_turn(task: ChatTask, trajectory: Trajectory) -> TokenRecord:
+    """Ends a turn without a stop token as a cold start does, with that of ChatML. Other formats have their first one."""
+    record, stops = trajectory.record, task.rules.stop_token_ids
+    if record.num_tokens and bytes_to_ids(record.token_ids)[-1] in stops:
+        return record
+    end = task.tokenizer.encode(TURN_END, trusted=True)[-1]
+    stop = ids_to_bytes([end if end in stops else stops[0]])
+    return record.append_generated(TurnGenerated(trajectory.trajectory_id, 0, 0, stop, bytes(4), bytes(4), "stop"))
 
 
 async def _take_pieces(pieces: asyncio.Queue[NDArray[np.int32] | None]) -> list[int] | None:

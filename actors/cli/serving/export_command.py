@@ -1,5 +1,6 @@
 """`asterism export`: the model of a run's step as a transformers folder, with chat template and model card."""
 
+import math
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -9,7 +10,7 @@ from rich.markup import escape
 
 from actors.cli.serving.model_card import write_model_card
 from actors.engines.checkpoint_argument import RunStep, find_run_step
-from configs.atomic_write import replacing_folder
+from configs.atomic_write import locking_folder, replacing_folder
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
@@ -34,7 +35,9 @@ def export_run(reference: str, folder: Path, options: ExportOptions, console: Co
     """Raises UnusableInput for an unknown run, step or task, an unusable checkpoint, and a folder with files."""
     chosen = find_run_step(reference)
     _check_options(folder, options)
-    export_step(chosen, folder, options)
+    with locking_folder(folder):
+        _check_content(folder, options)
+        export_step(chosen, folder, options)
     console.print(f"{escape(str(folder))}: step {chosen.step} of {escape(str(chosen.run.path))}", soft_wrap=True)
     console.print(f"serve it: asterism serve {escape(str(folder))}", soft_wrap=True)
 
@@ -56,9 +59,19 @@ def export_step(chosen: RunStep, folder: Path, options: ExportOptions) -> None:
 def _check_options(folder: Path, options: ExportOptions) -> None:
     if options.dtype not in get_args(ExportDtype):
         raise UnusableInput(f"--dtype {options.dtype}: expected {', '.join(get_args(ExportDtype))}")
+    if not math.isfinite(options.max_shard_gb * 10**9):
+        raise UnusableInput(f"--max-shard-gb {options.max_shard_gb}: expected a finite number")
     if folder.exists() and not folder.is_dir():
         raise UnusableInput(f"{folder}: is a file; name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not options.overwrite:
+    if folder.resolve().is_mount():
+        raise UnusableInput(f"{folder}: is a mount point; name a folder in it")
+
+
+def _check_content(folder: Path, options: ExportOptions) -> None:
+    content = list(folder.iterdir()) if folder.is_dir() else []
+    if any(path.is_dir() for path in content):
+        raise UnusableInput(f"{folder}: has folders, so it is no export; choose another folder")
+    if content and not options.overwrite:
         raise UnusableInput(f"{folder}: is not empty; choose another folder, or replace it with --overwrite")
 
 

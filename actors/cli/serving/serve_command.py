@@ -13,7 +13,8 @@ from rich.markup import escape
 
 from actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON
 from actors.cli.serving.export_command import ExportOptions, export_step
-from actors.engines.checkpoint_argument import RunStep, find_run_folder, find_run_step
+from actors.engines.checkpoint_argument import RunStep, find_checkpoint_folder, find_run_folder, find_run_step
+from configs.atomic_write import locking_folder
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.schema import RunConfig
@@ -68,7 +69,7 @@ def _load_config(reference: str, overrides: Sequence[str]) -> RunConfig:
 def _find_model(reference: str, console: Console) -> tuple[Path, str]:
     """The folder and the name of the model. A run's step is exported to the run's folder, once."""
     path = Path(reference)
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() and find_checkpoint_folder(path) is None:
         return path, path.resolve().name
     if path.is_dir() and find_run_folder(reference) is None:
         raise UnusableInput(f"{path}: has neither config.json, as a model, nor config.toml, as a run")
@@ -76,7 +77,9 @@ def _find_model(reference: str, console: Console) -> tuple[Path, str]:
     folder = chosen.run.get_export_path(chosen.step)
     if not _is_current(folder, chosen):
         console.print(f"exporting step {chosen.step} to {escape(str(folder))}", highlight=False, soft_wrap=True)
-        export_step(chosen, folder, ExportOptions())
+        with locking_folder(folder):
+            if not _is_current(folder, chosen):  # another server may have exported it
+                export_step(chosen, folder, ExportOptions())
     return folder, f"{chosen.run.path.resolve().name}-{chosen.step}"
 
 

@@ -39,7 +39,8 @@ class ChatServer(NamedTuple):
     @property
     def url(self) -> str:
         """For a client on this machine."""
-        return f"http://{HOST if self.host in _ANY_HOST else self.host}:{self.port}"
+        host = HOST if self.host in _ANY_HOST else self.host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
 def build_chat_argv(server: ChatServer, device: str) -> list[str]:
@@ -61,7 +62,7 @@ def build_chat_argv(server: ChatServer, device: str) -> list[str]:
 async def serve_chats(server: ChatServer, on_ready: Callable[[], Awaitable[None]]) -> int:
     """The server's exit code, or 0 after ^C, SIGTERM or SIGHUP. Its output is that of this process.
 
-    Raises ServerUnusable for an interpreter without SGLang, and for a port in use.
+    Raises ServerUnusable for an interpreter without SGLang, an unusable host, and a port in use.
     """
     interrupted = make_interrupt_event()
     variables = {**os.environ, "PYTHONUNBUFFERED": "1", **server.sglang.environment}

@@ -58,7 +58,7 @@ def extract_last_line(text: str) -> str:
 
 
 async def wait_for_free_port(host: str, port: int, timeout_s: float = _PORT_TIMEOUT_S) -> None:
-    """Raises ServerUnusable if the port stays in use for longer than `timeout_s`."""
+    """Raises ServerUnusable for an unusable host, and if the port stays in use for longer than `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not _is_free(host, port):
         if time.monotonic() > deadline:
@@ -67,12 +67,13 @@ async def wait_for_free_port(host: str, port: int, timeout_s: float = _PORT_TIME
 
 
 def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise ServerUnusable(f"host {host}, port {port}: {error.strerror}") from None
     return True

@@ -63,6 +63,7 @@ class ContainerHost:
         return [container for container in self._containers if container.alive]
 
     async def start(self) -> None:
+        self._closing = False  # after a failed start
         probe = await asyncio.to_thread(probe_docker, os.environ)
         if probe.remedy:
             raise SandboxFailure(f"no Docker engine: {probe.description}. {probe.remedy}")

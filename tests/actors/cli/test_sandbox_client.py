@@ -150,3 +150,11 @@ async def test_a_cancelled_call_is_stopped_and_its_notebook_is_restored(server: 
     assert [await server.receive(), await server.receive()] == [SessionEnded(7), SessionRestored(7, (call(7, 0),))]
     await client.end_notebook(7)
     assert await server.receive() == SessionEnded(7)
+
+
+async def test_a_restored_notebook_is_sent_before_its_next_cell(server: Server, client: SandboxClient) -> None:
+    client.restore_notebook(7, [call(7, 0)])
+    running = asyncio.ensure_future(client.run(call(7, 1)))
+    assert [await server.receive(), await server.receive()] == [SessionRestored(7, (call(7, 0),)), call(7, 1)]
+    await server.send(CodeFinished(7, 1, printed("a"), 0.1, LIFE))
+    await running

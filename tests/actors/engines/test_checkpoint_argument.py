@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.engines.checkpoint_argument import CheckpointArgument, list_exported_steps, parse_checkpoint_argument
+from actors.engines.checkpoint_argument import (
+    CheckpointArgument,
+    find_run_folder,
+    find_run_step,
+    list_exported_steps,
+    parse_checkpoint_argument,
+)
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 
@@ -49,6 +55,16 @@ def test_a_folder_of_a_checkpoint_belongs_to_its_run(run: RunFolder) -> None:
     assert (found.folder, found.step) == (run.get_checkpoint_path(2), 2)
     assert found.run is not None
     assert found.run.path == run.path.resolve()
+
+
+def test_a_folder_of_a_checkpoint_is_its_step_also_without_weights(run: RunFolder) -> None:
+    text = str(run.get_checkpoint_path(20))
+    found, folder = find_run_step(text), find_run_folder(text)
+    assert (found.run.path, found.step) == (run.path.resolve(), 20)
+    assert folder is not None
+    assert folder.path == run.path.resolve()
+    with pytest.raises(UnusableInput, match="no checkpoint of step 30"):
+        find_run_step(str(run.get_checkpoint_path(30)))
 
 
 def test_a_transformers_folder_and_a_url_belong_to_no_run(run: RunFolder, tmp_path: Path) -> None:

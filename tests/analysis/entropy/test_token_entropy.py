@@ -8,7 +8,7 @@ import pytest
 from analysis.entropy.entropy_page import write_entropy_page
 from analysis.entropy.token_kinds import ScoredDialogue, ScoredToken, TurnTags, classify_turn, compute_statistics
 
-TAGS = TurnTags("<answer>", "</answer>")
+TAGS = TurnTags((("<answer>", "</answer>"), ("<x>", "</x>")))
 
 
 def list_kinds(*texts: str, follows_result: bool = False) -> str:
@@ -19,6 +19,7 @@ def list_kinds(*texts: str, follows_result: bool = False) -> str:
 def test_kinds_follow_the_tags_also_within_a_token() -> None:
     assert list_kinds("I", " add", "<tool_call>", "{1}", "</tool_call>", "\n") == "re re ca ca ca re"
     assert list_kinds("so", "<ans", "wer>", "4", "</answer>") == "re an an an an"
+    assert list_kinds("so", "<x>", "4", "</x>") == "re an an an"  # of another task
     assert list_kinds("a<tool", "_call>", "x") == "ca ca ca"  # the rest of a turn without an end
     assert list_kinds("a", "b", follows_result=True) == "re re"
     assert classify_turn(["a"], TAGS, follows_result=True) == ["reflection"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
+from configs.algorithm import RlConfig, SamplingConfig
 from configs.dialogue_options import DialogueConfig
 from configs.schema import RunConfig
 from engine.chat.chat_files import build_served_chat, write_chat_files
@@ -127,4 +128,7 @@ def test_the_generation_config_samples_as_the_evaluations_and_stops_as_the_run(t
     assert (generation.eos_token_id, generation.do_sample, generation.temperature) == (stops, True, 1.0)
     assert (generation.top_k, generation.max_new_tokens) == (len(tokenizer), config.response_tokens)
     assert tokenizer.eos_token == "<|im_end|>"
+    run = RunConfig(name="r", sampling=SamplingConfig(temperature=0.0), rl=RlConfig(steps=0))
+    greedy = build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, tmp_path).generation
+    assert (greedy["do_sample"], greedy["temperature"]) == (False, 0.0)
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == stops

@@ -13,6 +13,7 @@ from configs.schema import RunConfig
 from engine.chat.chat_files import ServedChat, build_served_chat, write_chat_files
 from engine.data.task_inputs import build_renderer
 from engine.model.tokenizer import load_tokenizer
+from policies.dialogue.chat_format import build_dialogue_format
 from tasks import MATH_PYTHON
 from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_tokenizer
 from tests.engine.chat.family_templates import QWEN3_TEMPLATE
@@ -78,6 +79,21 @@ def test_texts_of_a_request_replace_those_of_the_run(tmp_path: Path) -> None:
     text = tokenizer.apply_chat_template([system, QUESTION], tools=[tool], tokenize=False)
     assert "Mine." in text and "look_up" in text
     assert "jupyter_code" not in text and "helpful" not in text
+
+
+def test_a_question_of_several_parts_gets_the_instruction(tmp_path: Path) -> None:
+    chat = build_chat(write_source(tmp_path), CONFIGS["default"])
+    template = chat.template.replace(QWEN3_TEMPLATE, "{{ messages | tojson }}")
+    assert template != chat.template
+    write_chat_files(tmp_path, chat._replace(template=template))
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    parts = [{"type": "text", "text": "1 + 1?"}]
+    system, question = json.loads(tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False))
+    assert system["role"] == "system"
+    instruction = build_dialogue_format(CONFIGS["default"], MATH_PYTHON).instruction
+    assert [part["text"] for part in question["content"]] == [instruction, "1 + 1?"]
+    developer = {"role": "developer", "content": "Mine."}
+    assert json.loads(tokenizer.apply_chat_template([developer, QUESTION], tokenize=False))[0] == developer
 
 
 def test_an_instruct_model_of_a_thinking_family_needs_no_reasoning_parser(tmp_path: Path) -> None:

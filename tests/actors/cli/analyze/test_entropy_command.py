@@ -3,15 +3,17 @@
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.cli.analyze.entropy_command import choose_trajectories
+from actors.cli.analyze.entropy_command import choose_trajectories, get_tags
 from bus.messages import TokenRecord
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
+from configs.schema import RunConfig
 from tests.actors.runs.fixtures import finished_run
 from tests.actors.runs.running import asterism
 
@@ -44,6 +46,13 @@ def test_entropies_of_a_run_are_those_of_its_checkpoint(finished_run: tuple[RunF
     assert statistics["mean_nats"] == pytest.approx(float(torch.cat(entropies).mean()), rel=1e-3)
     assert (folder.path / f"entropy_{STEPS:06d}.html").read_text().count("<h2>Trajectory") == 8
     assert (folder.path / f"entropy_{STEPS:06d}.png").exists()
+
+
+def test_the_answers_of_all_tasks_count() -> None:
+    other = {"answer_open": "<x>", "answer_close": "</x>"}
+    tasks = [{"name": "a", "data": "a.jsonl"}, {"name": "b", "data": "b.jsonl", "dialogue": other}]
+    run = msgspec.convert({"name": "r", "tasks": tasks}, RunConfig)
+    assert get_tags(run).answers == (("<answer>", "</answer>"), ("<x>", "</x>"))
 
 
 def test_only_trajectories_of_the_step_are_chosen(finished_run: tuple[RunFolder, str]) -> None:

@@ -79,6 +79,7 @@ class ScriptedSandbox:
         self.calls: list[CodeRequested] = []
         self.endless_call_began = asyncio.Event()
         self.ended: list[int] = []
+        self.restored: list[str] = []  # code of cells
         self.num_cancelled = 0
 
     async def run(self, call: CodeRequested) -> CodeResult:
@@ -95,6 +96,9 @@ class ScriptedSandbox:
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         raise AssertionError("a chat grades nothing")
+
+    def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
+        self.restored = [cell.code for cell in cells]
 
     async def end_notebook(self, trajectory_id: int) -> None:
         self.ended.append(trajectory_id)

@@ -1,12 +1,11 @@
 """Messages of several lines, and the display of tokens and control characters."""
 
 import io
-from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
 
-from actors.cli.chat.chat_display import ChatDisplay, TokenText
+from actors.cli.chat.chat_display import ChatDisplay
 from actors.cli.chat.chat_input import MessageReader
 from actors.cli.chat.chat_session import AnswerEnd
 from tests.actors.cli.chat.scripted_chats import ScriptedLines
@@ -40,35 +39,6 @@ def test_a_backslash_and_triple_quotes_continue_a_message(lines: list[str], mess
 
 def test_a_continued_message_has_another_prompt() -> None:
     assert read_messages("a\\", "b", "c")[1] == ["> ", ". ", "> ", "> "]
-
-
-class BytesTokenizer:
-    """One token a byte."""
-
-    def encode(self, text: str, *, trusted: bool) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, token_ids: list[int]) -> str:
-        return bytes(token_ids).decode(errors="replace")
-
-
-def iter_pieces(text: bytes, size: int) -> Iterator[list[int]]:
-    return (list(text[start : start + size]) for start in range(0, len(text), size))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_characters_of_several_tokens_are_shown_complete(size: int) -> None:
-    text = TokenText(BytesTokenizer(), {0})  # pyright: ignore[reportArgumentType]
-    shown = [text.add(piece) for piece in iter_pieces("aä€😀 \0ok".encode(), size)]
-    assert "".join([*shown, text.finish()]) == "aä€😀 ok"
-    assert not any("\ufffd" in piece for piece in shown)
-
-
-def test_invalid_characters_are_shown_and_do_not_stop_the_text() -> None:
-    text = TokenText(BytesTokenizer(), set())  # pyright: ignore[reportArgumentType]
-    shown = "".join([*map(text.add, iter_pieces(b"a\xff\xff\xff\xff\xffb\xc3", 1)), text.finish()])
-    assert shown.startswith("a\ufffd")
-    assert shown.endswith("b\ufffd")
 
 
 def test_control_characters_are_escaped_and_texts_are_shown_verbatim() -> None:

@@ -13,19 +13,21 @@ from actors.cli.chat.background_loop import BackgroundLoop
 from actors.cli.chat.chat_display import ChatDisplay
 from actors.cli.chat.chat_input import MessageReader
 from actors.cli.chat.chat_loop import Talk, run_chat
-from actors.cli.chat.chat_session import AnswerEnd
+from actors.cli.chat.chat_session import AnswerEnd, ChatRefused
 from configs.errors import UnusableInput
 from tests.actors.cli.chat.scripted_chats import ScriptedLines
 from tests.fakes import END, TOKENIZER
 
+TOO_LONG = "long"
+
 
 class KeepingSession:
-    messages = ()
-
     def __init__(self) -> None:
-        self.texts: list[str] = []
+        self.texts = self.messages = list[str]()
 
     async def answer(self, text: str) -> AnswerEnd:
+        if text == TOO_LONG:
+            raise ChatRefused("too many tokens")
         self.texts.append(text)
         return AnswerEnd("answered", 1, 1)
 
@@ -63,3 +65,16 @@ def test_a_prompt_may_have_bytes_that_are_no_utf_8(monkeypatch: pytest.MonkeyPat
         with pytest.raises(UnusableInput, match="no-model"):
             run_chat(str(tmp_path / "no-model"), options, prompt, None, Console())
     assert sys.stdin.errors == "replace"
+
+
+def test_a_refused_first_message_names_no_reset() -> None:
+    assert "too many tokens\n" in converse(TOO_LONG)[1]
+    assert "too many tokens; /reset starts another conversation\n" in converse("a", TOO_LONG)[1]
+
+
+def test_a_closed_standard_input_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    options: Any = None
+    with pytest.raises(UnusableInput, match="--prompt: the text is empty"):
+        run_chat("model", options, "-", None, Console())
+    sys.stdin.close()

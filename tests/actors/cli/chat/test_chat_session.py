@@ -132,6 +132,29 @@ async def test_a_failure_is_retried_once_and_leaves_the_conversation_as_it_was()
     assert "user\ne<|im_end|>" in chat.read_prompt(-1)
 
 
+async def test_a_failed_answer_leaves_the_notebook_as_it_was() -> None:
+    chat = ScriptedChat(call("1"), BROKEN, BROKEN, call("2"), ANSWER, call("3"), BROKEN, BROKEN)
+    await chat.session.answer("a")
+    assert (chat.sandbox.ended, chat.sandbox.restored) == ([0], [])
+    await chat.session.answer("b")
+    await chat.session.answer("c")
+    assert (chat.sandbox.ended, chat.sandbox.restored) == ([0, 0], ["2"])
+
+
+async def test_an_error_of_the_view_stops_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise BrokenPipeError
+
+    chat = ScriptedChat(ENDLESS)
+    monkeypatch.setattr(chat.view, "add_tokens", lambda _: fail())
+    others = asyncio.all_tasks()
+    with pytest.raises(BrokenPipeError):
+        await chat.session.answer("a")
+    (turn,) = asyncio.all_tasks() - others
+    await asyncio.wait({turn})
+    assert turn.cancelled()
+
+
 async def test_a_reset_starts_another_conversation_with_other_draws() -> None:
     chat = ScriptedChat(ANSWER, ANSWER)
     await chat.session.answer("a")

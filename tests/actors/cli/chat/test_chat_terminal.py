@@ -116,6 +116,18 @@ def test_a_prompt_is_answered_once(run: RunFolder) -> None:
     assert found.stdout.endswith("<answer>\\boxed{42}</answer>\n(answered; 2 turns, 33 tokens)\n")
 
 
+def test_a_chat_without_a_reader_closes_engine_and_sandbox(run: RunFolder) -> None:
+    """The reader ends within the answer."""
+    command = [*ASTERISM, "chat", str(run.path), "--prompt", "Count.", "--max-tokens", "16000"]
+    environment = {**os.environ, **ENVIRONMENT}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(20)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
 def test_the_demos_checkpoint_answers_with_its_tool(finished_run: tuple[RunFolder, str]) -> None:
     folder, _ = finished_run
     question = json.loads((folder.data / "test.jsonl").read_text().splitlines()[0])["question"]

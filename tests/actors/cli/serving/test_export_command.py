@@ -1,10 +1,12 @@
 """`asterism export`: the folder has the weights of the step, and the files with which other programs use the model."""
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from actors.cli.main import app
-from actors.cli.serving.export_command import ExportOptions, export_step
+from actors.cli.serving.export_command import ExportOptions, export_run, export_step
 from actors.engines.checkpoint_argument import RunStep, find_run_step
 from configs.errors import UnusableInput
 from configs.load import write_resolved
@@ -152,16 +155,16 @@ def test_checkpoints_have_the_chat_files_of_an_export(folder: RunFolder, tmp_pat
 
 
 def test_an_interrupted_export_leaves_no_folder_and_the_next_one_succeeds(folder: RunFolder, tmp_path: Path) -> None:
-    out, chosen = tmp_path / "out", find_run_step(str(folder.path))
+    out = tmp_path / "out"
     child = os.fork()
     if child == 0:
         patch = pytest.MonkeyPatch()
         patch.setattr("configs.atomic_write.sync_tree", lambda _: os.kill(os.getpid(), signal.SIGKILL))
-        export_step(chosen, out, ExportOptions())
+        run_export(str(folder.path), out)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not out.exists()
-    export_step(chosen, out, ExportOptions())
+    assert run_export(str(folder.path), out) is None
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -175,6 +178,27 @@ def test_a_folder_with_files_is_replaced_only_with_overwrite(folder: RunFolder, 
     assert run_export(str(folder.path), tmp_path / "out", "--overwrite") is None
     assert not (tmp_path / "out" / "notes.txt").exists()
     assert (tmp_path / "out" / "config.json").exists()
+
+
+def test_a_folder_with_folders_is_never_replaced(folder: RunFolder) -> None:
+    with pytest.raises(UnusableInput, match="has folders, so it is no export; choose another folder"):
+        raise run_export(str(folder.path), folder.path, "--overwrite") or AssertionError
+    assert folder.get_checkpoint_path(2).exists()
+
+
+def test_of_two_exports_at_once_the_second_finds_the_folder_of_the_first(folder: RunFolder, tmp_path: Path) -> None:
+    def export(_: int) -> str:
+        try:
+            export_run(str(folder.path), tmp_path / "out", ExportOptions(), Console(file=io.StringIO()))
+        except UnusableInput as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = sorted(threads.map(export, range(2)))
+    assert first == ""
+    assert "is not empty" in second
+    assert read_weights(tmp_path / "out")
 
 
 def run_export(*arguments: str | Path) -> BaseException | None:
@@ -210,7 +234,11 @@ def test_a_run_with_stages_is_refused_with_its_stages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(("--dtype", "int8"), "--dtype int8: expected bfloat16, float16, float32"), (("--task", "sql"), "--task sql: ")],
+    [
+        (("--dtype", "int8"), "--dtype int8: expected bfloat16, float16, float32"),
+        (("--task", "sql"), "--task sql: "),
+        (("--max-shard-gb", "inf"), "--max-shard-gb inf: expected a finite number"),
+    ],
 )
 def test_unusable_options_are_refused(
     folder: RunFolder, tmp_path: Path, options: tuple[str, ...], message: str
@@ -218,6 +246,15 @@ def test_unusable_options_are_refused(
     with pytest.raises(UnusableInput, match=message):
         raise run_export(str(folder.path), tmp_path / "out", *options) or AssertionError
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("out", "message"), [("file/out", "file/out: cannot be written: "), ("/proc", "/proc: is a mount point; name a")]
+)
+def test_a_folder_that_cannot_be_created_is_refused(folder: RunFolder, tmp_path: Path, out: str, message: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnusableInput, match=message):
+        raise run_export(str(folder.path), tmp_path / out, "--overwrite") or AssertionError
 
 
 def test_a_run_is_found_by_its_name_and_its_best_step(

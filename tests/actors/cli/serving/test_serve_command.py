@@ -4,6 +4,8 @@ import json
 import os
 import shlex
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from actors.cli.serving.export_command import ExportOptions, export_step
 from actors.cli.serving.serve_command import ServeOptions, build_curl, describe_parsers, serve_model
+from actors.engines.checkpoint_argument import find_run_step
 from configs.dialogue_options import DialogueConfig
 from configs.errors import UnusableInput
 from configs.load import load_run, write_resolved
@@ -67,6 +71,11 @@ def test_the_example_is_a_shell_command_with_the_tools(tmp_path: Path) -> None:
     request = json.loads(words[-1])
     assert (request["model"], request["tools"]) == ("demo-3", FACTS.tools)
     assert "tools" not in build_curl(make_server(tmp_path), None)
+
+
+@pytest.mark.parametrize(("host", "url"), [("::1", "http://[::1]:31999"), ("::", "http://127.0.0.1:31999")])
+def test_the_address_of_a_server_may_be_one_of_ipv6(tmp_path: Path, host: str, url: str) -> None:
+    assert make_server(tmp_path, host=host).url == url
 
 
 @pytest.mark.parametrize(
@@ -133,12 +142,33 @@ def test_a_run_is_exported_once_and_again_after_a_new_checkpoint(run: RunFolder,
     assert (flags["--tool-call-parser"], flags["--reasoning-parser"]) == ("qwen25", "deepseek-r1")
     assert flags["--api-key"] == "k"
     assert "exporting" not in serve(f"{run.path}:4", interpreter)[1][0]
+    assert "exporting" not in serve(run.get_checkpoint_path(4), interpreter)[1][0]
+    flags = get_flags((interpreter.parent / "arguments").read_text().splitlines())
+    assert flags["--model-path"] == str(export)
     os.utime(run.get_checkpoint_path(4) / "config.json")
     assert "exporting" in serve(run.path, interpreter)[1][0]
     assert "exporting" not in serve(export, interpreter)[1][0]
     facts = read_serving_facts(export)
     assert facts is not None
     assert facts.context_tokens == load_run(run.config).dialogue.sequence_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.real_clock
+def test_the_export_of_another_server_that_started_at_once_is_used(
+    run: RunFolder, interpreter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[int] = []
+
+    @contextmanager
+    def wait_for_another(folder: Path) -> Iterator[None]:
+        export_step(find_run_step(str(run.path)), folder, ExportOptions())
+        others.append(folder.stat().st_ino)
+        yield
+
+    monkeypatch.setattr("actors.cli.serving.serve_command.locking_folder", wait_for_another)
+    assert serve(run.path, interpreter)[0] == 0
+    assert others == [run.get_export_path(4).stat().st_ino]
 
 
 @pytest.mark.real_clock

@@ -56,6 +56,14 @@ def test_a_port_in_use_is_refused_by_key(port: int):
         asyncio.run(wait_for_free_port("127.0.0.1", port, timeout_s=0))
 
 
+@pytest.mark.parametrize(
+    ("host", "problem"), [("no.such.invalid", "Name or service|Temporary failure"), ("192.0.2.1", "Cannot assign")]
+)
+def test_a_host_that_is_not_this_machine_is_refused(host: str, problem: str, port: int):
+    with pytest.raises(ServerUnusable, match=rf"^host {host}, port {port}: ({problem})"):
+        asyncio.run(wait_for_free_port(host, port, timeout_s=0))
+
+
 def test_the_start_waits_for_a_port_to_become_free(port: int):
     async def scenario() -> None:
         listener = socket.create_server(("127.0.0.1", port))
