@@ -157,8 +157,11 @@ def _has_reasoning(parser: str, template: str, parameters: Mapping[str, Any]) ->
 def _build_generation_config(
     run: RunConfig, config: DialogueConfig, stop_ids: list[int], vocab_size: int
 ) -> dict[str, Any]:
-    """Sampled as the evaluations of the run; transformers refuses a temperature of 0 with `do_sample`. A `top_k` of all tokens: transformers takes 50 for an absent one, and SGLang
-    refuses 0."""
+    """Sampled as the evaluations of the run.
+
+    A `top_k` of all tokens: transformers takes 50 for an absent one, and SGLang refuses 0. transformers refuses a
+    temperature of 0 with `do_sample`.
+    """
     sampling, evaluation = run.sampling, run.evaluation
     temperature = evaluation.temperature or sampling.temperature
     return {
