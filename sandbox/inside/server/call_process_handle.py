@@ -199,6 +199,8 @@ class CallProcess:
             return False
         if outcome[0] in ("exit", "died") and not _is_exit_code(outcome[1]):
             return False
+        if outcome[0] == "lost" and started is not None:  # a notebook reports a lost state before the code begins
+            return False
         self.outcome, self.num_cells = outcome, answer.cells
         return True
 

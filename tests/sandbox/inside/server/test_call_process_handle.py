@@ -1,11 +1,14 @@
-"""Output pipes of calls."""
+"""Output pipes and answers of calls."""
 
 import os
+import socket
+import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.inside.server.call_process_handle import OutputPipe
+from sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
 
 
 @given(st.text(min_size=1), st.integers(0, 40))
@@ -25,3 +28,19 @@ def test_cut_output_ends_with_a_whole_character_and_counts_the_rest(text: str, l
     if num_cut:
         assert raw.startswith(head.encode())
         assert limit - len(head.encode()) < 4
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_notebook_cannot_lose_its_state_after_the_code_has_begun(has_begun: bool) -> None:
+    control, inside = socket.socketpair()
+    pipes = [OutputPipe(os.open(os.devnull, os.O_RDONLY), 0) for _ in range(2)]
+    with control, inside:
+        control.setblocking(False)
+        process = CallProcess(os.getpid(), control, *pipes, folder=None, uid=None, cgroup=None)
+        process.notebook_id = 1
+        process.assign_call({"id": 1}, nonce=7, now=0.0, limit_s=1.0)
+        started = struct.pack("<cddII", b"s", 0.0, 0.0, os.getpid(), 0)
+        inside.send((started if has_begun else b"") + struct.pack("<cIQI", b"a", 4, 7, 0) + b"lost")
+        assert process.read_outcome(1000) is not has_begun
+        assert process.outcome == (None if has_begun else ["lost"])
+        process.close()
