@@ -17,6 +17,12 @@ TURN = {"role": "assistant", "content": "a move"}
 START = observe({"text": "start", "board": [1, 2], "metadata": {"secret": 1}})
 
 
+@pytest.fixture(autouse=True)
+def no_checked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of an earlier test may have had the same port."""
+    monkeypatch.setattr("tasks.bridges.openenv_session._checked", set())
+
+
 @asynccontextmanager
 async def opened(stub: OpenEnvStub, **parameters: Any) -> AsyncGenerator[OpenEnvDialogue]:
     """A dialogue with the stub; the caller calls `init`."""
