@@ -2,8 +2,8 @@
 
 The server's request log, which the run does not read, contains the weight version of each token.
 
-A step uses 2 of the 28 started groups, and the server runs 16 of their 224 trajectories at a time. So turns run during
-nearly every update; on a busy machine all trajectories may have ended before one of the updates.
+A step uses 2 of the 200 started groups, and the server runs 16 of their 1,600 trajectories at a time. So turns run
+during nearly every update, even where the learner takes several times as long as on a quiet machine.
 """
 
 import json
@@ -29,9 +29,9 @@ ARGUMENTS = (
     "--log-requests-level=1",
     "--log-requests-format=json",
 )
-STEPS = 3
+STEPS = 8
 AHEAD = (
-    *("rl.max_staleness=1", "rl.surplus_groups=carry", "rl.group_oversampling=14.0", "rl.prompts=2", "rl.rollouts=8"),
+    *("rl.max_staleness=1", "rl.surplus_groups=carry", "rl.group_oversampling=100.0", "rl.prompts=2", "rl.rollouts=8"),
     f"rl.steps={STEPS}",
     *(f"sglang.arguments={json.dumps(ARGUMENTS)}", "sglang.port=31060"),
 )
