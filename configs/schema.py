@@ -105,7 +105,7 @@ class RunConfig(Section, frozen=True):
         _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
         _require_useful_offload(self.learner, self.sft, self.sglang)
-        _require_no_cold_start(self.sft, self.learner, self.resolved_tasks)
+        _require_no_cold_start(self.sft, self.learner)
         require(
             self.log.keep_steps == 0 or self.log.keep_steps > self.rl.max_staleness,
             f"log.keep_steps must exceed rl.max_staleness = {self.rl.max_staleness}, so that events of unfinished steps are kept",
@@ -235,11 +235,7 @@ def _require_single_replica(learner: LearnerConfig, sglang: SGLangConfig) -> Non
     )
 
 
-def _require_no_cold_start(sft: SftConfig, learner: LearnerConfig, tasks: Sequence[TaskConfig]) -> None:
-    require(
-        not sft.is_enabled or not any(task.get_dialogue().renderer for task in tasks),
-        "sft.steps and sft.epochs must be 0 with dialogue.renderer: cold-start dialogues have the texts of ChatML",
-    )
+def _require_no_cold_start(sft: SftConfig, learner: LearnerConfig) -> None:
     require(
         not sft.is_enabled or not learner.resume_from,
         "sft.steps and sft.epochs must be 0 with learner.resume_from: RL continues there",

@@ -94,6 +94,11 @@ class DialogueMessage(NamedTuple):
         separator = "\n" if content else ""
         return f"{prefill}{reasoning}</{opening[1]}>{separator}{content}"
 
+    def split_reasoning(self) -> tuple[str, str]:
+        """(reasoning in a field of its own or in <think>, or empty; the rest). Raises DatasetError."""
+        content, reasoning = self.get_text(), self._find_reasoning()
+        return _split_thought(content) if reasoning is None else (reasoning, content)
+
     def _find_reasoning(self) -> str | None:
         """In a field of its own. An empty one is as an absent one: the reasoning may be in the content."""
         values = (self.fields.get(name) for name in _REASONING_FIELDS)

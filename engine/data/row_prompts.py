@@ -16,8 +16,8 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 def choose_format(
     row: DatasetRow, dialogue: RowDialogue, formats: Mapping[str, DialogueFormat], file: SftFileConfig
-) -> DialogueFormat:
-    """That of the row's `task`; else one with the row's own prompt, if it differs; else that of the first task.
+) -> tuple[str, DialogueFormat]:
+    """The name of the row's `task`, or of the first task; its format, or one with the row's own prompt, if it differs.
 
     A run without [[tasks]] ignores `task`. A row with a system text and calls, but without tools, has the run's tools.
     Raises DatasetError.
@@ -27,19 +27,19 @@ def choose_format(
         if not isinstance(name, str) or name not in formats:
             problem = f"unknown task {name!r:.80}; known: {', '.join(formats)}"
             raise DatasetError(row.path, problem, row=row.number, field="task")
-        return formats[name]
+        return name, formats[name]
     run_format = formats[first]
     tools = parse_tools(row) if file.prompt == "row" else ()
     if file.prompt == "row":
         refuse_turn_tokens(dialogue.system, DatasetLocation(row, "system"))
     has_run_prompt = dialogue.system in ("", run_format.system) and tools in ((), run_format.tools)
     if file.prompt == "run" or has_run_prompt:
-        return run_format
-    if tools:
-        return replace_prompt(run_format, dialogue.system or DEFAULT_SYSTEM, tools)
+        return first, run_format
     describes_tools = "<tools>" in dialogue.system
+    if tools and not (describes_tools and run_format.has_renderer):  # a renderer would describe them again
+        return first, replace_prompt(run_format, dialogue.system or DEFAULT_SYSTEM, tools)
     needs_tools = dialogue.has_calls and not describes_tools
-    return replace_prompt(run_format, dialogue.system, run_format.tools if needs_tools else ())
+    return first, replace_prompt(run_format, dialogue.system, run_format.tools if needs_tools else ())
 
 
 def parse_tools(row: DatasetRow) -> tuple[ToolSchema, ...]:

@@ -1,22 +1,24 @@
 """Tokenizes cold-start dialogues as a rollout does, with a loss mask over the assistant's tokens.
 
-Both encode the segments of policies/dialogue/chat_format.py one by one, so that training and
-generation use the same token ids.
+Both encode the segments of policies/dialogue/chat_format.py one by one, or render the chat format of a model family
+(engine/data/family_dialogues.py), so that training and generation use the same token ids.
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 from configs.algorithm import SftFileConfig
 from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
+from engine.data.dialogue_calls import CALL_IN_TEXT, CallReader, UnknownFunction
 from engine.data.dialogue_messages import DatasetLocation, DialogueMessage
+from engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues, TokenizedTurn
 from engine.data.row_layouts import list_columns, read_dialogue
-from engine.data.row_prompts import choose_format, drop_nulls, refuse_turn_tokens
+from engine.data.row_prompts import choose_format, refuse_turn_tokens
 from policies.dialogue.chat_format import (
     TURN_END,
     DialogueFormat,
@@ -28,23 +30,20 @@ from policies.dialogue.chat_format import (
     encode_segments,
     format_tool_call,
 )
-from policies.tools.tool_arguments import ArgumentError, check_arguments
 
 PLAIN_FILE = SftFileConfig(name="data", data="")
-_CALL_IN_TEXT = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _MAX_LISTED = 5  # unknown functions of a message
 
 Turns = list[tuple[str, list[TextSegment]]]  # role and segments of each turn
+Converted = TypeVar("Converted")
 
 
-class UnknownFunction(DatasetError):
-    """A call of a function that is no tool of the dialogue, at a place in a data file."""
+class RowMessages(NamedTuple):
+    """The dialogue of a row, and how it is read."""
 
-    def __init__(self, function: object, known: Sequence[str], location: DatasetLocation) -> None:
-        self.function = str(function).encode("utf-8", "backslashreplace").decode()
-        problem = f"unknown function {function!r}; known: {', '.join(known) or 'none'}"
-        row, field = location.row, f"{location.field}.name"
-        super().__init__(row.path, problem, row=row.number, field=field)
+    messages: list[DialogueMessage]
+    task: str
+    reader: CallReader
 
 
 class TokenizedDialogue(NamedTuple):
@@ -59,17 +58,27 @@ def iter_sft_dialogues(
     formats: Mapping[str, DialogueFormat],
     file: SftFileConfig = PLAIN_FILE,
     bad_rows: BadRows | None = None,
+    families: Mapping[str, FamilyDialogues] = NO_FAMILIES,
 ) -> Iterator[TokenizedDialogue]:
     """One sequence per row, from its messages. Raises DatasetError with file, row and field.
 
-    `formats`: by name of the task. `file`: how its rows are read. `bad_rows`: as many rows may be unusable.
+    `formats`: by name of the task. `file`: how its rows are read. `bad_rows`: as many rows may be unusable. `families`: of
+    the tasks with dialogue.renderer; the others have ChatML.
     """
-    for row, turns in _iter_turns(path, formats, file, bad_rows):
+
+    def tokenize(row: RowMessages) -> list[TokenizedTurn]:
+        if (family := families.get(row.task)) is not None:
+            return list(family.tokenize(row.messages, row.reader))
+        return [
+            TokenizedTurn(role == "assistant", encode_segments(tokenizer, segments))
+            for role, segments in _build_turns(row)
+        ]
+
+    for row, turns in _convert_rows(path, formats, file, bad_rows, tokenize):
         tokenized = TokenizedDialogue(f"{row.path.name}:{row.number}", [], [])
-        for role, segments in turns:
-            token_ids = encode_segments(tokenizer, segments)
-            tokenized.token_ids.extend(token_ids)
-            tokenized.loss_mask.extend([int(role == "assistant")] * len(token_ids))
+        for turn in turns:
+            tokenized.token_ids.extend(turn.token_ids)
+            tokenized.loss_mask.extend([int(turn.is_trained)] * len(turn.token_ids))
         yield tokenized
 
 
@@ -79,9 +88,16 @@ def count_sft_dialogues(
     max_rows: int,
     file: SftFileConfig = PLAIN_FILE,
     bad_rows: BadRows | None = None,
+    families: Mapping[str, FamilyDialogues] = NO_FAMILIES,
 ) -> int:
-    """Checks that many dialogues without tokenizing them. Raises DatasetError."""
-    return sum(1 for _ in islice(_iter_turns(path, formats, file, bad_rows), max_rows))
+    """Checks that many dialogues; only those of `families` are tokenized. Raises DatasetError."""
+
+    def check(row: RowMessages) -> None:
+        family = families.get(row.task)
+        for _ in _build_turns(row) if family is None else family.tokenize(row.messages, row.reader):
+            pass
+
+    return sum(1 for _ in islice(_convert_rows(path, formats, file, bad_rows, check), max_rows))
 
 
 def iter_sft_texts(
@@ -91,8 +107,8 @@ def iter_sft_texts(
     file: SftFileConfig = PLAIN_FILE,
     bad_rows: BadRows | None = None,
 ) -> Iterator[str]:
-    """The texts of that many dialogues as they are tokenized. Raises DatasetError."""
-    for _, turns in islice(_iter_turns(path, formats, file, bad_rows), max_rows):
+    """The texts of that many dialogues as they are tokenized with ChatML. Raises DatasetError."""
+    for _, turns in islice(_convert_rows(path, formats, file, bad_rows, _build_turns), max_rows):
         yield from (segment.text for _, segments in turns for segment in segments)
 
 
@@ -109,54 +125,65 @@ def describe_bad_rows(errors: Sequence[DatasetError]) -> str:
 # ---------------------------------------------------------------- one row
 
 
-def _iter_turns(
-    path: Path, formats: Mapping[str, DialogueFormat], file: SftFileConfig, bad_rows: BadRows | None
-) -> Iterator[tuple[DatasetRow, Turns]]:
+def _convert_rows(
+    path: Path,
+    formats: Mapping[str, DialogueFormat],
+    file: SftFileConfig,
+    bad_rows: BadRows | None,
+    convert: Callable[[RowMessages], Converted],
+) -> Iterator[tuple[DatasetRow, Converted]]:
+    """`convert` raises DatasetError for an unusable row, and UnicodeEncodeError for half of a character in a text."""
     bad_rows = bad_rows or BadRows()
     has_usable_row = False
     for row in read_rows(path, list_columns(file), bad_rows):
         try:
-            found = read_dialogue(row, file)
+            found = _read_messages(row, formats, file)
             if found is None:
                 continue
-            prompted, parsed = found
-            dialogue = choose_format(prompted, parsed, formats, file)
-            has_run_tools = any(dialogue.tools is each.tools for each in formats.values())
-            turns = list(_render_turns(parsed.messages, dialogue, file.tool_names if has_run_tools else {}))
-            _require_unicode(turns, row)
+            converted = convert(found)
+        except UnicodeEncodeError as error:  # JSON text in a field may contain half of a character
+            bad_rows.add(DatasetError(row.path, f"no Unicode text: {error}", row=row.number))
         except DatasetError as error:
             bad_rows.add(error)
         else:
             has_usable_row = True
-            yield row, turns
+            yield row, converted
     if not has_usable_row:
         left_out = "each row is left out by `where` or `program_tool` of its [[sft.mixture]]"
         raise DatasetError(path, f"no usable dialogue: {describe_bad_rows(bad_rows.errors) or left_out}")
 
 
-def _require_unicode(turns: Turns, row: DatasetRow) -> None:
-    """JSON text in a field may contain half of a character, which no tokenizer takes. Raises DatasetError."""
-    try:
-        for _, segments in turns:
-            for segment in segments:
-                segment.text.encode()
-    except UnicodeEncodeError as error:
-        raise DatasetError(row.path, f"no Unicode text: {error}", row=row.number) from None
+def _read_messages(row: DatasetRow, formats: Mapping[str, DialogueFormat], file: SftFileConfig) -> RowMessages | None:
+    """None for a row that the file leaves out. Raises DatasetError."""
+    found = read_dialogue(row, file)
+    if found is None:
+        return None
+    prompted, parsed = found
+    task, dialogue = choose_format(prompted, parsed, formats, file)
+    has_run_tools = any(dialogue.tools is each.tools for each in formats.values())
+    return RowMessages(parsed.messages, task, CallReader(dialogue, file.tool_names if has_run_tools else {}))
 
 
-def _render_turns(
-    messages: list[DialogueMessage], dialogue: DialogueFormat, tool_names: Mapping[str, str]
-) -> Iterator[tuple[str, list[TextSegment]]]:
+def _build_turns(row: RowMessages) -> Turns:
+    """With the texts of ChatML."""
+    turns = list(_iter_turns(row.messages, row.reader))
+    for _, segments in turns:
+        for segment in segments:
+            segment.text.encode()
+    return turns
+
+
+def _iter_turns(messages: list[DialogueMessage], reader: CallReader) -> Iterator[tuple[str, list[TextSegment]]]:
     for first, (role, group) in enumerate(groupby(messages, key=lambda message: message.role)):
         turn = list(group)
         match role:
             case "assistant":
-                yield role, [TextSegment(_format_assistant_text(turn[0], dialogue, tool_names), True)]
+                yield role, [TextSegment(_format_assistant_text(turn[0], reader), True)]
             case "tool":
                 results = chain.from_iterable(message.get_results() for message in turn)
-                yield role, build_tool_turn_segments(list(results), dialogue)
+                yield role, build_tool_turn_segments(list(results), reader.dialogue)
             case _:
-                yield role, _build_user_segments(turn[0], dialogue, first=first == 0)
+                yield role, _build_user_segments(turn[0], reader.dialogue, first=first == 0)
 
 
 def _build_user_segments(message: DialogueMessage, dialogue: DialogueFormat, *, first: bool) -> list[TextSegment]:
@@ -170,24 +197,22 @@ def _build_user_segments(message: DialogueMessage, dialogue: DialogueFormat, *, 
     return build_user_turn_segments(text, dialogue)
 
 
-def _format_assistant_text(message: DialogueMessage, dialogue: DialogueFormat, tool_names: Mapping[str, str]) -> str:
+def _format_assistant_text(message: DialogueMessage, reader: CallReader) -> str:
     """The generated text of an assistant's turn: without the prefill, with the end of turn."""
-    text = message.get_turn_text(dialogue.prefill).removeprefix(dialogue.prefill)
+    prefill = reader.dialogue.prefill
+    text = message.get_turn_text(prefill).removeprefix(prefill)
     refuse_turn_tokens(text, message.location._replace(field=f"{message.location.field}.content"))
-    if dialogue.tools and "<tool_call>" in text:
-        text = _rename_calls(text, message.location, dialogue, tool_names)
-    calls = message.fields.get("tool_calls") or []
-    if not isinstance(calls, list):
-        raise message.location.build_error("expected a list of calls", "tool_calls")
-    for number, call in enumerate(cast(list[Any], calls)):
-        location = message.location._replace(field=f"{message.location.field}.tool_calls[{number}]")
-        separator = "" if dialogue.prefill + text == "" or text.endswith("\n") else "\n"
-        text += separator + _format_tool_call(call, location, dialogue, tool_names)
+    if reader.dialogue.tools and "<tool_call>" in text:
+        text = _rename_calls(text, message.location, reader)
+    for call in reader.read_calls(message):
+        separator = "" if prefill + text == "" or text.endswith("\n") else "\n"
+        text += separator + format_tool_call(call.tool, call.arguments)
     return text + TURN_END
 
 
-def _rename_calls(text: str, location: DatasetLocation, dialogue: DialogueFormat, tool_names: Mapping[str, str]) -> str:
+def _rename_calls(text: str, location: DatasetLocation, reader: CallReader) -> str:
     """With the calls of functions in `tool_names` replaced. Other calls stay as they are, also malformed ones."""
+    content = location._replace(field=f"{location.field}.content")
 
     def rename(found: re.Match[str]) -> str:
         try:
@@ -195,57 +220,8 @@ def _rename_calls(text: str, location: DatasetLocation, dialogue: DialogueFormat
         except (ValueError, RecursionError):
             return found[0]
         name = cast(RowFields, call).get("name") if isinstance(call, dict) else None
-        if not isinstance(name, str):
+        if not isinstance(name, str) or reader.find_tool(name, content) == name:
             return found[0]
-        is_renamed = (
-            _find_tool(name, location._replace(field=f"{location.field}.content"), dialogue, tool_names) != name
-        )
-        return _format_tool_call(call, location, dialogue, tool_names) if is_renamed else found[0]
+        return format_tool_call(*reader.read_call(call, location))
 
-    return _CALL_IN_TEXT.sub(rename, text)
-
-
-def _format_tool_call(
-    call: object, location: DatasetLocation, dialogue: DialogueFormat, tool_names: Mapping[str, str]
-) -> str:
-    """Accepts `{"name", "arguments"}` or that inside `function`; arguments as an object or JSON."""
-    fields = cast(RowFields, call) if isinstance(call, dict) else {}
-    function = cast(RowFields, fields["function"]) if isinstance(fields.get("function"), dict) else fields
-    name, arguments = function.get("name"), function.get("arguments")
-    tool = _find_tool(name, location, dialogue, tool_names)
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise location.build_error(f"not JSON: {error}", "arguments") from error
-    else:
-        arguments = drop_nulls(arguments)  # parquet, and JSON made from it, fill absent keys with null
-    if not isinstance(arguments, dict):
-        raise location.build_error("expected an object or its JSON text", "arguments")
-    given = cast(RowFields, arguments)
-    if tool != name:
-        _check_renamed(given, tool, location, dialogue)
-    return format_tool_call(tool, given)
-
-
-def _find_tool(name: object, location: DatasetLocation, dialogue: DialogueFormat, tool_names: Mapping[str, str]) -> str:
-    """A tool of the dialogue: of that name, or of that in `tool_names`. Raises UnknownFunction.
-
-    Any name if only the row's system text describes the tools.
-    """
-    known = [tool.name for tool in dialogue.tools]
-    if isinstance(name, str) and not known and "<tools>" in dialogue.system:
-        return name
-    for each in (name, tool_names.get(str(name))):
-        if isinstance(each, str) and each in known:
-            return each
-    raise UnknownFunction(name, known, location)
-
-
-def _check_renamed(given: RowFields, tool: str, location: DatasetLocation, dialogue: DialogueFormat) -> None:
-    """A rollout would refuse arguments that do not fit the tool."""
-    schema = next(each for each in dialogue.tools if each.name == tool)
-    try:
-        check_arguments(given, schema.parameters)
-    except ArgumentError as error:
-        raise location.build_error(f"do not fit {tool}: {error}", "arguments") from error
+    return CALL_IN_TEXT.sub(rename, text)

@@ -1,5 +1,7 @@
 """The inputs of a run's tasks: descriptions in the run's folder, formats of dialogues, and layouts of rows."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from configs.atomic_write import write_atomically
@@ -9,6 +11,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
 from engine.data.datasets import DatasetProblem, RowLayout
+from engine.data.family_dialogues import FamilyDialogues
 from engine.model.family_renderer import build_family_renderer
 from engine.model.tokenizer import FastTokenizer
 from policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
@@ -56,6 +59,19 @@ def build_renderer(config: DialogueConfig, description: TaskDescription, tokeniz
     return (
         build_family_renderer(config, dialogue, tokenizer) if config.renderer else ChatMLRenderer(tokenizer, dialogue)
     )
+
+
+def build_family_dialogues(
+    run: RunConfig, descriptions: Mapping[str, TaskDescription], tokenizer: FastTokenizer
+) -> dict[str, FamilyDialogues]:
+    """Of the tasks with dialogue.renderer, by name. Raises UnusableInput for an unusable one."""
+    families: dict[str, FamilyDialogues] = {}
+    for task in run.resolved_tasks:
+        if family := task.get_dialogue().renderer:
+            dialogue = build_dialogue_format(task.get_dialogue(), descriptions[task.name])
+            renderer = build_family_renderer(task.get_dialogue(), dialogue, tokenizer)
+            families[task.name] = FamilyDialogues(family, renderer)
+    return families
 
 
 def get_row_layout(task: TaskConfig, description: TaskDescription) -> RowLayout:

@@ -25,6 +25,7 @@ from configs.algorithm import SftConfig, SftFileConfig
 from configs.atomic_write import raising_disk_errors, sync_tree
 from configs.errors import UnusableInput
 from engine.data.data_files import BadRows, DatasetError, list_data_files
+from engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues
 from engine.data.sft_dialogues import TokenizedDialogue, describe_bad_rows, iter_sft_dialogues
 from engine.model.tokenizer import FastTokenizer
 from policies.dialogue.chat_format import DialogueFormat
@@ -52,6 +53,7 @@ class DialogueSource(NamedTuple):
     formats: Mapping[str, DialogueFormat]  # by name of the task
     file: SftFileConfig
     sft: SftConfig
+    families: Mapping[str, FamilyDialogues] = NO_FAMILIES
 
     def compute_digest(self) -> str:
         """Reads the whole data file. Raises DatasetError."""
@@ -59,7 +61,8 @@ class DialogueSource(NamedTuple):
         layout = (file.prompt, dict(file.tool_names), file.calls, file.program_tool, dict(file.where))
         options = (*layout, sft.max_tokens, sft.too_long, sft.max_bad_rows)
         digest = hashlib.blake2b(_LAYOUT, digest_size=16)
-        digest.update(msgspec.json.encode((options, dict(self.formats))))
+        identities = {name: family.identity for name, family in self.families.items()}
+        digest.update(msgspec.json.encode((options, dict(self.formats), identities)))
         for path in (self.tokenizer.path, *list_data_files(self.path)):
             digest.update(path.name.encode())
             try:
@@ -172,7 +175,9 @@ def _write_dialogues(folder: Path, source: DialogueSource) -> None:
     bad_rows = BadRows(source.sft.max_bad_rows, "sft.max_bad_rows")
     with ExitStack() as files:
         writer = _TokenFileWriter(folder, files, source.sft)
-        for dialogue in iter_sft_dialogues(source.path, source.tokenizer, source.formats, source.file, bad_rows):
+        for dialogue in iter_sft_dialogues(
+            source.path, source.tokenizer, source.formats, source.file, bad_rows, source.families
+        ):
             writer.add(dialogue)
     if not writer.tokens:
         too_long = f"{writer.too_long:,} dialogues are longer than sft.max_tokens"

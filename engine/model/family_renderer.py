@@ -7,7 +7,8 @@ templates remove it.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from bus.messages import TokenRecord, bytes_to_ids
 from configs.dialogue_options import DialogueConfig
@@ -72,12 +73,13 @@ class FamilyRenderer:
         renderer: "Renderer",
         tokenizer: FamilyTokenizer,
         dialogue: DialogueFormat,
+        identity: str,
         template_parameters: Mapping[str, Any],
     ) -> None:
-        """`template_parameters`: those of `renderer` that the family's chat template has, too."""
+        """`identity`: package, renderer and parameters. `template_parameters`: values that the family's chat template takes, too."""
         self._renderer, self._tokenizer, self.dialogue = renderer, tokenizer, dialogue
-        self.template_parameters = template_parameters
-        self._tools = [_describe_tool(tool) for tool in dialogue.tools] or None
+        self.identity, self.template_parameters = identity, template_parameters
+        self._tools = describe_tools(dialogue.tools)
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
         self._empty_prompt = self._render_dialogue("")
         self._head = self._find_head()
@@ -91,16 +93,38 @@ class FamilyRenderer:
         return token_ids[len(self._head) :]
 
     def render_user_turn(self, record: TokenRecord, text: str) -> list[int] | None:
-        return self._extend(record, [{"role": "user", "content": self._tokenizer.mark(text)}])
+        return self._extend(record, [{"role": "user", "content": self.mark(text)}])
 
     def render_tool_turn(self, record: TokenRecord, results: Sequence[str]) -> list[int] | None:
         calls = self._parse(record.token_ids, _find_last_turn(record)).tool_calls
-        names = [call.name or "" for call in calls] + [""] * len(results)
-        messages = [
-            {"role": "tool", "tool_call_id": f"call_{place}", "name": name, "content": self._tokenizer.mark(result)}
+        return self._extend(record, self.build_result_messages([call.name or "" for call in calls], results))
+
+    def build_result_messages(self, called: Sequence[str], results: Sequence[str]) -> list[dict[str, str]]:
+        """`called`: names of the tools, which may be fewer than the results."""
+        names = [*called, *[""] * len(results)]
+        return [
+            {"role": "tool", "tool_call_id": f"call_{place}", "name": name, "content": self.mark(result)}
             for place, (name, result) in enumerate(zip(names, results, strict=False))
         ]
-        return self._extend(record, messages)
+
+    def mark(self, text: str) -> str:
+        """The text as one in which nothing becomes a special token."""
+        return self._tokenizer.mark(text)
+
+    def render(self, messages: Sequence[Any], tools: Any, *, add_generation_prompt: bool = False) -> list[int]:
+        """A whole dialogue as the family's template. `tools`: see `describe_tools`. Raises what the package raises."""
+        return self._renderer.render_ids(list(messages), tools=tools, add_generation_prompt=add_generation_prompt)
+
+    def extend(self, token_ids: list[int], turn_start: int, messages: Sequence[Any], tools: Any) -> list[int] | None:
+        """The tokens of the messages that follow the turn at `turn_start`, up to the next turn. None if the format cannot continue."""
+        before, turn = token_ids[:turn_start], token_ids[turn_start:]
+        extended = self._renderer.bridge_to_next_turn(before, turn, list(messages), tools=tools)
+        if extended is None or extended.token_ids[: len(token_ids)] != token_ids:
+            return None
+        return extended.token_ids[len(token_ids) :]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids)
 
     def parse_turn(self, token_ids: bytes, turn_start: int) -> AssistantTurn:
         parsed = self._parse(token_ids, turn_start)
@@ -121,18 +145,13 @@ class FamilyRenderer:
         return self._renderer.parse_response(list(ids[turn_start:]), tools=self._tools, prompt_ids=prompt_ids)
 
     def _extend(self, record: TokenRecord, messages: list[dict[str, str]]) -> list[int] | None:
-        ids, start = list(bytes_to_ids(record.token_ids)), _find_last_turn(record)
-        extended = self._renderer.bridge_to_next_turn(ids[:start], ids[start:], cast(Any, messages), tools=self._tools)
-        if extended is None or extended.token_ids[: len(ids)] != ids:
-            return None
-        return extended.token_ids[len(ids) :]
+        return self.extend(list(bytes_to_ids(record.token_ids)), _find_last_turn(record), messages, self._tools)
 
     def _render_dialogue(self, question: str) -> list[int]:
         """System turn, user turn, and the start of the first assistant turn."""
         system = [{"role": "system", "content": self.dialogue.system}] if self.dialogue.system else []
-        user = {"role": "user", "content": self.dialogue.instruction + self._tokenizer.mark(question)}
-        messages = cast(Any, [*system, user])
-        return self._renderer.render_ids(messages, tools=self._tools, add_generation_prompt=True)
+        user = {"role": "user", "content": self.dialogue.instruction + self.mark(question)}
+        return self.render([*system, user], self._tools, add_generation_prompt=True)
 
     def _find_head(self) -> list[int]:
         """The tokens of each prompt up to the last added token before the question."""
@@ -167,7 +186,8 @@ def build_family_renderer(config: DialogueConfig, dialogue: DialogueFormat, toke
     family_tokenizer = FamilyTokenizer(tokenizer)
     try:
         renderer = create_renderer(family_tokenizer, checked)
-        return FamilyRenderer(renderer, family_tokenizer, dialogue, _list_template_parameters(checked))
+        identity = f"renderers {version('renderers')} {checked.model_dump_json()}"
+        return FamilyRenderer(renderer, family_tokenizer, dialogue, identity, _list_template_parameters(checked))
     except (AssertionError, ValueError, KeyError, TypeError) as error:
         raise UnusableInput(f"{config.renderer} does not fit {tokenizer.path}: {error}") from None
 
@@ -188,9 +208,10 @@ def _find_last_turn(record: TokenRecord) -> int:
     return record.loss_mask.rfind(b"\0") + 1
 
 
-def _describe_tool(tool: ToolSchema) -> Any:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
+def describe_tools(tools: Sequence[ToolSchema]) -> Any:
+    """As the package takes them; None without tools."""
+    functions = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
+    return [{"type": "function", "function": function} for function in functions] or None
 
 
 def _check_parsed_call(call: "ParsedToolCall", tools: Sequence[ToolSchema]) -> ToolCall | MalformedCall:

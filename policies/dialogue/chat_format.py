@@ -47,6 +47,7 @@ class DialogueFormat(msgspec.Struct, frozen=True):
     has_opening: bool = False  # the task's instance gives the first text of the user, with the question
     has_boxed_answer: bool = True  # see TaskDescription
     unclosed_call: str = "error"  # or "ignore"
+    has_renderer: bool = False  # which adds the schemas of the tools
 
 
 def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription) -> DialogueFormat:
@@ -71,6 +72,7 @@ def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription
         has_opening=description.has_instances,
         has_boxed_answer=description.has_boxed_answer,
         unclosed_call=dialogue.unclosed_call,
+        has_renderer=bool(dialogue.renderer),
     )
 
 
@@ -89,7 +91,8 @@ def replace_prompt(dialogue: DialogueFormat, system: str, tools: Sequence[ToolSc
     It equals that of a task with these tools. A text that contains <tools> describes the tools itself.
     """
     schemas = "\n".join(tool.to_json() for tool in tools)
-    calls = _TOOLS.replace("{tools}", schemas) if tools and _TOOLS_TAG not in system else ""
+    has_instructions = _TOOLS_TAG in system or dialogue.has_renderer
+    calls = _TOOLS.replace("{tools}", schemas) if tools and not has_instructions else ""
     text = "\n\n".join(filter(None, (system, calls)))
     return msgspec.structs.replace(dialogue, tools=tuple(tools), system=text, instruction="", has_opening=False)
 

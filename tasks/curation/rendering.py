@@ -11,7 +11,7 @@ from configs.task_options import TaskConfig
 from engine.data.data_files import BadRows
 from engine.data.datasets import read_problems
 from engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
-from engine.data.task_inputs import build_renderer, build_task_formats, get_row_layout
+from engine.data.task_inputs import build_family_dialogues, build_renderer, build_task_formats, get_row_layout
 from engine.data.token_files import fit_length, is_too_long
 from engine.model.tokenizer import FastTokenizer
 from policies.tools.task_description import TaskDescription, TaskDescriptions
@@ -44,7 +44,8 @@ def render_dialogues(
 ) -> Iterator[RenderedRow]:
     """The sequences of the cold start. `path`: of the file's data. Raises DatasetError."""
     formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows, "sft.max_bad_rows")
-    for dialogue in iter_sft_dialogues(path, tokenizer, formats, file, bad_rows):
+    families = build_family_dialogues(run, descriptions, tokenizer)
+    for dialogue in iter_sft_dialogues(path, tokenizer, formats, file, bad_rows, families):
         trained = fit_length(dialogue, run.sft)
         shown = trained or dialogue
         parts: list[RenderedPart] = []

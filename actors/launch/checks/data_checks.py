@@ -9,17 +9,21 @@ from pathlib import Path
 from actors.launch.checks.task_code_checks import CheckedInput
 from configs.algorithm import SftFileConfig
 from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
 from engine.data.data_files import BadRows, DatasetError, list_data_files
 from engine.data.datasets import QuestionReport, read_problems
+from engine.data.family_dialogues import FamilyDialogues
 from engine.data.sft_dialogues import count_sft_dialogues, describe_bad_rows
-from engine.data.task_inputs import build_task_formats, get_row_layout
+from engine.data.task_inputs import build_family_dialogues, build_task_formats, get_row_layout
+from engine.model.tokenizer import load_tokenizer
 from policies.tools.task_description import TaskDescription
 from sandbox.contract import SandboxFailure
 from tasks.curation.answer_check import find_unreadable_answers, is_answer_of_kind
 
 _MAX_CHECKED_ROWS = 100_000  # of a file: about a second
+_MAX_TOKENIZED_ROWS = 1_000  # of a file in the format of a model family
 _MAX_CHECKED_ANSWERS = 200  # about 5 ms each
 
 
@@ -43,7 +47,7 @@ def check_questions(
         if layout.needs_answer and not is_answer_of_kind(problem.ground_truth, "number"):
             answers.setdefault(problem.ground_truth, problem.name)
     warnings = (*report.list_warnings(), *_check_answers(answers))
-    return CheckedInput(f"{path}: {report.describe()}{_describe_limit(report.num_rows)}", warnings)
+    return CheckedInput(f"{path}: {report.describe()}{_describe_limit(report.num_rows, _MAX_CHECKED_ROWS)}", warnings)
 
 
 def _check_answers(names: Mapping[str, str]) -> list[str]:
@@ -69,11 +73,22 @@ def _check_answers(names: Mapping[str, str]) -> list[str]:
 def check_dialogues(
     run: RunConfig, descriptions: Mapping[str, TaskDescription], file: SftFileConfig, path: Path
 ) -> CheckedInput:
+    if missing := next((task for task in run.resolved_tasks if task.name not in descriptions), None):
+        raise UnusableInput(f"not checked, because {missing.key_prefix}import cannot be loaded")
     formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows, "sft.max_bad_rows")
-    count = count_sft_dialogues(path, formats, _MAX_CHECKED_ROWS, file, bad_rows)
+    families = _load_families(run, descriptions)
+    limit = _MAX_TOKENIZED_ROWS if families else _MAX_CHECKED_ROWS
+    count = count_sft_dialogues(path, formats, limit, file, bad_rows, families)
     unusable = describe_bad_rows(bad_rows.errors)
-    return CheckedInput(f"{path}: {count:,} dialogues{_describe_limit(count)}", (unusable,) if unusable else ())
+    return CheckedInput(f"{path}: {count:,} dialogues{_describe_limit(count, limit)}", (unusable,) if unusable else ())
 
 
-def _describe_limit(num_rows: int) -> str:
-    return f" in the first {num_rows:,} rows; the others are checked later" if num_rows == _MAX_CHECKED_ROWS else ""
+def _load_families(run: RunConfig, descriptions: Mapping[str, TaskDescription]) -> Mapping[str, FamilyDialogues]:
+    if not any(task.get_dialogue().renderer for task in run.resolved_tasks):
+        return {}
+    checkpoint = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
+    return build_family_dialogues(run, descriptions, load_tokenizer(checkpoint))
+
+
+def _describe_limit(num_rows: int, limit: int) -> str:
+    return f" in the first {num_rows:,} rows; the others are checked later" if num_rows == limit else ""

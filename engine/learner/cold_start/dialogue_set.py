@@ -16,7 +16,7 @@ from configs.algorithm import SftConfig, SftFileConfig
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.data.task_inputs import load_task_formats
+from engine.data.task_inputs import build_family_dialogues, build_task_formats, read_task_descriptions
 from engine.data.token_files import DialogueSource, MappedTokens, map_token_file, write_token_file
 from engine.learner.batches.training_sequence import TrainingSequence
 from engine.learner.cold_start.dialogue_sampler import SftSampler, StepSize
@@ -127,12 +127,13 @@ def open_dialogues(run: RunConfig, folder: RunFolder, ranks: RankGroup, tokenize
 
 
 def _write_token_files(run: RunConfig, folder: RunFolder, tokenizer_folder: Path) -> list[Path]:
-    tokenizer, formats = load_tokenizer(tokenizer_folder), load_task_formats(run, folder)
+    tokenizer, descriptions = load_tokenizer(tokenizer_folder), read_task_descriptions(folder)
+    formats, families = build_task_formats(run, descriptions), build_family_dialogues(run, descriptions, tokenizer)
     files: Mapping[str, SftFileConfig] = run.sft.files | run.sft.validation_files
     folders: list[Path] = []
     for key, file in files.items():
         began = time.monotonic()
-        source = DialogueSource(folder.expand_path(file.data), tokenizer, formats, file, run.sft)
+        source = DialogueSource(folder.expand_path(file.data), tokenizer, formats, file, run.sft, families)
         folders.append(write_token_file(folder.dialogue_tokens, source))
         report = map_token_file(folders[-1]).report
         counts = {"dialogues": report.dialogues, "tokens": report.tokens, "loss_tokens": report.loss_tokens}

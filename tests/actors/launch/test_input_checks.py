@@ -171,8 +171,16 @@ def test_a_renderer_needs_the_tokens_of_its_family(inputs: Path) -> None:
     model = small_model(config=small_config(vocab_size=tokenizer.get_vocab_size()))
     save_model(inputs / "model", model.config, model.state_dict(), inputs / "tokenizer")
     check_inputs(load(inputs, "dialogue.renderer=qwen3", "sft.steps=0"))
-    with pytest.raises(UnusableInput, match=r"sft\.steps and sft\.epochs must be 0 with dialogue\.renderer"):
-        load(inputs, "dialogue.renderer=qwen3", "sft.steps=1")
+    question = {"role": "user", "content": "1 + 1?"}
+    for answer, problem in (("It is 2.", ""), ("<tool_call>{}</tool_call> 2", "a text follows a call")):
+        messages = [question, {"role": "assistant", "content": answer}]
+        (inputs / "sft.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+        run = load(inputs, "dialogue.renderer=qwen3", "sft.steps=1", f"sft.data={inputs / 'sft.jsonl'}")
+        if problem:
+            with pytest.raises(UnusableInput, match=rf"^sft\.data: .*row 1, field `messages\[1\]\.content`: {problem}"):
+                check_inputs(run)
+        else:
+            assert f"sft.data: {inputs / 'sft.jsonl'}: 1 dialogues" in check_inputs(run)
 
 
 def test_a_cold_start_without_dialogues_has_two_remedies(inputs: Path) -> None:
