@@ -7,6 +7,7 @@ templates remove it.
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from renderers.base import ParsedResponse, ParsedToolCall, Renderer
 
 _MARK = "\ue0f0\ue0f1"  # of private use; within the text of an added token that must remain ordinary text
+_CACHED_TEXTS = 256
+_MAX_CACHED_CHARACTERS = 16_384
 _RETENTION = {"thinking_retention": "all"}
 # Parameters of templates with which they keep the reasoning of earlier turns, as the run does.
 _KEEPING = {
@@ -43,11 +46,17 @@ class FamilyTokenizer:
         self.added = tokenizer.added_tokens
         texts = sorted(self.added, key=len, reverse=True)
         self._pattern = re.compile("(" + "|".join(re.escape(text) for text in texts) + ")")
+        self._encode_cached = lru_cache(_CACHED_TEXTS)(
+            self._encode
+        )  # roles and schemas of tools repeat in all dialogues
 
     def mark(self, text: str) -> str:
         return self._pattern.sub(lambda found: found[0][0] + _MARK + found[0][1:], text)
 
     def encode(self, text: str, *_: object, **__: object) -> list[int]:
+        return list(self._encode_cached(text)) if len(text) < _MAX_CACHED_CHARACTERS else self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
         if _MARK not in text:
             return self._tokenizer.encode(text, trusted=True)
         token_ids: list[int] = []
