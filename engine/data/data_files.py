@@ -94,7 +94,9 @@ def list_data_files(path: Path) -> list[Path]:
 
 
 def _explain_download(path: Path) -> str:
-    name = "/".join(path.parts[-2:])
+    """The last two parts may be the name of a data set on a hub: nothing of it exists in a folder that exists."""
+    may_be_name = len(path.parts) > 1 and path.parents[1].is_dir() and not path.parent.exists()
+    name = "/".join(path.parts[-2:]) if may_be_name else "OWNER/NAME"
     return f" or folder; download a data set first: `asterism data fetch {name} --output FOLDER`"
 
 

@@ -1,13 +1,14 @@
 """The arguments and help texts of `asterism export` and `asterism serve`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from actors.cli.console import make_console
 from actors.cli.log.subcommands import SetOption
 
+Device = Literal["auto", "cuda", "cpu"]
 RunStepArgument = Annotated[
     str,
     typer.Argument(
@@ -59,7 +60,7 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 30_000,
-    device: Annotated[str, typer.Option("--device", help="auto, cuda or cpu.")] = "auto",
+    device: Annotated[Device, typer.Option("--device", help="Of the server.")] = "auto",
     python: Annotated[
         str,
         typer.Option(

@@ -130,6 +130,8 @@ def _list_task_checks(
         train_key, test_key = (f"{prefix}data", f"{prefix}test") if task.name else ("data.train", "data.test")
         train_remedy = f"set {train_key} to a file of questions"
         test_remedy = f"set {test_key} to a file of questions, or evaluation.questions = 0"
+        if run.evaluation.only:
+            test_remedy = "name the questions with --set NAME=FILE"
         for key, file, remedy, report in (
             (train_key, "" if run.evaluation.only else task.data, train_remedy, training),
             (test_key, _get_test_file(run, task), test_remedy, QuestionReport(training)),

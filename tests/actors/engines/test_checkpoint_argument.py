@@ -71,6 +71,9 @@ def test_a_transformers_folder_and_a_url_belong_to_no_run(run: RunFolder, tmp_pa
     model = tmp_path / "model:7b"
     run.get_checkpoint_path(2).rename(model)
     assert parse_checkpoint_argument(str(model)) == CheckpointArgument(str(model), model)
+    (model / "model.safetensors").unlink()
+    with pytest.raises(UnusableInput, match=r"model:7b/model\.safetensors: no such file; expected the whole folder"):
+        parse_checkpoint_argument(str(model))
     url = "https://localhost:3/v1"
     assert parse_checkpoint_argument(url) == CheckpointArgument(url, None, url=url)
 

@@ -188,6 +188,11 @@ def test_a_cold_start_without_dialogues_has_two_remedies(inputs: Path) -> None:
         check_inputs(load(inputs, "sft.steps=3"))
 
 
+def test_an_evaluation_without_questions_names_the_option_that_sets_them(inputs: Path) -> None:
+    with pytest.raises(UnusableInput, match=r"^data\.test: .*: no such file; name the questions with --set NAME=FILE$"):
+        check_inputs(load(inputs, "evaluation.only=true", f"data.test={inputs / 'none.jsonl'}"))
+
+
 def test_an_unusable_dialogue_is_named_by_its_key_and_row(inputs: Path) -> None:
     dialogue = {
         "messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "<reason>2</reason>"}]

@@ -154,6 +154,7 @@ def test_a_name_of_a_hub_is_refused_with_the_command_that_downloads_it(tmp_path:
     error = read_error(tmp_path / "open-r1" / "DAPO-Math-17k-Processed")
     assert "no such file or folder; download a data set first: `asterism data fetch " in error
     assert "fetch open-r1/DAPO-Math-17k-Processed --output " in error
+    assert "fetch OWNER/NAME --output " in read_error(tmp_path / "data" / "cold_start" / "parts")
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:

@@ -215,8 +215,10 @@ class TestEmbedded:
         assert detail.startswith("engine.device is cuda, but torch ")
 
     def test_an_invalid_checkpoint_is_reported_by_key(self, tmp_path: Path) -> None:
-        detail = find_missing("model.checkpoint", f"model.checkpoint={tmp_path}")
-        assert detail == f"{tmp_path / 'config.json'}: no such file"
+        findings = found(f"model.checkpoint={tmp_path}")
+        assert findings["model.checkpoint"].detail == f"{tmp_path / 'config.json'}: no such file"
+        for key in ("main memory", "space", "dialogue.stop_tokens"):
+            assert findings[key].remedy == "Repair model.checkpoint first."
 
     def test_memory_that_the_plan_needs_and_the_machine_lacks_is_a_warning_with_a_value_that_fits(
         self, checkpoint: Path

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from typer.testing import CliRunner
 
+from actors.cli.main import app
 from actors.cli.serving.export_command import ExportOptions, export_step
 from actors.cli.serving.serve_command import ServeOptions, build_curl, describe_parsers, serve_model
 from actors.engines.checkpoint_argument import find_run_step
@@ -187,3 +189,5 @@ def test_an_unusable_interpreter_port_or_folder_is_refused(tmp_path: Path, inter
         port = taken.getsockname()[1]
         with pytest.raises(UnusableInput, match=rf"--port: port {port} is in use; choose another$"):
             serve(tmp_path / "model", interpreter, port=port)
+    refused = CliRunner().invoke(app, ["serve", "demo", "--device", "tpu"])
+    assert refused.exit_code == 2 and "--device" in refused.output and "'tpu'" in refused.output
