@@ -49,6 +49,8 @@ class DataConfig(Section, frozen=True):
 
     train: FilePath = "$RUN/data/train.jsonl"  # questions for training
     test: FilePath = "$RUN/data/test.jsonl"  # questions for evaluations
+    # Of a file of training questions, also of [[tasks]]: unusable rows that are skipped and listed; one more ends the run.
+    max_bad_rows: Count = 100
 
 
 class RunConfig(Section, frozen=True):

@@ -223,7 +223,8 @@ def _render_rows(run: RunConfig, source: Source, name: str, count: int) -> Itera
         raise UnusableInput(f"--task {name}: there is no such task; the configuration has {', '.join(tasks)}")
     task = tasks[name] if name else run.resolved_tasks[0]
     path = folder.expand_path(task.data if source == "train" else task.test)
-    return islice(render_questions(task, descriptions[task.name], path, tokenizer), count)
+    max_bad_rows = run.data.max_bad_rows if source == "train" else 0
+    return islice(render_questions(task, descriptions[task.name], path, tokenizer, max_bad_rows), count)
 
 
 def _check_outputs(outputs: list[Path], inputs: list[Path], *, overwrite: bool) -> None:

@@ -14,7 +14,7 @@ from bus.messages import AnswerSubmitted, EnvironmentRestored, RewardInput, Star
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.data.datasets import QuestionReport, RowLayout, read_problems
+from engine.data.datasets import QuestionReport, RowLayout, make_training_report, read_problems
 from engine.data.task_inputs import encode_row
 from policies.dialogue.dialogue_renderer import DialogueRenderer
 from sandbox.contract import SandboxFailure
@@ -136,7 +136,7 @@ async def _score(stored: StoredTrajectory, submission: AnswerSubmitted, tasks: T
 
 def read_rows_by_problem(run: RunConfig, folder: RunFolder) -> dict[str, bytes]:
     """The rows of the data files of a run without [[tasks]]. Raises UnusableInput, DatasetError."""
-    report = QuestionReport()
+    report = make_training_report(run.data.max_bad_rows)
     rows: Counter[str] = Counter()
     by_problem: dict[str, bytes] = {}
     evaluated = run.resolved_evaluation_sets if run.evaluation.questions else ()

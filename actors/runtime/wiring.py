@@ -17,7 +17,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
 from engine.data.data_files import DatasetError
-from engine.data.datasets import QuestionReport, read_problems
+from engine.data.datasets import QuestionReport, make_training_report, read_problems
 from engine.data.task_inputs import build_renderer, encode_row, get_row_layout, read_task_descriptions
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.arbiter.arbiter import Arbiter
@@ -130,7 +130,7 @@ def load_problem_sets(run: RunConfig, folder: RunFolder, tokenizer: FastTokenize
     descriptions = read_task_descriptions(folder)
     train: list[list[TokenizedProblem]] = []
     test: list[list[TokenizedProblem]] = []
-    reports = {task.name: QuestionReport() for task in run.resolved_tasks}
+    reports = {task.name: make_training_report(run.data.max_bad_rows) for task in run.resolved_tasks}
     tasks = {task.name: task for task in run.resolved_tasks}
     for task in run.resolved_tasks if not run.evaluation.only else ():
         report = reports[task.name]
@@ -171,6 +171,8 @@ def _load_problems(
             row = encode_row(problem) if layout.all_columns else b""
             problems.append(TokenizedProblem(problem.name, problem.ground_truth, ids_to_bytes(prompt), row, task.name))
     logger.info("questions.read", file=file, found=report.describe())
+    for error in report.bad_rows.errors:
+        logger.warning("row.skipped", file=file, problem=str(error))
     for warning in report.list_warnings():
         logger.warning("questions.unusual", file=file, problem=warning)
     if skipped:

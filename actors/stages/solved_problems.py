@@ -15,8 +15,7 @@ from bus.addresses import HEAD, ROLLOUT
 from configs.atomic_write import replacing_file
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
-from engine.data.data_files import read_rows
-from engine.data.datasets import QuestionReport, RowLayout, parse_problem
+from engine.data.datasets import RowLayout, make_training_report, read_problems
 
 
 class _Group(NamedTuple):
@@ -58,22 +57,21 @@ def read_solved_problems(folder: RunFolder, positive_above: float) -> Mapping[st
     return solved
 
 
-def write_unsolved_rows(source: Path, layout: RowLayout, solved: Collection[str], target: Path) -> UnsolvedCount:
-    """The rows of `source` that are not solved, as JSONL, without repeated ones, which a run drops.
+def write_unsolved_rows(
+    source: Path, layout: RowLayout, solved: Collection[str], target: Path, max_bad_rows: int = 0
+) -> UnsolvedCount:
+    """The rows of `source` that are not solved, as JSONL, without repeated and unusable ones, which a run drops.
 
     Raises UnusableInput if none is left, and DiskError.
     """
-    num_problems, num_solved, report = 0, 0, QuestionReport()
+    num_problems, num_solved, report = 0, 0, make_training_report(max_bad_rows)
     with replacing_file(target) as file:
-        for row in read_rows(source):
-            problem = parse_problem(row, layout)
-            if layout.is_plain and not report.add_problem(problem):
-                continue
+        for problem in read_problems(source, report, layout=layout._replace(all_columns=True)):
             num_problems += 1
             if problem.name in solved:
                 num_solved += 1
             else:
-                file.write(msgspec.json.encode(row.fields, enc_hook=str) + b"\n")
+                file.write(msgspec.json.encode(problem.fields, enc_hook=str) + b"\n")
         if num_solved == num_problems:
             raise UnusableInput(
                 f"{source}: all {num_solved:,} problems are solved, so that none is left for this stage"

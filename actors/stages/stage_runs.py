@@ -106,7 +106,8 @@ def write_unsolved(
     for task in before.run.resolved_tasks:
         target = _get_unsolved_path(first, options, task.name)
         layout = get_row_layout(task, descriptions[task.name])
-        count = write_unsolved_rows(before.folder.expand_path(task.data), layout, solved.get(task.name, ()), target)
+        source, limit = before.folder.expand_path(task.data), before.run.data.max_bad_rows
+        count = write_unsolved_rows(source, layout, solved.get(task.name, ()), target, limit)
         print_line(
             f"{target}: {count.unsolved:,} of {count.problems:,} problems; stage {before.run.name} solved the other "
             f"{count.solved:,} in all rollouts"

@@ -69,13 +69,13 @@ def read_rows(path: Path, columns: Collection[str] = (), bad_rows: BadRows | Non
 
     Of a parquet file it reads only `columns`, or all without any. Raises DatasetError, also without rows.
     """
-    is_empty = True
+    is_empty, bad_rows = True, bad_rows or BadRows()
     for file in list_data_files(path):
-        for row in _read_file(file, columns, bad_rows or BadRows()):
+        for row in _read_file(file, columns, bad_rows):
             is_empty = False
             yield row
     if is_empty:
-        raise DatasetError(path, "no rows")
+        raise bad_rows.errors[0] if bad_rows.errors else DatasetError(path, "no rows")
 
 
 def list_data_files(path: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from engine.data.data_files import DatasetError, DatasetRow, RowFields, read_rows
+from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
 from policies.dialogue.parse_turn import extract_last_boxed
 
 QUESTION_FIELDS = ("question", "problem", "Question", "Problem")
@@ -68,6 +68,7 @@ class QuestionReport:
     """Counts of the unusual questions of one file, complete after the last one is read."""
 
     training: "QuestionReport | None" = None  # for test questions: that of the training questions, which are read first
+    bad_rows: BadRows = field(default_factory=BadRows)  # skipped
     num_rows: int = 0
     num_questions: int = 0
     num_unwrapped: int = 0
@@ -116,6 +117,8 @@ class QuestionReport:
 
     def list_warnings(self) -> list[str]:
         warnings: list[str] = []
+        if errors := self.bad_rows.errors:
+            warnings.append(f"{len(errors):,} unusable rows are skipped, the first: {errors[0]}")
         if self.num_conflicting:
             warnings.append(f"{self.num_conflicting:,} rows repeat a question with another answer")
         if self.num_overlapping:
@@ -128,22 +131,33 @@ class QuestionReport:
         return warnings
 
 
+def make_training_report(max_bad_rows: int) -> QuestionReport:
+    """`max_bad_rows`: data.max_bad_rows, since a run skips unusable training questions. Test questions count, so that it skips none."""
+    return QuestionReport(bad_rows=BadRows(max_bad_rows, "data.max_bad_rows"))
+
+
 def read_problems(
     path: Path, report: QuestionReport | None = None, max_rows: int | None = None, layout: RowLayout = PLAIN_ROWS
 ) -> Iterator[DatasetProblem]:
     """Problems of the file or folder, without repeated ones unless the report is that of test questions.
 
-    Raises DatasetError at the first unusable row.
+    Raises the DatasetError of the first unusable row if all rows are unusable, or more than `report.bad_rows` takes.
     """
     report = report or QuestionReport()
-    for row in islice(read_rows(path, () if layout.all_columns else QUESTION_COLUMNS), max_rows):
-        problem = parse_problem(row, layout)
+    for row in islice(read_rows(path, () if layout.all_columns else QUESTION_COLUMNS, report.bad_rows), max_rows):
+        try:
+            problem = parse_problem(row, layout)
+        except DatasetError as error:
+            report.bad_rows.add(error)
+            continue
         if not layout.is_plain:
             report.count_row()
             yield problem
             continue
         if report.add_problem(problem):
             yield problem
+    if report.bad_rows.errors and not report.num_rows:
+        raise report.bad_rows.errors[0]
 
 
 # ---------------------------------------------------------------- one row

@@ -9,7 +9,7 @@ from configs.algorithm import SftConfig, SftFileConfig
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
 from engine.data.data_files import BadRows
-from engine.data.datasets import read_problems
+from engine.data.datasets import make_training_report, read_problems
 from engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
 from engine.data.task_inputs import build_family_dialogues, build_renderer, build_task_formats, get_row_layout
 from engine.data.token_files import fit_length, is_too_long
@@ -30,11 +30,11 @@ class RenderedRow(NamedTuple):
 
 
 def render_questions(
-    task: TaskConfig, description: TaskDescription, path: Path, tokenizer: FastTokenizer
+    task: TaskConfig, description: TaskDescription, path: Path, tokenizer: FastTokenizer, max_bad_rows: int = 0
 ) -> Iterator[RenderedRow]:
     """The prompts of rollouts. Raises DatasetError."""
     renderer = build_renderer(task.get_dialogue(), description, tokenizer)
-    for problem in read_problems(path, layout=get_row_layout(task, description)):
+    for problem in read_problems(path, make_training_report(max_bad_rows), layout=get_row_layout(task, description)):
         token_ids = renderer.render_prompt(problem.question)
         yield RenderedRow(problem.name, [RenderedPart(tokenizer.decode(token_ids), token_ids, False)])
 

@@ -15,7 +15,7 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
-from engine.data.datasets import QuestionReport
+from engine.data.datasets import QuestionReport, make_training_report
 from engine.data.task_inputs import build_renderer
 from engine.learner.checkpoints import is_resumable, read_trainer_state
 from engine.model.compiled_parts import find_compiler
@@ -119,7 +119,7 @@ def _list_task_checks(
     """The code of each task, and then its rows: their layout depends on the code."""
     checks: dict[str, InputCheck] = {}
     for task in run.resolved_tasks:
-        prefix, training = task.key_prefix, QuestionReport()
+        prefix, training = task.key_prefix, make_training_report(run.data.max_bad_rows)
         if task.import_path:
             checks[f"{prefix}import"] = partial(check_task, task, descriptions)
         else:

@@ -94,8 +94,8 @@ def test_complete_inputs_are_accepted_and_nothing_is_created(inputs: Path) -> No
             r"data\.train: .*/train\.jsonl: no such file; set data\.train",
         ),
         (
-            lambda inputs: (inputs / "train.jsonl").write_text(QUESTION + "{"),
-            r"data\.train: .*/train\.jsonl: row 2: not JSON",
+            lambda inputs: (inputs / "train.jsonl").write_text("{\n{"),
+            r"data\.train: .*/train\.jsonl: row 1: not JSON",
         ),
         (lambda inputs: (inputs / "train.jsonl").write_text("{}"), r"data\.train: .*: row 1.*: no question"),
         (lambda inputs: shutil.rmtree(inputs / "model"), r"model\.checkpoint: .*/model: no such folder"),
@@ -181,6 +181,23 @@ def test_a_renderer_needs_the_tokens_of_its_family(inputs: Path) -> None:
                 check_inputs(run)
         else:
             assert f"sft.data: {inputs / 'sft.jsonl'}: 1 dialogues" in check_inputs(run)
+
+
+def test_unusable_training_questions_are_skipped_up_to_a_limit_and_test_questions_are_not(inputs: Path) -> None:
+    test = f"data.test={shutil.copy(inputs / 'train.jsonl', inputs / 'test.jsonl')}"
+    (inputs / "train.jsonl").write_text(QUESTION + '{\n{"question": "2 + 2?"}\n')
+    (warning,) = (line for line in check_inputs(load(inputs, test)) if "unusable rows" in line)
+    assert re.fullmatch(
+        r"warning: data\.train: 2 unusable rows are skipped, the first: .*/train\.jsonl: row 2: not JSON: .*", warning
+    )
+    with pytest.raises(UnusableInput, match=r"row 3, .* \(more unusable rows than data\.max_bad_rows = 1; the first: "):
+        check_inputs(load(inputs, test, "data.max_bad_rows=1"))
+    with pytest.raises(UnusableInput, match=r"^data\.train: .*/train\.jsonl: row 2: not JSON"):
+        check_inputs(load(inputs, test, "data.max_bad_rows=0"))
+    (inputs / "train.jsonl").write_text(QUESTION)
+    (inputs / "test.jsonl").write_text(QUESTION + "{")
+    with pytest.raises(UnusableInput, match=r"^data\.test: .*/test\.jsonl: row 2: not JSON"):
+        check_inputs(load(inputs, test))
 
 
 def test_a_cold_start_without_dialogues_has_two_remedies(inputs: Path) -> None:

@@ -101,7 +101,9 @@ def test_unsolved_rows_keep_all_fields_and_their_order(tmp_path: Path) -> None:
     source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
     rows = [{"question": f"{number} + 1?", "answer": str(number + 1), "level": number} for number in range(1, 5)]
     source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    count = write_unsolved_rows(source, PLAIN_ROWS, {"train.jsonl:1", "train.jsonl:3"}, target)
+    with source.open("a") as file:
+        file.write("{\n")
+    count = write_unsolved_rows(source, PLAIN_ROWS, {"train.jsonl:1", "train.jsonl:3"}, target, max_bad_rows=1)
     assert (count, count.unsolved) == (UnsolvedCount(4, 2), 2)
     assert [json.loads(line) for line in target.read_text().splitlines()] == [rows[1], rows[3]]
 
