@@ -93,6 +93,7 @@ def test_each_due_version_is_evaluated_once_with_only_its_own_weights(
     assert tokens == 4 * len(versions)
 
 
+@pytest.mark.slow
 def test_rollouts_do_not_wait_for_an_evaluation() -> None:
     """The step after an evaluated version is requested with the evaluation, and collects trajectories during it."""
     world = simulate(RUN, 1)

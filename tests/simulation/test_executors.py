@@ -57,6 +57,7 @@ def live(seed: int, failure_rate: float = 0.05) -> World:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_trajectory_ends_once_under_kills(seed: int) -> None:
     world = live(seed)

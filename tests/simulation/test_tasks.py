@@ -46,6 +46,7 @@ def live(seed: int) -> World:
     return campaign.play(world_of(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_model_never_sees_that_its_instance_has_moved(seed: int) -> None:
     """All invariants of a run hold, and the numbers in the texts of each trajectory are consecutive.

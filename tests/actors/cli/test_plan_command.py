@@ -103,6 +103,7 @@ def test_the_demo_is_planned_before_its_model_exists(tmp_path: Path) -> None:
     assert plan.seconds.step_s is None
 
 
+@pytest.mark.slow
 def test_measured_rates_give_the_time_of_a_step_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_machine, "_MEASURED_S", 0.01)
     cpu = choose_machines(load_run(ROOT / "configs/tiny.toml"), PlanOptions(measures=True)).cpu

@@ -141,6 +141,7 @@ def test_a_servers_start_does_not_reset_the_restart_count() -> None:
     assert RunConfig(name="a").engine_startup_allowance_s == 0.0
 
 
+@pytest.mark.slow
 def test_a_process_imports_no_engine_before_it_builds_one() -> None:
     """Head and rollout processes run the same program."""
     code = "import actors.process, sys; sys.exit(bool({'torch', 'aiohttp', 'engine.sglang.sglang_engine'} & set(sys.modules)))"

@@ -115,6 +115,7 @@ def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
         assert wait.total_s - lost[name].sum() == pytest.approx(getattr(counts, name), rel=0.01)
 
 
+@pytest.mark.slow
 def test_every_live_trajectory_is_in_one_phase_and_leaves_it(recorded: Recorded) -> None:
     _, rollout, use, _ = recorded
     assert max(rollout.live) == RUN.rl.prompts * RUN.rl.rollouts

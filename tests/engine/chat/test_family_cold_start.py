@@ -84,6 +84,7 @@ def test_a_dialogue_has_the_tokens_of_its_rollout(tmp_path: Path, name: str) -> 
     assert num_turns > 2 * NUM_DIALOGUES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "llama3 later"])
 def test_a_dialogue_has_the_tokens_of_the_exported_template(tmp_path: Path, name: str) -> None:
     """With one question: templates leave out the reasoning before the last one."""

@@ -83,6 +83,7 @@ def test_prompts_of_the_family_differ_from_those_of_the_run_only_after_removed_r
     assert render(run.exported, messages[:1], tools, add_generation_prompt=True) == prompts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_template_of_a_family_takes_special_tokens_from_untrusted_texts(tmp_path: Path, name: str) -> None:
     """Its text is that of the run, encoded in whole. In the run, the untrusted texts have no special tokens."""

@@ -14,7 +14,7 @@ from tests.engine.contract import CASES, IN_LOW_PRECISION, Case, sentence
 from tests.engine.contract.bench import Traits
 from tests.engine.whole_publisher import WholePublisher
 
-pytestmark = pytest.mark.real_clock
+pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 LONGEST = 640
 PAGE = 16
 RUNNING = 8

@@ -79,6 +79,7 @@ def test_sharing_eviction_and_preemption_do_not_change_bits(seed: int) -> None:
     assert min(load.evicted_tokens, load.preempted, capture.replays) > 0
 
 
+@pytest.mark.slow
 def test_cuda_kernels_match_the_training_forward(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.inference.kernels.attention.select_kernels", lambda _: SdpaKernels())
     core = EngineCore(model, Capacity(1024, 8, 96), prefill_tokens=40, capture=Recorded())

@@ -95,6 +95,7 @@ def test_as_many_calls_reach_a_tool_as_in_the_release() -> None:
     assert list_different(lambda row: count_executed_calls(row) == row.executed_calls) == set()
 
 
+@pytest.mark.slow
 def test_exactly_the_documented_rewards_differ_from_those_of_the_release() -> None:
     logging.disable(logging.WARNING)  # math-verify warns that its timeouts are off
     try:

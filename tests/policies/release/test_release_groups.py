@@ -64,6 +64,7 @@ def test_the_golden_table_has_all_groups_and_the_penalties_of_its_rows() -> None
             assert found == (row.p_err[each.trajectory_id], row.p_format[each.trajectory_id]), row.id
 
 
+@pytest.mark.slow
 def test_exactly_the_documented_groups_differ_from_those_of_the_release() -> None:
     different = {row.id for row in GROUPS if not all(agrees(row, case) for case in row.cases)}
     different |= {row.id for row in GROUPS if has_unequal_rewards(row.rewards) == row.dropped}

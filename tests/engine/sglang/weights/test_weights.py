@@ -23,7 +23,7 @@ from tests.engine.sglang.weights.fake_weight_server import UPDATES, FakeWeightSe
 from tests.engine.tiny_models import save_small_model, small_config, small_model
 from tests.engine.whole_publisher import WholePublisher
 
-pytestmark = pytest.mark.real_clock
+pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 SMALL_BUCKET = 8 * 2**10  # several for the small model
 TRANSPORTS = tuple(UPDATES)
 PAUSE, RESUME = "/pause_generation", "/continue_generation"
