@@ -55,8 +55,8 @@ def _describe_count(count: PlannedCount) -> str:
     if count.unit == "bytes":
         limit = "" if count.limit is None else f" of {_format_bytes(count.limit)}"
         return f"{count.name}: {_format_bytes(count.needed)}{limit}, {_STATUS[count.fits]}"
-    limit = "" if count.limit is None else f" of {count.limit:g}"
-    return f"{escape(count.name)}: {count.needed:g}{limit}, {_STATUS[count.fits]}"
+    limit = "" if count.limit is None else f" of {count.limit:,.0f}"
+    return f"{escape(count.name)}: {count.needed:,.0f}{limit}, {_STATUS[count.fits]}"
 
 
 def _describe_seconds(plan: RunPlan) -> Iterator[str]:

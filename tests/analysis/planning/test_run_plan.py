@@ -16,6 +16,7 @@ from analysis.planning.step_seconds import compute_training_s, count_attention_f
 from analysis.planning.storage_plan import plan_disk, plan_shared_memory
 from benchmarks.support.qwen3_models import read_qwen3
 from configs.load import load_run
+from configs.sglang_options import SPARE_TOKENS
 from engine.learner import weight_publisher
 from engine.model import hf_export
 from engine.model.architectures import ARCHITECTURES
@@ -24,6 +25,7 @@ from tests.engine.tiny_models import small_architecture
 ROOT = Path(__file__).parents[3]
 NODE = PlannedMachines(8, GPUS["h100"], 1, 1024 * GIB, 512 * GIB, 2048 * GIB)
 STAGES = ("stage=8k", "stage=12k", "stage=hard")
+CACHE = "KV tokens of a server"
 KEEPS_ALL = "learner.activation_checkpointing=none"
 
 
@@ -125,6 +127,31 @@ def test_a_cache_that_does_not_fit_names_a_smaller_one() -> None:
     plan = build_plan(make_inputs("1.7B", "engine.kv_tokens=262144", file="qwen3_1.7b_1gpu", machines=machines))
     (change,) = (each for each in plan.changes if "engine.kv_tokens" in each.changes)
     assert change.changes == {"engine.kv_tokens": 180_224}  # 11/16
+
+
+@pytest.mark.parametrize("overrides", [(), ("stage=12k",)])
+def test_a_cache_without_room_for_a_trajectory_names_a_larger_share_of_the_gpu(overrides: tuple[str, ...]) -> None:
+    file, machines = "rstar2_14b_8gpu", make_machines("h100")
+    inputs = make_inputs("14B", "sglang.memory_share=0.3", *overrides, file=file, machines=machines)
+    plan = build_plan(inputs)
+    (short,) = plan.shortfalls
+    assert (short.name, short.needed) == (CACHE, inputs.run.sequence_tokens + SPARE_TOKENS)
+    assert plan.changes[0].changes == {"sglang.memory_share": 0.4}
+    assert build_plan(inputs.change(plan.changes[0].changes)).shortfalls == []
+    fixed = build_plan(inputs.change({"engine.kv_tokens": 16_384}))
+    assert CACHE not in [each.name for each in fixed.counts]
+
+
+def test_changes_for_the_memory_of_a_gpu_leave_room_for_a_trajectory() -> None:
+    nodes = ("cluster.nodes=2", "cluster.learner_nodes=2")
+    qwen3_32b = replace(read_qwen3("14B"), num_layers=64, num_heads=64, intermediate_size=25_600)
+    inputs = make_inputs("14B", *nodes, file="rstar2_14b_64gpu", machines=make_machines("h100", nodes=2))
+    inputs = PlanInputs(inputs.run, qwen3_32b, inputs.machines)
+    plan = build_plan(inputs)
+    assert {"GPU memory", CACHE} <= {each.name for each in plan.shortfalls}
+    (change,) = (each.changes for each in plan.changes if each.resource == "GPU memory")
+    assert change == {"sglang.memory_share": 0.85, "learner.offload": "between_steps"}
+    assert CACHE not in [each.name for each in build_plan(inputs.change(change)).shortfalls]
 
 
 @pytest.mark.slow
