@@ -22,6 +22,7 @@ _LEARNER_KEYS = (
     "learner.ranks",
     "cluster.learner_nodes",
     "dialogue.response_tokens",
+    "sft.max_tokens",
 )
 _GPU_REMEDY = "use GPUs with more memory or a smaller model.checkpoint"
 _HOST_REMEDY = "use nodes with more memory or a smaller model.checkpoint"

@@ -93,8 +93,17 @@ class PlanInputs:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Of the largest micro batch: a longer sequence has its own."""
-        return max(self.run.learner.micro_batch_tokens, self.run.sequence_tokens - 1)
+        """Of the largest micro batch: a longer trajectory or dialogue has its own."""
+        dialogue = self.run.sft.max_tokens if self.run.sft.is_enabled else 0
+        return max(self.run.learner.micro_batch_tokens, self.run.sequence_tokens - 1, dialogue - 1)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Further assumptions, in words."""
+        if not self.run.sft.is_enabled or self.run.sft.max_tokens:
+            return ()
+        limit = f"at most {self.micro_batch_tokens:,} tokens, those of a micro batch"
+        return (f"sft.max_tokens = 0 sets no limit to dialogues of the cold start; assumed: {limit}",)
 
     @property
     def micro_batches(self) -> int:

@@ -48,7 +48,7 @@ def _list_lines(plan: RunPlan) -> Iterator[str]:
     for short in plan.shortfalls:
         yield f"[bold red]{escape(short.name)}[/]: {escape(describe_remedy(plan, short))}"
     assumed = ", ".join(f"{name} {value:g}" for name, value in plan.assumptions.items())
-    yield f"[dim]assumed: {escape(assumed)}[/]"
+    yield from (f"[dim]{escape(line)}[/]" for line in (f"assumed: {assumed}", *plan.notes))
 
 
 def _describe_count(count: PlannedCount) -> str:

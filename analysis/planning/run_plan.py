@@ -31,6 +31,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     seconds: StepSeconds
     changes: tuple[KeyChange, ...]  # for the resources that do not suffice
     assumptions: dict[str, float]
+    notes: tuple[str, ...]  # further assumptions, in words
 
     @property
     def shortfalls(self) -> list[PlannedResource | PlannedCount]:
@@ -54,6 +55,7 @@ def build_plan(inputs: PlanInputs) -> RunPlan:
         seconds=estimate_step(inputs),
         changes=tuple(change for each in short for change in find_changes(inputs, each.name, each.keys)),
         assumptions=inputs.assumptions._asdict(),
+        notes=inputs.notes,
     )
 
 

@@ -230,6 +230,23 @@ def test_a_run_with_adapters_trains_and_saves_only_them() -> None:
     assert get_bytes(plan_disk(cold))["checkpoints"] == disk["checkpoints"] + 12 * total
 
 
+def test_the_longest_dialogue_of_a_cold_start_has_its_own_micro_batch() -> None:
+    def plan_cold_start(*settings: str) -> RunPlan:
+        file, machines = "qwen3_1.7b_1gpu", make_machines("h100", gpus=1)
+        return build_plan(make_inputs("1.7B", *settings, "sft.data=sft.jsonl", file=file, machines=machines))
+
+    disabled, unlimited = (plan_cold_start(f"sft.steps={steps}") for steps in (0, 100))
+    assert (disabled.resources, disabled.notes) == (unlimited.resources, ())
+    (note,) = unlimited.notes
+    assert note.startswith("sft.max_tokens = 0 sets no limit to dialogues of the cold start; assumed: at most 9,216 ")
+    limited = plan_cold_start("sft.steps=100", "sft.max_tokens=40001")
+    assert limited.notes == ()
+    larger = plan_cold_start("sft.steps=100", "learner.micro_batch_tokens=40000")
+    assert find(limited, "GPU memory").items == find(larger, "GPU memory").items
+    assert [each.name for each in limited.shortfalls] == ["GPU memory"]
+    assert "sft.max_tokens" in {key for change in limited.changes for key in change.changes}
+
+
 def test_published_adapters_need_one_copy_of_the_weights_in_shared_memory() -> None:
     total, adapters = 1_720_574_976, 28 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144))
     settings = ("learner.lora_rank=16", "engine.kind=embedded", "sglang.colocate=false", "rl.max_staleness=2")
