@@ -57,11 +57,18 @@ def plan_local_run(run: RunConfig) -> RunPlan:
 
 
 def find_model_config(run: RunConfig) -> DecoderConfig:
-    """Of model.checkpoint, which may lack weights; of [tiny] if the run has yet to create the model."""
+    """Of model.checkpoint, which may lack weights; of [tiny] if the run has yet to create the model.
+
+    Raises UnusableInput with the key.
+    """
     folder = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
     if run.tiny is not None and not folder.exists():
         return build_tiny_config(run.tiny, _TINY_VOCABULARY)
-    return load_model_config(folder)
+    try:
+        return load_model_config(folder)
+    except UnusableInput as error:
+        remedy = "set it to the folder of a supported model (docs/models.md)"
+        raise UnusableInput(f"model.checkpoint: {error}; {remedy}") from error
 
 
 def choose_machines(run: RunConfig, options: PlanOptions) -> PlannedMachines:

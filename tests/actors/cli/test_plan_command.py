@@ -103,6 +103,18 @@ def test_the_demo_is_planned_before_its_model_exists(tmp_path: Path) -> None:
     assert plan.seconds.step_s is None
 
 
+@pytest.mark.parametrize("fields", [None, {"model_type": "gpt2"}])
+def test_a_folder_without_a_supported_model_is_refused_with_key_and_remedy(
+    tmp_path: Path, fields: dict[str, str] | None
+) -> None:
+    if fields is not None:
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(UnusableInput) as refused:
+        plan_local_run(load_run(CONFIG_1GPU, [f"model.checkpoint={tmp_path}"]))
+    assert str(refused.value).startswith(f"model.checkpoint: {tmp_path / 'config.json'}: ")
+    assert str(refused.value).endswith("; set it to the folder of a supported model (docs/models.md)")
+
+
 def test_measured_rates_give_the_time_of_a_step_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_machine, "_MEASURED_S", 0.01)
     cpu = choose_machines(load_run(ROOT / "configs/tiny.toml"), PlanOptions(measures=True)).cpu
