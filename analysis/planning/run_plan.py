@@ -65,9 +65,10 @@ def _plan_resources(inputs: PlanInputs) -> dict[str, PlannedResource]:
 
 
 def _plan_counts(inputs: PlanInputs) -> dict[str, PlannedCount]:
-    run, machines = inputs.run, inputs.machines
+    run, machines, positions = inputs.run, inputs.machines, inputs.config.max_position_embeddings
     counts: list[PlannedCount | None] = [
         plan_largest_message(inputs),
+        PlannedCount("tokens of the model's context", run.sequence_tokens, positions, ("dialogue.response_tokens",)),
         PlannedCount("nodes", run.cluster.nodes, machines.nodes, ("cluster.nodes", "cluster.learner_nodes")),
     ]
     has_gpus = machines.gpu is not None

@@ -142,6 +142,17 @@ def test_a_cache_without_room_for_a_trajectory_names_a_larger_share_of_the_gpu(o
     assert CACHE not in [each.name for each in fixed.counts]
 
 
+def test_trajectories_longer_than_the_context_of_the_model_do_not_fit() -> None:
+    full = "learner.activation_checkpointing=full"
+    inputs = make_inputs("4B", "dialogue.response_tokens=60000", full, machines=make_machines("h100"))
+    plan = build_plan(inputs)
+    (short,) = plan.shortfalls
+    assert (short.name, short.needed) == ("tokens of the model's context", inputs.run.sequence_tokens)
+    assert describe_remedy(plan, short) == "set dialogue.response_tokens = 37500"
+    assert build_plan(inputs.change({"dialogue.response_tokens": 37_500})).shortfalls == []
+
+
+@pytest.mark.slow
 def test_changes_for_the_memory_of_a_gpu_leave_room_for_a_trajectory() -> None:
     nodes = ("cluster.nodes=2", "cluster.learner_nodes=2")
     qwen3_32b = replace(read_qwen3("14B"), num_layers=64, num_heads=64, intermediate_size=25_600)
