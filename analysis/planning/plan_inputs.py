@@ -28,7 +28,7 @@ GPUS = {"a100": A100, "h100": H100, "h200": H200, "mi300x": MI300X}
 class PlannedMachines(msgspec.Struct, frozen=True):
     """Memory and disk are those of one node. None: unknown, and not compared."""
 
-    gpus: int = 0  # per node
+    gpus: int | None = None  # per node
     gpu: GpuSpec | None = None
     nodes: int = 1
     host_memory_bytes: float | None = None

@@ -80,6 +80,8 @@ def describe_remedy(plan: RunPlan, short: PlannedResource | PlannedCount) -> str
     found = [change.format() for change in plan.changes if change.resource == short.name]
     if found:
         return f"set {', or '.join(found)}"
+    if not short.keys:
+        return short.remedy
     keys = f"no value of one or two of these keys suffices: {', '.join(short.keys)}"
     return f"{short.remedy}; {keys}" if short.remedy else keys
 

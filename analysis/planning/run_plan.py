@@ -14,6 +14,7 @@ from analysis.planning.storage_plan import plan_disk, plan_largest_message, plan
 
 _ALTERNATIVES = 3  # changes that are listed for a resource
 _FRACTIONS = 16  # of a present value that are tried
+_NO_GPU_REMEDY = "no GPU here; name one with --gpu"
 _FACTORS = tuple(2**power for power in range(1, 13))
 
 
@@ -71,16 +72,22 @@ def _plan_counts(inputs: PlanInputs) -> dict[str, PlannedCount]:
         PlannedCount("tokens of the model's context", run.sequence_tokens, positions, ("dialogue.response_tokens",)),
         PlannedCount("nodes", run.cluster.nodes, machines.nodes, ("cluster.nodes", "cluster.learner_nodes")),
     ]
-    has_gpus = machines.gpu is not None
     if run.learner.device == "cuda":
-        limit = machines.gpus if has_gpus else None
-        counts.append(PlannedCount("GPUs of the learner", run.learner.ranks, limit, ("learner.ranks",)))
+        counts.append(_plan_gpu_count("GPUs of the learner", run.learner.ranks, machines.gpus, ("learner.ranks",)))
     if run.engine.device == "cuda" and inputs.has_servers and not run.sglang.external_urls:
         needed = run.engine.num_engines * inputs.gpus_per_engine
         keys = ("engine.num_engines", "sglang.tensor_parallel", "sglang.data_parallel")
-        counts.append(PlannedCount("GPUs of the engines", needed, machines.gpus if has_gpus else None, keys))
+        # Another interpreter may find GPUs that the torch of this one does not.
+        limit = None if machines.gpus == 0 and run.sglang.python else machines.gpus
+        counts.append(_plan_gpu_count("GPUs of the engines", needed, limit, keys))
     counts.append(plan_cache_tokens(inputs))
     return {each.name: each for each in counts if each is not None}
+
+
+def _plan_gpu_count(name: str, needed: int, limit: int | None, keys: tuple[str, ...]) -> PlannedCount:
+    if limit == 0:  # no value of a key changes that
+        return PlannedCount(name, needed, limit, remedy=_NO_GPU_REMEDY)
+    return PlannedCount(name, needed, limit, keys)
 
 
 # ---------------------------------------------------------------- what to change
@@ -89,11 +96,11 @@ def _plan_counts(inputs: PlanInputs) -> dict[str, PlannedCount]:
 def find_changes(inputs: PlanInputs, name: str, keys: Sequence[str]) -> list[KeyChange]:
     """At most a few: with each the resource suffices. One key each; two if no single one helps.
 
-    No change makes short what suffices at present, and a change for a resource exceeds no count.
+    No change makes short what suffices at present, and a change for a resource exceeds no count with keys.
     """
     counts, resources = _plan_counts(inputs), _plan_resources(inputs)
-    others = {**counts, **resources} if name in counts else resources
-    short = {each.name for each in others.values() if not each.fits} - {name}
+    others = [*resources.values(), *(each for each in counts.values() if name in counts or not each.keys)]
+    short = {each.name for each in others if not each.fits} - {name}
     values = {key: list(_list_values(inputs, key)) for key in keys}
     found = [change for key in keys if (change := _try(inputs, name, [{key: value} for value in values[key]], short))]
     if not found:

@@ -92,7 +92,7 @@ def _count_copies(inputs: PlanInputs) -> float:
     copies = nodes * run.engine.num_engines * (run.sglang.data_parallel if inputs.has_servers else 1)
     if run.engine.device == "cpu":
         return nodes
-    return copies if inputs.has_servers else min(copies, nodes * max(1, inputs.machines.gpus))
+    return copies if inputs.has_servers else min(copies, nodes * (inputs.machines.gpus or 1))
 
 
 def _count_running(inputs: PlanInputs) -> int:

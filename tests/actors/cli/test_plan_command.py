@@ -76,6 +76,7 @@ def test_the_assumptions_of_the_time_can_be_changed(plan: Callable[..., Result],
     ("options", "message"),
     [
         (PlanOptions(gpu="h99"), "--gpu h99: unknown GPU; known are a100, h100, h200, mi300x"),
+        (PlanOptions(gpus=1), "--gpus: name the GPU with --gpu; known are a100, h100, h200, mi300x"),
         (PlanOptions(gpu="h100", measures=True), "--measure: measures this machine; leave out --gpu"),
     ],
 )
@@ -94,6 +95,21 @@ def test_the_sizes_of_a_node_are_those_of_this_machine_unless_they_are_given() -
     there = choose_machines(run, PlanOptions(gpu="h200", disk_gib=100))
     assert (there.gpus, there.gpu) == (8, GPUS["h200"])
     assert (there.host_memory_bytes, there.disk_bytes) == (None, 100 * GIB)
+
+
+def test_a_learner_on_gpus_does_not_fit_a_machine_without_gpus(
+    plan: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = plan("--host-memory-gib", "64", "--shared-memory-gib", "64", "--disk-gib", "100")
+    assert result.exit_code == EXIT_DOES_NOT_FIT
+    assert "GPUs of the learner: 1 of 0, does not fit" in result.output
+    assert "GPUs of the learner: no GPU here; name one with --gpu" in result.output
+    assert "disk: set learner.keep_checkpoints = 1" in result.output
+    on_cpu = plan_local_run(
+        load_run(CONFIG_1GPU, ["learner.device=cpu", "tiny.num_layers=2", "model.checkpoint=$RUN/a"])
+    )
+    assert "GPUs of the learner" not in [each.name for each in on_cpu.counts]
 
 
 def test_the_demo_is_planned_before_its_model_exists(tmp_path: Path) -> None:
