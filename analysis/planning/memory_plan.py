@@ -188,9 +188,10 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
         items += _list_engine_items(inputs, engines)
         keys = ["engine.kv_tokens", *keys, "engine.num_engines"]
     items.append(PlanItem("weights in shared memory", count_slot_bytes(inputs), describe_slots(inputs)))
-    in_flight = run.rl.max_groups_in_flight * run.rl.rollouts
-    records = 2 * in_flight * inputs.mean_sequence_tokens * RECORD_BYTES  # rollout and group buffer
-    items.append(PlanItem("trajectories", records, f"{in_flight:,} with {inputs.mean_sequence_tokens:,.0f} tokens"))
+    if inputs.has_rl:
+        in_flight = run.rl.max_groups_in_flight * run.rl.rollouts
+        records = 2 * in_flight * inputs.mean_sequence_tokens * RECORD_BYTES  # rollout and group buffer
+        items.append(PlanItem("trajectories", records, f"{in_flight:,} with {inputs.mean_sequence_tokens:,.0f} tokens"))
     processes = inputs.assumptions.process_gib * GIB * (ranks + engines + 3)
     items.append(PlanItem("processes", processes, f"{ranks + engines + 3} interpreters"))
     keys += ["sglang.bucket_mib", "rl.max_staleness", "learner.ranks"]
@@ -217,5 +218,5 @@ def describe_slots(inputs: PlanInputs) -> str:
 
 
 def count_batch_bytes(inputs: PlanInputs) -> float:
-    """Files of one step's batch."""
-    return inputs.trained_tokens * BYTES_PER_TOKEN
+    """Files of one step's batch; a step of the cold start has none."""
+    return inputs.trained_tokens * BYTES_PER_TOKEN if inputs.has_rl else 0.0

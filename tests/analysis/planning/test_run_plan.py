@@ -1,15 +1,17 @@
 """`analysis.planning`: what does not fit is named with the values of keys that suffice; the time of a step."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from analysis.planning.memory_plan import WRITE_BYTES, compute_cached_token_bytes, plan_gpu, plan_host
 from analysis.planning.model_size import measure_model
 from analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
-from analysis.planning.plan_table import describe_remedy
+from analysis.planning.plan_table import build_plan_tables, describe_remedy
 from analysis.planning.resources import PlannedResource
 from analysis.planning.run_plan import RunPlan, build_plan
 from analysis.planning.step_seconds import compute_training_s, count_attention_flops, count_training_flops
@@ -325,6 +327,25 @@ def test_with_staleness_generation_and_training_overlap() -> None:
     assert serial.training_s is not None
     assert serial.step_s == serial.generation_s + serial.training_s
     assert parallel.step_s == max(serial.generation_s, serial.training_s)
+
+
+def test_without_rl_a_step_is_one_of_the_cold_start() -> None:
+    config = read_qwen3("14B")
+    for settings, tokens in (((), 524_288), (("sft.tokens_per_step=0",), 64 * 16_384)):
+        inputs = make_inputs("14B", *settings, file="rstar2_cold_start", machines=make_machines("h200"))
+        plan = build_plan(inputs)
+        attention = count_attention_flops(config, tokens / 16_384, 16_384)
+        assert (plan.trained_tokens, plan.generated_tokens, plan.batch_bytes) == (tokens, 0, 0)
+        assert plan.seconds.training_flops == count_training_flops(measure_model(config).active, tokens, attention)
+        assert plan.seconds.step_s == plan.seconds.training_s
+        assert "trajectories" not in get_bytes(find(plan, "host memory"))
+        assert "batches" not in get_bytes(find(plan, "disk"))
+        console = Console(width=160, record=True, file=StringIO())
+        console.print(build_plan_tables(plan))
+        text = console.export_text()
+        assert f"step of the cold start: at most {tokens:,} tokens\ntraining: " in text
+        assert "generation" not in text
+        assert "batch of a step" not in text
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
