@@ -242,7 +242,7 @@ def plan(
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="a100, h100, h200 or mi300x (default: plan for this machine).")
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs per node, with --gpu.")] = 8,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs per node, with --gpu (default: 8).")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (default: cluster.nodes).")] = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(min=0, help="Memory of a GPU.")] = None,
     host_memory_gib: Annotated[float | None, typer.Option(min=0, help="Main memory of a node.")] = None,

@@ -19,6 +19,7 @@ from configs.schema import RunConfig
 from engine.model.model_config import DecoderConfig, build_tiny_config, load_model_config
 
 _TINY_VOCABULARY = 512  # the generated tokenizer has fewer entries
+_GPUS_PER_NODE = 8
 EXIT_DOES_NOT_FIT = 1
 
 
@@ -26,7 +27,7 @@ class PlanOptions(NamedTuple):
     """The command's arguments. Without `gpu` the plan is for this machine."""
 
     gpu: str | None = None
-    gpus: int = 8  # per node
+    gpus: int | None = None  # per node; with `gpu` 8 by default
     nodes: int | None = None
     gpu_memory_gib: float | None = None
     host_memory_gib: float | None = None
@@ -57,16 +58,25 @@ def plan_local_run(run: RunConfig) -> RunPlan:
 
 
 def find_model_config(run: RunConfig) -> DecoderConfig:
-    """Of model.checkpoint, which may lack weights; of [tiny] if the run has yet to create the model."""
+    """Of model.checkpoint, which may lack weights; of [tiny] if the run has yet to create the model.
+
+    Raises UnusableInput with the key.
+    """
     folder = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
     if run.tiny is not None and not folder.exists():
         return build_tiny_config(run.tiny, _TINY_VOCABULARY)
-    return load_model_config(folder)
+    try:
+        return load_model_config(folder)
+    except UnusableInput as error:
+        remedy = "set it to the folder of a supported model (docs/models.md)"
+        raise UnusableInput(f"model.checkpoint: {error}; {remedy}") from error
 
 
 def choose_machines(run: RunConfig, options: PlanOptions) -> PlannedMachines:
     """This machine, or machines with the named GPU; then the sizes that the options give. Raises UnusableInput."""
     if options.gpu is None:
+        if options.gpus is not None:
+            raise UnusableInput(f"--gpus: name the GPU with --gpu; known are {', '.join(GPUS)}")
         machines = detect_machine(run, measures=options.measures)
     else:
         machines = _describe_machines(run, options)
@@ -89,4 +99,4 @@ def _describe_machines(run: RunConfig, options: PlanOptions) -> PlannedMachines:
         raise UnusableInput(f"--gpu {options.gpu}: unknown GPU; known are {', '.join(GPUS)}")
     if options.measures:
         raise UnusableInput("--measure: measures this machine; leave out --gpu")
-    return PlannedMachines(gpus=options.gpus, gpu=GPUS[options.gpu], nodes=run.cluster.nodes)
+    return PlannedMachines(gpus=options.gpus or _GPUS_PER_NODE, gpu=GPUS[options.gpu], nodes=run.cluster.nodes)

@@ -5,7 +5,8 @@ from math import prod
 from analysis.planning.activation_memory import FLOAT32_BYTES, compute_activation_memory
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_offloaded_memory, compute_rank_memory
 from analysis.planning.plan_inputs import GIB, VALUE_BYTES, PlanInputs
-from analysis.planning.resources import PlanItem, PlannedResource
+from analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
+from configs.sglang_options import SPARE_TOKENS
 from engine.learner.batches.sample_files import BYTES_PER_TOKEN
 from engine.model.lora.lora_options import count_published_bytes
 
@@ -21,10 +22,12 @@ _LEARNER_KEYS = (
     "learner.ranks",
     "cluster.learner_nodes",
     "dialogue.response_tokens",
+    "sft.max_tokens",
 )
 _GPU_REMEDY = "use GPUs with more memory or a smaller model.checkpoint"
 _HOST_REMEDY = "use nodes with more memory or a smaller model.checkpoint"
 _ENGINE_KEYS = ("sglang.memory_share", "engine.kv_tokens", "sglang.tensor_parallel", "engine.num_engines")
+_CACHE_KEYS = ("sglang.memory_share", "sglang.tensor_parallel", "dialogue.response_tokens", "engine.num_engines")
 
 
 def compute_learner_rank(inputs: PlanInputs) -> RankMemory:
@@ -82,6 +85,15 @@ def compute_cache_tokens(inputs: PlanInputs) -> int | None:
         return None
     free = run.sglang.memory_share * gpu.memory_bytes - compute_engine_weights(inputs)
     return max(0, int(free // compute_cached_token_bytes(inputs)))
+
+
+def plan_cache_tokens(inputs: PlanInputs) -> PlannedCount | None:
+    """A server needs room for one trajectory to start. None if sglang.memory_share does not bound its cache."""
+    run, tokens = inputs.run, compute_cache_tokens(inputs)
+    is_bounded = inputs.has_servers and run.engine.device == "cuda" and not run.external_urls
+    if not is_bounded or run.engine.kv_tokens or tokens is None:
+        return None
+    return PlannedCount("KV tokens of a server", run.sequence_tokens + SPARE_TOKENS, tokens, _CACHE_KEYS)
 
 
 def _list_engine_items(inputs: PlanInputs, count: int) -> list[PlanItem]:
@@ -176,9 +188,10 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
         items += _list_engine_items(inputs, engines)
         keys = ["engine.kv_tokens", *keys, "engine.num_engines"]
     items.append(PlanItem("weights in shared memory", count_slot_bytes(inputs), describe_slots(inputs)))
-    in_flight = run.rl.max_groups_in_flight * run.rl.rollouts
-    records = 2 * in_flight * inputs.mean_sequence_tokens * RECORD_BYTES  # rollout and group buffer
-    items.append(PlanItem("trajectories", records, f"{in_flight:,} with {inputs.mean_sequence_tokens:,.0f} tokens"))
+    if inputs.has_rl:
+        in_flight = run.rl.max_groups_in_flight * run.rl.rollouts
+        records = 2 * in_flight * inputs.mean_sequence_tokens * RECORD_BYTES  # rollout and group buffer
+        items.append(PlanItem("trajectories", records, f"{in_flight:,} with {inputs.mean_sequence_tokens:,.0f} tokens"))
     processes = inputs.assumptions.process_gib * GIB * (ranks + engines + 3)
     items.append(PlanItem("processes", processes, f"{ranks + engines + 3} interpreters"))
     keys += ["sglang.bucket_mib", "rl.max_staleness", "learner.ranks"]
@@ -205,5 +218,5 @@ def describe_slots(inputs: PlanInputs) -> str:
 
 
 def count_batch_bytes(inputs: PlanInputs) -> float:
-    """Files of one step's batch."""
-    return inputs.trained_tokens * BYTES_PER_TOKEN
+    """Files of one step's batch; a step of the cold start has none."""
+    return inputs.trained_tokens * BYTES_PER_TOKEN if inputs.has_rl else 0.0

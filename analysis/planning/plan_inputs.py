@@ -28,7 +28,7 @@ GPUS = {"a100": A100, "h100": H100, "h200": H200, "mi300x": MI300X}
 class PlannedMachines(msgspec.Struct, frozen=True):
     """Memory and disk are those of one node. None: unknown, and not compared."""
 
-    gpus: int = 0  # per node
+    gpus: int | None = None  # per node
     gpu: GpuSpec | None = None
     nodes: int = 1
     host_memory_bytes: float | None = None
@@ -81,6 +81,11 @@ class PlanInputs:
     def size(self) -> ModelSize:
         return measure_model(self.config)
 
+    @property
+    def has_rl(self) -> bool:
+        """Otherwise a step is one of the cold start."""
+        return self.run.rl.steps > 0
+
     # ---------------------------------------------------------------- learner
 
     @property
@@ -93,13 +98,23 @@ class PlanInputs:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Of the largest micro batch: a longer sequence has its own."""
-        return max(self.run.learner.micro_batch_tokens, self.run.sequence_tokens - 1)
+        """Of the largest micro batch: a longer trajectory or dialogue has its own."""
+        trajectory = self.run.sequence_tokens if self.has_rl else 0
+        dialogue = self.run.sft.max_tokens if self.run.sft.is_enabled else 0
+        return max(self.run.learner.micro_batch_tokens, trajectory - 1, dialogue - 1)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Further assumptions, in words."""
+        if not self.run.sft.is_enabled or self.run.sft.max_tokens:
+            return ()
+        limit = f"at most {self.micro_batch_tokens:,} tokens, those of a micro batch"
+        return (f"sft.max_tokens = 0 sets no limit to dialogues of the cold start; assumed: {limit}",)
 
     @property
     def micro_batches(self) -> int:
         """Of one rank and one update, estimated."""
-        tokens = self.trained_tokens / self.run.learner.minibatches / self.ranks
+        tokens = self.trained_tokens / (self.run.learner.minibatches if self.has_rl else 1) / self.ranks
         return max(1, math.ceil(tokens / self.micro_batch_tokens))
 
     # ---------------------------------------------------------------- trajectories of a step
@@ -118,7 +133,7 @@ class PlanInputs:
 
     @property
     def generated_trajectories(self) -> int:
-        return self.run.rl.started_groups * self.run.rl.rollouts
+        return self.run.rl.started_groups * self.run.rl.rollouts if self.has_rl else 0
 
     @property
     def trained_trajectories(self) -> int:
@@ -127,8 +142,16 @@ class PlanInputs:
 
     @property
     def trained_tokens(self) -> float:
-        """Per step, prompts included."""
-        return self.trained_trajectories * self.mean_sequence_tokens
+        """Per step of RL, prompts included; without RL at most those of a step of the cold start."""
+        if self.has_rl:
+            return self.trained_trajectories * self.mean_sequence_tokens
+        sft = self.run.sft
+        return float(sft.tokens_per_step or sft.batch_size * self.dialogue_tokens) if sft.is_enabled else 0.0
+
+    @property
+    def dialogue_tokens(self) -> int:
+        """Of the longest dialogue of the cold start; without a limit of its length, assumed."""
+        return self.run.sft.max_tokens or self.micro_batch_tokens
 
     # ---------------------------------------------------------------- engines
 

@@ -43,20 +43,24 @@ def _describe(resource: PlannedResource) -> str:
 def _list_lines(plan: RunPlan) -> Iterator[str]:
     for count in plan.counts:
         yield _describe_count(count)
-    yield f"batch of a step: {plan.trained_tokens:,.0f} tokens, {_format_bytes(plan.batch_bytes)} on disk"
-    yield from _describe_seconds(plan)
+    if plan.generated_tokens:
+        yield f"batch of a step: {plan.trained_tokens:,.0f} tokens, {_format_bytes(plan.batch_bytes)} on disk"
+    elif plan.trained_tokens:
+        yield f"step of the cold start: at most {plan.trained_tokens:,.0f} tokens"
+    if plan.trained_tokens:
+        yield from _describe_seconds(plan)
     for short in plan.shortfalls:
         yield f"[bold red]{escape(short.name)}[/]: {escape(describe_remedy(plan, short))}"
     assumed = ", ".join(f"{name} {value:g}" for name, value in plan.assumptions.items())
-    yield f"[dim]assumed: {escape(assumed)}[/]"
+    yield from (f"[dim]{escape(line)}[/]" for line in (f"assumed: {assumed}", *plan.notes))
 
 
 def _describe_count(count: PlannedCount) -> str:
     if count.unit == "bytes":
         limit = "" if count.limit is None else f" of {_format_bytes(count.limit)}"
         return f"{count.name}: {_format_bytes(count.needed)}{limit}, {_STATUS[count.fits]}"
-    limit = "" if count.limit is None else f" of {count.limit:g}"
-    return f"{escape(count.name)}: {count.needed:g}{limit}, {_STATUS[count.fits]}"
+    limit = "" if count.limit is None else f" of {count.limit:,.0f}"
+    return f"{escape(count.name)}: {count.needed:,.0f}{limit}, {_STATUS[count.fits]}"
 
 
 def _describe_seconds(plan: RunPlan) -> Iterator[str]:
@@ -70,7 +74,7 @@ def _describe_seconds(plan: RunPlan) -> Iterator[str]:
         yield f"training: {seconds.training_s:,.1f} s for {seconds.training_flops:.2e} FLOP"
     if seconds.step_s is None:
         yield "step: unknown; name a GPU (--gpu), or measure this machine (--measure)"
-    else:
+    elif plan.generated_tokens:
         overlap = ", generation and training at the same time" if seconds.overlaps else ""
         yield f"step: {seconds.step_s:,.1f} s{overlap}, without tool calls and transfers of weights"
 
@@ -80,6 +84,8 @@ def describe_remedy(plan: RunPlan, short: PlannedResource | PlannedCount) -> str
     found = [change.format() for change in plan.changes if change.resource == short.name]
     if found:
         return f"set {', or '.join(found)}"
+    if not short.keys:
+        return short.remedy
     keys = f"no value of one or two of these keys suffices: {', '.join(short.keys)}"
     return f"{short.remedy}; {keys}" if short.remedy else keys
 

@@ -1,12 +1,12 @@
 """The plan of a run: all resources, the seconds of a step, and the changes with which a resource suffices."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import combinations, product
 from typing import Any
 
 import msgspec
 
-from analysis.planning.memory_plan import count_batch_bytes, plan_gpu, plan_host
+from analysis.planning.memory_plan import count_batch_bytes, plan_cache_tokens, plan_gpu, plan_host
 from analysis.planning.plan_inputs import PlanInputs
 from analysis.planning.resources import KeyChange, PlannedCount, PlannedResource
 from analysis.planning.step_seconds import StepSeconds, estimate_step
@@ -14,6 +14,7 @@ from analysis.planning.storage_plan import plan_disk, plan_largest_message, plan
 
 _ALTERNATIVES = 3  # changes that are listed for a resource
 _FRACTIONS = 16  # of a present value that are tried
+_NO_GPU_REMEDY = "no GPU here; name one with --gpu"
 _FACTORS = tuple(2**power for power in range(1, 13))
 
 
@@ -31,6 +32,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     seconds: StepSeconds
     changes: tuple[KeyChange, ...]  # for the resources that do not suffice
     assumptions: dict[str, float]
+    notes: tuple[str, ...]  # further assumptions, in words
 
     @property
     def shortfalls(self) -> list[PlannedResource | PlannedCount]:
@@ -54,6 +56,7 @@ def build_plan(inputs: PlanInputs) -> RunPlan:
         seconds=estimate_step(inputs),
         changes=tuple(change for each in short for change in find_changes(inputs, each.name, each.keys)),
         assumptions=inputs.assumptions._asdict(),
+        notes=inputs.notes,
     )
 
 
@@ -63,53 +66,65 @@ def _plan_resources(inputs: PlanInputs) -> dict[str, PlannedResource]:
 
 
 def _plan_counts(inputs: PlanInputs) -> dict[str, PlannedCount]:
-    run, machines = inputs.run, inputs.machines
-    counts = [
+    run, machines, positions = inputs.run, inputs.machines, inputs.config.max_position_embeddings
+    counts: list[PlannedCount | None] = [
         plan_largest_message(inputs),
+        PlannedCount("tokens of the model's context", run.sequence_tokens, positions, ("dialogue.response_tokens",)),
         PlannedCount("nodes", run.cluster.nodes, machines.nodes, ("cluster.nodes", "cluster.learner_nodes")),
     ]
-    has_gpus = machines.gpu is not None
     if run.learner.device == "cuda":
-        limit = machines.gpus if has_gpus else None
-        counts.append(PlannedCount("GPUs of the learner", run.learner.ranks, limit, ("learner.ranks",)))
+        counts.append(_plan_gpu_count("GPUs of the learner", run.learner.ranks, machines.gpus, ("learner.ranks",)))
     if run.engine.device == "cuda" and inputs.has_servers and not run.sglang.external_urls:
         needed = run.engine.num_engines * inputs.gpus_per_engine
         keys = ("engine.num_engines", "sglang.tensor_parallel", "sglang.data_parallel")
-        counts.append(PlannedCount("GPUs of the engines", needed, machines.gpus if has_gpus else None, keys))
-    return {each.name: each for each in counts}
+        # Another interpreter may find GPUs that the torch of this one does not.
+        limit = None if machines.gpus == 0 and run.sglang.python else machines.gpus
+        counts.append(_plan_gpu_count("GPUs of the engines", needed, limit, keys))
+    counts.append(plan_cache_tokens(inputs))
+    return {each.name: each for each in counts if each is not None}
+
+
+def _plan_gpu_count(name: str, needed: int, limit: int | None, keys: tuple[str, ...]) -> PlannedCount:
+    if limit == 0:  # no value of a key changes that
+        return PlannedCount(name, needed, limit, remedy=_NO_GPU_REMEDY)
+    return PlannedCount(name, needed, limit, keys)
 
 
 # ---------------------------------------------------------------- what to change
 
 
 def find_changes(inputs: PlanInputs, name: str, keys: Sequence[str]) -> list[KeyChange]:
-    """At most a few: with each the resource suffices, and no count is exceeded. One key each; two if no single one helps."""
+    """At most a few: with each the resource suffices. One key each; two if no single one helps.
+
+    No change makes short what suffices at present, and a change for a resource exceeds no count with keys.
+    """
+    counts, resources = _plan_counts(inputs), _plan_resources(inputs)
+    others = [*resources.values(), *(each for each in counts.values() if name in counts or not each.keys)]
+    short = {each.name for each in others if not each.fits} - {name}
     values = {key: list(_list_values(inputs, key)) for key in keys}
-    found = [change for key in keys if (change := _try(inputs, name, [{key: value} for value in values[key]]))]
+    found = [change for key in keys if (change := _try(inputs, name, [{key: value} for value in values[key]], short))]
     if not found:
         pairs = combinations(keys, 2)
         tried = ([{a: x, b: y} for x, y in product(values[a], values[b])] for a, b in pairs)
-        found = [change for changes in tried if (change := _try(inputs, name, changes))]
+        found = [change for changes in tried if (change := _try(inputs, name, changes, short))]
     return found[:_ALTERNATIVES]
 
 
-def _try(inputs: PlanInputs, name: str, tried: Sequence[Mapping[str, Any]]) -> KeyChange | None:
-    """The first of `tried` that is valid and with which the resource suffices."""
+def _try(inputs: PlanInputs, name: str, tried: Sequence[Mapping[str, Any]], short: Set[str]) -> KeyChange | None:
+    """The first of `tried` that is valid and with which all but `short` suffices."""
     for changes in tried:
         try:
             changed = inputs.change(changes)
         except ValueError:
             continue
-        resources, counts = _plan_resources(changed), _plan_counts(changed)
-        if name in counts or all(each.fits for each in counts.values()):
-            checked = counts.get(name) or resources.get(name)
-            if checked is not None and checked.fits:
-                return KeyChange(name, dict(changes))
+        planned = {**_plan_counts(changed), **_plan_resources(changed)}
+        if name in planned and all(each.fits for each in planned.values() if each.name not in short):
+            return KeyChange(name, dict(changes))
     return None
 
 
 def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
-    """Values to try, the smallest change first."""
+    """Values to try, the smallest change first; larger shares of memory after the smaller ones."""
     section, _, name = key.partition(".")
     value = getattr(getattr(inputs.run, section), name)
     match key:
@@ -128,6 +143,7 @@ def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
             yield from (value * factor for factor in _FACTORS)
         case "sglang.memory_share":
             yield from (round(value - step / 20, 2) for step in range(1, 20) if value > step / 20)
+            yield from (round(value + step / 20, 2) for step in range(1, 20) if value + step / 20 < 1)
         case "evaluation.every" | "rl.max_staleness":
             yield from range(value - 1, -1, -1)
         case "learner.keep_checkpoints" | "engine.num_engines" | "cluster.nodes":

@@ -1,5 +1,7 @@
 """Seconds of one RL step by the roofline: generation, then training, or both at a time with rl.max_staleness.
 
+With rl.steps = 0 a step is one of the cold start, which only trains.
+
 Not counted: tool calls, grading, the publication of weights, checkpoints, and the wait for the longest trajectory.
 """
 
@@ -17,7 +19,7 @@ _FLOPS_PER_PAIR = 12  # of a query and a key, per layer and value of a head: two
 
 
 class StepSeconds(msgspec.Struct, frozen=True):
-    """None: the rates of the machine are unknown."""
+    """None: the rates of the machine are unknown. Without RL nothing is generated: 0 s, and no rate."""
 
     generation_s: float | None
     training_s: float | None
@@ -57,6 +59,8 @@ def estimate_step(inputs: PlanInputs) -> StepSeconds:
     if learner is not None:
         count = inputs.ranks if inputs.run.learner.device == "cuda" else inputs.run.cluster.learner_nodes
         training_s = compute_training_s(flops, count, learner.flops, inputs.assumptions.mfu)
+    if not inputs.has_rl:
+        return StepSeconds(0.0, training_s, flops, 0, None, overlaps=False)
     running, copies = _count_running(inputs), _count_copies(inputs)
     generation_s = tokens_per_s = None
     if engine is not None:
@@ -69,8 +73,11 @@ def estimate_step(inputs: PlanInputs) -> StepSeconds:
 
 def _count_step_flops(inputs: PlanInputs) -> float:
     """With the passes without gradient: old log probabilities of later minibatches, and the reference model."""
-    attention = count_attention_flops(inputs.config, inputs.trained_trajectories, inputs.mean_sequence_tokens)
+    length = inputs.mean_sequence_tokens if inputs.has_rl else inputs.dialogue_tokens
+    attention = count_attention_flops(inputs.config, inputs.trained_tokens / length, length)
     trained = count_training_flops(inputs.size.active, inputs.trained_tokens, attention)
+    if not inputs.has_rl:
+        return trained
     learner = inputs.run.learner.resolve_auto(inputs.run.engine.dtype)
     forward_passes = 1.0 if learner.kl_coef else 0.0
     if learner.old_logprobs == "recomputed":
@@ -92,7 +99,7 @@ def _count_copies(inputs: PlanInputs) -> float:
     copies = nodes * run.engine.num_engines * (run.sglang.data_parallel if inputs.has_servers else 1)
     if run.engine.device == "cpu":
         return nodes
-    return copies if inputs.has_servers else min(copies, nodes * max(1, inputs.machines.gpus))
+    return copies if inputs.has_servers else min(copies, nodes * (inputs.machines.gpus or 1))
 
 
 def _count_running(inputs: PlanInputs) -> int:

@@ -36,13 +36,14 @@ def plan_disk(inputs: PlanInputs) -> PlannedResource:
     count += _EVALUATED_CHECKPOINTS if run.evaluation.saves_evaluated_steps else 0
     export_dtype = run.learner.resolve_auto(run.engine.dtype).export_dtype
     exported = VALUE_BYTES[export_dtype] * size.total
-    items = (
+    items = [
         PlanItem("checkpoints", _count_state_bytes(inputs, count), f"{count} of master weights and moments, float32"),
         PlanItem("exported models", count * exported, f"{count} in {export_dtype}"),
-        PlanItem("batches", run.learner.checkpoint_every * count_batch_bytes(inputs), "since the last checkpoint"),
-    )
+    ]
+    if batches := run.learner.checkpoint_every * count_batch_bytes(inputs):
+        items.append(PlanItem("batches", batches, "since the last checkpoint"))
     keys = ("learner.keep_checkpoints", "evaluation.every")
-    return PlannedResource("disk", items, inputs.machines.disk_bytes, keys, _DISK_REMEDY)
+    return PlannedResource("disk", tuple(items), inputs.machines.disk_bytes, keys, _DISK_REMEDY)
 
 
 def _count_state_bytes(inputs: PlanInputs, count: int) -> float:

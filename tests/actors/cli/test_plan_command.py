@@ -76,6 +76,7 @@ def test_the_assumptions_of_the_time_can_be_changed(plan: Callable[..., Result],
     ("options", "message"),
     [
         (PlanOptions(gpu="h99"), "--gpu h99: unknown GPU; known are a100, h100, h200, mi300x"),
+        (PlanOptions(gpus=1), "--gpus: name the GPU with --gpu; known are a100, h100, h200, mi300x"),
         (PlanOptions(gpu="h100", measures=True), "--measure: measures this machine; leave out --gpu"),
     ],
 )
@@ -96,11 +97,38 @@ def test_the_sizes_of_a_node_are_those_of_this_machine_unless_they_are_given() -
     assert (there.host_memory_bytes, there.disk_bytes) == (None, 100 * GIB)
 
 
+def test_a_learner_on_gpus_does_not_fit_a_machine_without_gpus(
+    plan: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = plan("--host-memory-gib", "64", "--shared-memory-gib", "64", "--disk-gib", "100")
+    assert result.exit_code == EXIT_DOES_NOT_FIT
+    assert "GPUs of the learner: 1 of 0, does not fit" in result.output
+    assert "GPUs of the learner: no GPU here; name one with --gpu" in result.output
+    assert "disk: set learner.keep_checkpoints = 1" in result.output
+    on_cpu = plan_local_run(
+        load_run(CONFIG_1GPU, ["learner.device=cpu", "tiny.num_layers=2", "model.checkpoint=$RUN/a"])
+    )
+    assert "GPUs of the learner" not in [each.name for each in on_cpu.counts]
+
+
 def test_the_demo_is_planned_before_its_model_exists(tmp_path: Path) -> None:
     plan = plan_local_run(load_run(ROOT / "configs/tiny.toml", [f"runs_folder={tmp_path}"]))
     assert plan.parameters == pytest.approx(0.45e6, rel=0.05)
     assert plan.shortfalls == []
     assert plan.seconds.step_s is None
+
+
+@pytest.mark.parametrize("fields", [None, {"model_type": "gpt2"}])
+def test_a_folder_without_a_supported_model_is_refused_with_key_and_remedy(
+    tmp_path: Path, fields: dict[str, str] | None
+) -> None:
+    if fields is not None:
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(UnusableInput) as refused:
+        plan_local_run(load_run(CONFIG_1GPU, [f"model.checkpoint={tmp_path}"]))
+    assert str(refused.value).startswith(f"model.checkpoint: {tmp_path / 'config.json'}: ")
+    assert str(refused.value).endswith("; set it to the folder of a supported model (docs/models.md)")
 
 
 @pytest.mark.slow

@@ -1,21 +1,24 @@
 """`analysis.planning`: what does not fit is named with the values of keys that suffice; the time of a step."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from analysis.planning.memory_plan import WRITE_BYTES, compute_cached_token_bytes, plan_gpu, plan_host
 from analysis.planning.model_size import measure_model
 from analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
-from analysis.planning.plan_table import describe_remedy
+from analysis.planning.plan_table import build_plan_tables, describe_remedy
 from analysis.planning.resources import PlannedResource
 from analysis.planning.run_plan import RunPlan, build_plan
 from analysis.planning.step_seconds import compute_training_s, count_attention_flops, count_training_flops
 from analysis.planning.storage_plan import plan_disk, plan_shared_memory
 from benchmarks.support.qwen3_models import read_qwen3
 from configs.load import load_run
+from configs.sglang_options import SPARE_TOKENS
 from engine.learner import weight_publisher
 from engine.model import hf_export
 from engine.model.architectures import ARCHITECTURES
@@ -24,6 +27,7 @@ from tests.engine.tiny_models import small_architecture
 ROOT = Path(__file__).parents[3]
 NODE = PlannedMachines(8, GPUS["h100"], 1, 1024 * GIB, 512 * GIB, 2048 * GIB)
 STAGES = ("stage=8k", "stage=12k", "stage=hard")
+CACHE = "KV tokens of a server"
 KEEPS_ALL = "learner.activation_checkpointing=none"
 
 
@@ -127,6 +131,42 @@ def test_a_cache_that_does_not_fit_names_a_smaller_one() -> None:
     assert change.changes == {"engine.kv_tokens": 180_224}  # 11/16
 
 
+@pytest.mark.parametrize("overrides", [(), ("stage=12k",)])
+def test_a_cache_without_room_for_a_trajectory_names_a_larger_share_of_the_gpu(overrides: tuple[str, ...]) -> None:
+    file, machines = "rstar2_14b_8gpu", make_machines("h100")
+    inputs = make_inputs("14B", "sglang.memory_share=0.3", *overrides, file=file, machines=machines)
+    plan = build_plan(inputs)
+    (short,) = plan.shortfalls
+    assert (short.name, short.needed) == (CACHE, inputs.run.sequence_tokens + SPARE_TOKENS)
+    assert plan.changes[0].changes == {"sglang.memory_share": 0.4}
+    assert build_plan(inputs.change(plan.changes[0].changes)).shortfalls == []
+    fixed = build_plan(inputs.change({"engine.kv_tokens": 16_384}))
+    assert CACHE not in [each.name for each in fixed.counts]
+
+
+def test_trajectories_longer_than_the_context_of_the_model_do_not_fit() -> None:
+    full = "learner.activation_checkpointing=full"
+    inputs = make_inputs("4B", "dialogue.response_tokens=60000", full, machines=make_machines("h100"))
+    plan = build_plan(inputs)
+    (short,) = plan.shortfalls
+    assert (short.name, short.needed) == ("tokens of the model's context", inputs.run.sequence_tokens)
+    assert describe_remedy(plan, short) == "set dialogue.response_tokens = 37500"
+    assert build_plan(inputs.change({"dialogue.response_tokens": 37_500})).shortfalls == []
+
+
+@pytest.mark.slow
+def test_changes_for_the_memory_of_a_gpu_leave_room_for_a_trajectory() -> None:
+    nodes = ("cluster.nodes=2", "cluster.learner_nodes=2")
+    qwen3_32b = replace(read_qwen3("14B"), num_layers=64, num_heads=64, intermediate_size=25_600)
+    inputs = make_inputs("14B", *nodes, file="rstar2_14b_64gpu", machines=make_machines("h100", nodes=2))
+    inputs = PlanInputs(inputs.run, qwen3_32b, inputs.machines)
+    plan = build_plan(inputs)
+    assert {"GPU memory", CACHE} <= {each.name for each in plan.shortfalls}
+    (change,) = (each.changes for each in plan.changes if each.resource == "GPU memory")
+    assert change == {"sglang.memory_share": 0.85, "learner.offload": "between_steps"}
+    assert CACHE not in [each.name for each in build_plan(inputs.change(change)).shortfalls]
+
+
 @pytest.mark.slow
 def test_two_keys_are_named_if_one_does_not_suffice() -> None:
     machines = PlannedMachines(8, GPUS["h100"], 1)
@@ -203,6 +243,23 @@ def test_a_run_with_adapters_trains_and_saves_only_them() -> None:
     assert get_bytes(plan_disk(cold))["checkpoints"] == disk["checkpoints"] + 12 * total
 
 
+def test_the_longest_dialogue_of_a_cold_start_has_its_own_micro_batch() -> None:
+    def plan_cold_start(*settings: str) -> RunPlan:
+        file, machines = "qwen3_1.7b_1gpu", make_machines("h100", gpus=1)
+        return build_plan(make_inputs("1.7B", *settings, "sft.data=sft.jsonl", file=file, machines=machines))
+
+    disabled, unlimited = (plan_cold_start(f"sft.steps={steps}") for steps in (0, 100))
+    assert (disabled.resources, disabled.notes) == (unlimited.resources, ())
+    (note,) = unlimited.notes
+    assert note.startswith("sft.max_tokens = 0 sets no limit to dialogues of the cold start; assumed: at most 9,216 ")
+    limited = plan_cold_start("sft.steps=100", "sft.max_tokens=40001")
+    assert limited.notes == ()
+    larger = plan_cold_start("sft.steps=100", "learner.micro_batch_tokens=40000")
+    assert find(limited, "GPU memory").items == find(larger, "GPU memory").items
+    assert [each.name for each in limited.shortfalls] == ["GPU memory"]
+    assert "sft.max_tokens" in {key for change in limited.changes for key in change.changes}
+
+
 def test_published_adapters_need_one_copy_of_the_weights_in_shared_memory() -> None:
     total, adapters = 1_720_574_976, 28 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144))
     settings = ("learner.lora_rank=16", "engine.kind=embedded", "sglang.colocate=false", "rl.max_staleness=2")
@@ -270,6 +327,25 @@ def test_with_staleness_generation_and_training_overlap() -> None:
     assert serial.training_s is not None
     assert serial.step_s == serial.generation_s + serial.training_s
     assert parallel.step_s == max(serial.generation_s, serial.training_s)
+
+
+def test_without_rl_a_step_is_one_of_the_cold_start() -> None:
+    config = read_qwen3("14B")
+    for settings, tokens in (((), 524_288), (("sft.tokens_per_step=0",), 64 * 16_384)):
+        inputs = make_inputs("14B", *settings, file="rstar2_cold_start", machines=make_machines("h200"))
+        plan = build_plan(inputs)
+        attention = count_attention_flops(config, tokens / 16_384, 16_384)
+        assert (plan.trained_tokens, plan.generated_tokens, plan.batch_bytes) == (tokens, 0, 0)
+        assert plan.seconds.training_flops == count_training_flops(measure_model(config).active, tokens, attention)
+        assert plan.seconds.step_s == plan.seconds.training_s
+        assert "trajectories" not in get_bytes(find(plan, "host memory"))
+        assert "batches" not in get_bytes(find(plan, "disk"))
+        console = Console(width=160, record=True, file=StringIO())
+        console.print(build_plan_tables(plan))
+        text = console.export_text()
+        assert f"step of the cold start: at most {tokens:,} tokens\ntraining: " in text
+        assert "generation" not in text
+        assert "batch of a step" not in text
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
