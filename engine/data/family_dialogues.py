@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from configs.errors import UnusableInput
 from engine.data.data_files import RowFields
 from engine.data.dialogue_calls import CALL_IN_TEXT, CallReader, DialogueCall
-from engine.data.dialogue_messages import DatasetLocation, DialogueMessage
+from engine.data.dialogue_messages import DialogueMessage
 from engine.model.family_renderer import FamilyRenderer, describe_tools
 
 _QUESTION = {"role": "user", "content": "q"}
@@ -27,13 +27,17 @@ class TokenizedTurn(NamedTuple):
     token_ids: list[int]
 
 
+class _Inexpressible(Exception):
+    """The format cannot express a message."""
+
+
 class FamilyDialogues:
     """Tokenizes the dialogues of a task with dialogue.renderer."""
 
     def __init__(self, name: str, renderer: FamilyRenderer) -> None:
         """`name`: of the family, for error messages."""
         self._name, self._renderer = name, renderer
-        self._checked: set[tuple[bool, bool, bool]] = set()  # kinds of turns of which the format keeps everything
+        self._kept: set[tuple[bool, bool, bool]] = set()  # kinds of turns of which the format leaves out nothing
 
     @property
     def identity(self) -> str:
@@ -43,106 +47,99 @@ class FamilyDialogues:
     def tokenize(self, messages: Sequence[DialogueMessage], reader: CallReader) -> Iterator[TokenizedTurn]:
         """Raises DatasetError with the field of an unusable message, and UnicodeEncodeError."""
         tools = describe_tools(reader.dialogue.tools)
-        turns = [(role, list(group)) for role, group in groupby(messages, key=lambda message: message.role)]
-        token_ids = self._render_prompt(messages[0], reader, tools)
-        yield TokenizedTurn(False, list(token_ids))
-        start, called = 0, list[str]()
-        for place, (role, group) in enumerate(turns[1:], start=2):
-            if role == "assistant":
-                start, calls = len(token_ids), _read_turn(group[0], reader)
-                called = [call.tool for call in calls.calls]
-                has_results = place < len(turns) and turns[place][0] == "tool"
-                added = self._render_turn(calls, group[0].location, tools, has_results=has_results)
-            else:
-                added = self._render_others(group, token_ids, start, called, tools)
+        turns = [list(group) for _, group in groupby(messages, key=lambda message: message.role)]
+        token_ids, start, called = list[int](), 0, list[str]()
+        for turn, next_turn in zip(turns, [*turns[1:], []], strict=True):
+            is_trained = turn[0].role == "assistant"
+            try:
+                if not token_ids:
+                    added = self._render_prompt(turn[0], reader, tools)
+                elif is_trained:
+                    parts = _read_parts(turn[0], reader)
+                    start, called = len(token_ids), [call.tool for call in parts.calls]
+                    has_results = bool(next_turn) and next_turn[0].role == "tool"
+                    added = self._render_turn(parts, tools, has_results=has_results)
+                else:
+                    added = self._render_others(turn, token_ids, start, called, tools)
+            except _Inexpressible as error:
+                raise turn[0].location.build_error(str(error)) from error
             token_ids += added
-            yield TokenizedTurn(role == "assistant", added)
+            yield TokenizedTurn(is_trained, added)
 
     def _render_prompt(self, message: DialogueMessage, reader: CallReader, tools: Any) -> list[int]:
-        """Only the system text of a row is untrusted."""
+        """A row's own system text is untrusted, as all texts but those of the run."""
         dialogue, mark = reader.dialogue, self._renderer.mark
         text = message.get_text().removeprefix(dialogue.instruction)
         system = dialogue.system if dialogue.system == self._renderer.dialogue.system else mark(dialogue.system)
         prompt = [{"role": "system", "content": system}] if system else []
-        prompt.append({"role": "user", "content": dialogue.instruction + mark(text)})
-        return self._render(prompt, tools, message.location, add_generation_prompt=True)
+        return self._render(
+            [*prompt, {"role": "user", "content": dialogue.instruction + mark(text)}], tools, opens=True
+        )
 
     def _render_others(
-        self, group: Sequence[DialogueMessage], token_ids: list[int], start: int, called: Sequence[str], tools: Any
+        self, turn: Sequence[DialogueMessage], token_ids: list[int], start: int, called: Sequence[str], tools: Any
     ) -> list[int]:
         """What follows the turn at `start`, which called these tools: results, or a text of the user."""
-        if group[0].role == "tool":
-            results = chain.from_iterable(message.get_results() for message in group)
+        if turn[0].role == "tool":
+            results = chain.from_iterable(message.get_results() for message in turn)
             messages = self._renderer.build_result_messages(called, list(results))
         else:
-            messages = [{"role": "user", "content": self._renderer.mark(group[0].get_text())}]
+            messages = [{"role": "user", "content": self._renderer.mark(turn[0].get_text())}]
         _require_unicode(messages)
         try:
             added = self._renderer.extend(token_ids, start, messages, tools)
         except _PACKAGE_ERRORS as error:
-            raise group[0].location.build_error(f"{self._name}: {error}") from error
+            raise _Inexpressible(f"{self._name}: {error}") from error
         if added is None:
-            raise group[0].location.build_error(f"the format of {self._name} cannot continue after this turn")
+            raise _Inexpressible(f"the format of {self._name} cannot continue after the turn before")
         return added
 
-    def _render_turn(
-        self, turn: "AssistantParts", location: DatasetLocation, tools: Any, *, has_results: bool
-    ) -> list[int]:
-        """Up to the token that ends the turn."""
-        message = turn.build_message(self._renderer)
-        results = self._renderer.build_result_messages([], [_RESULT] * len(turn.calls)) if has_results else []
-        token_ids = self._render_after_question([message, *results], tools, location)
-        if turn.kind not in self._checked:
-            self._require_kept(turn, message, location, tools)
-            self._checked.add(turn.kind)
-        if (end := self._find_end(token_ids)) is not None:
-            return token_ids[:end]
-        return [*token_ids, self._find_closing_token(turn, location, tools)]
+    # ---------------------------------------------------------------- turns of the assistant
 
-    def _require_kept(self, turn: "AssistantParts", message: RowFields, location: DatasetLocation, tools: Any) -> None:
-        """Raise DatasetError if the format leaves out the reasoning, or a text before calls."""
-        whole = self._render([_QUESTION, message], tools, location)
-        for key, field in (("reasoning_content", "reasoning"), ("content", "text")):
-            if message.get(key) and self._render([_QUESTION, {**message, key: ""}], tools, location) == whole:
-                where = " before a call" if turn.calls else ""
-                raise location.build_error(f"the format of {self._name} has no place for the {field}{where}")
+    def _render_turn(self, parts: "AssistantParts", tools: Any, *, has_results: bool) -> list[int]:
+        """Up to the token that ends the turn."""
+        message = parts.build_message(self._renderer)
+        results = self._renderer.build_result_messages([], [_RESULT] * len(parts.calls))
+        opened = self._render([_QUESTION], tools, opens=True)
+        token_ids = self._render([_QUESTION, message, *(results if has_results else [])], tools)
+        if token_ids[: len(opened)] != opened:
+            raise _Inexpressible(self._explain_opening(parts, opened, tools))
+        if parts.kind not in self._kept:
+            self._require_kept(parts, message, tools)
+            self._kept.add(parts.kind)
+        turn = token_ids[len(opened) :]
+        if (end := self._find_end(turn)) is not None:
+            return turn[:end]
+        followed = self._render([_QUESTION, message, *(results or [_QUESTION])], tools)
+        if (end := self._find_end(followed[len(self._render([_QUESTION], tools)) :])) is None:
+            raise UnusableInput(f"{self._name}: no stop token ends a turn, so that a cold start cannot teach it")
+        return [*turn, followed[len(self._render([_QUESTION], tools)) + end - 1]]
+
+    def _explain_opening(self, parts: "AssistantParts", opened: list[int], tools: Any) -> str:
+        text = self._renderer.decode(opened[len(self._render([_QUESTION], tools)) :])
+        remedy = "remove its reasoning" if parts.reasoning else "give it reasoning"
+        turn = f"the turn cannot follow {text!r}, the start of each turn of a rollout"
+        return f"{turn}; {remedy}, or change dialogue.renderer_parameters"
+
+    def _require_kept(self, parts: "AssistantParts", message: RowFields, tools: Any) -> None:
+        """Raise _Inexpressible if the format leaves out the reasoning, or a text before calls."""
+        whole = self._render([_QUESTION, message], tools)
+        for key, name in (("reasoning_content", "reasoning"), ("content", "text")):
+            if message.get(key) and self._render([_QUESTION, {**message, key: ""}], tools) == whole:
+                where = " before a call" if parts.calls else ""
+                raise _Inexpressible(f"the format of {self._name} has no place for the {name}{where}")
 
     def _find_end(self, token_ids: Sequence[int]) -> int | None:
         ends = (place for place, token_id in enumerate(token_ids, start=1) if token_id in self._renderer.stop_token_ids)
         return next(ends, None)
 
-    def _find_closing_token(self, turn: "AssistantParts", location: DatasetLocation, tools: Any) -> int:
-        """In formats that end a turn with the role of the next one."""
-        message = turn.build_message(self._renderer)
-        following = self._renderer.build_result_messages([], [_RESULT] * len(turn.calls)) or [_QUESTION]
-        token_ids = self._render([_QUESTION, message, *following], tools, location)
-        before = len(self._render([_QUESTION], tools, location))
-        if (end := self._find_end(token_ids[before:])) is None:
-            raise UnusableInput(f"{self._name}: no stop token ends a turn, so that a cold start cannot teach it")
-        return token_ids[before + end - 1]
-
-    def _render_after_question(self, messages: Sequence[Any], tools: Any, location: DatasetLocation) -> list[int]:
-        """The tokens that follow the start of the assistant's turn in a rollout."""
-        opened = self._render([_QUESTION], tools, location, add_generation_prompt=True)
-        token_ids = self._render([_QUESTION, *messages], tools, location)
-        if token_ids[: len(opened)] != opened:
-            asked = len(self._render([_QUESTION], tools, location))
-            has_reasoning = bool(messages[0].get("reasoning_content"))
-            remedy = "remove its reasoning" if has_reasoning else "give it reasoning"
-            raise location.build_error(
-                f"the turn cannot follow {self._renderer.decode(opened[asked:])!r}, the start of each turn of a rollout; "
-                f"{remedy}, or change dialogue.renderer_parameters"
-            )
-        return token_ids[len(opened) :]
-
-    def _render(
-        self, messages: Sequence[Any], tools: Any, location: DatasetLocation, *, add_generation_prompt: bool = False
-    ) -> list[int]:
+    def _render(self, messages: Sequence[Any], tools: Any, *, opens: bool = False) -> list[int]:
+        """`opens`: with the start of the assistant's turn."""
         _require_unicode(messages)
         try:
-            return self._renderer.render(messages, tools, add_generation_prompt=add_generation_prompt)
+            return self._renderer.render(messages, tools, add_generation_prompt=opens)
         except _PACKAGE_ERRORS as error:
-            raise location.build_error(f"{self._name}: {error}") from error
+            raise _Inexpressible(f"{self._name}: {error}") from error
 
 
 NO_FAMILIES: Mapping[str, FamilyDialogues] = MappingProxyType({})
@@ -176,7 +173,7 @@ class AssistantParts(NamedTuple):
         return message
 
 
-def _read_turn(message: DialogueMessage, reader: CallReader) -> AssistantParts:
+def _read_parts(message: DialogueMessage, reader: CallReader) -> AssistantParts:
     """Calls may stand at the end of the text. Raises DatasetError."""
     reasoning, text = message.split_reasoning()
     calls: list[DialogueCall] = []
