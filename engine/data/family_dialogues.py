@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
+from unicodedata import normalize
 
 from configs.errors import UnusableInput
 from engine.data.data_files import RowFields
 from engine.data.dialogue_calls import CALL_IN_TEXT, CallReader, DialogueCall
 from engine.data.dialogue_messages import DialogueMessage
-from engine.model.family_renderer import FamilyRenderer, describe_tools
+from engine.model.family_renderer import CalledTool, FamilyRenderer, build_call_id, describe_tools
 
 _QUESTION = {"role": "user", "content": "q"}
 _RESULT = "r"
@@ -37,7 +38,7 @@ class FamilyDialogues:
     def __init__(self, name: str, renderer: FamilyRenderer) -> None:
         """`name`: of the family, for error messages."""
         self._name, self._renderer = name, renderer
-        self._kept: set[tuple[bool, bool, bool]] = set()  # kinds of turns of which the format leaves out nothing
+        self._kept: set[tuple[bool, ...]] = set()  # kinds of turns of which the format leaves out nothing
 
     @property
     def identity(self) -> str:
@@ -46,48 +47,49 @@ class FamilyDialogues:
 
     def tokenize(self, messages: Sequence[DialogueMessage], reader: CallReader) -> Iterator[TokenizedTurn]:
         """Raises DatasetError with the field of an unusable message, and UnicodeEncodeError."""
-        tools = describe_tools(reader.dialogue.tools)
         turns = [list(group) for _, group in groupby(messages, key=lambda message: message.role)]
-        token_ids, start, called = list[int](), 0, list[str]()
+        row, token_ids, start, parts = _Row(self._renderer, reader), list[int](), 0, _NOTHING
         for turn, next_turn in zip(turns, [*turns[1:], []], strict=True):
             is_trained = turn[0].role == "assistant"
             try:
                 if not token_ids:
-                    added = self._render_prompt(turn[0], reader, tools)
+                    added = self._render_prompt(turn[0], row)
                 elif is_trained:
-                    parts = _read_parts(turn[0], reader)
-                    start, called = len(token_ids), [call.tool for call in parts.calls]
-                    has_results = bool(next_turn) and next_turn[0].role == "tool"
-                    added = self._render_turn(parts, tools, has_results=has_results)
+                    parts, start = row.read_parts(turn[0], parts), len(token_ids)
+                    added = self._render_turn(parts, row, has_results=bool(next_turn) and next_turn[0].role == "tool")
                 else:
-                    added = self._render_others(turn, token_ids, start, called, tools)
-            except _Inexpressible as error:
+                    added = self._render_others(turn, token_ids, start, parts, row)
+            except (_Inexpressible, RecursionError) as error:
                 raise turn[0].location.build_error(str(error)) from error
             token_ids += added
             yield TokenizedTurn(is_trained, added)
 
-    def _render_prompt(self, message: DialogueMessage, reader: CallReader, tools: Any) -> list[int]:
+    def _render_prompt(self, message: DialogueMessage, row: "_Row") -> list[int]:
         """A row's own system text is untrusted, as all texts but those of the run."""
-        dialogue, mark = reader.dialogue, self._renderer.mark
+        dialogue, mark = row.reader.dialogue, self._renderer.mark
         text = message.get_text().removeprefix(dialogue.instruction)
         system = dialogue.system if dialogue.system == self._renderer.dialogue.system else mark(dialogue.system)
         prompt = [{"role": "system", "content": system}] if system else []
-        return self._render(
-            [*prompt, {"role": "user", "content": dialogue.instruction + mark(text)}], tools, opens=True
-        )
+        prompt.append({"role": "user", "content": dialogue.instruction + mark(text)})
+        return self._render(prompt, row, opens=True)
 
     def _render_others(
-        self, turn: Sequence[DialogueMessage], token_ids: list[int], start: int, called: Sequence[str], tools: Any
+        self,
+        turn: Sequence[DialogueMessage],
+        token_ids: list[int],
+        start: int,
+        before: "AssistantParts",
+        row: "_Row",
     ) -> list[int]:
-        """What follows the turn at `start`, which called these tools: results, or a text of the user."""
+        """What follows the turn at `start`: results, or a text of the user."""
         if turn[0].role == "tool":
             results = chain.from_iterable(message.get_results() for message in turn)
-            messages = self._renderer.build_result_messages(called, list(results))
+            messages = self._renderer.build_result_messages(before.called, list(results))
         else:
             messages = [{"role": "user", "content": self._renderer.mark(turn[0].get_text())}]
         _require_unicode(messages)
         try:
-            added = self._renderer.extend(token_ids, start, messages, tools)
+            added = self._renderer.extend(token_ids, start, messages, row.tools)
         except _PACKAGE_ERRORS as error:
             raise _Inexpressible(f"{self._name}: {error}") from error
         if added is None:
@@ -96,48 +98,75 @@ class FamilyDialogues:
 
     # ---------------------------------------------------------------- turns of the assistant
 
-    def _render_turn(self, parts: "AssistantParts", tools: Any, *, has_results: bool) -> list[int]:
+    def _render_turn(self, parts: "AssistantParts", row: "_Row", *, has_results: bool) -> list[int]:
         """Up to the token that ends the turn."""
         message = parts.build_message(self._renderer)
-        results = self._renderer.build_result_messages([], [_RESULT] * len(parts.calls))
-        opened = self._render([_QUESTION], tools, opens=True)
-        token_ids = self._render([_QUESTION, message, *(results if has_results else [])], tools)
+        following = self._renderer.build_result_messages(parts.called, [_RESULT] * len(parts.calls))
+        opened = self._open(row)
+        turn = self._cut_turn([message, *(following if has_results else [])], parts, row)
+        self._require_kept(parts, message, turn, following if has_results else [], row)
+        if turn[-1:] and turn[-1] not in self._renderer.stop_token_ids:
+            followed = self._render([_QUESTION, message, *(following or [_QUESTION])], row)
+            asked = len(self._render([_QUESTION], row))
+            end = self._find_end(followed[asked:])
+            if end is None:
+                raise UnusableInput(f"{self._name}: no stop token ends a turn, so that a cold start cannot teach it")
+            turn = [*turn, followed[asked + end - 1]]
+        names = [normalize("NFC", name) for name in self._renderer.read_called_names(opened, turn, row.tools)]
+        if parts.calls and names != [normalize("NFC", call.tool) for call in parts.calls]:
+            raise _Inexpressible(
+                f"a rollout in the format of {self._name} would read other calls in this turn: {names}"
+            )
+        return turn
+
+    def _open(self, row: "_Row") -> list[int]:
+        """A question and the start of the turn after it, once for each row: schemas of tools may be long."""
+        if not row.opened:
+            row.opened += self._render([_QUESTION], row, opens=True)
+        return row.opened
+
+    def _cut_turn(self, messages: Sequence[Any], parts: "AssistantParts", row: "_Row") -> list[int]:
+        """What a model generates, up to the first token that ends a turn."""
+        opened = self._open(row)
+        token_ids = self._render([_QUESTION, *messages], row)
         if token_ids[: len(opened)] != opened:
-            raise _Inexpressible(self._explain_opening(parts, opened, tools))
-        if parts.kind not in self._kept:
-            self._require_kept(parts, message, tools)
-            self._kept.add(parts.kind)
+            start = self._renderer.decode(opened[len(self._render([_QUESTION], row)) :])
+            remedy = "remove its reasoning" if parts.reasoning else "give it reasoning"
+            raise _Inexpressible(
+                f"the turn cannot follow {start!r}, the start of each turn of a rollout; {remedy}, or change "
+                "dialogue.renderer_parameters"
+            )
         turn = token_ids[len(opened) :]
-        if (end := self._find_end(turn)) is not None:
-            return turn[:end]
-        followed = self._render([_QUESTION, message, *(results or [_QUESTION])], tools)
-        if (end := self._find_end(followed[len(self._render([_QUESTION], tools)) :])) is None:
-            raise UnusableInput(f"{self._name}: no stop token ends a turn, so that a cold start cannot teach it")
-        return [*turn, followed[len(self._render([_QUESTION], tools)) + end - 1]]
+        return turn[: self._find_end(turn)]
 
-    def _explain_opening(self, parts: "AssistantParts", opened: list[int], tools: Any) -> str:
-        text = self._renderer.decode(opened[len(self._render([_QUESTION], tools)) :])
-        remedy = "remove its reasoning" if parts.reasoning else "give it reasoning"
-        turn = f"the turn cannot follow {text!r}, the start of each turn of a rollout"
-        return f"{turn}; {remedy}, or change dialogue.renderer_parameters"
-
-    def _require_kept(self, parts: "AssistantParts", message: RowFields, tools: Any) -> None:
+    def _require_kept(
+        self, parts: "AssistantParts", message: RowFields, turn: list[int], following: Sequence[Any], row: "_Row"
+    ) -> None:
         """Raise _Inexpressible if the format leaves out the reasoning, or a text before calls."""
-        whole = self._render([_QUESTION, message], tools)
+        kind = (bool(parts.reasoning), bool(parts.text), bool(parts.calls), bool(following))
+        if kind in self._kept:
+            return
         for key, name in (("reasoning_content", "reasoning"), ("content", "text")):
-            if message.get(key) and self._render([_QUESTION, {**message, key: ""}], tools) == whole:
-                where = " before a call" if parts.calls else ""
-                raise _Inexpressible(f"the format of {self._name} has no place for the {name}{where}")
+            if message.get(key):
+                rest = parts._replace(reasoning="") if name == "reasoning" else parts
+                try:
+                    lacking = self._cut_turn([{**message, key: ""}, *following], rest, row)
+                except _Inexpressible:  # it needs the reasoning
+                    continue
+                if lacking == turn:
+                    where = " before a call" if parts.calls else ""
+                    raise _Inexpressible(f"the format of {self._name} has no place for the {name}{where}")
+        self._kept.add(kind)
 
     def _find_end(self, token_ids: Sequence[int]) -> int | None:
         ends = (place for place, token_id in enumerate(token_ids, start=1) if token_id in self._renderer.stop_token_ids)
         return next(ends, None)
 
-    def _render(self, messages: Sequence[Any], tools: Any, *, opens: bool = False) -> list[int]:
+    def _render(self, messages: Sequence[Any], row: "_Row", *, opens: bool = False) -> list[int]:
         """`opens`: with the start of the assistant's turn."""
         _require_unicode(messages)
         try:
-            return self._renderer.render(messages, tools, add_generation_prompt=opens)
+            return self._renderer.render(messages, row.tools, add_generation_prompt=opens)
         except _PACKAGE_ERRORS as error:
             raise _Inexpressible(f"{self._name}: {error}") from error
 
@@ -146,15 +175,17 @@ NO_FAMILIES: Mapping[str, FamilyDialogues] = MappingProxyType({})
 
 
 class AssistantParts(NamedTuple):
-    """The parts of an assistant's turn."""
+    """The parts of an assistant's turn. A blank text or reasoning is empty."""
 
     reasoning: str
     text: str
     calls: list[DialogueCall]
+    num_earlier: int  # calls of the dialogue
 
     @property
-    def kind(self) -> tuple[bool, bool, bool]:
-        return bool(self.reasoning), bool(self.text), bool(self.calls)
+    def called(self) -> list[CalledTool]:
+        places = enumerate(self.calls, start=self.num_earlier)
+        return [CalledTool(build_call_id(call.tool, place), call.tool) for place, call in places]
 
     def build_message(self, renderer: FamilyRenderer) -> RowFields:
         """In which nothing becomes a special token."""
@@ -165,31 +196,50 @@ class AssistantParts(NamedTuple):
             message["tool_calls"] = [
                 {
                     "type": "function",
-                    "id": f"call_{place}",
-                    "function": {"name": call.tool, "arguments": _mark_texts(call.arguments, renderer)},
+                    "id": renderer.mark(called.call_id),
+                    "function": {
+                        "name": renderer.mark(called.name),
+                        "arguments": _mark_texts(call.arguments, renderer),
+                    },
                 }
-                for place, call in enumerate(self.calls)
+                for called, call in zip(self.called, self.calls, strict=True)
             ]
         return message
 
 
-def _read_parts(message: DialogueMessage, reader: CallReader) -> AssistantParts:
-    """Calls may stand at the end of the text. Raises DatasetError."""
-    reasoning, text = message.split_reasoning()
-    calls: list[DialogueCall] = []
-    can_call = reader.dialogue.tools or "<tools>" in reader.dialogue.system
-    if can_call and (first := CALL_IN_TEXT.search(text)):
-        location = message.location._replace(field=f"{message.location.field}.content")
-        if CALL_IN_TEXT.sub("", text[first.start() :]).strip():
-            raise location.build_error("a text follows a call")
-        for found in CALL_IN_TEXT.finditer(text):
-            try:
-                call = json.loads(found[1])
-            except (ValueError, RecursionError) as error:
-                raise location.build_error(f"<tool_call> contains no JSON: {error}") from error
-            calls.append(reader.read_call(call, location))
-        text = text[: first.start()].rstrip()
-    return AssistantParts(reasoning, text, [*calls, *reader.read_calls(message)])
+_NOTHING = AssistantParts("", "", [], 0)
+
+
+class _Row:
+    """What all turns of a dialogue share. Only the schemas of the run's own tools are trusted."""
+
+    def __init__(self, renderer: FamilyRenderer, reader: CallReader) -> None:
+        """Raises UnicodeEncodeError."""
+        self.reader, self.opened = reader, list[int]()
+        self.tools = describe_tools(reader.dialogue.tools)
+        if reader.dialogue.tools is not renderer.dialogue.tools:
+            self.tools = _mark_texts(self.tools, renderer)
+        _require_unicode([self.tools])
+
+    def read_parts(self, message: DialogueMessage, before: AssistantParts) -> AssistantParts:
+        """Calls may stand at the end of the text. `before`: of the turn before. Raises DatasetError."""
+        reasoning, text = message.split_reasoning()
+        calls: list[DialogueCall] = []
+        can_call = self.reader.dialogue.tools or "<tools>" in self.reader.dialogue.system
+        if can_call and (first := CALL_IN_TEXT.search(text)):
+            location = message.location._replace(field=f"{message.location.field}.content")
+            if CALL_IN_TEXT.sub("", text[first.start() :]).strip():
+                raise location.build_error("a text follows a call")
+            for found in CALL_IN_TEXT.finditer(text):
+                try:
+                    call = json.loads(found[1])
+                except (ValueError, RecursionError) as error:
+                    raise location.build_error(f"<tool_call> contains no JSON: {error}") from error
+                calls.append(self.reader.read_call(call, location))
+            text = text[: first.start()].rstrip()
+        given = [*calls, *self.reader.read_calls(message)]
+        num_earlier = before.num_earlier + len(before.calls)
+        return AssistantParts(reasoning if reasoning.strip() else "", text if text.strip() else "", given, num_earlier)
 
 
 def _mark_texts(value: Any, renderer: FamilyRenderer) -> Any:

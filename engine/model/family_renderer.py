@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bus.messages import TokenRecord, bytes_to_ids
 from configs.dialogue_options import DialogueConfig
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from renderers.base import ParsedResponse, ParsedToolCall, Renderer
 
 _MARK = "\ue0f0\ue0f1"  # of private use; within the text of an added token that must remain ordinary text
-_CACHED_TEXTS = 256
-_MAX_CACHED_CHARACTERS = 16_384
+_CACHED_TEXTS = 64
+_MAX_CACHED_CHARACTERS = 131_072
 _RETENTION = {"thinking_retention": "all"}
 # Parameters of templates with which they keep the reasoning of earlier turns, as the run does.
 _KEEPING = {
@@ -32,6 +32,16 @@ _KEEPING = {
     **{"clear_thinking": False, "truncate_history_thinking": False, "drop_thinking": False},
 }
 _UNUSABLE = ("auto", "default")  # the first needs a model's name, the second cannot continue a dialogue
+
+
+class CalledTool(NamedTuple):
+    call_id: str
+    name: str
+
+
+def build_call_id(name: str | None, place: int) -> str:
+    """In the form that Kimi renders in place of the name. `place`: of the call, from 0."""
+    return f"functions.{name}:{place}"
 
 
 class FamilyTokenizer:
@@ -105,16 +115,22 @@ class FamilyRenderer:
         return self._extend(record, [{"role": "user", "content": self.mark(text)}])
 
     def render_tool_turn(self, record: TokenRecord, results: Sequence[str]) -> list[int] | None:
-        calls = self._parse(record.token_ids, _find_last_turn(record)).tool_calls
-        return self._extend(record, self.build_result_messages([call.name or "" for call in calls], results))
+        calls = enumerate(self._parse(record.token_ids, _find_last_turn(record)).tool_calls)
+        called = [CalledTool(call.id or build_call_id(call.name, place), call.name or "") for place, call in calls]
+        return self._extend(record, self.build_result_messages(called, results))
 
-    def build_result_messages(self, called: Sequence[str], results: Sequence[str]) -> list[dict[str, str]]:
-        """`called`: names of the tools, which may be fewer than the results."""
-        names = [*called, *[""] * len(results)]
+    def build_result_messages(self, called: Sequence["CalledTool"], results: Sequence[str]) -> list[dict[str, str]]:
+        """`called`: the calls, which may be fewer than the results."""
+        calls = [*called, *(CalledTool(build_call_id("", place), "") for place in range(len(called), len(results)))]
         return [
-            {"role": "tool", "tool_call_id": f"call_{place}", "name": name, "content": self.mark(result)}
-            for place, (name, result) in enumerate(zip(names, results, strict=False))
+            {"role": "tool", "tool_call_id": call.call_id, "name": self.mark(call.name), "content": self.mark(result)}
+            for call, result in zip(calls, results, strict=False)
         ]
+
+    def read_called_names(self, prompt_ids: list[int], turn_ids: list[int], tools: Any) -> list[str]:
+        """Of the calls that a rollout reads in the turn."""
+        parsed = self._renderer.parse_response(turn_ids, tools=tools, prompt_ids=prompt_ids)
+        return [call.name or "" for call in parsed.tool_calls]
 
     def mark(self, text: str) -> str:
         """The text as one in which nothing becomes a special token."""

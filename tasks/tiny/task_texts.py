@@ -29,7 +29,8 @@ def iter_task_texts(run: RunConfig, folder: RunFolder, formats: Mapping[str, Dia
             path, bad_rows = folder.expand_path(file.data), BadRows(run.sft.max_bad_rows, "sft.max_bad_rows")
             yield from _name_key(key, iter_sft_texts(path, formats, MAX_ROWS, file, bad_rows))
     for task in run.resolved_tasks:
-        yield from _name_key(f'tasks: "{task.name}": data', _iter_row_texts(folder.expand_path(task.data)))
+        path, bad_rows = folder.expand_path(task.data), BadRows(run.data.max_bad_rows, "data.max_bad_rows")
+        yield from _name_key(f'tasks: "{task.name}": data', _iter_row_texts(path, bad_rows))
 
 
 def _name_key(key: str, texts: Iterator[str]) -> Iterator[str]:
@@ -39,8 +40,8 @@ def _name_key(key: str, texts: Iterator[str]) -> Iterator[str]:
         raise UnusableInput(f"{key}: {error}") from None
 
 
-def _iter_row_texts(path: Path) -> Iterator[str]:
-    for row in islice(read_rows(path), MAX_ROWS):
+def _iter_row_texts(path: Path, bad_rows: BadRows) -> Iterator[str]:
+    for row in islice(read_rows(path, bad_rows=bad_rows), MAX_ROWS):
         yield from _iter_strings(row.fields)
 
 

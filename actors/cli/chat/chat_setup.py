@@ -19,7 +19,7 @@ from configs.run_folder import RunFolder
 from configs.schema import ModelConfig, RunConfig
 from configs.task_options import TaskConfig
 from engine.contract import Engine, EngineFailure
-from engine.data.datasets import DatasetProblem, read_problems
+from engine.data.datasets import DatasetProblem, make_training_report, read_problems
 from engine.data.task_inputs import get_row_layout, read_task_descriptions
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.rollout.trajectory import Rules
@@ -81,7 +81,7 @@ def load_parts(argument: CheckpointArgument, options: ChatOptions) -> ChatParts:
         max_turns=options.max_turns or rules.max_turns,
         response_tokens=options.max_tokens or rules.response_tokens,
     )
-    row = _read_row(task, description, folder, options.row) if description.has_instances else None
+    row = _read_row(run, task, description, folder, options.row) if description.has_instances else None
     # One notebook is in use, and it is forked at its first cell.
     run = replace(run, model=ModelConfig(str(tokenizer_folder)), sandbox=replace(run.sandbox, spare_notebooks=0))
     return ChatParts(argument, run, folder, task, description, tokenizer, rules, row)
@@ -109,10 +109,13 @@ def _find_tokenizer_folder(
     return folder.expand_path(run.model.checkpoint)
 
 
-def _read_row(task: TaskConfig, description: TaskDescription, folder: RunFolder, number: int) -> DatasetProblem:
+def _read_row(
+    run: RunConfig, task: TaskConfig, description: TaskDescription, folder: RunFolder, number: int
+) -> DatasetProblem:
     """Row `number` of the task's data, from 0. Raises UnusableInput."""
     path, layout = folder.expand_path(task.test or task.data), get_row_layout(task, description)
-    row = next(islice(read_problems(path, layout=layout), number, None), None)
+    report = make_training_report(0 if task.test else run.data.max_bad_rows)
+    row = next(islice(read_problems(path, report, layout=layout), number, None), None)
     if row is None:
         raise UnusableInput(f"--row {number}: {path} has fewer rows")
     return row

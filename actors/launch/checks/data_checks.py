@@ -47,7 +47,8 @@ def check_questions(
         if layout.needs_answer and not is_answer_of_kind(problem.ground_truth, "number"):
             answers.setdefault(problem.ground_truth, problem.name)
     warnings = (*report.list_warnings(), *_check_answers(answers))
-    return CheckedInput(f"{path}: {report.describe()}{_describe_limit(report.num_rows, _MAX_CHECKED_ROWS)}", warnings)
+    num_rows = report.num_rows + len(report.bad_rows.errors)
+    return CheckedInput(f"{path}: {report.describe()}{_describe_limit(num_rows, _MAX_CHECKED_ROWS)}", warnings)
 
 
 def _check_answers(names: Mapping[str, str]) -> list[str]:
@@ -87,8 +88,15 @@ def _load_families(run: RunConfig, descriptions: Mapping[str, TaskDescription]) 
     if not any(task.get_dialogue().renderer for task in run.resolved_tasks):
         return {}
     checkpoint = RunFolder(Path(run.runs_folder) / run.name).expand_path(run.model.checkpoint)
-    return build_family_dialogues(run, descriptions, load_tokenizer(checkpoint))
+    if run.tiny is not None and not checkpoint.exists():  # the preparation of [tiny] refuses a renderer
+        return {}
+    try:
+        return build_family_dialogues(run, descriptions, load_tokenizer(checkpoint))
+    except UnusableInput as error:
+        raise UnusableInput(
+            f"not checked, because model.checkpoint or dialogue.renderer is unusable: {error}"
+        ) from None
 
 
 def _describe_limit(num_rows: int, limit: int) -> str:
-    return f" in the first {num_rows:,} rows; the others are checked later" if num_rows == limit else ""
+    return f" in the first {num_rows:,} rows; the others are checked later" if num_rows >= limit else ""

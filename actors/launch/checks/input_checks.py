@@ -68,7 +68,6 @@ def list_input_checks(
     descriptions = {} if descriptions is None else descriptions
     folder = RunFolder(Path(run.runs_folder) / run.name)
     checks = _list_task_checks(run, folder, descriptions)
-    checks |= _list_dialogue_checks(run, folder, descriptions)
     if sinks := run.metrics.sinks:
         checks["metrics.sinks"] = lambda: CheckedInput(", ".join(check_sinks(sinks)))
     if run.learner.compile:
@@ -84,7 +83,7 @@ def list_input_checks(
         checks["learner.resume_from"] = partial(_check_resumable, folder.expand_path(other_run))
     if not _is_generated(run, run.model.checkpoint):
         checks |= _list_model_checks(run, folder, descriptions)
-    return checks
+    return checks | _list_dialogue_checks(run, folder, descriptions)  # in the format of a family they need the model
 
 
 def _list_model_checks(

@@ -171,11 +171,14 @@ def test_a_renderer_needs_the_tokens_of_its_family(inputs: Path) -> None:
     model = small_model(config=small_config(vocab_size=tokenizer.get_vocab_size()))
     save_model(inputs / "model", model.config, model.state_dict(), inputs / "tokenizer")
     check_inputs(load(inputs, "dialogue.renderer=qwen3", "sft.steps=0"))
+    cold = ("dialogue.renderer=qwen3", "sft.steps=1", f"sft.data={inputs / 'sft.jsonl'}")
+    with pytest.raises(UnusableInput, match=r"^model\.checkpoint: .*: no such folder"):
+        check_inputs(load(inputs, *cold, f"model.checkpoint={inputs / 'none'}"))
     question = {"role": "user", "content": "1 + 1?"}
     for answer, problem in (("It is 2.", ""), ("<tool_call>{}</tool_call> 2", "a text follows a call")):
         messages = [question, {"role": "assistant", "content": answer}]
         (inputs / "sft.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
-        run = load(inputs, "dialogue.renderer=qwen3", "sft.steps=1", f"sft.data={inputs / 'sft.jsonl'}")
+        run = load(inputs, *cold)
         if problem:
             with pytest.raises(UnusableInput, match=rf"^sft\.data: .*row 1, field `messages\[1\]\.content`: {problem}"):
                 check_inputs(run)
@@ -282,6 +285,9 @@ def test_of_a_long_file_the_first_rows_are_checked(inputs: Path, monkeypatch: py
     assert f"data.train: {path}: 3 questions in the first 3 rows; the others are checked later" in check_inputs(
         load(inputs)
     )
+    path.write_text("{}\n" + path.read_text())
+    lines = check_inputs(load(inputs, "evaluation.questions=0"))
+    assert any(line.startswith(f"data.train: {path}: 2 questions in the first 3 rows; the others ") for line in lines)
 
 
 def test_unusual_questions_are_warnings(inputs: Path) -> None:

@@ -16,6 +16,7 @@ from engine.data.data_files import BadRows, DatasetError
 from engine.data.sft_dialogues import PLAIN_FILE, TokenizedDialogue, count_sft_dialogues, iter_sft_dialogues
 from engine.data.task_inputs import build_family_dialogues, build_task_formats
 from engine.data.token_files import DialogueSource
+from engine.model.family_renderer import FamilyRenderer
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from tasks import MATH_PYTHON
 from tests.engine.chat.exported_chats import render
@@ -30,6 +31,8 @@ QUESTION, ANSWER = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", 
 CALL = {"type": "function", "function": {"name": TOOL, "arguments": {"code": "1 + 1"}}}
 CALL_TURN = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "2"}
+KIMI = [f"<|{text}|>" for text in ("im_user", "im_assistant", "im_system", "im_middle", "im_end", "tool_call_end")]
+KIMI += [f"<|tool_call{text}_begin|>" for text in ("s_section", "", "_argument")] + ["<|tool_calls_section_end|>"]
 
 
 class ColdStart:
@@ -139,6 +142,10 @@ def test_public_layouts_are_read_in_the_format_of_llama_3(tmp_path: Path) -> Non
         ({**ANSWER, "content": "<tool_call>some</tool_call>"}, r"content`: <tool_call> contains no JSON"),
         ({**ANSWER, "content": "<tool_call>{}</tool_call> It is 2."}, r"content`: a text follows a call"),
         ({**CALL_TURN, "tool_calls": [{"name": TOOL, "arguments": '{"code": "\\udc00"}'}]}, "no Unicode text"),
+        (
+            {**CALL_TURN, "tool_calls": [{"name": TOOL, "arguments": f'{{"code": {"[" * 900}{"]" * 900}}}'}]},
+            "maximum recursion depth exceeded",
+        ),
     ],
 )
 def test_a_turn_that_the_format_cannot_express_makes_its_row_unusable(
@@ -150,6 +157,26 @@ def test_a_turn_that_the_format_cannot_express_makes_its_row_unusable(
     assert all("row 1" in str(error) for error in bad_rows.errors)
     with pytest.raises(DatasetError, match=rf"row 1.*{problem}"):
         cold_start.read([{"messages": [QUESTION, turn]}])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3"])
+def test_no_name_and_no_schema_of_a_row_becomes_a_special_token(tmp_path: Path, name: str) -> None:
+    cold_start = ColdStart(tmp_path, CONFIGS[name])
+    special = set(map(cold_start.tokenizer.find_token_id, (*FAMILY_KINDS[name].special, "<tool_call>")))
+
+    def count_special(text: str) -> list[int]:
+        """Of a row with this text in all names, keys and descriptions, after each piece of the dialogue."""
+        properties = {f"a{text}": {"type": "string", "description": text}}
+        parameters = {"type": "object", "properties": properties}
+        tool = {"name": f"f{text}g", "description": text, "parameters": parameters}
+        turn = {**CALL_TURN, "tool_calls": [{"name": f"f{text}g", "arguments": {f"a{text}": text}}]}
+        row = {"tools": [tool], "messages": [QUESTION, turn, RESULT, ANSWER]}
+        (dialogue,) = cold_start.read([row])
+        assert len(cold_start.decode_turns(dialogue)) == 2
+        return [token_id for token_id in dialogue.token_ids if token_id in special]
+
+    hostile = "".join(text for text in FAMILY_KINDS[name].special if text != "<|endoftext|>")
+    assert count_special(hostile) == count_special("x")
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3"])
@@ -199,6 +226,36 @@ def test_a_rollout_reads_the_calls_of_the_dialogue(tmp_path: Path) -> None:
     token_ids = b"".join(each.to_bytes(4, "little") for each in learned.token_ids[:end])
     (call,) = run.renderer.parse_turn(token_ids, start).calls
     assert call.arguments == {"code": "1 + 1"}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_results_have_the_ids_of_their_calls_in_the_format_of_kimi(tmp_path: Path) -> None:
+    """It renders the id of a call in place of the name, with the number of the call in the dialogue."""
+    tokenizer = make_tokenizer(tmp_path, [*KIMI, "[BOS]", "[EOS]", "<|endoftext|>"])
+    cold_start = ColdStart(tmp_path, DialogueConfig(tools=(TOOL,), renderer="kimi-k2"), tokenizer)
+    dialogue = cold_start.read_one(QUESTION, CALL_TURN, RESULT, CALL_TURN, RESULT, ANSWER)
+    first, second, _ = cold_start.decode_turns(dialogue)
+    text = tokenizer.decode(dialogue.token_ids)
+    for turn, call_id in ((first, f"functions.{TOOL}:0"), (second, f"functions.{TOOL}:1")):
+        assert f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>" in turn
+        assert f"Return of {call_id}" in text
+
+
+def test_a_turn_from_which_a_rollout_reads_other_calls_is_unusable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold_start = ColdStart(tmp_path, CONFIGS["qwen3"])
+    monkeypatch.setattr(FamilyRenderer, "read_called_names", lambda *_: ["other"])
+    with pytest.raises(DatasetError, match=r"messages\[1\]`: a rollout in the format of qwen3 would read other calls"):
+        cold_start.read_one(QUESTION, CALL_TURN, RESULT, ANSWER)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3 quick", "llama3"])
+@pytest.mark.parametrize("blank", ["", " ", "\n\n"])
+def test_blank_reasoning_and_blank_texts_before_calls_are_left_out(tmp_path: Path, name: str, blank: str) -> None:
+    cold_start = ColdStart(tmp_path, CONFIGS[name])
+    plain = cold_start.read_one(QUESTION, CALL_TURN, RESULT, ANSWER)
+    thought = {**ANSWER, "content": f"<think>{blank}</think>\n\nIt is 2."}
+    assert cold_start.read_one(QUESTION, {**CALL_TURN, "content": blank}, RESULT, thought) == plain
 
 
 def test_other_parameters_of_a_renderer_need_another_token_file(tmp_path: Path) -> None:

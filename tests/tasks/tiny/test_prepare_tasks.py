@@ -51,6 +51,8 @@ def write_rows(path: Path, *rows: dict[str, Any]) -> str:
 def build_run(folder: Path, **changes: Any) -> RunConfig:
     archive = DialogueConfig(tools=("jupyter_code",), prefill="<think>", stop_tokens=("<|im_end|>", "<stop>"))
     rows = write_rows(folder / "rows.jsonl", *[{"question": "Where is the lighthouse?", "answer": "north"}] * 20)
+    with Path(rows).open("a") as file:
+        file.write("{\n")  # an unusable row: data.max_bad_rows
     dialogues = ({"messages": ARCHIVE}, {"task": "game", "messages": GAME})
     keys: dict[str, Any] = {
         "name": "some",

@@ -110,6 +110,14 @@ def test_a_row_that_is_missing_is_named(folder: Path) -> None:
         load(folder, row=2)
 
 
+def test_a_run_and_a_chat_count_the_same_rows(folder: Path) -> None:
+    """Without the unusable ones."""
+    path = folder / "targets.jsonl"
+    path.write_text("{\n" + path.read_text())
+    row = load(folder, row=1).row
+    assert row is not None and row.fields["target"] == 7
+
+
 def test_a_server_without_a_configuration_has_the_default_texts_and_the_given_limits(folder: Path) -> None:
     parts = load(folder, config=None, task="", max_tokens=77, overrides=("dialogue.max_turns=3",))
     assert (parts.rules.max_turns, parts.rules.response_tokens, parts.row) == (3, 77, None)
