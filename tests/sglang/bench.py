@@ -22,7 +22,7 @@ from tests.engine.whole_publisher import WholePublisher
 from tests.sglang.serving import LONGEST
 
 PAGE = 16
-TRAITS = Traits(logprob_error=2e-4, max_running=16, prefix_tokens=PAGE, forgets=False, long_turn=500, look_s=0.02)
+TRAITS = Traits(logprob_error=2e-4, max_running=16, prefix_tokens=PAGE, forgets=False, long_turn=900, look_s=0.02)
 TRAITS_IN_BFLOAT16 = TRAITS._replace(logprob_error=0.2, prefix_tokens=1)
 
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from engine.contract import Generation
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import GenerateRequest, SamplingParams, ServerStatusError
 from tests.engine.contract.bench import as_sequence, request, until_generated
@@ -31,10 +32,10 @@ def test_an_aborted_queued_turn_leaves_the_servers_queue(
             half = request(1, capacity.kv_tokens // 2, 20)
             running, waiting = (asyncio.ensure_future(engine.generate(as_sequence(n, half))) for n in (1, 2))
             await until_generated(bench, engine, 1, running)
-            await _wait_for_queue(client, 1)
+            await _wait_for_queue(client, 1, running)
             engine.abort(2)
             assert (await waiting).finish == "abort"
-            await _wait_for_queue(client, 0)
+            await _wait_for_queue(client, 0, running)
             assert not running.done()
             engine.abort(1)
             assert len((await running).token_ids) > 0
@@ -52,6 +53,8 @@ def test_a_rejection_has_the_servers_message(loop: asyncio.Runner, servers: tupl
     with_client(loop, servers[1], scene)
 
 
-async def _wait_for_queue(client: SGLangClient, count: int) -> None:
-    while (await client.get_loads())[0].num_waiting_reqs != count:  # noqa: ASYNC110 - the server sends no event
-        await asyncio.sleep(0.02)
+async def _wait_for_queue(client: SGLangClient, count: int, running: asyncio.Future[Generation]) -> None:
+    """Fails if the running turn ends before."""
+    while (await client.get_loads())[0].num_waiting_reqs != count:
+        assert not running.done()
+        await asyncio.sleep(0.02)  # the server sends no event

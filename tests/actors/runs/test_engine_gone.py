@@ -32,7 +32,7 @@ from tests.sandbox.own_engine import Engine, needs_root, own_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, needs_root]
 
-STEPS = 8
+STEPS = 40  # not all trained before the engine has restarted and the lost container is replaced
 SETTINGS = ("sandbox.backend=docker", f"rl.steps={STEPS}", "rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2")
 
 

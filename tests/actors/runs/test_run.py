@@ -233,6 +233,6 @@ def test_a_health_check_with_stop_ends_the_run_with_its_message(
     folder = RunFolder(tmp_path / "demo")
     report = next(each for each in metrics(folder, "health") if each["check"] == "length_limit")
     assert (report["step"], report["action"]) == (1, "stop")
-    assert len(metrics(folder, "step")) < 10  # further steps may end before the processes do
+    assert len(metrics(folder, "step")) < 50  # further steps may end before the processes do
     logged = [json.loads(line) for line in (folder.logs / "launcher.jsonl").read_text().splitlines()]
     assert "length_limit" in [line["check"] for line in logged if line["event"] == "health.reported"]

@@ -33,7 +33,7 @@ problems = "unsolved"
 rl.steps = 2
 """
 EARLY_END = 3  # one step after the rule holds
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def start(folder: Path, *options: str) -> "subprocess.Popen[str]":
@@ -62,7 +62,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagesFolder]:
     stages = StagesFolder(folder / "demo")
     second = stages.get_stage(2, "early")
     with start(folder) as process:
-        wait_until(lambda: bool(metrics(second, "step")), process)
+        wait_until(lambda: bool(metrics(second, "step")), process, patience_s=600)
         process.kill()
     with start(folder, "--resume") as process:
         output, _ = process.communicate(timeout=400)

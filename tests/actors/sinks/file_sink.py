@@ -1,6 +1,7 @@
 """`python -m tests.actors.sinks.file_sink NAME FOLDER BEHAVIOUR [--follow]`: a process of a sink that writes a file.
 
-It appends the number of each record to FOLDER/NAME.out. BEHAVIOUR: "works"; "hangs" in its first write; "fails" in it.
+It appends the number of each record to FOLDER/NAME.out. BEHAVIOUR: "works"; "hangs" in its first write; "fails" in it;
+"ends" without delivery.
 """
 
 import sys
@@ -44,4 +45,5 @@ if __name__ == "__main__":
     _, name, path, behaviour, *follow = sys.argv
     folder = RunFolder(Path(path))
     sink = FileSink(folder.path / f"{name}.out", behaviour)
-    deliver(folder, name, lambda: sink, make_wait_until_terminated() if follow else lambda: True)
+    if behaviour != "ends":
+        deliver(folder, name, lambda: sink, make_wait_until_terminated() if follow else lambda: True)

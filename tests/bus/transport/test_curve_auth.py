@@ -10,6 +10,7 @@ import zmq
 from typer.testing import CliRunner
 
 from actors.cli.main import app
+from bus.bus import Bus
 from bus.lanes import BULK
 from bus.messages import LeaseReleased
 from bus.transport.address_book import TcpAddress
@@ -47,8 +48,8 @@ async def test_processes_with_the_key_can_communicate(cluster: Cluster) -> None:
     await asyncio.gather(a.close(), b.close())
 
 
-async def probe_as_stranger(address: TcpAddress, configure: Any) -> list[int]:
-    """Send packets to the address, without the cluster's key, and return the events of the connection."""
+async def probe_as_stranger(address: TcpAddress, configure: Any, bus: Bus) -> list[int]:
+    """Send packets to the address of the bus, without the cluster's key, and return the events of the connection."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         configure(socket)
@@ -58,7 +59,8 @@ async def probe_as_stranger(address: TcpAddress, configure: Any) -> list[int]:
         socket.connect(address.format_endpoint(BULK))
         socket.send(encode_packet(Packet("x", "b", 0, 0, 0, 0, 0, [b"x"])))
         socket.send(encode_packet(Packet("x", "b", 0, -1, 0, 0, 0, [])))
-        await asyncio.sleep(0.3)
+        await wait_until(lambda: bus.dropped > 0)
+        await asyncio.sleep(0.3)  # for further events, which fail the test
         assert not socket.poll(0)
         events: list[int] = []
         while monitor.poll(0):
@@ -94,10 +96,9 @@ def wrong_cluster(_key: ClusterKey, other: ClusterKey) -> Any:
 async def test_a_peer_without_a_key_is_counted_and_ignored(tmp_path: Path, cluster: Cluster, stranger: Any) -> None:
     other = make_key(tmp_path / "others")
     b = cluster.join("b")
-    events = await probe_as_stranger(cluster.entries["b"].address, stranger(cluster.key, other))
+    events = await probe_as_stranger(cluster.entries["b"].address, stranger(cluster.key, other), b)
     assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in events
     assert zmq.EVENT_HANDSHAKE_FAILED_AUTH not in events
-    await wait_until(lambda: b.dropped > 0)
     assert b.waiting == 0
     a = cluster.join("a")  # a peer with the key
     await a.send("b", call(1))

@@ -187,7 +187,7 @@ async def test_sigterm_abandons_the_current_step(tmp_path: Path) -> None:
     async with learner(folder) as peers:
         await peers.receive("launcher")  # the cold start is running, and takes minutes
         peers.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(peers.process.wait(), 10) == 0
+        assert await asyncio.wait_for(peers.process.wait(), 60) == 0
     assert list_saved_steps(folder.checkpoints) == []
 
 

@@ -25,7 +25,7 @@ LIMITS: dict[str, Any] = {
     "notebook_memory_share": 1.0,  # no notebook is evicted, even on a full machine
 }
 _NEIGHBOUR = 1  # trajectory id
-_MAX_REPEATS = 2  # a busy machine causes a timeout, but hardly three in a row
+MAX_REPEATS = 2  # a busy machine causes a timeout, but hardly three in a row
 _SETTLE_S = 20.0  # for the removal of a call's leftovers; later ones fail the test
 _MARKER = "secret of a neighbour"
 
@@ -92,7 +92,7 @@ class Arena:
     def meet(self, hostile: Hostile) -> Encounter:
         """Repeats an encounter with a timeout that the program may not cause."""
         encounter = self.run(self._meet(hostile))
-        for _ in range(_MAX_REPEATS):
+        for _ in range(MAX_REPEATS):
             if not encounter.has_unexpected_timeout(hostile):
                 break
             encounter = self.run(self._meet(hostile))

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
 from tests.sandbox.conftest import Client
 from tests.sandbox.hostile import footprint
-from tests.sandbox.hostile.arena import LIMITS, Arena
+from tests.sandbox.hostile.arena import LIMITS, MAX_REPEATS, Arena
 from tests.sandbox.hostile.catalogue import HOSTILE
 from tests.sandbox.hostile.conftest import ARENAS, PARAMETERS
 from tests.sandbox.hostile.without_namespaces import KNOWN_ESCAPES, NOT_RUN
@@ -33,10 +32,14 @@ def test_concurrent_hostile_programs_harm_no_neighbour(arena: Arena) -> None:
     chosen = random.Random(3).sample(names, _NUM_CONCURRENT)
 
     async def scenario(client: Client) -> None:
-        hostile = [asyncio.create_task(client.program(HOSTILE[name].code, trajectory=50)) for name in chosen]
-        neighbours = await asyncio.gather(*[client.program(f"print({number})") for number in range(50)])
-        assert [result.outcome for result in neighbours] == [CodeOk(Output(f"{number}\n")) for number in range(50)]
-        assert all(isinstance(result, CodeResult) for result in await asyncio.gather(*hostile))
+        for repeats_left in reversed(range(1 + MAX_REPEATS)):
+            hostile = [asyncio.create_task(client.program(HOSTILE[name].code, trajectory=50)) for name in chosen]
+            neighbours = await asyncio.gather(*[client.program(f"print({number})") for number in range(50)])
+            assert all(isinstance(result, CodeResult) for result in await asyncio.gather(*hostile))
+            outcomes = [result.outcome for result in neighbours]
+            if not (repeats_left and any(isinstance(outcome, CodeTimedOut) for outcome in outcomes)):
+                break
+        assert outcomes == [CodeOk(Output(f"{number}\n")) for number in range(50)]
 
     _play(arena, scenario)
 
@@ -82,11 +85,8 @@ def test_a_cell_that_dies_only_in_its_replay_is_a_crash_of_the_code(arena: Arena
     """Code must not be able to fake an infrastructure failure."""
 
     async def scenario(client: Client) -> None:
-        await client.printed("x = 1", 72)
-        turn = time.time() + 1.0
-        await client.printed(f"import os, time\nif time.time() > {turn}: os._exit(3)\ny = 2", 72)
-        while time.time() <= turn:
-            await client.printed("y", 72)
+        began = await client.printed("import os, time\nx = 1\nbegan = time.time_ns()\nbegan", 72)
+        await client.printed(f"if began != {began.strip()}: os._exit(3)\ny = 2", 72)
         lost = await client.cell("os.write(3, b'x' * 100)", 72)
         assert isinstance(lost.outcome, CodeCrashed)
         assert (await client.cell("y", 72)).outcome == CodeCrashed(Output(), 3)

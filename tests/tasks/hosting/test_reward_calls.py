@@ -56,7 +56,7 @@ def alone(completions):
     return [float(len(started)), started.clear()][:1]
 
 def slow(completions):
-    time.sleep(0.5)
+    time.sleep(0.25)
     return [0.0]
 
 def odd(action, completions, log_metric):
@@ -127,17 +127,17 @@ async def test_calls_of_async_functions_overlap(checkpoint: Path) -> None:
 
 
 async def test_a_function_that_hangs_fails_only_its_own_call(checkpoint: Path) -> None:
-    async with open_pool(checkpoint, time_limit_s=0.3) as pool:
+    async with open_pool(checkpoint, time_limit_s=1.0) as pool:
         found = await asyncio.gather(*[describe(pool, action) for action in ("fine", "hang", "fine", "fine")])
-        assert found == [{"do": 0.5}, "do took longer than 0.3 s", {"do": 0.5}, {"do": 0.5}]
+        assert found == [{"do": 0.5}, "do took longer than 1 s", {"do": 0.5}, {"do": 0.5}]
 
 
 async def test_a_hanging_function_ends_its_process_and_the_other_calls_go_to_the_next(checkpoint: Path) -> None:
-    async with open_pool(checkpoint, time_limit_s=1.0) as pool:
+    async with open_pool(checkpoint, time_limit_s=5.0) as pool:
         assert await describe(pool, "fine") == {"do": 0.5}
         before = pool.pids
         calls = [asyncio.create_task(describe(pool, action)) for action in ("hang", *["fine"] * 30)]
-        assert await asyncio.gather(*calls) == ["do took longer than 1 s", *[{"do": 0.5}] * 30]
+        assert await asyncio.gather(*calls) == ["do took longer than 5 s", *[{"do": 0.5}] * 30]
         assert set(pool.pids).isdisjoint(before)
 
 
@@ -150,11 +150,11 @@ async def test_many_slow_calls_of_several_functions_do_not_look_like_a_hanging_p
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No call is answered for 3 s: the first functions of all calls run before the second ones."""
-    monkeypatch.setattr("tasks.hosting.host_process._HANG_S", 1.0)
+    monkeypatch.setattr("tasks.hosting.host_process._HANG_S", 0.5)
     monkeypatch.setattr("tasks.hosting.host_process._START_LIMIT_S", 60.0)
-    async with open_pool(checkpoint, "slow", "do", time_limit_s=1.0) as pool:
-        found = await asyncio.gather(*[describe(pool, "fine") for _ in range(6)])
-        assert found == [{"slow": 0.0, "do": 0.5}] * 6
+    async with open_pool(checkpoint, "slow", "do", time_limit_s=2.0) as pool:
+        found = await asyncio.gather(*[describe(pool, "fine") for _ in range(12)])
+        assert found == [{"slow": 0.0, "do": 0.5}] * 12
 
 
 async def test_names_and_texts_that_utf_8_cannot_encode_do_not_lose_the_answer(checkpoint: Path) -> None:
@@ -192,7 +192,7 @@ async def test_a_process_that_closes_its_socket_is_replaced(checkpoint: Path) ->
 async def test_a_process_that_hangs_is_killed_although_calls_arrive(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_pool(checkpoint, time_limit_s=0.1) as pool:
+    async with open_pool(checkpoint, time_limit_s=1.0) as pool:
         assert await describe(pool, "fine") == {"do": 0.5}
         monkeypatch.setattr("tasks.hosting.host_process._HANG_S", 1.0)
         held = asyncio.create_task(describe(pool, "hold"))
