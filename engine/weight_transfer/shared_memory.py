@@ -77,9 +77,10 @@ def _share_locked(file: int) -> Generator[None]:
 
 
 def _map_verified(file: int, published: WeightsPublished) -> mmap.mmap:
+    size = os.fstat(file).st_size
+    if size != compute_file_bytes(published.num_bytes):
+        raise WeightsRefused(f"the file of the weights has {size} bytes")
     content = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)  # writable for torch, but never written
-    if len(content) != compute_file_bytes(published.num_bytes):
-        raise WeightsRefused(f"the file of the weights has {len(content)} bytes")
     with suppress(OSError):
         content.madvise(_MADV_POPULATE_READ)  # one call is cheaper than a page fault per 64 KiB
     header, view = parse_header(content[:64]), memoryview(content)

@@ -91,13 +91,14 @@ class SlotWriter:
         return slot
 
     def _lock_present(self, version: int) -> _MappedSlot | None:
-        """None if there is no such file, or one of another size, or an engine reads it."""
+        """None if there is no such file, or an engine reads it, or it has another size: a killed learner may leave it empty."""
         path = self._get_path(version)
         if not path.exists():
             return None
-        slot = self._open_slot(version)
-        if len(slot.content) == compute_file_bytes(self._layout.num_bytes) and slot.try_lock():
-            return slot
+        if path.stat().st_size == compute_file_bytes(self._layout.num_bytes):
+            slot = self._open_slot(version)
+            if slot.try_lock():
+                return slot
         path.unlink()
         return None
 
@@ -133,8 +134,8 @@ class _MappedSlot:
 
 def _create_slot(path: Path, size: int) -> _MappedSlot:
     with path.open("xb") as file:
-        file.truncate(size)
-        os.posix_fallocate(file.fileno(), 0, size)  # a full memory raises here, instead of a SIGBUS later
+        # A full memory raises here, instead of a SIGBUS later. Only then has the file its size.
+        os.posix_fallocate(file.fileno(), 0, size)
     slot = _MappedSlot(path)
     assert slot.try_lock(), f"{path} is new, but locked"
     return slot

@@ -128,9 +128,10 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
 def test_a_missing_or_truncated_file_is_an_engine_failure(tmp_path: Path) -> None:
     publisher = WholePublisher(tmp_path)
     published = publisher.publish(1, parameters(1.0))
-    os.truncate(published.path, 64)
-    with pytest.raises(EngineFailure, match="has 64 bytes"):
-        load_published(published, parameters(0.0), torch.float32)
+    for size in (64, 0):
+        os.truncate(published.path, size)
+        with pytest.raises(EngineFailure, match=f"has {size} bytes"):
+            load_published(published, parameters(0.0), torch.float32)
     publisher.close()
     with pytest.raises(EngineFailure, match="cannot be read: No such file"):
         load_published(published, parameters(0.0), torch.float32)
@@ -146,6 +147,16 @@ def test_closing_removes_the_files(tmp_path: Path) -> None:
 
 def test_a_publisher_reuses_the_files_of_a_killed_publisher(tmp_path: Path) -> None:
     WholePublisher(tmp_path).publish(4, parameters(1.0))
+    published = WholePublisher(tmp_path).publish(4, parameters(2.0))
+    target = parameters(0.0)
+    load_published(published, target, torch.float32)
+    assert_holds(target, 2.0)
+
+
+@pytest.mark.parametrize("size", [0, 64])
+def test_a_publisher_replaces_the_unfinished_file_of_a_killed_publisher(tmp_path: Path, size: int) -> None:
+    published = WholePublisher(tmp_path).publish(4, parameters(1.0))
+    os.truncate(published.path, size)
     published = WholePublisher(tmp_path).publish(4, parameters(2.0))
     target = parameters(0.0)
     load_published(published, target, torch.float32)
