@@ -132,7 +132,7 @@ class QuestionReport:
 
 
 def make_training_report(max_bad_rows: int) -> QuestionReport:
-    """`max_bad_rows`: data.max_bad_rows, since a run skips unusable training questions. Test questions count, so that it skips none."""
+    """`max_bad_rows`: data.max_bad_rows. A run skips unusable training questions, and no test questions."""
     return QuestionReport(bad_rows=BadRows(max_bad_rows, "data.max_bad_rows"))
 
 

@@ -59,8 +59,10 @@ class FamilyDialogues:
                     added = self._render_turn(parts, row, has_results=bool(next_turn) and next_turn[0].role == "tool")
                 else:
                     added = self._render_others(turn, token_ids, start, parts, row)
-            except (_Inexpressible, RecursionError) as error:
+            except _Inexpressible as error:
                 raise turn[0].location.build_error(str(error)) from error
+            except RecursionError as error:
+                raise turn[0].location.build_error("nested too deeply") from error
             token_ids += added
             yield TokenizedTurn(is_trained, added)
 
@@ -102,17 +104,17 @@ class FamilyDialogues:
         """Up to the token that ends the turn."""
         message = parts.build_message(self._renderer)
         following = self._renderer.build_result_messages(parts.called, [_RESULT] * len(parts.calls))
-        opened = self._open(row)
-        turn = self._cut_turn([message, *(following if has_results else [])], parts, row)
-        self._require_kept(parts, message, turn, following if has_results else [], row)
-        if turn[-1:] and turn[-1] not in self._renderer.stop_token_ids:
+        given = following if has_results else []
+        turn = self._cut_turn([message, *given], parts, row)
+        self._require_kept(parts, message, turn, given, row)
+        if not turn or turn[-1] not in self._renderer.stop_token_ids:
             followed = self._render([_QUESTION, message, *(following or [_QUESTION])], row)
             asked = len(self._render([_QUESTION], row))
             end = self._find_end(followed[asked:])
             if end is None:
                 raise UnusableInput(f"{self._name}: no stop token ends a turn, so that a cold start cannot teach it")
             turn = [*turn, followed[asked + end - 1]]
-        names = [normalize("NFC", name) for name in self._renderer.read_called_names(opened, turn, row.tools)]
+        names = [normalize("NFC", name) for name in self._renderer.read_called_names(self._open(row), turn, row.tools)]
         if parts.calls and names != [normalize("NFC", call.tool) for call in parts.calls]:
             raise _Inexpressible(
                 f"a rollout in the format of {self._name} would read other calls in this turn: {names}"

@@ -93,9 +93,10 @@ def count_sft_dialogues(
     """Checks that many dialogues; only those of `families` are tokenized. Raises DatasetError."""
 
     def check(row: RowMessages) -> None:
-        family = families.get(row.task)
-        for _ in _build_turns(row) if family is None else family.tokenize(row.messages, row.reader):
-            pass
+        if (family := families.get(row.task)) is not None:
+            list(family.tokenize(row.messages, row.reader))
+        else:
+            _build_turns(row)
 
     return sum(1 for _ in islice(_convert_rows(path, formats, file, bad_rows, check), max_rows))
 

@@ -56,9 +56,8 @@ class FamilyTokenizer:
         self.added = tokenizer.added_tokens
         texts = sorted(self.added, key=len, reverse=True)
         self._pattern = re.compile("(" + "|".join(re.escape(text) for text in texts) + ")")
-        self._encode_cached = lru_cache(_CACHED_TEXTS)(
-            self._encode
-        )  # roles and schemas of tools repeat in all dialogues
+        # Roles and schemas of tools repeat in all dialogues.
+        self._encode_cached = lru_cache(_CACHED_TEXTS)(self._encode)
 
     def mark(self, text: str) -> str:
         return self._pattern.sub(lambda found: found[0][0] + _MARK + found[0][1:], text)
@@ -95,7 +94,10 @@ class FamilyRenderer:
         identity: str,
         template_parameters: Mapping[str, Any],
     ) -> None:
-        """`identity`: package, renderer and parameters. `template_parameters`: values that the family's chat template takes, too."""
+        """`identity`: package, renderer and parameters.
+
+        `template_parameters`: values that the family's chat template takes, too.
+        """
         self._renderer, self._tokenizer, self.dialogue = renderer, tokenizer, dialogue
         self.identity, self.template_parameters = identity, template_parameters
         self._tools = describe_tools(dialogue.tools)
@@ -123,7 +125,12 @@ class FamilyRenderer:
         """`called`: the calls, which may be fewer than the results."""
         calls = [*called, *(CalledTool(build_call_id("", place), "") for place in range(len(called), len(results)))]
         return [
-            {"role": "tool", "tool_call_id": call.call_id, "name": self.mark(call.name), "content": self.mark(result)}
+            {
+                "role": "tool",
+                "tool_call_id": self.mark(call.call_id),
+                "name": self.mark(call.name),
+                "content": self.mark(result),
+            }
             for call, result in zip(calls, results, strict=False)
         ]
 
@@ -141,7 +148,10 @@ class FamilyRenderer:
         return self._renderer.render_ids(list(messages), tools=tools, add_generation_prompt=add_generation_prompt)
 
     def extend(self, token_ids: list[int], turn_start: int, messages: Sequence[Any], tools: Any) -> list[int] | None:
-        """The tokens of the messages that follow the turn at `turn_start`, up to the next turn. None if the format cannot continue."""
+        """The tokens of the messages after the turn at `turn_start`, up to the next turn.
+
+        None if the format cannot continue. Raises what the package raises.
+        """
         before, turn = token_ids[:turn_start], token_ids[turn_start:]
         extended = self._renderer.bridge_to_next_turn(before, turn, list(messages), tools=tools)
         if extended is None or extended.token_ids[: len(token_ids)] != token_ids:

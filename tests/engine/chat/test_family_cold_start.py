@@ -144,7 +144,7 @@ def test_public_layouts_are_read_in_the_format_of_llama_3(tmp_path: Path) -> Non
         ({**CALL_TURN, "tool_calls": [{"name": TOOL, "arguments": '{"code": "\\udc00"}'}]}, "no Unicode text"),
         (
             {**CALL_TURN, "tool_calls": [{"name": TOOL, "arguments": f'{{"code": {"[" * 900}{"]" * 900}}}'}]},
-            "maximum recursion depth exceeded",
+            "nested too deeply",
         ),
     ],
 )

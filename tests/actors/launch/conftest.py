@@ -1,0 +1,24 @@
+"""Fixtures: the inputs of a run, complete and to be damaged."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.actors.launch.run_inputs import QUESTION
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a tokenizer and a file of questions."""
+    from tests.engine.learner.training_examples import write_initial_checkpoint  # torch: other tests start faster
+
+    folder = tmp_path_factory.mktemp("complete")
+    write_initial_checkpoint(folder / "model")
+    (folder / "train.jsonl").write_text(QUESTION)
+    return folder
+
+
+@pytest.fixture
+def inputs(complete: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(complete, tmp_path / "inputs"))
