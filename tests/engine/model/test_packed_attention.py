@@ -1,12 +1,16 @@
 """Packed sequences give the scores and gradients of padded rows."""
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from engine.model.architectures import ARCHITECTURES
 from engine.model.causal_lm import CausalLM
-from engine.model.packed_attention import build_segments
+from engine.model.packed_attention import build_segments, find_causal_options
 from policies.losses.token_scores import ScoredTokens
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
@@ -55,3 +59,35 @@ def test_a_segment_does_not_depend_on_its_neighbours() -> None:
     alone = model(rows[2][None])
     assert_close(after[0, 10:14], alone[0])
     assert not torch.equal(before, score_packed(model, rows))
+
+
+def attend_as_torch_2_10(query: Any, key: Any, value: Any, cu_seq_q: Any, max_q: int, is_causal: bool = False) -> None:
+    """Has one of the signatures of varlen_attn, without the options that do not matter here."""
+
+
+def attend_as_torch_2_11(query: Any, *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1)) -> None:
+    """See above."""
+
+
+def attend_as_torch_2_13(query: Any, *, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False) -> None:
+    """See above."""
+
+
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        (attend_as_torch_2_10, {"is_causal": True}),
+        (attend_as_torch_2_11, {"window_size": (-1, 0)}),
+        (attend_as_torch_2_13, {"window_size": (-1, 0), "enable_gqa": True}),
+    ],
+)
+def test_causal_attention_with_fewer_key_heads_is_asked_for_in_the_words_of_each_torch(
+    attention: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    assert find_causal_options(attention) == options
+
+
+def test_the_installed_torch_knows_the_options() -> None:
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert find_causal_options(varlen_attn).keys() <= inspect.signature(varlen_attn).parameters.keys()
