@@ -5,16 +5,16 @@ collected. The tensor group (NCCL on GPUs) and the dimensions of the mesh reduce
 fail after `learner.collective_timeout_s`, because all ranks start them at about the same time. A third group (gloo) is for
 the background threads that write checkpoints.
 
-One rank that trains in float32 has neither groups nor a mesh, unless FSDP offloads its optimizer. One rank that trains in
-bfloat16 has them: FSDP then keeps the float32 master weights, casts each unit to bfloat16 and gives float32 gradients,
-exactly as with several ranks. torch.autocast would keep the residual stream in float32, so that one rank and two ranks
-would compute different losses.
+One rank has neither groups nor a mesh, unless FSDP offloads its optimizer. In bfloat16 its layers convert the float32
+parameters, as FSDP does before a gather with several ranks. torch.autocast would keep the residual stream in float32, so
+that one rank and two ranks would compute different losses.
 """
 
+import math
 import os
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from bus.process.operations import OperationRecord
 from configs.algorithm import LearnerConfig
@@ -134,7 +135,7 @@ def join_ranks(learner: LearnerConfig) -> RankGroup:
     ranks = RankGroup(rank, world_size, local_world_size, dims, _find_device(learner.device))
     ranks.select_device()
     offloads_optimizer = learner.offload == "optimizer"  # by FSDP
-    if world_size == 1 and learner.dtype == "float32" and not offloads_optimizer:
+    if world_size == 1 and not offloads_optimizer:
         return ranks
     ranks = ranks._replace(offloads_optimizer=offloads_optimizer)
     alone: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if world_size == 1 else {}
@@ -222,11 +223,22 @@ def gather_full_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def find_non_finite_parameter(model: nn.Module, ranks: RankGroup) -> str | None:
-    """The name of the first parameter with an infinity or a NaN. Every rank must call it."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    has_non_finite = torch.stack([(~get_local(each).isfinite()).any() for each in parameters]).int().to(ranks.device)
-    found = all_reduce(ranks, has_non_finite, dist.ReduceOp.MAX).tolist()
-    return next((name for name, is_bad in zip(names, found, strict=True) if is_bad), None)
+    """The name of the first parameter with an infinity or a NaN. Every rank must call it.
+
+    The largest absolute value of all parameters needs one pass over them. Only if it is not finite, each one is checked.
+    """
+    rows = {name: get_local(each) for name, each in model.named_parameters()}
+    largest = get_total_norm([each for each in rows.values() if each.numel()], math.inf)
+    if not _find_on_any_rank(ranks, [~largest.isfinite()]):
+        return None
+    found = _find_on_any_rank(ranks, [(~each.isfinite()).any() for each in rows.values()])
+    return list(rows)[found[0]] if found else None
+
+
+def _find_on_any_rank(ranks: RankGroup, flags: Sequence[Tensor]) -> list[int]:
+    """Indices of the flags, boolean scalars, that are set on any rank."""
+    counts = torch.stack([flag.int() for flag in flags]).to(ranks.device)
+    return [index for index, count in enumerate(all_reduce(ranks, counts, dist.ReduceOp.MAX).tolist()) if count]
 
 
 def all_reduce(ranks: RankGroup, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
