@@ -241,7 +241,10 @@ class LearnerConfig(Section, frozen=True):
     micro_batch_tokens: PositiveInt = 16_384  # per forward and backward pass
     # Activations that the backward pass recomputes, to save memory: docs/learner.md
     activation_checkpointing: Checkpointing = "none"
-    compile: bool = False  # layers, with torch.compile; needs a compiler on each machine: docs/learner.md
+    # Layers, and on GPUs the output head, with torch.compile; needs a compiler on each machine. auto: on GPUs
+    compile: bool | Literal["auto"] = "auto"
+    # Of the logits of a model that computes in bfloat16. auto: float32 on GPUs, bfloat16 on CPUs: docs/mismatch.md
+    head_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     # When ranks add their gradients. once: after the last micro batch; needs 4 bytes per parameter on each rank.
     reduce_gradients: Literal["each_micro_batch", "once"] = "each_micro_batch"
     peak_tflops: NonNegativeFloat = 0.0  # of a rank's device, for the metric mfu; 0: no such metric
@@ -280,6 +283,14 @@ class LearnerConfig(Section, frozen=True):
             f'correction = "{self.correction}" weights tokens by recomputed against engine probabilities; '
             'set old_logprobs = "recomputed"',
         )
+
+    @property
+    def compiles(self) -> bool:
+        return self.device == "cuda" if self.compile == "auto" else self.compile
+
+    @property
+    def has_float32_logits(self) -> bool:
+        return self.device == "cuda" if self.head_dtype == "auto" else self.head_dtype == "float32"
 
     def resolve_auto(self, engine_dtype: str) -> LearnerConfig:
         """With "auto" replaced in old_logprobs, correction and export_dtype."""

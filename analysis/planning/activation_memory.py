@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 from configs.algorithm import Checkpointing
 from engine.model.model_config import DecoderConfig
+from policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, count_chunk_tokens, count_group_tokens
 
 FLOAT32_BYTES = 4
-LOGITS_CHUNK_BYTES = 768 << 20  # as in policies.losses.token_scores, which imports torch
-_BYTES_PER_LOGIT = 12
 
 
 class LayerActivations(NamedTuple):
@@ -52,11 +51,17 @@ class ActivationMemory(NamedTuple):
 
 
 def compute_layer_activations(
-    config: DecoderConfig, value_bytes: int, checkpointing: Checkpointing, *, has_packed_kernel: bool
+    config: DecoderConfig,
+    value_bytes: int,
+    checkpointing: Checkpointing,
+    *,
+    has_packed_kernel: bool,
+    is_compiled: bool = False,
 ) -> LayerActivations:
     """`value_bytes`: of a number in the learner's dtype.
 
-    `has_packed_kernel`: whether one kernel computes the attention of all segments: on GPUs in 16 bits.
+    `has_packed_kernel`: whether one kernel computes the attention of all segments: on GPUs in 16 bits. `is_compiled`: a
+    selective checkpoint is inside of each compiled part, so that attention keeps its inputs (engine/model/causal_lm.py).
     """
     width, heads = config.hidden_size, config.num_heads * config.head_dim
     kv_heads = config.num_kv_heads * config.head_dim
@@ -76,6 +81,8 @@ def compute_layer_activations(
         case "selective":
             kept = value_bytes * (width + _count_kept_products(config)) + attended_bytes * heads
             kept += FLOAT32_BYTES * config.num_heads
+            if is_compiled:
+                kept += attended_bytes * (heads + 2 * kv_heads) - value_bytes * _count_dropped_products(config)
             return LayerActivations(kept, max(0.0, everything - kept), gradients)
         case "full":
             return LayerActivations(value_bytes * width, everything, gradients)
@@ -91,6 +98,13 @@ def _count_kept_products(config: DecoderConfig) -> int:
     if config.experts is None:
         products += [(width, inner), (width, inner), (inner, width)]
     return sum(outputs for inputs, outputs in products if outputs <= inputs)
+
+
+def _count_dropped_products(config: DecoderConfig) -> int:
+    """Values that a compiled part does not keep, because its backward pass does not read them: v, and the last product."""
+    v = 0 if config.architecture.has_qkv_bias else config.num_kv_heads * config.head_dim
+    is_narrow = config.experts is None and config.hidden_size <= config.intermediate_size
+    return v + (config.hidden_size if is_narrow else 0)
 
 
 def _count_mlp_values(config: DecoderConfig) -> tuple[int, int]:
@@ -112,10 +126,16 @@ def compute_activation_memory(
     *,
     has_packed_kernel: bool,
     has_entropy_gradient: bool = False,
+    is_compiled: bool = False,
 ) -> ActivationMemory:
-    """Of a micro batch in which each token is scored."""
-    layer = compute_layer_activations(config, value_bytes, checkpointing, has_packed_kernel=has_packed_kernel)
-    logits = _compute_logits_memory(config.vocab_size, tokens, value_bytes, has_entropy_gradient)
+    """Of a micro batch in which each token is scored. `is_compiled`: the layers, and the head of a GPU."""
+    layer = compute_layer_activations(
+        config, value_bytes, checkpointing, has_packed_kernel=has_packed_kernel, is_compiled=is_compiled
+    )
+    if has_packed_kernel:
+        logits = _compute_gpu_logits_memory(config.vocab_size, tokens, is_compiled)
+    else:
+        logits = _compute_logits_memory(config.vocab_size, tokens, value_bytes, has_entropy_gradient)
     end = 2 * value_bytes * (config.hidden_size + config.head_dim)
     return ActivationMemory(
         layers=tokens * layer.kept * config.num_layers,
@@ -128,7 +148,15 @@ def compute_activation_memory(
 
 def _compute_logits_memory(vocab_size: int, tokens: int, value_bytes: int, has_entropy_gradient: bool) -> float:
     """Three tensors in float32: log probabilities, probabilities, and their gradient or the summands of the entropy."""
-    chunk = min(tokens, max(1, LOGITS_CHUNK_BYTES // (_BYTES_PER_LOGIT * vocab_size)))
+    chunk = min(tokens, count_chunk_tokens(vocab_size))
     factors = FLOAT32_BYTES if has_entropy_gradient else 0
     computed = value_bytes if value_bytes < FLOAT32_BYTES else 0  # the logits before their conversion
-    return chunk * vocab_size * (_BYTES_PER_LOGIT + factors + computed)
+    return chunk * vocab_size * (EAGER_LOGITS.bytes_per_logit + factors + computed)
+
+
+def _compute_gpu_logits_memory(vocab_size: int, tokens: int, is_compiled: bool) -> float:
+    """A chunk in float32, and the gradients of a group of chunks in 16 bits."""
+    memory = FUSED_LOGITS if is_compiled else EAGER_LOGITS
+    chunk = count_chunk_tokens(vocab_size, memory)
+    group = min(tokens, count_group_tokens(vocab_size, chunk))
+    return vocab_size * (min(tokens, chunk) * memory.bytes_per_logit + 2 * group)

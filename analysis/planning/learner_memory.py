@@ -19,7 +19,10 @@ class RankShare(NamedTuple):
 
     dp_shard: int = 1  # ranks that share the parameters of one copy
     value_bytes: int = 4  # of gathered parameters and of activations
-    has_units: bool = False  # whether parameters are gathered: with several ranks, or in bfloat16
+    has_units: bool = False  # whether FSDP gathers parameters: with several ranks, or with an offloaded optimizer
+    keeps_casts: bool = (
+        False  # a rank without units keeps 16-bit copies of the layers from the forward to the backward pass
+    )
     has_reference: bool = False  # a second, frozen model for the KL term
     offloads: bool = False  # learner.offload = "optimizer" on a GPU: shards are in main memory
     adapters: int | None = None  # their number of parameters if only they are trained
@@ -90,7 +93,7 @@ def _count_gathered_at_logits(size: ModelSize, share: RankShare) -> float:
     if share.value_bytes < FLOAT32_BYTES:
         gradient += share.value_bytes * size.output
     if not share.has_units:
-        return gradient
+        return gradient + _count_casts(size, share)
     return gradient + share.value_bytes * (size.output + size.largest_layer)
 
 
@@ -98,9 +101,16 @@ def _count_gathered_at_layer(size: ModelSize, share: RankShare) -> float:
     """Gathered layers, a buffer, the gradients of one layer, and the gradients in reduction, in float32: of a layer
     or of the output matrix. In a tied model also the embedding with its gradient."""
     if not share.has_units:
-        return 0.0
+        return _count_casts(size, share)
     layers = (_PREFETCHED_LAYERS + 2) * share.value_bytes * size.largest_layer
     if share.offloads:  # the shard of a layer, before its conversion
         layers += FLOAT32_BYTES * size.largest_layer / share.dp_shard
     reduced = FLOAT32_BYTES * max(size.largest_layer, size.head)
     return layers + reduced + 2 * share.value_bytes * size.root
+
+
+def _count_casts(size: ModelSize, share: RankShare) -> float:
+    """The parameters of the layers in the dtype of computation, of a rank without units: of all layers, or of one."""
+    if share.value_bytes == FLOAT32_BYTES:
+        return 0.0
+    return share.value_bytes * (size.total - size.ends if share.keeps_casts else size.largest_layer)

@@ -39,6 +39,7 @@ def compute_learner_rank(inputs: PlanInputs) -> RankMemory:
         learner.activation_checkpointing,
         has_packed_kernel=learner.device == "cuda" and learner.dtype == "bfloat16",
         has_entropy_gradient=learner.entropy_coef > 0,
+        is_compiled=learner.compiles,
     )
     return compute_rank_memory(inputs.size, _make_share(inputs), activations)
 
@@ -49,7 +50,8 @@ def _make_share(inputs: PlanInputs) -> RankShare:
     return RankShare(
         dp_shard=inputs.ranks // learner.dp_replicate,
         value_bytes=inputs.learner_value_bytes,
-        has_units=inputs.ranks > 1 or learner.dtype != "float32" or has_offload,
+        has_units=inputs.ranks > 1 or has_offload,
+        keeps_casts=learner.activation_checkpointing == "none",
         has_reference=learner.kl_coef > 0 and learner.lora_rank == 0,
         offloads=has_offload and learner.device == "cuda",
         adapters=None if inputs.run.sft.is_enabled else inputs.adapters,

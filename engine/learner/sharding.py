@@ -9,7 +9,8 @@ A unit gathers its parameters before its forward pass and again before its backw
                               the start of the forward to the end of the backward pass
 
 Parameters, gradients and the optimizer's state are float32 shards. With learner.dtype = "bfloat16" the gathered copies are
-bfloat16, and gradients are reduced in float32. With learner.offload = "optimizer" the shards are in main memory: a unit is
+bfloat16, and gradients are reduced in float32. A single rank has no units: its layers convert the float32 parameters where
+they compute (engine/model/layers.py), which saves the copies of a gather. With learner.offload = "optimizer" the shards are in main memory: a unit is
 copied to the GPU before it is gathered, and its reduced gradients are copied back.
 """
 
@@ -60,10 +61,13 @@ def build_sharded_model(
 
 
 def shard_model(model: CausalLM, ranks: RankGroup, dtype: str = "float32") -> None:
-    """Shard the parameters, which are on the meta device or equal on every rank. A rank without a mesh keeps them whole."""
+    """Shard the parameters, which are on the meta device or equal on every rank. A rank without a mesh keeps them whole.
+
+    `dtype`: of computation.
+    """
     if ranks.mesh is None:
         if dtype != "float32":
-            raise ValueError(f"learner.dtype = {dtype} needs the device mesh of join_ranks")
+            model.set_compute_dtype(getattr(torch, dtype))
         return
     policy = MixedPrecisionPolicy()
     if dtype != "float32":

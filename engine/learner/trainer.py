@@ -79,7 +79,7 @@ class Trainer:
         """Fresh optimizers, step 0. The model may be another one than that of the previous stage."""
         self.stage, self.step = stage, 0
         self.model.set_recomputed(self._learner.activation_checkpointing)
-        self.model.set_compiled(self._learner.compile)
+        self.model.set_compiled(self._learner.compiles)
         self._optimizers = (
             build_sft_optimizers(self.model, self._run.sft)
             if stage == "sft"
@@ -161,7 +161,7 @@ class Trainer:
         """The frozen policy of the KL term, sharded, with the calls of CausalLM. Every rank calls it."""
         self._reference = policy
         if isinstance(policy, CausalLM):
-            policy.set_compiled(self._learner.compile)
+            policy.set_compiled(self._learner.compiles)
 
     def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[SequenceSource]]) -> list[OldLogprobs]:
         """With the present weights, by minibatch; None for the first one: its own forward pass computes them."""
@@ -231,7 +231,8 @@ class Trainer:
         is_rl = self.stage == "rl"
         temperature = self._run.sampling.temperature if is_rl else 1.0
         has_entropy_gradient = is_rl and self._learner.entropy_coef > 0
-        tokens = ScoredTokens(batch.positions_N, batch.targets_N, temperature, has_entropy_gradient)
+        has_float32_logits = self._learner.has_float32_logits
+        tokens = ScoredTokens(batch.positions_N, batch.targets_N, temperature, has_entropy_gradient, has_float32_logits)
         return model(batch.token_ids_T[None], tokens=tokens, segments=batch.segments)
 
     def _score_without_gradient(self, model: nn.Module, batch: MicroBatch) -> TokenScores:

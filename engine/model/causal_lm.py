@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from configs.algorithm import Checkpointing
-from engine.model.compiled_parts import run_compiled, run_eagerly
+from engine.model.compiled_parts import compile_head_kernels, run_compiled, run_eagerly
 from engine.model.experts import SparseMlp
 from engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
 from engine.model.model_config import DecoderConfig
 from engine.model.packed_attention import Segments, attend
 from engine.model.recomputation import run_recomputed
 from engine.model.rope import compute_rope_tables
-from policies.losses.token_scores import ScoredTokens, TokenScores, compute_token_scores
+from policies.losses.head_kernels import HeadKernels
+from policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, TokenScores, compute_token_scores
 
 
 class DecoderLayer(nn.Module):
@@ -37,17 +38,30 @@ class DecoderLayer(nn.Module):
         self.is_compiled = False
 
     def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
-        """FSDP gathers the parameters for the backward pass before this module recomputes activations."""
+        """FSDP gathers the parameters for the backward pass before this module recomputes activations.
+
+        A selective checkpoint around compiled code would see none of its products. So each compiled part has a checkpoint
+        inside, and attention between the parts keeps its inputs.
+        """
+        if self.is_compiled and self.recomputed == "selective":
+            return self._compute(x_BTE, cos, sin, segments, "selective")
         return run_recomputed(self.recomputed, self._compute, x_BTE, cos, sin, segments)
 
-    def _compute(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
+    def _compute(
+        self,
+        x_BTE: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        segments: Segments | None,
+        recomputed_in_parts: Checkpointing = "none",
+    ) -> Tensor:
         """The lengths of segments are Python numbers, for which compiled attention would be compiled each time."""
         run = run_compiled if self.is_compiled else run_eagerly
-        q_BTHD, k_BTKD, v_BTKD = run(DecoderLayer.project, self, x_BTE, cos, sin)
+        q_BTHD, k_BTKD, v_BTKD = run(DecoderLayer.project, recomputed_in_parts, self, x_BTE, cos, sin)
         out_BTHD = attend(q_BTHD, k_BTKD, v_BTKD, segments)
         if isinstance(self.mlp, SparseMlp):  # reads how many tokens each expert has
             run = run_eagerly
-        return run(DecoderLayer.finish, self, x_BTE, out_BTHD)
+        return run(DecoderLayer.finish, recomputed_in_parts, self, x_BTE, out_BTHD)
 
     def project(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The part before attention: queries, keys and values."""
@@ -68,9 +82,11 @@ class Backbone(nn.Module):
         self.embed_tokens = UninitializedEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([DecoderLayer(config, layer) for layer in range(config.num_layers)])
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.compute_dtype: torch.dtype | None = None  # of activations; None: that of the embedding
 
     def forward(self, token_ids_BT: Tensor, positions_BT: Tensor, segments: Segments | None) -> Tensor:
         x_BTE = self.embed_tokens(token_ids_BT)
+        x_BTE = x_BTE.to(self.compute_dtype or x_BTE.dtype)
         tables = compute_rope_tables(positions_BT, self.config)
         cos, sin = (table.to(x_BTE.dtype).unsqueeze(2) for table in tables)
         for layer in self.layers:
@@ -81,11 +97,11 @@ class Backbone(nn.Module):
 class OutputHead(UninitializedLinear):
     """The output matrix of an untied model. A call computes scores: FSDP gathers the matrix once for all their chunks."""
 
-    def forward(self, hidden_NE: Tensor, tokens: ScoredTokens) -> TokenScores:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return score_tokens(hidden_NE, self.weight, tokens)
+    def forward(self, hidden_NE: Tensor, tokens: ScoredTokens, kernels: HeadKernels) -> TokenScores:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return score_tokens(hidden_NE, self.weight, tokens, kernels)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        return functional.linear(hidden, self.weight)
+        return functional.linear(hidden, self.weight.to(hidden.dtype))
 
 
 class CausalLM(nn.Module):
@@ -97,6 +113,7 @@ class CausalLM(nn.Module):
         self.model = Backbone(config)
         head_sizes = config.hidden_size, config.vocab_size
         self.lm_head = None if config.tie_word_embeddings else OutputHead(*head_sizes, bias=False)
+        self._head_kernels: HeadKernels = EAGER_KERNELS
 
     def forward(
         self,
@@ -119,8 +136,12 @@ class CausalLM(nn.Module):
             return hidden_BTE
         hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, tokens.positions_N)
         if self.lm_head is not None:
-            return self.lm_head(hidden_NE, tokens)
-        return score_tokens(hidden_NE, self.model.embed_tokens.weight, tokens)
+            return self.lm_head(hidden_NE, tokens, self._head_kernels)
+        return score_tokens(hidden_NE, self.model.embed_tokens.weight, tokens, self._head_kernels)
+
+    def set_compute_dtype(self, dtype: torch.dtype) -> None:
+        """Dtype of activations and products. The parameters keep their dtype: layers convert them in each pass."""
+        self.model.compute_dtype = dtype
 
     def set_recomputed(self, recomputed: Checkpointing) -> None:
         """Which activations of the layers the backward pass recomputes."""
@@ -129,7 +150,11 @@ class CausalLM(nn.Module):
             layer.recomputed = recomputed
 
     def set_compiled(self, is_compiled: bool) -> None:
-        """Whether torch.compile compiles the layers without their attention and experts: engine/model/compiled_parts.py."""
+        """Whether torch.compile compiles the layers without their attention and experts, and on a GPU the pointwise part of
+        the head: engine/model/compiled_parts.py.
+        """
+        is_on_gpu = self.model.embed_tokens.weight.device.type == "cuda"
+        self._head_kernels = compile_head_kernels() if is_compiled and is_on_gpu else EAGER_KERNELS
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer)
             layer.is_compiled = is_compiled
@@ -138,12 +163,18 @@ class CausalLM(nn.Module):
         """[..., E] -> [..., V], for whole models."""
         if self.lm_head is not None:
             return self.lm_head.compute_logits(hidden)
-        return functional.linear(hidden, self.model.embed_tokens.weight)
+        return functional.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype))
 
 
-def score_tokens(hidden_NE: Tensor, weight_VE: Tensor, tokens: ScoredTokens) -> TokenScores:
+def score_tokens(hidden_NE: Tensor, weight_VE: Tensor, tokens: ScoredTokens, kernels: HeadKernels) -> TokenScores:
     return compute_token_scores(
-        hidden_NE, weight_VE, tokens.targets_N, tokens.temperature, entropy_gradient=tokens.entropy_gradient
+        hidden_NE,
+        weight_VE,
+        tokens.targets_N,
+        tokens.temperature,
+        entropy_gradient=tokens.entropy_gradient,
+        float32_logits=tokens.float32_logits,
+        kernels=kernels,
     )
 
 

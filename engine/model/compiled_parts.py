@@ -1,62 +1,51 @@
-"""Parts of decoder layers, compiled by torch.compile: products with fused norms, rotations and SwiGLU.
+"""Parts of decoder layers, compiled by torch.compile: products with fused norms, rotations and SwiGLU; and the pointwise part
+of the output head.
 
 All layers of a model share the compiled code, for any number of tokens. torch compiles a part separately for training, for
 passes without gradients, and for frozen weights. It stores the code in TORCHINDUCTOR_CACHE_DIR, by default
 /tmp/torchinductor_USER, so that a restarted learner loads it. After 8 compilations of a part, torch logs a warning with
-the cause of the last one and computes eagerly. The check for a compiler does not import torch.
+the cause of the last one and computes eagerly.
 """
 
-from __future__ import annotations
-
-import os
-import shutil
-import sysconfig
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache, partial
+from typing import TypeVar
 
-from configs.errors import UnusableInput
+import torch
+from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from configs.algorithm import Checkpointing
+from engine.model.recomputation import run_recomputed
+from policies.losses.head_kernels import FusedHeadKernels, HeadKernels
 
 Result = TypeVar("Result")
 
 
-def run_eagerly(part: Callable[..., Result], layer: nn.Module, x_BTE: Tensor, *inputs: Tensor) -> Result:
-    return part(layer, x_BTE, *inputs)
+def run_eagerly(
+    part: Callable[..., Result], recomputed: Checkpointing, layer: nn.Module, x_BTE: Tensor, *inputs: Tensor
+) -> Result:
+    """Call part(layer, x_BTE, *inputs); its backward pass recomputes the activations that `recomputed` names."""
+    return run_recomputed(recomputed, part, layer, x_BTE, *inputs)
 
 
-def run_compiled(part: Callable[..., Result], layer: nn.Module, x_BTE: Tensor, *inputs: Tensor) -> Result:
+def run_compiled(
+    part: Callable[..., Result], recomputed: Checkpointing, layer: nn.Module, x_BTE: Tensor, *inputs: Tensor
+) -> Result:
     """torch compiles sizes of 1 separately: the only token of an empty micro batch is not worth it."""
-    compute = part if x_BTE.shape[1] == 1 else _compile(part)
-    return compute(layer, x_BTE, *inputs)
+    if x_BTE.shape[1] == 1:
+        return run_eagerly(part, recomputed, layer, x_BTE, *inputs)
+    return _compile(part, recomputed)(layer, x_BTE, *inputs)
 
 
 @cache
-def _compile(part: Callable[..., Result]) -> Callable[..., Result]:
-    import torch
+def _compile(part: Callable[..., Result], recomputed: Checkpointing) -> Callable[..., Result]:
+    def run(layer: nn.Module, x_BTE: Tensor, *inputs: Tensor) -> Result:
+        return run_eagerly(part, recomputed, layer, x_BTE, *inputs)
 
-    return torch.compile(part, dynamic=True, fullgraph=True)
+    return torch.compile(run, dynamic=True, fullgraph=True)
 
 
-def find_compiler(device: str) -> str:
-    """The path of the compiler that torch needs. Raises UnusableInput without one, or without the headers of Python.
-
-    On a CPU, torch compiles its C++ code with $CXX, by default g++. For a GPU, Triton compiles the C code that starts its
-    kernels, with $CC, gcc or clang.
-    """
-    variable, commands, package = ("CC", ("gcc", "clang"), "gcc") if device == "cuda" else ("CXX", ("g++",), "g++")
-    chosen = os.environ.get(variable)
-    commands = (chosen,) if chosen else commands
-    found = next((path for command in commands if (path := shutil.which(command))), None)
-    if found is None:
-        raise UnusableInput(
-            f"no compiler ({' or '.join(commands)}) on PATH; install {package}, or set {variable}, or set "
-            "learner.compile = false"
-        )
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not header.exists():
-        raise UnusableInput(f"{header} is absent; install python3-dev, or set learner.compile = false")
-    return found
+@cache
+def compile_head_kernels() -> HeadKernels:
+    """The size of the vocabulary is fixed in the compiled code, so that kernels read several values at once."""
+    return FusedHeadKernels(partial(torch.compile, fullgraph=True))

@@ -106,20 +106,24 @@ class _GroupedLinear(Function):
     @staticmethod
     def forward(ctx: Any, x_SI: Tensor, ends_X: Tensor, *weights_OI: Tensor) -> Tensor:
         ctx.save_for_backward(x_SI, ends_X, *weights_OI)
-        return multiply_grouped(x_SI, torch.stack(weights_OI).transpose(1, 2), ends_X)
+        return multiply_grouped(x_SI, _stack_as(x_SI, weights_OI).transpose(1, 2), ends_X)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x_SI, ends_X, *weights_OI = ctx.saved_tensors
         gradient_SO: Tensor = gradients[0].contiguous()
-        x_gradient = multiply_grouped(gradient_SO, torch.stack(weights_OI), ends_X)
+        x_gradient = multiply_grouped(gradient_SO, _stack_as(x_SI, weights_OI), ends_X)
         return x_gradient, None, *_multiply_transposed(gradient_SO, x_SI, ends_X).unbind()
 
 
 def _apply_linear(x_SI: Tensor, layers: Sequence[nn.Linear], ends_X: Tensor) -> Tensor:
-    weights_OI = [layer.weight for layer in layers]
-    found: Tensor = _GroupedLinear.apply(x_SI.to(weights_OI[0].dtype), ends_X, *weights_OI)  # pyright: ignore[reportAssignmentType]
+    found: Tensor = _GroupedLinear.apply(x_SI, ends_X, *(layer.weight for layer in layers))  # pyright: ignore[reportAssignmentType]
     return found
+
+
+def _stack_as(x_SI: Tensor, weights_OI: Sequence[Tensor]) -> Tensor:
+    """[X, O, I] in the dtype of x."""
+    return torch.stack([weight_OI.to(x_SI.dtype) for weight_OI in weights_OI])
 
 
 # ---------------------------------------------------------------- the layer

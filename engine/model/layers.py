@@ -1,4 +1,8 @@
-"""The parts of a decoder layer for training, with transformers' parameter names: norm, attention and MLP."""
+"""The parts of a decoder layer for training, with transformers' parameter names: norm, attention and MLP.
+
+Each part computes in the dtype of its input, with its parameters converted: float32 parameters serve a model that computes in
+bfloat16 (CausalLM.set_compute_dtype), and receive float32 gradients.
+"""
 
 from typing import Any
 
@@ -19,9 +23,10 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalizes the last dimension, in float32 or wider."""
+        weight = self.weight.to(x.dtype)
         if x.is_cuda or torch.compiler.is_compiling():
-            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        found: Tensor = _CpuRmsNorm.apply(x, self.weight, self.eps)  # pyright: ignore[reportAssignmentType]
+            return functional.rms_norm(x, weight.shape, weight, self.eps)
+        found: Tensor = _CpuRmsNorm.apply(x, weight, self.eps)  # pyright: ignore[reportAssignmentType]
         return found
 
 
@@ -51,6 +56,10 @@ class _CpuRmsNorm(Function):
 class UninitializedLinear(nn.Linear):
     def reset_parameters(self) -> None:
         """Does nothing: weights are set later, and the default takes seconds on meta tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        bias = None if self.bias is None else self.bias.to(x.dtype)  # pyright: ignore[reportUnnecessaryComparison] - torch's types omit None
+        return functional.linear(x, self.weight.to(x.dtype), bias)
 
 
 class UninitializedEmbedding(nn.Embedding):

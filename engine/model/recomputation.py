@@ -8,12 +8,13 @@ full       keeps only the layer's input; costs one more forward pass of the laye
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from configs.algorithm import Checkpointing
+
+Result = TypeVar("Result")
 
 _ATTENTION = {
     "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -24,8 +25,8 @@ _ATTENTION = {
 }
 
 
-def run_recomputed(recomputed: Checkpointing, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """`compute(*arguments)`, which draws no random numbers.
+def run_recomputed(recomputed: Checkpointing, compute: Callable[..., Result], *arguments: Any) -> Result:
+    """Return compute(*arguments), which draws no random numbers.
 
     Without gradients nothing is kept in any case.
     """

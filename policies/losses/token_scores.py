@@ -1,8 +1,13 @@
 """Log probabilities and entropies of the loss tokens, in chunks that bound the memory of the logits.
 
-Shapes: N loss tokens of a micro batch, C of a chunk, E hidden size, V vocabulary.
+Shapes: N loss tokens of a micro batch, C of a chunk, G of a group of chunks, E hidden size, V vocabulary.
+
+The backward pass computes the logits of a chunk again and writes their gradient. The products of the gradient with the
+output matrix and with the hidden states follow once for a group of chunks, because each one of the latter adds to a float32
+gradient of the whole matrix.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -10,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-LOGITS_CHUNK_BYTES = 768 << 20  # more logits are computed in chunks, and recomputed in the backward pass
-_BYTES_PER_LOGIT = 12  # log probability, probability and its gradient, in float32
+from policies.losses.head_kernels import ChunkSums, EagerHeadKernels, HeadKernels, add_weight_gradient, compute_logits
+from policies.losses.logits_chunks import count_chunk_tokens, count_group_tokens
+
+EAGER_KERNELS = EagerHeadKernels()
 
 
 class ScoredTokens(NamedTuple):
@@ -21,6 +28,7 @@ class ScoredTokens(NamedTuple):
     targets_N: Tensor  # int64
     temperature: float = 1.0  # of sampling
     entropy_gradient: bool = False
+    float32_logits: bool = True  # learner.head_dtype; only for hidden states of 16 bits
 
 
 class TokenScores(NamedTuple):
@@ -28,48 +36,64 @@ class TokenScores(NamedTuple):
     entropies_N: Tensor  # nats; with gradient only on request
 
 
+class _HeadOptions(NamedTuple):
+    temperature: float
+    entropy_gradient: bool
+    float32_logits: bool
+    kernels: HeadKernels
+    chunk_tokens: int
+    group_tokens: int  # a multiple of `chunk_tokens`
+
+    def list_chunks(self, first: int, end: int) -> Iterator[slice]:
+        return _cut(first, end, self.chunk_tokens)
+
+    def list_groups(self, num_tokens: int) -> Iterator[slice]:
+        return _cut(0, num_tokens, self.group_tokens)
+
+
 def compute_token_scores(
-    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, temperature: float = 1.0, *, entropy_gradient: bool = False
+    hidden_NE: Tensor,
+    weight_VE: Tensor,
+    targets_N: Tensor,
+    temperature: float = 1.0,
+    *,
+    entropy_gradient: bool = False,
+    float32_logits: bool = True,
+    kernels: HeadKernels = EAGER_KERNELS,
 ) -> TokenScores:
     """Targets under softmax(hidden @ weight.T / temperature), in float32 or wider.
 
-    A chunk needs at most about LOGITS_CHUNK_BYTES. The gradient of the weight is summed over chunks in float32.
+    The products read `weight_VE` in the dtype of the hidden states. The weight may have float32 values, and receives a float32
+    gradient.
     """
-    options = _ScoreOptions(temperature, entropy_gradient, count_chunk_tokens(len(weight_VE)))
+    chunk_tokens = count_chunk_tokens(len(weight_VE), kernels.memory)
+    group_tokens = count_group_tokens(len(weight_VE), chunk_tokens) if hidden_NE.is_cuda else chunk_tokens
+    options = _HeadOptions(temperature, entropy_gradient, float32_logits, kernels, chunk_tokens, group_tokens)
     return TokenScores(*_Scores.apply(hidden_NE, weight_VE, targets_N, options))  # pyright: ignore[reportGeneralTypeIssues]
 
 
-def count_chunk_tokens(vocab_size: int) -> int:
-    return max(1, LOGITS_CHUNK_BYTES // (_BYTES_PER_LOGIT * vocab_size))
-
-
-class _ScoreOptions(NamedTuple):
-    temperature: float
-    entropy_gradient: bool
-    chunk_tokens: int
-
-    def list_chunks(self, num_tokens: int) -> list[slice]:
-        return [slice(*ends) for ends in pairwise([*range(0, num_tokens, self.chunk_tokens), num_tokens])]
+def _cut(first: int, end: int, size: int) -> Iterator[slice]:
+    return (slice(*ends) for ends in pairwise([*range(first, end, size), end]))
 
 
 class _Scores(Function):
-    """Saves the log probabilities of a single chunk; those of several chunks are recomputed."""
+    """Saves the log probabilities of a single chunk if the kernels compute them; other logits are recomputed."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, options: _ScoreOptions
+        ctx: Any, hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, options: _HeadOptions
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden_NE.dtype, torch.float32)
         logprobs_N = hidden_NE.new_zeros(len(targets_N), dtype=exact)
-        entropies_N = torch.zeros_like(logprobs_N)
-        chunks = options.list_chunks(len(targets_N))
-        log_p_CV = None
-        for chunk in chunks:
-            log_p_CV = _compute_log_p(hidden_NE[chunk], weight_VE, options.temperature)
-            torch.gather(log_p_CV, -1, targets_N[chunk, None], out=logprobs_N[chunk, None])
-            torch.linalg.vecdot(log_p_CV.exp(), log_p_CV, out=entropies_N[chunk]).neg_()
-        kept = log_p_CV if len(chunks) == 1 else None
-        ctx.save_for_backward(hidden_NE, weight_VE, targets_N, entropies_N, kept)
+        entropies_N, log_sums_N = torch.zeros_like(logprobs_N), torch.zeros_like(logprobs_N)
+        used_VE, kept_CV = weight_VE.to(hidden_NE.dtype), None
+        for chunk in options.list_chunks(0, len(targets_N)):
+            logits_CV = compute_logits(hidden_NE[chunk], used_VE, float32_logits=options.float32_logits)
+            scores = options.kernels.score(logits_CV, targets_N[chunk], options.temperature)
+            logprobs_N[chunk], entropies_N[chunk] = scores.logprobs_C, scores.entropies_C
+            log_sums_N[chunk] = scores.log_sums_C
+            kept_CV = scores.log_p_CV if chunk == slice(0, len(targets_N)) else None
+        ctx.save_for_backward(hidden_NE, weight_VE, targets_N, entropies_N, log_sums_N, kept_CV)
         ctx.options = options
         if not options.entropy_gradient:
             ctx.mark_non_differentiable(entropies_N)
@@ -77,46 +101,28 @@ class _Scores(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients_N: Any) -> Any:
-        hidden_NE, weight_VE, targets_N, entropies_N, kept = ctx.saved_tensors
-        options: _ScoreOptions = ctx.options
+        hidden_NE, weight_VE, targets_N, entropies_N, log_sums_N, kept_CV = ctx.saved_tensors
+        options: _HeadOptions = ctx.options
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         hidden_gradient = torch.zeros_like(hidden_NE) if needs_hidden else None
-        weight_gradient = torch.zeros_like(weight_VE, dtype=entropies_N.dtype) if needs_weight else None
-        for chunk in options.list_chunks(len(targets_N)):
-            hidden_CE = hidden_NE[chunk]
-            log_p_CV = _compute_log_p(hidden_CE, weight_VE, options.temperature) if kept is None else kept
-            gradients_C = gradients_N[0][chunk], gradients_N[1][chunk] if options.entropy_gradient else None
-            gradient_CV = _differentiate(log_p_CV, targets_N[chunk], entropies_N[chunk], *gradients_C)
-            gradient_CV = gradient_CV.div_(options.temperature).to(hidden_NE.dtype)
-            del log_p_CV
+        used_VE, weight_gradient = weight_VE.to(hidden_NE.dtype), None
+
+        def differentiate(chunk: slice, out_CV: Tensor) -> None:
+            logits_CV = kept_CV
+            if kept_CV is None:
+                logits_CV = compute_logits(hidden_NE[chunk], used_VE, float32_logits=options.float32_logits)
+            given = ChunkSums(log_sums_N[chunk], entropies_N[chunk], kept_CV)
+            gradients = gradients_N[0][chunk], gradients_N[1][chunk] if options.entropy_gradient else None
+            options.kernels.differentiate(logits_CV, targets_N[chunk], given, options.temperature, gradients, out_CV)
+
+        for group in options.list_groups(len(targets_N)):
+            gradient_GV = hidden_NE.new_empty(group.stop - group.start, len(weight_VE))
+            for chunk in options.list_chunks(group.start, group.stop):
+                differentiate(chunk, gradient_GV[chunk.start - group.start : chunk.stop - group.start])
             if hidden_gradient is not None:
-                torch.mm(gradient_CV, weight_VE, out=hidden_gradient[chunk])
-            if weight_gradient is not None:
-                _add_product(weight_gradient, gradient_CV.t(), hidden_CE)
+                torch.mm(gradient_GV, used_VE, out=hidden_gradient[group])
+            if needs_weight:
+                weight_gradient = add_weight_gradient(weight_gradient, gradient_GV, hidden_NE[group])
+        if needs_weight and weight_gradient is None:  # without tokens
+            weight_gradient = torch.zeros_like(weight_VE)
         return hidden_gradient, weight_gradient, None, None
-
-
-def _compute_log_p(hidden_CE: Tensor, weight_VE: Tensor, temperature: float) -> Tensor:
-    logits_CV = hidden_CE @ weight_VE.t()
-    logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
-    return torch.log_softmax(logits_CV if temperature == 1.0 else logits_CV.div_(temperature), dim=-1)
-
-
-def _differentiate(
-    log_p_CV: Tensor, targets_C: Tensor, entropies_C: Tensor, logprob_gradients_C: Tensor, entropy_gradients_C: Any
-) -> Tensor:
-    """With respect to logits / temperature: (1[target] - p) for log p, and -p (log p + entropy) for the entropy."""
-    gradient_CV = log_p_CV.exp()
-    if entropy_gradients_C is None:
-        gradient_CV.mul_(-logprob_gradients_C[:, None])
-    else:
-        factors_CV = (log_p_CV + entropies_C[:, None]).mul_(entropy_gradients_C[:, None])
-        gradient_CV.mul_(factors_CV.add_(logprob_gradients_C[:, None])).neg_()
-    return gradient_CV.scatter_add_(-1, targets_C[:, None], logprob_gradients_C[:, None])
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    else:
-        total.add_(left @ right)

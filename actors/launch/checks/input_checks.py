@@ -18,7 +18,7 @@ from configs.task_options import TaskConfig
 from engine.data.datasets import QuestionReport, make_training_report
 from engine.data.task_inputs import build_renderer
 from engine.learner.checkpoints import is_resumable, read_trainer_state
-from engine.model.compiled_parts import find_compiler
+from engine.model.compiler_check import find_compiler
 from engine.model.lora.lora_options import (
     LoraOptions,
     check_lora_targets,
@@ -70,7 +70,7 @@ def list_input_checks(
     checks = _list_task_checks(run, folder, descriptions)
     if sinks := run.metrics.sinks:
         checks["metrics.sinks"] = lambda: CheckedInput(", ".join(check_sinks(sinks)))
-    if run.learner.compile:
+    if run.learner.compiles:
         checks["learner.compile"] = lambda: CheckedInput(find_compiler(run.learner.device))
     for key, spec, known in (
         ("learner.loss", run.learner.loss, LOSSES),

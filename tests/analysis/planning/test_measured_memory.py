@@ -58,7 +58,8 @@ def plan(case: MemoryCase, ranks: int) -> RankMemory:
     share = RankShare(
         ranks,
         value_bytes,
-        has_units=ranks > 1 or not is_float32,
+        has_units=ranks > 1,
+        keeps_casts=case.learner.get("activation_checkpointing", "none") == "none",
         reduces_once=case.learner.get("reduce_gradients") == "once",
     )
     return compute_rank_memory(measure_model(config), share, activations)

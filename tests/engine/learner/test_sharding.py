@@ -14,12 +14,13 @@ from configs.algorithm import LearnerConfig
 from configs.errors import UnusableInput
 from engine.learner.distributed import ParallelDims, RankGroup, compute_parallel_dims, join_ranks
 from engine.learner.sharding import load_sharded_model, shard_model
+from engine.model.architectures import ARCHITECTURES
 from engine.model.hf_checkpoint import BLOCK_BYTES, CheckpointError, load_model
 from engine.model.model_config import DecoderConfig
 from tests.engine.learner.rank_probes import RankReport
 from tests.engine.learner.rank_processes import run_ranks
-from tests.engine.learner.training_examples import trainable_model, write_initial_checkpoint
-from tests.engine.tiny_models import small_config
+from tests.engine.learner.training_examples import write_initial_checkpoint
+from tests.engine.tiny_models import small_architecture, small_config, small_model
 
 slow = pytest.mark.slow
 MB = 10**6
@@ -125,9 +126,23 @@ def test_errors_of_the_files_name_file_and_tensor(tmp_path: Path) -> None:
         load_sharded_model(model.folder, RankGroup())
 
 
-def test_bfloat16_without_a_mesh_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"learner\.dtype = bfloat16 needs the device mesh"):
-        shard_model(trainable_model(), RankGroup(), "bfloat16")
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_a_single_rank_in_bfloat16_computes_as_a_bfloat16_model_and_has_float32_gradients(model_type: str) -> None:
+    token_ids_BT = torch.arange(12)[None]
+    model = small_model(config=small_architecture(model_type), std=0.1).requires_grad_(True)
+    narrow = small_model(config=small_architecture(model_type), std=0.1).requires_grad_(True).to(torch.bfloat16)
+    shard_model(model, RankGroup(), "bfloat16")
+    found, expected = model(token_ids_BT), narrow(token_ids_BT)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected)
+    found.float().square().sum().backward()
+    expected.float().square().sum().backward()
+    others = dict(narrow.named_parameters())
+    for name, parameter in model.named_parameters():
+        gradient, other = parameter.grad, others[name].grad
+        assert gradient is not None and other is not None
+        assert gradient.dtype == torch.float32
+        assert float((gradient - other.float()).norm()) < 0.005 * float(gradient.norm()), name
 
 
 def test_the_copies_of_the_model_are_equal_parts_of_the_ranks() -> None:

@@ -124,7 +124,7 @@ def describe_state(trainer: RecordingTrainer) -> dict[str, Any]:
 
 def run_script(script: RankScript, ranks: RankGroup) -> None:
     if script.chunk_tokens:
-        token_scores.count_chunk_tokens = lambda _: script.chunk_tokens
+        token_scores.count_chunk_tokens = lambda *_: script.chunk_tokens
     trainer, folder = make_trainer(script, ranks), Path(script.out)
     if ranks.is_leader:
         write_tokenizer(folder / "tokenizer")

@@ -144,7 +144,7 @@ def test_micro_batches_add_up_to_their_minibatch() -> None:
 def test_chunked_logits_give_the_same_scores_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     example = Example(2)
     at_once = example.scores()
-    monkeypatch.setattr(token_scores, "count_chunk_tokens", lambda _: 4)
+    monkeypatch.setattr(token_scores, "count_chunk_tokens", lambda *_: 4)
     in_pieces = example.scores()
     assert_close(in_pieces, at_once)
     assert_close(example.gradients(in_pieces.logprobs_N.sum()), example.gradients(at_once.logprobs_N.sum()))

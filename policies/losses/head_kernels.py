@@ -1,0 +1,187 @@
+"""Products and pointwise functions of the output head, for one chunk of tokens.
+
+Shapes: C tokens of a chunk, E hidden size, V vocabulary. In 16 bits the products read 16-bit values and add in float32. A logit
+is rounded to 16 bits only where `float32_logits` is off. Rounding costs a log probability 0.002 (logits with a standard
+deviation of 1.3) to 0.03 (8); without it the error is that of float32 (docs/mismatch.md).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, LogitsMemory
+
+_CAST_BYTES = 8 << 20  # of the output matrix that a CPU converts to float32 at once: it stays in the cache
+
+
+class ChunkScores(NamedTuple):
+    logprobs_C: Tensor
+    entropies_C: Tensor
+    log_sums_C: Tensor  # log of the sum of exp(logits / temperature)
+    log_p_CV: Tensor | None = None  # log probabilities, if the kernels compute them anyway
+
+
+class ChunkSums(NamedTuple):
+    """What the backward pass has of a chunk's forward pass, besides its logits."""
+
+    log_sums_C: Tensor
+    entropies_C: Tensor
+    log_p_CV: Tensor | None  # of a chunk that is not recomputed
+
+
+class HeadKernels(Protocol):
+    """Pointwise work between the products. Logits are float32 or wider."""
+
+    @property
+    def memory(self) -> LogitsMemory: ...
+
+    def score(self, logits_CV: Tensor, targets_C: Tensor, temperature: float) -> ChunkScores:
+        """May overwrite the logits."""
+        ...
+
+    def differentiate(
+        self,
+        logits_CV: Tensor,
+        targets_C: Tensor,
+        sums: ChunkSums,
+        temperature: float,
+        gradients: tuple[Tensor, Tensor | None],
+        out_CV: Tensor,
+    ) -> None:
+        """Write the gradient of the logits: (1[target] - p) / temperature for each log probability, and
+        -p (log p + entropy) / temperature for each entropy.
+
+        `gradients`: of the log probabilities and of the entropies, each [C]. May overwrite the logits.
+        """
+        ...
+
+
+class EagerHeadKernels:
+    """One torch operation after the other."""
+
+    memory = EAGER_LOGITS
+
+    def score(self, logits_CV: Tensor, targets_C: Tensor, temperature: float) -> ChunkScores:
+        scaled_CV = logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+        log_p_CV = torch.log_softmax(scaled_CV, dim=-1)
+        logprobs_C = log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1)
+        entropies_C = torch.linalg.vecdot(log_p_CV.exp(), log_p_CV).neg_()
+        log_sums_C = scaled_CV.gather(-1, targets_C[:, None]).squeeze(-1) - logprobs_C
+        return ChunkScores(logprobs_C, entropies_C, log_sums_C, log_p_CV)
+
+    def differentiate(
+        self,
+        logits_CV: Tensor,
+        targets_C: Tensor,
+        sums: ChunkSums,
+        temperature: float,
+        gradients: tuple[Tensor, Tensor | None],
+        out_CV: Tensor,
+    ) -> None:
+        log_p_CV = sums.log_p_CV
+        if log_p_CV is None:
+            scaled_CV = logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+            log_p_CV = scaled_CV.sub_(sums.log_sums_C[:, None])
+        of_logprobs_C, of_entropies_C = gradients
+        gradient_CV = torch.exp(log_p_CV, out=out_CV) if out_CV.dtype == log_p_CV.dtype else log_p_CV.exp()
+        if of_entropies_C is None:
+            gradient_CV.mul_(-of_logprobs_C[:, None])
+        else:
+            factors_CV = (log_p_CV + sums.entropies_C[:, None]).mul_(of_entropies_C[:, None])
+            gradient_CV.mul_(factors_CV.add_(of_logprobs_C[:, None])).neg_()
+        gradient_CV.scatter_add_(-1, targets_C[:, None], of_logprobs_C[:, None])
+        if temperature != 1.0:
+            gradient_CV.div_(temperature)
+        if gradient_CV is not out_CV:
+            out_CV.copy_(gradient_CV)
+
+
+class FusedHeadKernels:
+    """The same formulas as one expression each, for torch.compile: one pass over the logits, and one that also writes.
+
+    `compile_function` compiles an expression; without it, the expressions run eagerly.
+    """
+
+    memory = FUSED_LOGITS
+
+    def __init__(
+        self, compile_function: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
+    ):
+        self._score = compile_function(score_logits)
+        self._differentiate = compile_function(differentiate_logits)
+
+    def score(self, logits_CV: Tensor, targets_C: Tensor, temperature: float) -> ChunkScores:
+        return ChunkScores(*self._score(logits_CV, targets_C, temperature))
+
+    def differentiate(
+        self,
+        logits_CV: Tensor,
+        targets_C: Tensor,
+        sums: ChunkSums,
+        temperature: float,
+        gradients: tuple[Tensor, Tensor | None],
+        out_CV: Tensor,
+    ) -> None:
+        self._differentiate(logits_CV, targets_C, sums.log_sums_C, sums.entropies_C, temperature, *gradients, out_CV)
+
+
+def score_logits(logits_CV: Tensor, targets_C: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log probabilities, entropies and logs of sums, each [C]."""
+    scaled_CV = logits_CV / temperature
+    log_sums_C = scaled_CV.logsumexp(-1)
+    log_p_CV = scaled_CV - log_sums_C[:, None]
+    entropies_C = -(log_p_CV.exp() * log_p_CV).sum(-1)
+    logprobs_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1) / temperature - log_sums_C
+    return logprobs_C, entropies_C, log_sums_C
+
+
+def differentiate_logits(
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    log_sums_C: Tensor,
+    entropies_C: Tensor,
+    temperature: float,
+    of_logprobs_C: Tensor,
+    of_entropies_C: Tensor | None,
+    out_CV: Tensor,
+) -> None:
+    log_p_CV = logits_CV / temperature - log_sums_C[:, None]
+    factors_CV = of_logprobs_C[:, None]
+    if of_entropies_C is not None:
+        factors_CV = factors_CV + of_entropies_C[:, None] * (log_p_CV + entropies_C[:, None])
+    is_target_CV = torch.arange(logits_CV.shape[-1], device=logits_CV.device) == targets_C[:, None]
+    ones_CV = torch.where(is_target_CV, of_logprobs_C[:, None], 0.0)
+    out_CV.copy_((ones_CV - log_p_CV.exp() * factors_CV) / temperature)
+
+
+# ---------------------------------------------------------------- products
+
+
+def compute_logits(hidden_CE: Tensor, weight_VE: Tensor, *, float32_logits: bool) -> Tensor:
+    """[C, V] in float32 or wider. Hidden states and weight have one dtype."""
+    if hidden_CE.dtype.itemsize > 2:
+        return hidden_CE @ weight_VE.t()
+    if not float32_logits:
+        return (hidden_CE @ weight_VE.t()).float()
+    if hidden_CE.is_cuda:
+        return torch.mm(hidden_CE, weight_VE.t(), out_dtype=torch.float32)
+    exact_CE, logits_CV = hidden_CE.float(), hidden_CE.new_empty(len(hidden_CE), len(weight_VE), dtype=torch.float32)
+    num_rows = max(1, _CAST_BYTES // (4 * weight_VE.shape[1]))
+    for rows_RE, out_CR in zip(weight_VE.split(num_rows), logits_CV.split(num_rows, dim=1), strict=True):
+        torch.mm(exact_CE, rows_RE.float().t(), out=out_CR)
+    return logits_CV
+
+
+def add_weight_gradient(total_VE: Tensor | None, gradient_GV: Tensor, hidden_GE: Tensor) -> Tensor:
+    """`total_VE` plus the gradient of G tokens, in place; a new tensor without a total. float32 or wider."""
+    transposed_VG = gradient_GV.t()
+    if gradient_GV.dtype.itemsize > 2:
+        return transposed_VG @ hidden_GE if total_VE is None else total_VE.addmm_(transposed_VG, hidden_GE)
+    if not gradient_GV.is_cuda:
+        product_VE = transposed_VG @ hidden_GE
+        return product_VE.float() if total_VE is None else total_VE.add_(product_VE)
+    if total_VE is None:
+        return torch.mm(transposed_VG, hidden_GE, out_dtype=torch.float32)
+    return torch.addmm(total_VE, transposed_VG, hidden_GE, out_dtype=torch.float32, out=total_VE)

@@ -1,0 +1,114 @@
+"""The kernels of the output head against float64, and the products of each dtype."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from policies.losses import token_scores
+from policies.losses.head_kernels import EagerHeadKernels, FusedHeadKernels, HeadKernels, compute_logits
+from policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, count_chunk_tokens, count_group_tokens
+from policies.losses.token_scores import compute_token_scores
+from tests.engine.closeness import assert_close
+
+N, E, V = 11, 8, 23
+KERNELS: list[HeadKernels] = [EagerHeadKernels(), FusedHeadKernels()]
+
+
+def make_inputs(dtype: torch.dtype, spread: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden_NE = torch.randn(N, E, generator=generator, dtype=torch.float64) * spread
+    weight_VE = torch.randn(V, E, generator=generator, dtype=torch.float64)
+    targets_N = torch.randint(V, (N,), generator=generator)
+    return hidden_NE.to(dtype).requires_grad_(), weight_VE.to(dtype).requires_grad_(), targets_N
+
+
+def score_exactly(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    log_p_NV = torch.log_softmax(hidden_NE.double() @ weight_VE.double().t() / temperature, -1)
+    return log_p_NV.gather(-1, targets_N[:, None]).squeeze(-1), -(log_p_NV.exp() * log_p_NV).sum(-1)
+
+
+def combine(logprobs_N: Tensor, entropies_N: Tensor, entropy_factor: float) -> Tensor:
+    factors_N = torch.linspace(-1, 2, N, dtype=logprobs_N.dtype)
+    return (logprobs_N * factors_N).sum() + entropy_factor * (entropies_N * factors_N.flip(0)).sum()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("entropy_factor", [0.0, 0.3])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunk_tokens", [4, N])
+def test_scores_and_gradients_are_those_of_a_softmax_in_float64(
+    kernels: HeadKernels,
+    entropy_factor: float,
+    temperature: float,
+    chunk_tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_scores, "count_chunk_tokens", lambda *_: chunk_tokens)
+    hidden_NE, weight_VE, targets_N = make_inputs(torch.float64)
+    found = compute_token_scores(
+        hidden_NE, weight_VE, targets_N, temperature, entropy_gradient=entropy_factor > 0, kernels=kernels
+    )
+    expected = score_exactly(hidden_NE, weight_VE, targets_N, temperature)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, rtol=1e-12, atol=1e-12)
+    inputs = [hidden_NE, weight_VE]
+    gradients = torch.autograd.grad(combine(*found, entropy_factor), inputs)
+    for one, other in zip(gradients, torch.autograd.grad(combine(*expected, entropy_factor), inputs), strict=True):
+        assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_bfloat16_inputs_lose_nothing_in_float32_logits(kernels: HeadKernels) -> None:
+    hidden_NE, weight_VE, targets_N = make_inputs(torch.bfloat16, spread=3.0)
+    expected, _ = score_exactly(hidden_NE, weight_VE, targets_N, 1.0)
+    errors = {
+        float32_logits: (
+            compute_token_scores(hidden_NE, weight_VE, targets_N, float32_logits=float32_logits, kernels=kernels)
+            .logprobs_N.double()
+            .sub(expected)
+            .abs()
+            .mean()
+            .item()
+        )
+        for float32_logits in (True, False)
+    }
+    assert errors[True] < 1e-5 < 1e-3 < errors[False]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_float32_weight_is_used_in_the_dtype_of_the_hidden_states_and_gets_a_float32_gradient(
+    kernels: HeadKernels,
+) -> None:
+    hidden_NE, weight_VE, targets_N = make_inputs(torch.bfloat16)
+    wide_VE = weight_VE.detach().float().add(1e-6).requires_grad_()  # rounds to weight_VE
+    scores = [compute_token_scores(hidden_NE, each, targets_N, kernels=kernels) for each in (weight_VE, wide_VE)]
+    assert torch.equal(scores[0].logprobs_N, scores[1].logprobs_N)
+    (gradient,) = torch.autograd.grad(scores[1].logprobs_N.sum(), wide_VE)
+    (narrow,) = torch.autograd.grad(scores[0].logprobs_N.sum(), weight_VE)
+    assert gradient.dtype == torch.float32
+    assert torch.equal(gradient.bfloat16(), narrow)
+
+
+def test_logits_cast_in_blocks_equal_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden_NE, weight_VE, _ = make_inputs(torch.bfloat16)
+    monkeypatch.setattr("policies.losses.head_kernels._CAST_BYTES", 5 * 4 * E)
+    with torch.no_grad():
+        found = compute_logits(hidden_NE, weight_VE, float32_logits=True)
+    assert_close(found, (hidden_NE.double() @ weight_VE.double().t()).float(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_micro_batch_without_tokens_has_gradients_of_zero() -> None:
+    hidden_NE, weight_VE, targets_N = make_inputs(torch.float32)
+    scores = compute_token_scores(hidden_NE[:0], weight_VE, targets_N[:0])
+    hidden, weight = torch.autograd.grad(scores.logprobs_N.sum(), [hidden_NE, weight_VE])
+    assert not hidden.any() and not weight.any()
+
+
+def test_groups_are_whole_chunks_within_their_memory() -> None:
+    for vocab_size, memory in ((151_936, FUSED_LOGITS), (151_936, EAGER_LOGITS), (450, FUSED_LOGITS)):
+        chunk = count_chunk_tokens(vocab_size, memory)
+        group = count_group_tokens(vocab_size, chunk)
+        assert group % chunk == 0
+        assert chunk <= group
+        assert group == chunk or 2 * group * vocab_size <= 1 << 30
+    assert count_group_tokens(151_936, 512) == 3072
