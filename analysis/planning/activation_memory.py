@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from configs.algorithm import Checkpointing
 from engine.model.model_config import DecoderConfig
-from policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, count_chunk_tokens, count_group_tokens
+from policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, count_chunk_tokens
 
 FLOAT32_BYTES = 4
 
@@ -133,7 +133,7 @@ def compute_activation_memory(
         config, value_bytes, checkpointing, has_packed_kernel=has_packed_kernel, is_compiled=is_compiled
     )
     if has_packed_kernel:
-        logits = _compute_gpu_logits_memory(config.vocab_size, tokens, is_compiled)
+        logits = (FUSED_LOGITS if is_compiled else EAGER_LOGITS).count_gpu_bytes(config.vocab_size, tokens)
     else:
         logits = _compute_logits_memory(config.vocab_size, tokens, value_bytes, has_entropy_gradient)
     end = 2 * value_bytes * (config.hidden_size + config.head_dim)
@@ -152,11 +152,3 @@ def _compute_logits_memory(vocab_size: int, tokens: int, value_bytes: int, has_e
     factors = FLOAT32_BYTES if has_entropy_gradient else 0
     computed = value_bytes if value_bytes < FLOAT32_BYTES else 0  # the logits before their conversion
     return chunk * vocab_size * (EAGER_LOGITS.bytes_per_logit + factors + computed)
-
-
-def _compute_gpu_logits_memory(vocab_size: int, tokens: int, is_compiled: bool) -> float:
-    """A chunk in float32, and the gradients of a group of chunks in 16 bits."""
-    memory = FUSED_LOGITS if is_compiled else EAGER_LOGITS
-    chunk = count_chunk_tokens(vocab_size, memory)
-    group = min(tokens, count_group_tokens(vocab_size, chunk))
-    return vocab_size * (min(tokens, chunk) * memory.bytes_per_logit + 2 * group)

@@ -67,8 +67,8 @@ class EagerHeadKernels:
         scaled_CV = logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
         log_p_CV = torch.log_softmax(scaled_CV, dim=-1)
         logprobs_C = log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1)
-        entropies_C = torch.linalg.vecdot(log_p_CV.exp(), log_p_CV).neg_()
         log_sums_C = scaled_CV.gather(-1, targets_C[:, None]).squeeze(-1) - logprobs_C
+        entropies_C = torch.linalg.vecdot(torch.exp(log_p_CV, out=scaled_CV), log_p_CV).neg_()
         return ChunkScores(logprobs_C, entropies_C, log_sums_C, log_p_CV)
 
     def differentiate(
@@ -99,7 +99,7 @@ class EagerHeadKernels:
 
 
 class FusedHeadKernels:
-    """The same formulas as one expression each, for torch.compile: one pass over the logits, and one that also writes.
+    """The same formulas as one expression each, for torch.compile: a pass that reads the logits, and a pass that also writes.
 
     `compile_function` compiles an expression; without it, the expressions run eagerly.
     """

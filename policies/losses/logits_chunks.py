@@ -13,6 +13,12 @@ class LogitsMemory(NamedTuple):
     bytes_per_logit: int  # at the peak, without the gradient that is the result
     max_chunk_tokens: int
 
+    def count_gpu_bytes(self, vocab_size: int, num_tokens: int) -> int:
+        """At the peak of a backward pass in 16 bits: the logits of a chunk, and the gradients of a group of chunks."""
+        chunk = count_chunk_tokens(vocab_size, self)
+        group = count_group_tokens(vocab_size, chunk)
+        return vocab_size * (min(num_tokens, chunk) * self.bytes_per_logit + 2 * min(num_tokens, group))
+
 
 EAGER_LOGITS = LogitsMemory(12, 1 << 30)  # logits, log probabilities and probabilities in float32
 FUSED_LOGITS = LogitsMemory(4, 512)  # logits; more tokens do not make the products faster

@@ -37,7 +37,7 @@ OTHER_KEYS = {
     *("sft.validation", "sft.validation_share", "sft.validation_every"),  # measure a loss, and change no update
     *("reward.weights", "reward.time_limit_s"),  # of reward functions
     *("learner.ranks", "learner.threads", "learner.micro_batch_tokens"),  # speed and memory
-    *("learner.device", "learner.dtype", "learner.dp_replicate", "learner.collective_timeout_s"),
+    *("learner.device", "learner.dtype", "learner.head_dtype", "learner.dp_replicate", "learner.collective_timeout_s"),
     *("learner.activation_checkpointing", "learner.reduce_gradients", "learner.peak_tflops"),
     *("learner.offload", "learner.compile", "learner.lora_publish"),
     *("learner.resume_from", "learner.resume_optimizer", "rl.first_problem"),  # of a stage

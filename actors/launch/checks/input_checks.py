@@ -3,7 +3,9 @@
 Nothing here imports torch.
 """
 
+import os
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,6 @@ from configs.task_options import TaskConfig
 from engine.data.datasets import QuestionReport, make_training_report
 from engine.data.task_inputs import build_renderer
 from engine.learner.checkpoints import is_resumable, read_trainer_state
-from engine.model.compiler_check import find_compiler
 from engine.model.lora.lora_options import (
     LoraOptions,
     check_lora_targets,
@@ -334,3 +335,24 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
             )
         described.append(f"{place}: {needed / _GIB:.1f} of {free / _GIB:.1f} GiB")
     return CheckedInput("; ".join(described))
+
+
+def find_compiler(device: str) -> str:
+    """The path of the compiler that torch needs. Raises UnusableInput without one, or without the headers of Python.
+
+    On a CPU, torch compiles its C++ code with $CXX, by default g++. For a GPU, Triton compiles the C code that starts its
+    kernels, with $CC, gcc or clang.
+    """
+    variable, commands, package = ("CC", ("gcc", "clang"), "gcc") if device == "cuda" else ("CXX", ("g++",), "g++")
+    chosen = os.environ.get(variable)
+    commands = (chosen,) if chosen else commands
+    found = next((path for command in commands if (path := shutil.which(command))), None)
+    if found is None:
+        raise UnusableInput(
+            f"no compiler ({' or '.join(commands)}) on PATH; install {package}, or set {variable}, or set "
+            "learner.compile = false"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        raise UnusableInput(f"{header} is absent; install python3-dev, or set learner.compile = false")
+    return found

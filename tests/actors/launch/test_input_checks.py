@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 from actors.launch.checks import input_checks
 from actors.launch.checks.input_checks import check_inputs, list_input_checks
 from configs.errors import UnusableInput
-from engine.model import compiled_parts
 from engine.model.hf_checkpoint import save_model
 from engine.model.lora.lora_options import (
     ATTENTION_TARGETS,
@@ -236,7 +235,7 @@ def test_compilation_is_refused_without_a_compiler_or_the_headers_of_python(
 ) -> None:
     run = load(inputs, "learner.compile=true", f"learner.device={device}")
     (inputs / "Python.h").touch()
-    monkeypatch.setattr(compiled_parts.sysconfig, "get_path", lambda _: str(inputs))
+    monkeypatch.setattr(input_checks.sysconfig, "get_path", lambda _: str(inputs))
     monkeypatch.setenv("PATH", str(inputs))
     monkeypatch.delenv(variable, raising=False)
     with pytest.raises(UnusableInput, match=f"^learner.compile: {problem}"):

@@ -28,7 +28,7 @@ PLANNED = {"1.7B": (33, 9, 6), "4B": (73, 17, 10), "8B": (144, 29, 15), "14B": (
 
 def plan_rank(model: str, ranks: int, checkpointing: Checkpointing = "full") -> RankMemory:
     config = read_qwen3(model)
-    activations = compute_activation_memory(config, TOKENS, 2, checkpointing, has_packed_kernel=True)
+    activations = compute_activation_memory(config, TOKENS, 2, checkpointing, has_packed_kernel=True, is_compiled=True)
     return compute_rank_memory(measure_model(config), RankShare(ranks, 2, has_units=True), activations)
 
 
