@@ -1,4 +1,4 @@
-"""Measure the gradient of one update under noise between engine and learner. JSON last.
+"""Measure the gradient of one update under noise between engine and learner, and the dtypes of logits. JSON last.
 
     python -m benchmarks.mismatch [--seed 0] [--quick]
 
@@ -14,6 +14,12 @@ correction. Rows (differences in nats):
 
 Keys: `cosine.CORRECTION.ROW` between the computed and the true gradient, `norm.CORRECTION.ROW` (ratio of the norms), and
 `finite.CORRECTION` for the row overflow.
+
+For a model in bfloat16 with logits of standard deviation SD, in float32 or bfloat16 (learner.head_dtype):
+
+    logits_error_DTYPE_SD   mean absolute error of a log probability against float64, in nats; logits_worst_DTYPE_SD: largest
+    logits_cost_VOCABULARY  CPU seconds of forward and backward pass of the head with float32 logits, over those with
+                            bfloat16 logits; the median over eight rounds, in which both take turns
 """
 
 import argparse
@@ -25,6 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.support.logits_precision import measure_logits
 from configs.algorithm import LearnerConfig, RlConfig
 from configs.schema import RunConfig
 from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
@@ -160,7 +167,10 @@ def main() -> None:
                 f"{figures[f'cosine.{each}.{row}']:.4f} ({figures[f'norm.{each}.{row}']:.2f})" for each in CORRECTIONS
             ]
             print(f"{row:10}" + "".join(f"{cell:>18}" for cell in cells))
-    sys.stdout.write(json.dumps({"seed": arguments.seed, **figures}) + "\n")
+    logits = measure_logits(arguments.seed, rounds=8, quick=arguments.quick)
+    for name, value in logits.items():
+        print(f"{name:28} {value:.2g}")
+    sys.stdout.write(json.dumps({"seed": arguments.seed, **figures, **logits}) + "\n")
 
 
 if __name__ == "__main__":

@@ -61,19 +61,12 @@ KEYS: dict[str, tuple[str, ...]] = {
         *("tokens_per_s", "ratio_padded", "ratio_padded_small", "ratio_sorted", "bf16_ratio_17m", "fill"),
         *("lockstep_loss_4096_rows_64_ranks", "plan_s", "tokens_per_s_eager", "ratio_sorted_eager", "compile_s"),
     ),
-    "head": (
-        *(
-            f"{kind}_{dtype}_{spread}"
-            for kind in ("error", "worst")
-            for dtype in ("bfloat16", "float32")
-            for spread in (1.3, 8.0)
-        ),
-        *("cost_2048", "seed"),
-    ),
     "mismatch": (
         *(f"cosine.{kind}.{row}" for kind in CORRECTIONS for row in ("small", "some", "far", "many")),
         *(f"norm.{kind}.{row}" for kind in CORRECTIONS for row in ("small", "some", "far", "many")),
         *("seed", *(f"finite.{kind}" for kind in CORRECTIONS)),
+        *(f"logits_{kind}_{dtype}_8.0" for kind in ("error", "worst") for dtype in ("bfloat16", "float32")),
+        "logits_cost_2048",
     ),
     "event_log": ("log_events_per_s", "story_ms", "story_query_ms", "run_bytes", "step_bytes", "step_plain_bytes"),
     "generation": (

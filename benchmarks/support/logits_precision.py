@@ -1,17 +1,5 @@
-"""Measure the output head in bfloat16 on a CPU: errors and cost of learner.head_dtype. JSON last.
+"""Errors and cost of the dtype of logits (learner.head_dtype), for a model in bfloat16 on a CPU."""
 
-    python -m benchmarks.head [--seed 0] [--rounds 8] [--quick]
-
-Hidden states and output matrix are bfloat16. Keys, for logits with a standard deviation of SD:
-
-    error_DTYPE_SD, worst_DTYPE_SD   mean and largest absolute error of a log probability, against float64, in nats, with
-                                     logits in DTYPE
-    cost_VOCABULARY                  CPU seconds of the forward and backward pass with float32 logits over those with
-                                     bfloat16 logits; the median over rounds, in which both take turns
-"""
-
-import argparse
-import json
 import statistics
 import time
 
@@ -43,8 +31,8 @@ def measure_errors(tokens: int, vocabulary: int) -> dict[str, float]:
         for name, float32_logits in DTYPES.items():
             scores = compute_token_scores(hidden_NE, weight_VE, targets_N, float32_logits=float32_logits)
             errors_N = (scores.logprobs_N - exact_N).abs()
-            figures[f"error_{name}_{spread}"] = float(errors_N.mean())
-            figures[f"worst_{name}_{spread}"] = float(errors_N.max())
+            figures[f"logits_error_{name}_{spread}"] = float(errors_N.mean())
+            figures[f"logits_worst_{name}_{spread}"] = float(errors_N.max())
     return figures
 
 
@@ -61,22 +49,13 @@ def measure_cost(tokens: int, width: int, vocabulary: int, rounds: int) -> float
     return statistics.median(one / other for one, other in pairs)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--quick", action="store_true", help="few tokens, one round, the smallest model")
-    options = parser.parse_args()
+def measure_logits(seed: int, rounds: int, *, quick: bool) -> dict[str, float]:
+    """`quick`: few tokens, one round, and the smallest model."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.manual_seed(options.seed)
-    figures = measure_errors(32, 2048) if options.quick else measure_errors(TOKENS, VOCABULARY)
-    shapes, rounds = (COST_SHAPES[:1], 1) if options.quick else (COST_SHAPES, options.rounds)
-    for shape in shapes:
-        figures[f"cost_{shape[-1]}"] = measure_cost(*shape, rounds)
-    for name, value in figures.items():
-        print(f"{name:24} {value:.3g}")
-    print(json.dumps({"seed": options.seed, **figures}))
-
-
-if __name__ == "__main__":
-    main()
+    torch.manual_seed(seed)
+    figures = measure_errors(32, 2048) if quick else measure_errors(TOKENS, VOCABULARY)
+    for shape in COST_SHAPES[:1] if quick else COST_SHAPES:
+        figures[f"logits_cost_{shape[-1]}"] = measure_cost(*shape, 1 if quick else rounds)
+    torch.set_num_threads(threads)
+    return figures
