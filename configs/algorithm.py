@@ -192,7 +192,7 @@ class RocConfig(Section, frozen=True):
 
 Beta = Annotated[float, Meta(ge=0, lt=1)]
 LossMean = Literal["tokens", "group", "sequence", "constant"]
-Checkpointing = Literal["none", "selective", "full"]  # of activations
+Checkpointing = Literal["none", "selective", "attention", "full"]  # of activations; each keeps less
 LoraTarget = Literal["all", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 

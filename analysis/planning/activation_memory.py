@@ -84,6 +84,9 @@ def compute_layer_activations(
             if is_compiled:
                 kept += attended_bytes * (heads + 2 * kv_heads) - value_bytes * _count_dropped_products(config)
             return LayerActivations(kept, max(0.0, everything - kept), gradients)
+        case "attention":
+            kept = value_bytes * width + attended_bytes * heads + FLOAT32_BYTES * config.num_heads
+            return LayerActivations(kept, max(0.0, everything - kept), gradients)
         case "full":
             return LayerActivations(value_bytes * width, everything, gradients)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import combinations, product
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -11,6 +11,7 @@ from analysis.planning.plan_inputs import PlanInputs
 from analysis.planning.resources import KeyChange, PlannedCount, PlannedResource
 from analysis.planning.step_seconds import StepSeconds, estimate_step
 from analysis.planning.storage_plan import plan_disk, plan_largest_message, plan_shared_memory
+from configs.algorithm import Checkpointing
 
 _ALTERNATIVES = 3  # changes that are listed for a resource
 _FRACTIONS = 16  # of a present value that are tried
@@ -129,7 +130,7 @@ def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
     value = getattr(getattr(inputs.run, section), name)
     match key:
         case "learner.activation_checkpointing":
-            modes = ["none", "selective", "full"]
+            modes = get_args(Checkpointing)
             yield from modes[modes.index(value) + 1 :]
         case "learner.reduce_gradients":
             yield from ["each_micro_batch"] if value == "once" else []

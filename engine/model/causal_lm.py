@@ -6,6 +6,8 @@ with transformers.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,6 +22,24 @@ from engine.model.recomputation import run_recomputed
 from engine.model.rope import compute_rope_tables
 from policies.losses.head_kernels import HeadKernels
 from policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, TokenScores, compute_token_scores
+
+
+class PartCheckpoints(NamedTuple):
+    """What the backward pass recomputes in the parts of a layer."""
+
+    until_attention: Checkpointing  # around both the first part and attention
+    in_project: Checkpointing
+    in_finish: Checkpointing
+
+
+_WITHOUT_CHECKPOINTS = PartCheckpoints("none", "none", "none")
+# A checkpoint around compiled code sees none of its products. So compiled parts have checkpoints inside, with which torch
+# recomputes only what their backward pass reads.
+_COMPILED_CHECKPOINTS: dict[Checkpointing, PartCheckpoints] = {
+    "none": _WITHOUT_CHECKPOINTS,
+    "selective": PartCheckpoints("none", "selective", "selective"),
+    "attention": PartCheckpoints("attention", "none", "full"),
+}
 
 
 class DecoderLayer(nn.Module):
@@ -38,30 +58,30 @@ class DecoderLayer(nn.Module):
         self.is_compiled = False
 
     def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
-        """FSDP gathers the parameters for the backward pass before this module recomputes activations.
-
-        A selective checkpoint around compiled code would see none of its products. So each compiled part has a checkpoint
-        inside, and attention between the parts keeps its inputs.
-        """
-        if self.is_compiled and self.recomputed == "selective":
-            return self._compute(x_BTE, cos, sin, segments, "selective")
-        return run_recomputed(self.recomputed, self._compute, x_BTE, cos, sin, segments)
+        """FSDP gathers the parameters for the backward pass before this module recomputes activations."""
+        if not self.is_compiled:
+            return run_recomputed(self.recomputed, self._compute, _WITHOUT_CHECKPOINTS, x_BTE, cos, sin, segments)
+        if self.recomputed == "full":
+            return run_recomputed("full", self._compute, _WITHOUT_CHECKPOINTS, x_BTE, cos, sin, segments)
+        return self._compute(_COMPILED_CHECKPOINTS[self.recomputed], x_BTE, cos, sin, segments)
 
     def _compute(
-        self,
-        x_BTE: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        segments: Segments | None,
-        recomputed_in_parts: Checkpointing = "none",
+        self, checkpoints: PartCheckpoints, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None
+    ) -> Tensor:
+        out_BTHD = run_recomputed(
+            checkpoints.until_attention, self._project_and_attend, checkpoints.in_project, x_BTE, cos, sin, segments
+        )
+        # With experts, the part reads how many tokens each expert has.
+        run = run_compiled if self.is_compiled and not isinstance(self.mlp, SparseMlp) else run_eagerly
+        return run(DecoderLayer.finish, checkpoints.in_finish, self, x_BTE, out_BTHD)
+
+    def _project_and_attend(
+        self, recomputed: Checkpointing, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None
     ) -> Tensor:
         """The lengths of segments are Python numbers, for which compiled attention would be compiled each time."""
         run = run_compiled if self.is_compiled else run_eagerly
-        q_BTHD, k_BTKD, v_BTKD = run(DecoderLayer.project, recomputed_in_parts, self, x_BTE, cos, sin)
-        out_BTHD = attend(q_BTHD, k_BTKD, v_BTKD, segments)
-        if isinstance(self.mlp, SparseMlp):  # reads how many tokens each expert has
-            run = run_eagerly
-        return run(DecoderLayer.finish, recomputed_in_parts, self, x_BTE, out_BTHD)
+        q_BTHD, k_BTKD, v_BTKD = run(DecoderLayer.project, recomputed, self, x_BTE, cos, sin)
+        return attend(q_BTHD, k_BTKD, v_BTKD, segments)
 
     def project(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The part before attention: queries, keys and values."""

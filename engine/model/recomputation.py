@@ -3,6 +3,7 @@
 none       keeps all activations
 selective  keeps the outputs of attention and of products that do not widen their input; recomputes norms, rotations,
            the query, gate and up projections where they are wider than the layer, and the inner part of the MLP
+attention  keeps the layer's input and the output of attention; costs one more forward pass of the other parts
 full       keeps only the layer's input; costs one more forward pass of the layers
 """
 
@@ -34,15 +35,22 @@ def run_recomputed(recomputed: Checkpointing, compute: Callable[..., Result], *a
         return compute(*arguments)
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # imports torch's compiler
 
-    contexts = partial(create_selective_checkpoint_contexts, _choose_policy)
-    options: dict[str, Any] = {"context_fn": contexts} if recomputed == "selective" else {}
+    options: dict[str, Any] = {}
+    if recomputed != "full":
+        keeps = _keeps_attention if recomputed == "attention" else _keeps_narrow_products
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_choose_policy, keeps))
     return checkpoint(compute, *arguments, use_reentrant=False, preserve_rng_state=False, **options)
 
 
-def _choose_policy(_context: Any, operation: Any, *arguments: Any, **_options: Any) -> Any:
+def _choose_policy(keeps: Callable[..., bool], _context: Any, operation: Any, *arguments: Any, **_options: Any) -> Any:
     from torch.utils.checkpoint import CheckpointPolicy
 
-    is_narrow_product = operation.name() == "aten::mm" and arguments[1].shape[1] <= arguments[1].shape[0]
-    if is_narrow_product or operation.name() in _ATTENTION:
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if keeps(operation.name(), *arguments) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _keeps_attention(name: str, *_arguments: Any) -> bool:
+    return name in _ATTENTION
+
+
+def _keeps_narrow_products(name: str, *arguments: Any) -> bool:
+    return name in _ATTENTION or (name == "aten::mm" and arguments[1].shape[1] <= arguments[1].shape[0])

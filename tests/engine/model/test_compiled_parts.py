@@ -1,7 +1,7 @@
 """Compiled layers give the gradients of the others, and are compiled once for all lengths."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # which torch's compiler reads
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),  # and uses
 ]
-CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
+CHECKPOINTING = get_args(Checkpointing)
 LENGTHS = (60, 4, 36)
 OTHER_LENGTHS = ((7,), (1,), (2, 3, 5, 90), (300, 200))
 

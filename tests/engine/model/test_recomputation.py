@@ -47,7 +47,7 @@ def test_recomputed_activations_give_the_same_gradients(model_type: str) -> None
     model = small_model(config=small_architecture(model_type), std=0.1).requires_grad_(True)
     kept = SavedBytes(model)
     expected = compute_gradients(model, "none", kept.count)
-    for recomputed in ("selective", "full"):
+    for recomputed in ("selective", "attention", "full"):
         saved = SavedBytes(model)
         found = compute_gradients(model, recomputed, saved.count)
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
