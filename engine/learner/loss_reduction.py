@@ -39,31 +39,34 @@ class OptimizerUpdate(NamedTuple):
 def reduce_outputs(outputs: Sequence[LossOutput], ranks: RankGroup) -> LossSums:
     """`outputs` are those of this rank. Raises UnusableInput if their metrics differ."""
     first = outputs[0]
+    device = first.loss.device
     sums = all_reduce(ranks, torch.stack([_stack_sums(each, first) for each in outputs]).sum(0), ReduceOp.SUM)
-    maxima = torch.stack([_stack(each.maxima, first.maxima) for each in outputs]).amax(0)
+    maxima = torch.stack([_stack(each.maxima, first.maxima, device) for each in outputs]).amax(0)
+    if first.maxima:  # the cold start has none
+        all_reduce(ranks, maxima, ReduceOp.MAX)
     loss, *values = sums.tolist()
     return LossSums(
         loss=loss,
         token_sums=dict(zip(first.token_means, values, strict=False)),
         sequence_sums=dict(zip(first.sequence_means, values[len(first.token_means) :], strict=True)),
-        maxima=dict(zip(first.maxima, all_reduce(ranks, maxima, ReduceOp.MAX).tolist(), strict=True)),
+        maxima=dict(zip(first.maxima, maxima.tolist(), strict=True)),
     )
 
 
 def _stack_sums(output: LossOutput, first: LossOutput) -> Tensor:
     loss = output.loss.detach().reshape(1).to(torch.float64)
     names = ((output.token_means, first.token_means), (output.sequence_means, first.sequence_means))
-    return torch.cat([loss, *(_stack(values, expected).to(loss.device) for values, expected in names)])
+    return torch.cat([loss, *(_stack(values, expected, loss.device) for values, expected in names)])
 
 
-def _stack(values: Mapping[str, Tensor], names: Mapping[str, Tensor]) -> Tensor:
-    """In the order of `names`, in float64."""
+def _stack(values: Mapping[str, Tensor], names: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    """In the order of `names`, in float64; also an empty tensor is on `device`, where collectives need it."""
     if set(values) != set(names):
         raise UnusableInput(
             f"learner.loss: a micro batch has the metrics {', '.join(values)}, another one has {', '.join(names)}"
         )
-    stacked = [values[name].detach().reshape(()).to(torch.float64) for name in names]
-    return torch.stack(stacked) if stacked else torch.zeros(0, dtype=torch.float64)
+    stacked = [values[name].detach().reshape(()).to(device, torch.float64) for name in names]
+    return torch.stack(stacked) if stacked else torch.zeros(0, dtype=torch.float64, device=device)
 
 
 def check_mismatch(sums: LossSums, totals: MinibatchTotals, limit: float) -> None:

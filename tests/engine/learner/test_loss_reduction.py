@@ -1,0 +1,42 @@
+import pytest
+import torch
+from torch import Tensor
+
+from engine.learner import loss_reduction
+from engine.learner.distributed import RankGroup
+from engine.learner.loss_reduction import reduce_outputs
+from policies.losses.policy_loss import LossOutput
+
+
+@pytest.fixture
+def reduced(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The tensors that a reduction sends."""
+    sent: list[Tensor] = []
+
+    def all_reduce(_ranks: RankGroup, values: Tensor, _operation: object) -> Tensor:
+        sent.append(values)
+        return values
+
+    monkeypatch.setattr(loss_reduction, "all_reduce", all_reduce)
+    return sent
+
+
+def test_the_cold_start_sends_its_loss_and_no_empty_maxima(reduced: list[Tensor]) -> None:
+    sums = reduce_outputs([LossOutput(torch.tensor(2.0)), LossOutput(torch.tensor(3.0))], RankGroup())
+    assert (sums.loss, sums.maxima) == (5.0, {})
+    assert [each.tolist() for each in reduced] == [[5.0]]
+
+
+def test_sums_and_maxima_keep_their_names(reduced: list[Tensor]) -> None:
+    outputs = [
+        LossOutput(
+            torch.tensor(1.0),
+            token_means={"a": torch.tensor(n)},
+            sequence_means={"b": torch.tensor(10 * n)},
+            maxima={"c": torch.tensor(-n)},
+        )
+        for n in (1, 2)
+    ]
+    sums = reduce_outputs(outputs, RankGroup())
+    assert (sums.token_sums, sums.sequence_sums, sums.maxima) == ({"a": 3.0}, {"b": 30.0}, {"c": -1.0})
+    assert [each.tolist() for each in reduced] == [[2.0, 3.0, 30.0], [-1.0]]
