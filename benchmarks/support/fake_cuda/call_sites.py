@@ -1,0 +1,64 @@
+"""Which function of the project an operation of torch belongs to."""
+
+# pyright: reportPrivateUsage=false
+# Reason: torch has no public names for what this file needs.
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+_ROOT = Path(__file__).parents[3]
+_FOLDERS = ("configs", "bus", "policies", "sandbox", "engine", "tasks", "actors", "analysis")
+_BACKWARD = str(Path("torch", "autograd", "graph.py"))  # the frame that calls autograd's engine
+
+
+class CallSite(NamedTuple):
+    """The innermost function of the project on the stack; empty names without one."""
+
+    module: str = ""
+    function: str = ""  # with the names of its classes
+    line: int = 0
+
+    @property
+    def place(self) -> str:
+        return f"{self.module}:{self.function}"
+
+
+class SiteFinder:
+    """An operation of autograd's backward pass belongs to the function that called the forward operation."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[int, CallSite] = {}  # by the sequence number of the forward operation's node
+
+    def find(self) -> CallSite:
+        site, is_backward = _walk_stack()
+        if is_backward:
+            node: Any = torch._C._current_autograd_node()
+            return site if node is None else self._by_node.get(node._sequence_nr(), site)
+        last_node = torch._C._autograd._get_sequence_nr() - 1  # pyright: ignore[reportAttributeAccessIssue]
+        self._by_node.setdefault(last_node, site)  # the first operation after a node's creation is its own
+        return site
+
+
+def _walk_stack() -> tuple[CallSite, bool]:
+    """The site, and whether autograd's engine runs below it."""
+    frame, is_backward = sys._getframe(2), False
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if module := _name_module(filename):
+            return CallSite(module, frame.f_code.co_qualname, frame.f_lineno), is_backward
+        is_backward = is_backward or filename.endswith(_BACKWARD)
+        frame = frame.f_back
+    return CallSite(), is_backward
+
+
+@cache
+def _name_module(filename: str) -> str:
+    path = Path(filename)
+    if not path.is_relative_to(_ROOT):
+        return ""
+    parts = path.relative_to(_ROOT).with_suffix("").parts
+    return ".".join(parts) if parts[0] in _FOLDERS else ""

@@ -1,0 +1,146 @@
+"""Steps of the learner on fake CUDA: a model without values, a trainer, sequences, and what one step would do.
+
+Only for processes that benchmarks/support/fake_cuda/__main__.py started.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from benchmarks.support.fake_cuda.operation_costs import KernelCount, sum_counts
+from benchmarks.support.fake_cuda.operation_log import Copy, MixedDevices, OperationLog, Sync
+from configs.algorithm import LearnerConfig, RlConfig, SftConfig
+from configs.schema import RunConfig
+from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
+from engine.learner.distributed import RankGroup
+from engine.learner.sharding import build_sharded_model
+from engine.learner.trainer import Trainer
+from engine.model.causal_lm import CausalLM
+from engine.model.lora.lora_options import get_lora_options
+from engine.model.model_config import DecoderConfig
+
+Part = Literal["layers", "attention", "ends", "head", "loss", "gradients", "optimizer", "checks", "other"]
+
+# The first prefix of "module:function" that matches.
+_PLACES: tuple[tuple[str, Part], ...] = (
+    ("engine.model.packed_attention:", "attention"),
+    ("engine.model.causal_lm:Backbone.", "ends"),  # embedding, and the tables of the rotary embedding
+    ("engine.model.causal_lm:CausalLM.", "ends"),  # the selection of the scored hidden states
+    ("engine.model.rope:apply_rope", "layers"),
+    ("engine.model.rope:", "ends"),
+    ("engine.model.", "layers"),  # with the last norm and the conversion of float32 parameters
+    ("policies.losses.token_scores:", "head"),
+    ("policies.losses.head_kernels:", "head"),
+    ("policies.losses.", "loss"),
+    ("engine.learner.loss_reduction:", "loss"),
+    ("engine.learner.trainer:_build_loss_input", "loss"),
+    ("engine.learner.trainer:Trainer._forward_backward", "gradients"),  # sums over micro batches
+    ("engine.learner.trainer:Trainer._apply_gradients", "optimizer"),
+    ("engine.learner.optimizers:", "optimizer"),
+    ("engine.learner.distributed:", "checks"),  # of the weights
+)
+DEVICE = torch.device("cuda", 0)
+SEQUENCES = 4  # of a micro batch
+
+
+class StepCosts(NamedTuple):
+    """Of one step after the first ones, which create the optimizer's state and the compiled code."""
+
+    parts: dict[Part, KernelCount]
+    updates: int
+    micro_batches: int
+    syncs: list[Sync]
+    copies: list[Copy]
+    mixed: list[MixedDevices]
+    peak_bytes: int  # of live CUDA tensors
+    peak_place: str
+
+    @property
+    def total(self) -> KernelCount:
+        return sum_counts(list(self.parts.values()))
+
+
+def build_fake_model(config: DecoderConfig, learner: LearnerConfig) -> CausalLM:
+    """As a single rank of the learner holds it: float32 parameters, without a mesh; with adapters if there are any."""
+    return build_sharded_model(config, RankGroup(device=DEVICE), learner.dtype, get_lora_options(learner))
+
+
+def build_fake_trainer(
+    config: DecoderConfig, learner: LearnerConfig, *, sft: SftConfig | None = None, ranks: RankGroup | None = None
+) -> Trainer:
+    """With a reference model if learner.kl_coef is positive, and adapters if learner.lora_rank is."""
+    model = build_fake_model(config, learner)
+    run = RunConfig(name="fake", rl=RlConfig(steps=1000), sft=sft or SftConfig(), learner=learner)
+    trainer = Trainer(model, run, ranks or RankGroup(device=DEVICE))
+    if learner.kl_coef:
+        frozen = build_fake_model(config, replace(learner, lora_rank=0))
+        trainer.set_reference(frozen.requires_grad_(False))
+    return trainer
+
+
+def make_sequences(lengths: Sequence[int], vocabulary: int, groups: int = 4) -> list[TrainingSequence]:
+    """Each has a length of tokens besides the first one, all in the loss."""
+    draws = np.random.default_rng(0)
+
+    def make(number: int, length: int) -> TrainingSequence:
+        ids = draws.integers(0, vocabulary, length + 1, dtype=np.int32)
+        mask, logprobs = np.arange(length + 1) > 0, np.full(length + 1, -np.log(vocabulary), np.float32)
+        return build_training_sequence(ids, mask, logprobs, float(draws.normal()), number % groups, number)
+
+    return [make(number, length) for number, length in enumerate(lengths)]
+
+
+def measure_step_costs(
+    log: OperationLog, step: Callable[[], dict[str, float]], micro_batches: int, updates: int = 1, warmups: int = 1
+) -> StepCosts:
+    """`step` runs `warmups` times before it is recorded. Raises RuntimeError for a step without an update."""
+    for _ in range(warmups):
+        step()
+    log.clear()
+    metrics = step()
+    if metrics.get("updates_skipped", 0.0):
+        raise RuntimeError("the step skipped an update, so that the optimizer was not recorded")
+    return StepCosts(
+        parts=divide_by_part(log.counts),
+        updates=updates,
+        micro_batches=micro_batches,
+        syncs=log.syncs,
+        copies=log.copies,
+        mixed=log.mixed,
+        peak_bytes=log.memory.peak_bytes,
+        peak_place=log.memory.peak_site.place,
+    )
+
+
+def measure_rl_step(
+    log: OperationLog, config: DecoderConfig, tokens: int, learner: LearnerConfig, micro_batches: int = 2
+) -> StepCosts:
+    """A GRPO step with micro batches of `tokens` tokens, in equal sequences, and one update.
+
+    With the learner's dtype, activation_checkpointing and compile; other settings keep their values.
+    """
+    learner = replace(learner, device="cuda", micro_batch_tokens=tokens, minibatches=1)
+    trainer = build_fake_trainer(config, learner)
+    sequences = make_sequences([tokens // SEQUENCES] * SEQUENCES * micro_batches, config.vocab_size)
+    return measure_step_costs(log, lambda: trainer.run_rl_step(sequences), micro_batches)
+
+
+# ---------------------------------------------------------------- parts of a step
+
+
+def find_part(module: str, function: str) -> Part:
+    place = f"{module}:{function}"
+    found: Part | None = next((part for prefix, part in _PLACES if place.startswith(prefix)), None)
+    return found or "other"
+
+
+def divide_by_part(counts: Mapping[tuple[str, str], KernelCount]) -> dict[Part, KernelCount]:
+    """`counts`: by module and function."""
+    parts: dict[Part, KernelCount] = {}
+    for place, count in counts.items():
+        part = find_part(*place)
+        parts[part] = parts.get(part, KernelCount()).plus(count)
+    return parts

@@ -1,0 +1,192 @@
+"""Counts the kernels of compiled functions: Inductor's scheduler for CUDA decides which operations one kernel fuses.
+
+A dispatch mode does not see inside compiled code. Here, Dynamo and AOTAutograd trace a function on fake CUDA tensors, with its
+checkpointing, and divide it into a forward and a backward graph as torch.compile does. Inductor lowers each graph and fuses
+its operations for Triton. Neither a GPU nor Triton is needed, because no code is generated.
+
+Differences from torch.compile on a GPU: sizes are static, the passes that match patterns of a whole graph do not run, and
+memory within compiled code is not counted, only its outputs and the tensors that it saves.
+"""
+
+# pyright: reportPrivateUsage=false
+# Reason: torch has no public names for what this file needs.
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.support.fake_cuda.call_sites import CallSite
+from benchmarks.support.fake_cuda.operation_costs import (
+    KernelCount,
+    count_product_flops,
+    get_base_name,
+    get_storage_key,
+    sum_counts,
+)
+from benchmarks.support.fake_cuda.operation_log import get_active_log
+
+_compile = torch.compile  # before torch_patches.py replaces it
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+
+
+class CompiledCount(NamedTuple):
+    """Kernels of a compiled function in the forward and in the backward pass."""
+
+    forward: KernelCount
+    backward: KernelCount
+
+
+def count_compiled_part(part: Callable[..., Any], *args: Any, **kwargs: Any) -> CompiledCount:
+    """`part` is compiled for these arguments: fake CUDA tensors, modules with such parameters, and constants.
+
+    The backward pass is that of all outputs; nothing is counted if no argument needs a gradient.
+    """
+    backend = _CountingBackend(part)
+    made = _compile_with(part, backend)(*args, **kwargs)
+    trained = [each for each in tree_leaves(made) if isinstance(each, Tensor) and each.requires_grad]
+    if trained:
+        torch.autograd.backward(trained, [torch.empty_like(each) for each in trained])
+    return CompiledCount(sum_counts(backend.counts["forward"]), sum_counts(backend.counts["backward"]))
+
+
+def compile_for_counts(model: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Stands for torch.compile: a call makes outputs without values, and records the compiled kernels."""
+    if model is None:
+        return partial(compile_for_counts, **options)
+    return _compile_with(model, _CountingBackend(model))
+
+
+def _compile_with(model: Callable[..., Any], backend: "_CountingBackend") -> Callable[..., Any]:
+    """A code for each shape: counts of symbolic sizes would be those of the first one."""
+    torch._dynamo.config.recompile_limit = 1000
+    torch._dynamo.config.accumulated_recompile_limit = 10_000
+    return _compile(model, backend=backend, fullgraph=True, dynamic=False)
+
+
+class _CountingBackend:
+    """A backend of torch.compile."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self.counts: dict[str, list[KernelCount]] = {"forward": [], "backward": []}
+        self._site = CallSite(model.__module__, getattr(model, "__qualname__", type(model).__qualname__))
+
+    def __call__(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+        from torch._inductor.decomposition import select_decomp_table
+
+        compile_forward = partial(self._compile_graph, "forward")
+        return aot_autograd(
+            fw_compiler=compile_forward,
+            bw_compiler=partial(self._compile_graph, "backward"),
+            inference_compiler=compile_forward,
+            partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+            decompositions=select_decomp_table(),
+            keep_inference_input_mutations=True,
+        )(graph, inputs)
+
+    def _compile_graph(self, direction: str, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., list[Any]]:
+        count, outputs = count_graph(graph, inputs), _GraphOutputs(graph)
+        self.counts[direction].append(count)
+
+        def run(given: list[Any]) -> list[Any]:
+            tensors = list(given)
+            given.clear()  # so that saved tensors are freed
+            if log := get_active_log():
+                log.record_kernels(f"compiled {direction}", count, self._site)
+            return outputs.make(tensors)
+
+        run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+        return run
+
+
+class _GraphOutputs:
+    """The outputs of a graph: its inputs, or new tensors, which share memory where the graph's do."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        nodes = list(graph.graph.nodes)
+        self._inputs: list[Node] = [node for node in nodes if node.op == "placeholder"]
+        (outputs,) = (node.args[0] for node in nodes if node.op == "output")
+        self._outputs: Sequence[Any] = outputs
+
+    def make(self, given: Sequence[Any]) -> list[Any]:
+        by_node = dict(zip(self._inputs, given, strict=True))
+        pairs = ((node.meta.get("val"), each) for node, each in by_node.items())
+        bases = {get_storage_key(value): each for value, each in pairs if isinstance(value, Tensor)}
+        return [self._make_one(each, by_node, bases) if isinstance(each, Node) else each for each in self._outputs]
+
+    def _make_one(self, node: Node, by_node: Mapping[Node, Any], bases: dict[int, Tensor]) -> Any:
+        value = node.meta.get("val")
+        if node in by_node or not isinstance(value, Tensor):
+            return by_node.get(node, value)
+        key = get_storage_key(value)
+        base = bases.get(key)
+        if base is None:
+            elements = value.untyped_storage().nbytes() // value.element_size()
+            base = bases[key] = torch.empty(elements, dtype=value.dtype, device=value.device)
+        return base.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+# ---------------------------------------------------------------- one graph
+
+
+def count_graph(graph: GraphModule, inputs: Sequence[Any]) -> KernelCount:
+    """Kernels after Inductor's fusion. Products are kernels of a library, which are not fused."""
+    total = KernelCount(product_flops=sum(map(_count_flops, graph.graph.nodes)))
+    for is_product, moved in _schedule(graph, inputs):
+        if is_product:
+            total = total.plus(KernelCount(1, 1, product_bytes=moved))
+        else:
+            total = total.plus(KernelCount(1, pointwise_bytes=moved))
+    return total
+
+
+def _count_flops(node: Node) -> int:
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return 0
+    base = get_base_name(node.target)
+    if base not in _PRODUCTS:
+        return 0
+    values = [each.meta["val"] if isinstance(each, Node) else each for each in node.args]
+    return count_product_flops(base, values, node.meta["val"])
+
+
+def _schedule(graph: GraphModule, inputs: Sequence[Any]) -> list[tuple[bool, int]]:
+    """The kernels of a graph: whether one is a product, and its bytes."""
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.scheduler import NopKernelSchedulerNode
+    from torch._inductor.virtualized import V
+
+    _allow_cuda_without_triton()
+    with _disable_current_modes(), V.set_fake_mode(detect_fake_mode(inputs)):
+        lowering = GraphLowering(graph, example_inputs=inputs)
+        with V.set_graph_handler(lowering), V.set_extern_kernel_nodes([]), V.set_debug_handler(DebugContext()):
+            lowering.run(*inputs)
+            lowering.init_wrapper_code()
+            lowering._update_scheduler()
+            kernels = [node for node in lowering.scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
+            return [(_is_product(node), node.get_read_write_buffers_sizes()) for node in kernels]
+
+
+def _is_product(node: Any) -> bool:
+    """Inductor calls a library for it, as for the few operations that it cannot compile."""
+    return node.is_extern() and "mm" in str(getattr(node.node, "python_kernel_name", ""))
+
+
+@cache
+def _allow_cuda_without_triton() -> None:
+    """The scheduler asks for Triton, although only the generated code needs it."""
+    from torch._inductor import scheduler
+
+    def has_triton(*_device: object) -> bool:
+        return True
+
+    setattr(scheduler, "has_triton", has_triton)  # noqa: B010 - a plain assignment has a type error

@@ -1,0 +1,139 @@
+"""What one operation costs a GPU: kernels, bytes of memory traffic, and floating-point operations of products.
+
+Bytes are those of the operands and results, each once, as if no cache held them. A gather or scatter touches only the rows
+that it selects. Products count 2 FLOPs per multiplication and addition; causal attention counts half of the square.
+"""
+
+# pyright: reportPrivateUsage=false
+# Reason: torch has no public names for what this file needs.
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from operator import add
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}
+_WRITES_FIRST = {"copy_", "fill_", "zero_", "normal_", "uniform_"}  # do not read their first operand
+# Their first operand is read or written only at the selected places.
+_SELECTED = {
+    *("embedding", "gather", "index_select", "index"),
+    *("scatter_add_", "scatter_", "index_put_", "index_copy_", "index_add_"),
+}
+_ATTENTION = {
+    "_varlen_attn": (0, 1.0),  # position of the queries; passes over the square of tokens
+    "_varlen_attn_backward": (1, 2.5),
+    "_scaled_dot_product_flash_attention": (0, 1.0),
+    "_scaled_dot_product_flash_attention_backward": (1, 2.5),
+    "_scaled_dot_product_efficient_attention": (0, 1.0),
+    "_scaled_dot_product_efficient_attention_backward": (1, 2.5),
+}
+
+
+class KernelCount(NamedTuple):
+    """Of one operation, or the sum over many."""
+
+    kernels: int = 0  # launches; a product counts as one, a fused kernel too
+    products: int = 0  # kernels that are matrix products
+    pointwise_bytes: int = 0  # of all kernels besides products and attention
+    product_bytes: int = 0
+    product_flops: int = 0
+    attention_bytes: int = 0
+    attention_flops: float = 0.0
+
+    def plus(self, other: "KernelCount") -> "KernelCount":
+        return KernelCount(*map(add, self, other))  # pyright: ignore[reportArgumentType] - all but the last are integers
+
+    @property
+    def total_bytes(self) -> int:
+        return self.pointwise_bytes + self.product_bytes + self.attention_bytes
+
+
+def is_on_cuda(value: object) -> bool:
+    """Whether it is a CUDA tensor, or the name of a CUDA device."""
+    if isinstance(value, FakeTensor):  # its `device` is an operation of its own
+        return value.fake_device.type == "cuda"
+    if isinstance(value, Tensor):
+        return value.is_cuda
+    return isinstance(value, torch.device | str) and str(value).startswith("cuda")
+
+
+def get_storage_key(tensor: Tensor) -> int:
+    """Equal for tensors that share memory, as long as it is alive."""
+    return tensor.untyped_storage()._cdata
+
+
+def list_tensors(tree: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def count_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: object) -> KernelCount:
+    """Nothing for a view, an allocation, and an operation that returns its operand."""
+    given, made = list_tensors(args), list_tensors(out)
+    base = get_base_name(func)
+    if _is_view(func, [*given, *list_tensors(kwargs)], made) or base.startswith(("empty", "new_empty")):
+        return KernelCount()
+    moved = _count_bytes(base, args, given, made)
+    if base in _PRODUCTS:
+        return KernelCount(1, 1, product_bytes=moved, product_flops=count_product_flops(base, args, made[0]))
+    if base in _ATTENTION:
+        return KernelCount(1, attention_bytes=moved, attention_flops=_count_attention_flops(base, args))
+    return KernelCount(1, pointwise_bytes=moved)
+
+
+def get_base_name(func: Any) -> str:
+    return func.name().split("::")[1].split(".")[0]
+
+
+def count_product_flops(base: str, args: Sequence[Any], out: Tensor) -> int:
+    """2 * rows * columns * inner, by the result and the left factor."""
+    left = args[1] if base in ("addmm", "baddbmm") else args[0]
+    return 2 * prod(out.shape) * left.shape[-1]
+
+
+def _count_attention_flops(base: str, args: Sequence[Any]) -> float:
+    """Of the causal half. With several segments of a row, as if all had the length of the longest one."""
+    place, passes = _ATTENTION[base]
+    q, k = args[place], args[place + 1]
+    if base.startswith("_varlen"):  # [T, H, D]
+        longest = next(value for value in args[place + 3 :] if isinstance(value, int))
+        tokens, heads, size = q.shape
+        return passes * 2.0 * tokens * longest * heads * size
+    batch, heads, tokens, size = q.shape
+    return passes * 2.0 * batch * heads * tokens * k.shape[2] * size
+
+
+def _count_bytes(base: str, args: Sequence[Any], given: Sequence[Tensor], made: Sequence[Tensor]) -> int:
+    read = [count_memory(each) for each in given if is_on_cuda(each)]
+    written = sum(count_memory(each) for each in made if is_on_cuda(each))
+    if base in _WRITES_FIRST:
+        return sum(read[1:]) + written
+    if base not in _SELECTED:
+        return sum(read) + written
+    if base.endswith("_"):  # reads indices and values, and writes as much as the values have
+        return sum(read[1:]) + max(read[1:], default=0)
+    return sum(read[1:]) + 2 * written
+
+
+def count_memory(tensor: Tensor) -> int:
+    """Bytes of the different elements: a dimension that expand() made has one."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return prod(size for size, stride in sizes if stride) * tensor.element_size() if tensor.numel() else 0
+
+
+def _is_view(func: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
+    if func._schema.is_mutable:
+        return False
+    operands = set(map(get_storage_key, given))
+    return all(get_storage_key(each) in operands for each in made)
+
+
+def sum_counts(counts: Sequence[KernelCount]) -> KernelCount:
+    total = KernelCount()
+    for each in counts:
+        total = total.plus(each)
+    return total
