@@ -1,0 +1,41 @@
+"""What a case of the fake CUDA suite found; without torch, for the process of the tests."""
+
+import os
+import subprocess
+import sys
+
+import msgspec
+
+
+class PartCount(msgspec.Struct, frozen=True):
+    kernels: int
+    bytes: int
+    flops: float
+
+
+class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
+    error: str = ""  # the end of a traceback; empty: the case ran
+    updates: int = 1
+    syncs: list[str] = []  # module:function of each wait for the GPU
+    captured_waits: list[str] = []  # within a graph, which cannot contain them
+    pageable_copies: list[str] = []  # from main memory that is not page-locked
+    blocking_copies: list[str] = []  # in both directions: the host waits for the stream
+    mixed_devices: list[str] = []  # operation and place
+    collectives: list[str] = []  # of tensors that are empty or not on the GPU
+    sent: int = 0  # tensors in collectives
+    parts: dict[str, PartCount] = {}  # by benchmarks.support.fake_cuda.fake_steps.Part
+    peak_bytes: int = 0
+    peak_place: str = ""
+
+    @property
+    def kernels(self) -> int:
+        return sum(part.kernels for part in self.parts.values())
+
+
+def run_groups(*groups: str) -> dict[str, CaseReport]:
+    """Run the cases of groups of run_cases.py in a process with fake CUDA. Its start takes 4 s of a processor."""
+    command = [sys.executable, "-m", "benchmarks.support.fake_cuda", "tests.engine.cuda.run_cases", *groups]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-4000:]}"
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=dict[str, CaseReport])

@@ -1,0 +1,99 @@
+"""The cases of the fake CUDA suite, without torch: learner and engine settings that each run one step of a small model."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_args
+
+from configs.algorithm import Checkpointing, LearnerConfig, SftConfig, SftFileConfig
+
+
+class LearnerCase(NamedTuple):
+    model_type: str = "qwen3"
+    learner: Mapping[str, Any] = {}
+    sft: SftConfig | None = None  # of a step of the cold start; None: a GRPO step
+    checks_weights: bool = False  # instead of a step
+
+    def build_learner(self) -> LearnerConfig:
+        defaults = {
+            "device": "cuda",
+            "dtype": "bfloat16",
+            "micro_batch_tokens": 64,
+            "minibatches": 1,
+            "old_logprobs": "engine",
+            "correction": "none",
+            "mismatch_limit": 1.0,
+            "compile": False,  # takes seconds per case
+        }
+        return LearnerConfig(**{**defaults, **self.learner})
+
+
+class EngineCase(NamedTuple):
+    phase: str  # prefill, decode, or weights
+    has_graphs: bool = False
+    sampling: Mapping[str, float] = {}
+
+
+_RECOMPUTED = {"old_logprobs": "recomputed"}
+_MIXTURE = (SftFileConfig(name="one", data="one.jsonl"), SftFileConfig(name="two", data="two.jsonl"))
+LEARNER_CASES: dict[str, LearnerCase] = {
+    **{name: LearnerCase(name) for name in ("qwen3", "qwen2", "llama", "qwen3_moe")},
+    "two micro batches": LearnerCase(learner={"micro_batch_tokens": 40}),
+    **{
+        f"{mode} checkpointing": LearnerCase(learner={"activation_checkpointing": mode})
+        for mode in ("selective", "attention", "full")
+    },
+    "compiled": LearnerCase(learner={"compile": True}),
+    "compiled with selective checkpointing": LearnerCase(
+        learner={"compile": True, "activation_checkpointing": "selective"}
+    ),
+    "float32": LearnerCase(learner={"dtype": "float32"}),
+    "gspo": LearnerCase(learner={"loss": "gspo", "loss_mean": "sequence"}),
+    "cispo": LearnerCase(learner={"loss": "cispo"}),
+    "dual clip": LearnerCase(learner={"clip_dual": 3.0}),
+    **{
+        f"correction {name}": LearnerCase(learner={**_RECOMPUTED, "correction": name})
+        for name in ("none", "tis", "icepop", "decoupled")
+    },
+    "two minibatches": LearnerCase(learner={**_RECOMPUTED, "correction": "tis", "minibatches": 2}),
+    "lora": LearnerCase(learner={"lora_rank": 4}),
+    "kl and entropy": LearnerCase(learner={"kl_coef": 0.05, "entropy_coef": 0.01}),
+    "cold start": LearnerCase(sft=SftConfig(steps=10)),
+    "cold start of a mixture": LearnerCase(sft=SftConfig(steps=10, mixture=_MIXTURE)),
+    "cold start with muon": LearnerCase(sft=SftConfig(steps=10, optimizer="muon", muon_lr=0.02)),
+    "check of the weights": LearnerCase(checks_weights=True),
+}
+_FILTERED = {"temperature": 0.7, "top_p": 0.9, "top_k": 20}
+ENGINE_CASES: dict[str, EngineCase] = {
+    "prefill": EngineCase("prefill"),
+    "decode": EngineCase("decode"),
+    "decode with filtered sampling": EngineCase("decode", sampling=_FILTERED),
+    "decode with graphs": EngineCase("decode", has_graphs=True),
+    "decode with graphs and filtered sampling": EngineCase("decode", has_graphs=True, sampling=_FILTERED),
+    "changed weights": EngineCase("weights"),
+    "decode after changed weights": EngineCase("decode after weights", has_graphs=True),
+}
+
+
+class WideCase(NamedTuple):
+    """A GRPO step with the widths of Qwen3-1.7B: two micro batches of packed tokens, in bfloat16."""
+
+    mode: str  # of activation checkpointing
+    compiles: bool = True
+    tokens: int = 8192  # of a micro batch
+    layers: int = 4
+
+
+WIDE_CASES: dict[str, WideCase] = {
+    "eager, none": WideCase("none", compiles=False),
+    **{f"compiled, {mode}": WideCase(mode) for mode in get_args(Checkpointing)},
+}
+PART_CASES = {"project": "project", "finish": "finish"}  # methods of DecoderLayer, compiled alone
+# By the name of the defect (planted_defects.py): group and name of the case that finds it.
+PLANTED_CASES: dict[str, tuple[str, str]] = {
+    "empty CPU maxima": ("learner", "cold start"),
+    "item": ("learner", "qwen3"),
+    "CPU mask": ("learner", "qwen3"),
+    "pageable copy": ("learner", "qwen3"),
+    "eager layers": ("wide", "compiled, none"),
+    "eager head": ("wide", "compiled, none"),
+    "unfused norm": ("wide", "eager, none"),
+}

@@ -1,0 +1,211 @@
+"""`python -m benchmarks.support.fake_cuda tests.engine.cuda.run_cases GROUPS`: prints the reports of their cases as JSON, last.
+
+The groups are learner, engine, wide, parts, and planted. Each case has a fake CUDA of its own.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import msgspec
+import torch
+from torch import Tensor
+
+from benchmarks.support.fake_cuda.fake_steps import (
+    DEVICE,
+    StepCosts,
+    build_fake_model,
+    build_fake_trainer,
+    make_sequences,
+    measure_rl_step,
+    measure_step_costs,
+)
+from benchmarks.support.fake_cuda.inductor_counts import count_compiled_part
+from benchmarks.support.fake_cuda.operation_costs import KernelCount, is_on_cuda
+from benchmarks.support.fake_cuda.operation_log import OperationLog, running_fake_cuda
+from benchmarks.support.qwen3_models import read_qwen3
+from configs.algorithm import LearnerConfig
+from engine.contract import Capacity, GenerationRequest
+from engine.inference.engine_core import EngineCore
+from engine.inference.sampling import SamplingFlags
+from engine.learner.distributed import RankGroup
+from engine.model.causal_lm import DecoderLayer
+from engine.model.model_config import DecoderConfig
+from tests.engine.cuda.case_reports import CaseReport, PartCount
+from tests.engine.cuda.case_table import (
+    ENGINE_CASES,
+    LEARNER_CASES,
+    PART_CASES,
+    PLANTED_CASES,
+    WIDE_CASES,
+    EngineCase,
+    LearnerCase,
+    WideCase,
+)
+from tests.engine.cuda.checked_collectives import NoGroup, checking_collectives
+from tests.engine.cuda.planted_defects import DEFECTS
+from tests.engine.tiny_models import random_ids, small_architecture, small_config
+
+_LENGTHS = (30, 20, 14)  # tokens of the sequences of a learner case
+_MODEL = LearnerConfig(device="cuda", dtype="bfloat16")
+
+
+def run_learner_case(case: LearnerCase, log: OperationLog) -> StepCosts:
+    config, learner = small_architecture(case.model_type), case.build_learner()
+    ranks = RankGroup(device=DEVICE, tensor_group=cast(Any, NoGroup()))
+    trainer = build_fake_trainer(config, learner, sft=case.sft, ranks=ranks)
+    sequences = make_sequences(_LENGTHS, config.vocab_size, groups=2)
+    step = trainer.run_rl_step if case.sft is None else trainer.run_sft_step
+    if case.checks_weights:
+        return measure_step_costs(log, lambda: trainer.check_weights() or {}, 1, warmups=0)
+    return measure_step_costs(log, lambda: step(sequences), 1, updates=learner.minibatches, warmups=0)
+
+
+# ---------------------------------------------------------------- the embedded engine
+
+
+class _FakeCapture:
+    """Launches a graph as one kernel, and lists what a graph cannot contain."""
+
+    def __init__(self, log: OperationLog) -> None:
+        self._log = log
+        self.waits: list[str] = []
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        syncs, copies = len(self._log.syncs), len(self._log.copies)
+        with torch.no_grad():
+            run()
+        self.waits += [each.site.place for each in (*self._log.syncs[syncs:], *self._log.copies[copies:])]
+        return lambda: self._log.record_kernels("graph", KernelCount(1), self._log.find_site())
+
+
+def run_engine_case(case: EngineCase, log: OperationLog) -> tuple[StepCosts, list[str]]:
+    """The phase after the steps that it needs before."""
+    capture = _FakeCapture(log)
+    read_flags = SamplingFlags.from_tensors
+    SamplingFlags.from_tensors = lambda sampling: read_flags(sampling)._replace(
+        all_temperature_one=not case.sampling, any_greedy=False, any_filtered=bool(case.sampling)
+    )
+    model = build_fake_model(small_config(), _MODEL)
+    core = EngineCore(model, Capacity(1024, 16, 96), capture=capture if case.has_graphs else None)
+    for number in range(6):
+        core.submit(GenerationRequest(number, random_ids(20 + 3 * number, number), 60, seed=number, **case.sampling))
+    changes: dict[str, Callable[[], object]] = {"weights": lambda: core.on_weights_changed(1), "prefill": core.step}
+    if case.phase != "prefill":
+        core.step()
+        core.step()
+    if case.phase == "decode after weights":
+        core.on_weights_changed(1)
+        core.step()
+    action = changes.get(case.phase, core.step)
+    return measure_step_costs(log, lambda: (action() and {}) or {}, 1, warmups=0), capture.waits
+
+
+# ---------------------------------------------------------------- wide models
+
+
+def build_wide_config(case: WideCase) -> DecoderConfig:
+    return msgspec.structs.replace(read_qwen3("1.7B"), num_layers=case.layers)
+
+
+def run_wide_case(case: WideCase, log: OperationLog) -> StepCosts:
+    learner = LearnerConfig(
+        device="cuda",
+        dtype="bfloat16",
+        activation_checkpointing=cast(Any, case.mode),
+        compile=case.compiles,
+        old_logprobs="engine",
+        correction="none",
+        mismatch_limit=0.0,
+    )
+    return measure_rl_step(log, build_wide_config(case), case.tokens, learner)
+
+
+def run_part_case(part: str, log: OperationLog) -> StepCosts:
+    """The kernels of a compiled part of a layer, forward and backward, as the only part of a step."""
+    config = small_architecture("qwen3")
+    layer = build_fake_model(config, _MODEL).model.layers[0]
+    options: Any = {"dtype": torch.bfloat16, "device": DEVICE}
+    x_BTE = torch.empty(1, 64, config.hidden_size, requires_grad=True, **options)
+    cos, sin = (torch.empty(1, 64, 1, config.head_dim, **options) for _ in range(2))
+    attended_BTHD = torch.empty(1, 64, config.num_heads, config.head_dim, requires_grad=True, **options)
+    inputs = (x_BTE, cos, sin) if part == "project" else (x_BTE, attended_BTHD)
+    count = count_compiled_part(getattr(DecoderLayer, part), layer, *inputs)
+    parts: Any = {"forward": count.forward, "backward": count.backward}
+    return StepCosts(parts, 1, 1, log.syncs, log.copies, log.mixed, 0, "")
+
+
+# ---------------------------------------------------------------- reports
+
+
+def report_case(run: Callable[[OperationLog], Any]) -> CaseReport:
+    """An error is reported with the mixed devices that came before it."""
+    wrong: list[str] = []
+    sent: list[str] = []
+
+    def check(name: str, tensor: Tensor, _group: Any) -> None:
+        sent.append(name)
+        if not is_on_cuda(tensor) or not tensor.numel():
+            wrong.append(f"{name} of {tuple(tensor.shape)} on {tensor.device}")
+
+    with running_fake_cuda() as log, checking_collectives(check, calls=False):
+        try:
+            found = run(log)
+        except Exception:
+            mixed = [f"{each.operation} at {each.site.place}" for each in log.mixed]
+            return CaseReport(error=traceback.format_exc()[-3000:], mixed_devices=mixed, collectives=wrong)
+        costs, waits = found if isinstance(found, tuple) and not isinstance(found, StepCosts) else (found, [])
+    return _describe(costs, waits, wrong, len(sent))
+
+
+def _describe(costs: StepCosts, waits: list[str], wrong: list[str], sent: int) -> CaseReport:
+    return CaseReport(
+        updates=costs.updates,
+        syncs=[each.site.place for each in costs.syncs],
+        captured_waits=waits,
+        pageable_copies=[each.site.place for each in costs.copies if each.is_pageable],
+        blocking_copies=[each.site.place for each in costs.copies if each.is_blocking],
+        mixed_devices=[f"{each.operation} at {each.site.place}" for each in costs.mixed],
+        collectives=wrong,
+        sent=sent,
+        parts={
+            name: PartCount(part.kernels, part.total_bytes, part.product_flops + part.attention_flops)
+            for name, part in costs.parts.items()
+        },
+        peak_bytes=costs.peak_bytes,
+        peak_place=costs.peak_place,
+    )
+
+
+_GROUPS: Mapping[str, tuple[Mapping[str, Any], Callable[[Any, OperationLog], Any]]] = {
+    "learner": (LEARNER_CASES, run_learner_case),
+    "engine": (ENGINE_CASES, run_engine_case),
+    "wide": (WIDE_CASES, run_wide_case),
+    "parts": (PART_CASES, run_part_case),
+}
+
+
+def report_named_case(group: str, name: str) -> CaseReport:
+    cases, run = _GROUPS[group]
+    return report_case(lambda log: run(cases[name], log))
+
+
+def report_planted_case(defect: str) -> CaseReport:
+    with DEFECTS[defect]():
+        return report_named_case(*PLANTED_CASES[defect])
+
+
+def report_group(group: str) -> dict[str, CaseReport]:
+    if group == "planted":
+        return {defect: report_planted_case(defect) for defect in PLANTED_CASES}
+    return {name: report_named_case(group, name) for name in _GROUPS[group][0]}
+
+
+def main(groups: list[str]) -> None:
+    reports = {name: report for group in groups for name, report in report_group(group).items()}
+    sys.stdout.write(msgspec.json.encode(reports).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
