@@ -1,0 +1,121 @@
+"""`python -m tests.engine.learner.guarded_collectives RANKS OUT DEFECT`: what a rank sends in the learner's collectives.
+
+Steps of RL and of the cold start, and the check of the weights, of a model with experts. On CPUs, a tensor that was made on a
+wrong device cannot be recognized by its device; so each tensor that is reduced must derive from the parameters, and have
+elements. Each rank writes OUT/RANK.json: the violations, and the number of tensors. DEFECT "maxima" reduces an empty one.
+"""
+
+import json
+import os
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from msgspec.structs import replace
+from torch import Tensor, nn
+from torch.distributed import HashStore, ReduceOp  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from configs.algorithm import SftConfig, SftFileConfig
+from engine.learner import trainer as trainer_module
+from engine.learner.distributed import RankGroup, all_reduce, join_ranks, leave_ranks
+from engine.learner.sharding import shard_model
+from engine.learner.trainer import Trainer
+from tests.engine.cuda.checked_collectives import checking_collectives
+from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
+
+
+class Derivation(TorchDispatchMode):
+    """Marks the tensors that operations compute from `roots`, by their storage."""
+
+    def __init__(self, roots: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._derived: set[int] = set()
+        for root in roots:
+            self._add(root)
+
+    def derives(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._derived
+
+    def _add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._derived:
+            self._derived.add(storage._cdata)
+            weakref.finalize(storage, self._derived.discard, storage._cdata)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = list_plain_tensors((args, kwargs))
+        if any(map(self.derives, given)):
+            for each in list_plain_tensors(out) + (given if func._schema.is_mutable else []):
+                self._add(each)
+        return out
+
+
+def list_plain_tensors(tree: object) -> list[Tensor]:
+    return [each for each in tree_leaves(tree) if isinstance(each, Tensor) and not isinstance(each, DTensor)]
+
+
+def list_roots(model: nn.Module) -> list[Tensor]:
+    return [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
+
+
+def join(world_size: int) -> RankGroup:
+    """A single rank has no groups, so that it would send nothing."""
+    if world_size > 1:
+        return join_ranks(small_run(ranks=world_size).learner)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    return RankGroup(tensor_group=dist.group.WORLD)
+
+
+def plant_empty_maxima() -> None:
+    """As before the repair: an empty tensor that no other one leads to."""
+    reduce_outputs = trainer_module.reduce_outputs
+
+    def reduce_also_maxima(outputs: Any, ranks: RankGroup) -> Any:
+        if not outputs[0].maxima:
+            all_reduce(ranks, torch.zeros(0, dtype=torch.float64), ReduceOp.MAX)
+        return reduce_outputs(outputs, ranks)
+
+    trainer_module.reduce_outputs = reduce_also_maxima
+
+
+def main(world_size: int, out: str, defect: str = "") -> None:
+    torch.set_num_threads(1)
+    ranks = join(world_size)
+    model = trainable_model("qwen3_moe")
+    shard_model(model, ranks)
+    mixture = (SftFileConfig(name="one", data="one.jsonl"), SftFileConfig(name="two", data="two.jsonl"))
+    run = replace(small_run(old_logprobs="recomputed"), sft=SftConfig(steps=9, mixture=mixture))
+    trainer = Trainer(model, run, ranks)
+    if defect:
+        plant_empty_maxima()
+    violations: list[str] = []
+    sent: list[str] = []
+
+    def check(name: str, tensor: Tensor, group: Any) -> None:
+        sent.append(name)
+        if name == "all_reduce" and (not tensor.numel() or not derivation.derives(tensor)):
+            violations.append(f"{name} of {tuple(tensor.shape)}")
+
+    with Derivation(list_roots(model)) as derivation, checking_collectives(check, calls=True):
+        trainer.run_sft_step(sequences(0))
+        trainer.start_stage("rl")
+        trainer.run_rl_step(rl_sequences(1))
+        trainer.check_weights()
+    found = {"violations": violations, "sent": len(sent)}
+    (Path(out) / f"{ranks.rank}.json").write_text(json.dumps(found))
+    leave_ranks(ranks)
+    os._exit(0)  # as leave_ranks, for a single rank, which has no mesh
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])
