@@ -31,7 +31,7 @@ from benchmarks.support.fake_cuda.operation_costs import (
 _DEVICE = torch.device("cuda", 0)
 _SCALAR_READS = {"_local_scalar_dense", "is_nonzero", "item", "equal"}
 # The sizes of their results depend on values, which the host waits for.
-_SIZE_READS = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "nonzero_static"}
+_SIZE_READS = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
 _COPIES = {"_to_copy", "copy_"}
 _BLOCK_BYTES = 512  # torch's allocator rounds up to it
 
