@@ -22,7 +22,8 @@ from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTER
 from engine.sglang.weights import WeightTransport
 from engine.sglang.weights.adapters import AdapterTransport
 from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
+from engine.sglang.weights.disk_transport import DiskTransport
+from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from engine.weight_transfer.weight_layout import WeightLayout, load_layout
 
 MAX_PENDING = 65_536  # turns; the arbiter's leases keep them below this bound
@@ -48,7 +49,7 @@ def build_sglang_engine(
     may_interrupt = run.rl.max_staleness > 0 or run.rl.group_oversampling > 1
     return SGLangEngine(
         _build_server(run, checkpoint, folder, name, index, version, incarnation),
-        _build_transport(run, checkpoint, checksums, folder.shared_memory / name),
+        _build_transport(run, checkpoint, checksums, folder.shared_memory / "for_servers"),
         model=checkpoint,
         sequence_tokens=run.sequence_tokens,
         version=version,
@@ -79,11 +80,11 @@ def _build_server(
 
 
 def _build_transport(
-    run: RunConfig, checkpoint: Path, checksums: ChecksumRegistry, scratch: Path
+    run: RunConfig, checkpoint: Path, checksums: ChecksumRegistry, node_folder: Path
 ) -> WeightTransport | AdapterTransport:
-    """`scratch`: a folder in memory, used only by this engine."""
+    """`node_folder`: in memory, used by all engines of this node."""
     dtype: torch.dtype = getattr(torch, run.engine.dtype)
-    whole = _build_whole_transport(run.sglang, load_layout(checkpoint, dtype), checksums, scratch)
+    whole = _build_whole_transport(run.sglang, load_layout(checkpoint, dtype), checksums, node_folder)
     lora = get_published_adapters(run.learner)
     if lora is None:
         return whole
@@ -91,11 +92,11 @@ def _build_transport(
 
 
 def _build_whole_transport(
-    sglang: SGLangConfig, layout: WeightLayout, checksums: ChecksumRegistry, scratch: Path
+    sglang: SGLangConfig, layout: WeightLayout, checksums: ChecksumRegistry, node_folder: Path
 ) -> WeightTransport:
     match sglang.weights:
         case "disk":
-            return DiskTransport(layout, checksums, scratch)
+            return DiskTransport(layout, checksums, node_folder)
         case "tensor":
             return TensorTransport(layout, checksums, sglang.bucket_mib << 20)
         case "group":

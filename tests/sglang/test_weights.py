@@ -27,8 +27,9 @@ from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.weights import WeightTransport, build_extra_key
 from engine.sglang.weights.checksums import ChecksumRegistry
+from engine.sglang.weights.disk_transport import DiskTransport
 from engine.sglang.weights.server_parameters import compute_expected_checksums
-from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
+from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from engine.weight_transfer.weight_layout import load_layout
 from tests.engine.tiny_models import save_small_model, small_config, small_model
 from tests.engine.whole_publisher import WholePublisher

@@ -19,7 +19,8 @@ from engine.sglang.server.managed_server import TERM_GRACE_S
 from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL
 from engine.sglang.weights import WeightTransport
 from engine.sglang.weights.adapters import AdapterTransport
-from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
+from engine.sglang.weights.disk_transport import DiskTransport
+from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from tests.engine.tiny_models import small_model
 
 FOLDER = RunFolder(Path("/runs/demo"))
