@@ -3,6 +3,8 @@
 import fcntl
 import os
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 LOCK_POLL_S = 0.05  # the lock is polled, because a blocking flock cannot be cancelled
@@ -26,10 +28,21 @@ def try_lock(file: int, *, shared: bool = False) -> bool:
     return True
 
 
+def unlock(file: int) -> None:
+    fcntl.flock(file, fcntl.LOCK_UN)
+
+
 def is_locked(path: Path) -> bool:
     """Whether a process has a lock on the file or folder."""
+    with opened(path) as file:
+        return not try_lock(file)
+
+
+@contextmanager
+def opened(path: Path) -> Generator[int]:
+    """The descriptor of the file or folder, for reading; no child process inherits it."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return not try_lock(file)
+        yield file
     finally:
         os.close(file)

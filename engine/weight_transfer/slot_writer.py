@@ -6,7 +6,6 @@ the engine keeps the old one. Overwriting is faster, because the file's pages ar
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import weakref
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from bus.messages import WeightsPublished
 from configs.atomic_write import raising_disk_errors
+from engine.weight_transfer.file_lock import try_lock, unlock
 from engine.weight_transfer.slot_file import (
     HEADER,
     UNFINISHED_VERSION,
@@ -119,14 +119,10 @@ class _MappedSlot:
         return path.exists() and os.path.samestat(path.stat(), os.fstat(self._file))
 
     def try_lock(self) -> bool:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return try_lock(self._file)
 
     def unlock(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        unlock(self._file)
 
     def write_header(self, header: SlotHeader) -> None:
         self.content[: HEADER.size] = header.pack()

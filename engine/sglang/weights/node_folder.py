@@ -1,11 +1,11 @@
-"""Folders of weights that all servers of a node read: one per version, written once, removed after the last reader.
+"""Folders of weights that all servers of a node read: one per version, written once, removed after the last read.
 
     lock            locked exclusively while a process writes or removes a folder, and not while servers read
     part            a folder in writing or in removal; without its lock it is rubbish of a killed process
     KEY             a complete folder; an engine holds a shared lock of it while its server reads
 
-A complete folder gets its name by a rename. The kernel releases the locks of a killed process, so the next process
-removes what it left, or reads it if it is complete.
+A complete folder gets its name by a rename. The kernel releases the locks of a killed process. The next process removes
+the folder that is left, or reads it if it is complete.
 """
 
 import os
@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engine.weight_transfer.file_lock import LOCK_POLL_S, is_locked, try_lock, wait_for_lock
+from engine.weight_transfer.published_bytes import MAX_FOLDERS
 
-MAX_VERSIONS = 2  # that exist at the same time, with the one in writing
 _LOCK, _PART = "lock", "part"
 
 Write = Callable[[Path], None]
@@ -39,7 +39,7 @@ class NodeFolders:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         while not stop.is_set():
             with self._locked(stop) as has_lock:
-                if has_lock and self._remove_unused(keep=key) < MAX_VERSIONS:
+                if has_lock and self._remove_unused(keep=key) < MAX_FOLDERS:
                     if not folder.exists():
                         self._write(folder, write)
                     self._hold(folder)

@@ -276,7 +276,7 @@ def test_a_plan_proposes_to_publish_adapters_if_shared_memory_is_short() -> None
     machines = PlannedMachines(1, GPUS["h100"], 1, 1024 * GIB, 5 * GIB, 4096 * GIB)
     further = (
         ("learner.lora_rank=16", "engine.kind=embedded"),
-        ("learner.lora_rank=16", "engine.kind=sglang"),
+        ("learner.lora_rank=16", "engine.kind=sglang", "sglang.weights=tensor"),
         ("learner.lora_rank=16", "engine.kind=sglang", "sglang.data_parallel=2"),  # loads no adapters
         ("learner.lora_rank=0", "engine.kind=embedded"),
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.sglang.weights.node_folder import MAX_VERSIONS, NodeFolders
+from engine.sglang.weights.node_folder import NodeFolders
+from engine.weight_transfer.published_bytes import MAX_FOLDERS
 from tests.processes import process_state
 
 NEVER = threading.Event()
@@ -35,7 +36,7 @@ def list_versions(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()} - {"lock"}
 
 
-def test_engines_of_a_node_read_one_folder_which_the_last_one_removes(tmp_path: Path) -> None:
+def test_engines_of_a_node_read_one_folder_until_all_have_finished(tmp_path: Path) -> None:
     engines = [NodeFolders(tmp_path) for _ in range(ENGINES)]
     written: list[Path] = []
 
@@ -43,8 +44,11 @@ def test_engines_of_a_node_read_one_folder_which_the_last_one_removes(tmp_path: 
         written.append(folder)
         write_files(folder)
 
+    def take_version(engine: NodeFolders) -> Path:
+        return take(engine, "7-ab", write)
+
     with ThreadPoolExecutor(ENGINES) as pool:
-        folders = set(pool.map(lambda engine: take(engine, "7-ab", write), engines))
+        folders = set(pool.map(take_version, engines))
     assert (len(folders), len(written)) == (1, 1)
     for engine in engines:
         assert list_versions(tmp_path) == {"7-ab"}
@@ -64,7 +68,7 @@ def test_a_version_that_is_read_stays_while_the_next_one_is_written(tmp_path: Pa
 
 
 def test_the_third_version_waits_until_an_earlier_one_is_no_longer_read(tmp_path: Path) -> None:
-    first, second, third = (NodeFolders(tmp_path) for _ in range(MAX_VERSIONS + 1))
+    first, second, third = (NodeFolders(tmp_path) for _ in range(MAX_FOLDERS + 1))
     take(first, "1-a")
     take(second, "2-b")
     seen: list[set[str]] = []
@@ -185,7 +189,7 @@ def test_what_a_killed_engine_leaves_is_replaced_or_read(tmp_path: Path, moment:
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_killed_reader_is_removed_by_the_last_one_that_lives(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_reader_is_removed_before_the_next_version(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", KILLED, str(tmp_path), "waiting", "1-a"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
