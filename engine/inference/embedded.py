@@ -33,7 +33,9 @@ from engine.model.lora.lora_options import LoraOptions
 from engine.model.model_config import DecoderConfig
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.weight_transfer.adapter_slots import AdapterLoader
+from engine.weight_transfer.page_locks import make_page_locker
 from engine.weight_transfer.shared_memory import load_published
+from engine.weight_transfer.slot_mappings import SlotMappings
 
 Result = TypeVar("Result")
 
@@ -84,7 +86,8 @@ class EmbeddedEngine:
         self._cuda_graphs = cuda_graphs and self._device.type == "cuda"
         self._version, self._max_pending = version, max_pending
         self._prefill_tokens, self._max_running, self._strict = prefill_tokens, max_running, strict
-        self._adapter_loader = None if lora is None else AdapterLoader(dtype, lora)
+        self._mappings = SlotMappings(make_page_locker(self._device))
+        self._adapter_loader = None if lora is None else AdapterLoader(dtype, lora, self._mappings)
         self._pending: set[asyncio.Future[Any]] = set()
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
         self._thread: EngineThread | None = None
@@ -129,7 +132,7 @@ class EmbeddedEngine:
 
         def write(core: EngineCore) -> int:
             if self._adapter_loader is None:
-                load_published(weights, core.get_parameters(), self._dtype)
+                load_published(weights, core.get_parameters(), self._dtype, self._mappings)
             else:
                 self._adapter_loader.load(weights, core.get_parameters())
             return weights.version

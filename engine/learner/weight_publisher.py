@@ -5,7 +5,7 @@ machine write directly. Ranks on other machines hold a part of the same copy onl
 rows to the rank with the same local number, in buckets of BUCKET_BYTES. Other copies of the model send nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from bus.messages import WeightsPublished
 from engine.learner.distributed import RankGroup, gather_full, get_local, wait_at_barrier
 from engine.model.hf_checkpoint import find_shard_rows
 from engine.model.lora.lora_linear import list_adapters, merge_rows
+from engine.weight_transfer.page_locks import make_page_locker
 from engine.weight_transfer.slot_writer import SlotWriter
 from engine.weight_transfer.weight_layout import get_layout
 
@@ -68,9 +69,9 @@ class WeightPublisher:
         self._parameters = parameters
         self._dtype = dtype
         self._merger = merger
-        layout = get_layout(parameters, dtype, prefix_bytes)
+        self._layout = layout = get_layout(parameters, dtype, prefix_bytes)
         self.num_bytes = layout.num_bytes  # of a publication
-        self._slots = SlotWriter(folder, layout, num_slots, first_slot)
+        self._slots = SlotWriter(folder, layout, num_slots, first_slot, make_page_locker(self._device))
 
     def publish(self, version: int, prefix: bytes = b"") -> WeightsPublished | None:
         """Every rank calls it; the leading rank returns the message for the engines, and has the prefix.
@@ -83,6 +84,9 @@ class WeightPublisher:
         if ranks.is_leader:
             self._slots.prepare(version, prefix)
         wait_at_barrier(ranks)
+        if ranks.world_size == 1:
+            self._write_and_digest(version)
+            return self._slots.seal(version)
         if ranks.node == 0:
             self._write_rows(version)
         elif self._is_in_first_copy(ranks.rank):
@@ -98,6 +102,28 @@ class WeightPublisher:
         if self._ranks.is_leader:
             self._slots.close()
 
+    def _write_and_digest(self, version: int) -> None:
+        """Threads digest the chunks that are complete; only they wait for a GPU."""
+        views = self._slots.open(version)
+        with self._slots.start_digests(version) as digests:
+            for name in self._layout.list_names():
+                for block, source in zip(_iter_blocks(views[name]), self._iter_own_blocks(name), strict=True):
+                    block.copy_(source, non_blocking=True)
+                digests.advance(self._layout.find_end(name), self._record_copies())
+
+    @property
+    def _device(self) -> torch.device:
+        """Of the parameters."""
+        return next((get_local(parameter).device for parameter in self._parameters.values()), torch.device("cpu"))
+
+    def _record_copies(self) -> Callable[[], None] | None:
+        """A function that waits until the GPU has made the copies so far; None on a CPU, where they are made."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event.synchronize
+
     def _write_rows(self, version: int) -> None:
         """Of this rank, and of the ranks with its local number on other machines."""
         slot, ranks = self._slots.open(version), self._ranks
@@ -108,12 +134,15 @@ class WeightPublisher:
                 rows = slot[name][self._find_rows(parameter, rank)]
                 if rank == ranks.rank:
                     for block, source in zip(_iter_blocks(rows), self._iter_own_blocks(name), strict=True):
-                        block.copy_(source)
+                        block.copy_(source, non_blocking=True)
                 else:
                     for block in _iter_blocks(rows):
                         received = torch.empty_like(block, device=ranks.device)
                         dist.recv(received.view(torch.uint8), rank, ranks.tensor_group)
-                        block.copy_(received)
+                        block.copy_(received, non_blocking=True)
+
+        if (wait := self._record_copies()) is not None:
+            wait()
 
     def _send_rows(self) -> None:
         ranks = self._ranks

@@ -1,0 +1,72 @@
+"""Digests of the chunks of a slot by several threads: XXH3 releases Python's lock while it hashes a chunk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+
+from engine.weight_transfer.slot_file import (
+    DIGEST_CHUNK_BYTES,
+    count_digest_chunks,
+    has_chunk_digest,
+    write_chunk_digest,
+)
+
+MAX_THREADS = 8  # more do not help: memory limits the rate
+
+
+def count_threads(processes: int = 1) -> int:
+    """Of each of the processes that digest at the same time."""
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // processes))
+
+
+def write_digests(slot: memoryview, num_bytes: int, numbers: Iterable[int], threads: int) -> None:
+    """Write the digests of these chunks into the table of the slot."""
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(partial(write_chunk_digest, slot, num_bytes), numbers):
+            pass
+
+
+def find_damaged_chunk(slot: memoryview, num_bytes: int, threads: int) -> int | None:
+    """The first chunk of the parameters that does not match the chunk table."""
+    numbers = range(count_digest_chunks(num_bytes))
+    with ThreadPoolExecutor(threads) as pool:
+        matches = pool.map(partial(has_chunk_digest, slot, num_bytes), numbers)
+        damaged = [number for number, is_equal in zip(numbers, matches, strict=True) if not is_equal]
+    return min(damaged, default=None)
+
+
+class RunningDigests:
+    """Writes the digests of complete chunks while later ones are still copied. All are written at the end of the context."""
+
+    def __init__(self, slot: memoryview, num_bytes: int, threads: int) -> None:
+        self._slot, self._num_bytes = slot, num_bytes
+        self._pool = ThreadPoolExecutor(threads)
+        self._next = 0  # chunk
+        self._futures: list[Future[None]] = []
+
+    def __enter__(self) -> RunningDigests:
+        return self
+
+    def advance(self, end: int, wait: Callable[[], object] | None = None) -> None:
+        """All bytes of the parameters up to `end` are written, once `wait` returns in another thread."""
+        complete = count_digest_chunks(self._num_bytes) if end == self._num_bytes else end // DIGEST_CHUNK_BYTES
+        for number in range(self._next, complete):
+            self._futures.append(self._pool.submit(self._digest, number, wait))
+        self._next = max(self._next, complete)
+
+    def _digest(self, number: int, wait: Callable[[], object] | None) -> None:
+        if wait is not None:
+            wait()
+        write_chunk_digest(self._slot, self._num_bytes, number)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Raises the error of a thread."""
+        self._pool.shutdown(cancel_futures=error is not None)
+        if error is None:
+            for future in self._futures:
+                future.result()
+            assert self._next == count_digest_chunks(self._num_bytes), f"{self._next} chunks are complete"
