@@ -13,6 +13,7 @@ from engine.weight_transfer.published_bytes import (
     count_folders,
     count_slot_bytes,
     count_version_bytes,
+    shares_gpu_weights,
 )
 
 GROUP_BUCKETS = 2  # of sglang.bucket_mib in main memory, for each server while it receives weights
@@ -139,10 +140,15 @@ def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
         rank = compute_learner_rank(inputs)
         items += _list_rank_items(rank, inputs)
         keys += _LEARNER_KEYS
+    if shares_gpu_weights(run):
+        published = count_version_bytes(inputs.size.total, run)
+        items.append(PlanItem("published weights", published, "engine.share_gpu_weights"))
     if generates and not run.external_urls:
         engine_items = _list_engine_items(inputs, inputs.engines_per_gpu)
         items = _take_turns(items, engine_items, inputs) if trains and run.sglang.colocate else items + engine_items
         keys = [*_ENGINE_KEYS[:2], *keys, *_ENGINE_KEYS[2:]]
+    if shares_gpu_weights(run):
+        keys.insert(0, "engine.share_gpu_weights")
     reserve = inputs.assumptions.gpu_reserve_gib * GIB
     items.append(PlanItem("reserve", reserve, "CUDA context, NCCL, allocator"))
     return PlannedResource(

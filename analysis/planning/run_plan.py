@@ -135,6 +135,8 @@ def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
             yield from ["each_micro_batch"] if value == "once" else []
         case "learner.lora_publish":
             yield from ["adapters"] if value == "merged" else []
+        case "engine.share_gpu_weights":
+            yield from [False] if value else []
         case "sglang.weights":
             yield from ["tensor"] if value == "disk" else []
         case "learner.offload":

@@ -17,6 +17,8 @@ from bus.messages import WeightsPublished
 from engine.learner.distributed import RankGroup, gather_full, get_local, wait_at_barrier
 from engine.model.hf_checkpoint import find_shard_rows
 from engine.model.lora.lora_linear import list_adapters, merge_rows
+from engine.weight_transfer.device_weights import DeviceWeightsWriter
+from engine.weight_transfer.memory_sharing import MemorySharing
 from engine.weight_transfer.page_locks import make_page_locker
 from engine.weight_transfer.slot_writer import SlotWriter
 from engine.weight_transfer.weight_layout import get_layout
@@ -60,10 +62,12 @@ class WeightPublisher:
         *,
         first_slot: int = 0,
         prefix_bytes: int = 0,
+        sharing: MemorySharing | None = None,
     ) -> None:
         """`parameters`: whole, or sharded over the ranks. `dtype`: of the published weights. `merger`: adds adapters.
 
-        `prefix_bytes`: of the prefix that `publish` writes before the parameters.
+        `prefix_bytes`: of the prefix that `publish` writes before the parameters. `sharing`: with an engine on the GPU of a
+        single rank. Ranks that share the parameters have only rows of them: they ignore it, and engines load the slot.
         """
         self._ranks = ranks or RankGroup()
         self._parameters = parameters
@@ -72,6 +76,8 @@ class WeightPublisher:
         self._layout = layout = get_layout(parameters, dtype, prefix_bytes)
         self.num_bytes = layout.num_bytes  # of a publication
         self._slots = SlotWriter(folder, layout, num_slots, first_slot, make_page_locker(self._device))
+        has_buffer = sharing is not None and self._ranks.world_size == 1
+        self._on_device = DeviceWeightsWriter(folder, self.num_bytes, sharing) if sharing and has_buffer else None
 
     def publish(self, version: int, prefix: bytes = b"") -> WeightsPublished | None:
         """Every rank calls it; the leading rank returns the message for the engines, and has the prefix.
@@ -85,8 +91,7 @@ class WeightPublisher:
             self._slots.prepare(version, prefix)
         wait_at_barrier(ranks)
         if ranks.world_size == 1:
-            self._write_and_digest(version)
-            return self._slots.seal(version)
+            return self._publish_alone(version)
         if ranks.node == 0:
             self._write_rows(version)
         elif self._is_in_first_copy(ranks.rank):
@@ -101,15 +106,25 @@ class WeightPublisher:
         """Remove the published weights."""
         if self._ranks.is_leader:
             self._slots.close()
+        if self._on_device is not None:
+            self._on_device.close()
 
-    def _write_and_digest(self, version: int) -> None:
-        """Threads digest the chunks that are complete; only they wait for a GPU."""
+    def _publish_alone(self, version: int) -> WeightsPublished:
+        """With one rank. Threads digest the chunks that are complete; only they wait for a GPU."""
         views = self._slots.open(version)
+        body = None if self._on_device is None else self._on_device.begin()
+        written_first = views if body is None else self._layout.view(body)
         with self._slots.start_digests(version) as digests:
             for name in self._layout.list_names():
-                for block, source in zip(_iter_blocks(views[name]), self._iter_own_blocks(name), strict=True):
+                for block, source in zip(_iter_blocks(written_first[name]), self._iter_own_blocks(name), strict=True):
                     block.copy_(source, non_blocking=True)
+                if body is not None:
+                    views[name].copy_(written_first[name], non_blocking=True)
                 digests.advance(self._layout.find_end(name), self._record_copies())
+        published = self._slots.seal(version)
+        if self._on_device is not None:
+            self._on_device.finish(published)
+        return published
 
     @property
     def _device(self) -> torch.device:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 from engine.weight_transfer.slot_file import (
     DIGEST_CHUNK_BYTES,
@@ -14,6 +15,8 @@ from engine.weight_transfer.slot_file import (
     has_chunk_digest,
     write_chunk_digest,
 )
+
+Result = TypeVar("Result")
 
 MAX_THREADS = 8  # more do not help: memory limits the rate
 
@@ -23,28 +26,32 @@ def count_threads(processes: int = 1) -> int:
     return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // processes))
 
 
-def write_digests(slot: memoryview, num_bytes: int, numbers: Iterable[int], threads: int) -> None:
+def write_digests(slot: memoryview, num_bytes: int, numbers: Sequence[int], threads: int) -> None:
     """Write the digests of these chunks into the table of the slot."""
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(partial(write_chunk_digest, slot, num_bytes), numbers):
-            pass
+    _map_chunks(partial(write_chunk_digest, slot, num_bytes), numbers, threads)
 
 
 def find_damaged_chunk(slot: memoryview, num_bytes: int, threads: int) -> int | None:
     """The first chunk of the parameters that does not match the chunk table."""
     numbers = range(count_digest_chunks(num_bytes))
-    with ThreadPoolExecutor(threads) as pool:
-        matches = pool.map(partial(has_chunk_digest, slot, num_bytes), numbers)
-        damaged = [number for number, is_equal in zip(numbers, matches, strict=True) if not is_equal]
-    return min(damaged, default=None)
+    matches = _map_chunks(partial(has_chunk_digest, slot, num_bytes), numbers, threads)
+    return next((number for number, is_equal in zip(numbers, matches, strict=True) if not is_equal), None)
+
+
+def _map_chunks(function: Callable[[int], Result], numbers: Sequence[int], threads: int) -> list[Result]:
+    """A single chunk is not worth a thread."""
+    if min(len(numbers), threads) <= 1:
+        return [function(number) for number in numbers]
+    with ThreadPoolExecutor(min(len(numbers), threads)) as pool:
+        return list(pool.map(function, numbers))
 
 
 class RunningDigests:
     """Writes the digests of complete chunks while later ones are still copied. All are written at the end of the context."""
 
     def __init__(self, slot: memoryview, num_bytes: int, threads: int) -> None:
-        self._slot, self._num_bytes = slot, num_bytes
-        self._pool = ThreadPoolExecutor(threads)
+        self._slot, self._num_bytes, self._num_chunks = slot, num_bytes, count_digest_chunks(num_bytes)
+        self._pool = ThreadPoolExecutor(min(threads, self._num_chunks)) if self._num_chunks > 1 else None
         self._next = 0  # chunk
         self._futures: list[Future[None]] = []
 
@@ -53,9 +60,12 @@ class RunningDigests:
 
     def advance(self, end: int, wait: Callable[[], object] | None = None) -> None:
         """All bytes of the parameters up to `end` are written, once `wait` returns in another thread."""
-        complete = count_digest_chunks(self._num_bytes) if end == self._num_bytes else end // DIGEST_CHUNK_BYTES
+        complete = self._num_chunks if end == self._num_bytes else end // DIGEST_CHUNK_BYTES
         for number in range(self._next, complete):
-            self._futures.append(self._pool.submit(self._digest, number, wait))
+            if self._pool is None:
+                self._digest(number, wait)
+            else:
+                self._futures.append(self._pool.submit(self._digest, number, wait))
         self._next = max(self._next, complete)
 
     def _digest(self, number: int, wait: Callable[[], object] | None) -> None:
@@ -65,8 +75,9 @@ class RunningDigests:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Raises the error of a thread."""
-        self._pool.shutdown(cancel_futures=error is not None)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=error is not None)
         if error is None:
             for future in self._futures:
                 future.result()
-            assert self._next == count_digest_chunks(self._num_bytes), f"{self._next} chunks are complete"
+            assert self._next == self._num_chunks, f"{self._next} of {self._num_chunks} chunks are complete"

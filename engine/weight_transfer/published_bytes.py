@@ -34,6 +34,14 @@ def count_folder_bytes(parameters: int, run: RunConfig) -> int:
     return count_folders(run) * count_version_bytes(parameters, run)
 
 
+def shares_gpu_weights(run: RunConfig) -> bool:
+    """Whether the learner keeps the published weights on its GPU for the embedded engine there: only a single rank, which
+    has whole parameters, and only whole weights."""
+    is_on_gpu = run.learner.device == "cuda" == run.engine.device and run.engine.kind == "embedded"
+    has_one_rank = run.learner.ranks * run.cluster.learner_nodes == 1
+    return run.engine.share_gpu_weights and is_on_gpu and has_one_rank and run.learner.lora_publish == "merged"
+
+
 def count_version_bytes(parameters: int, run: RunConfig) -> int:
     """Of whole weights in engine.dtype."""
     return parameters * _VALUE_BYTES[run.engine.dtype]

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from analysis.planning.memory_plan import plan_gpu, plan_host
-from analysis.planning.plan_inputs import GIB, PlanInputs
-from analysis.planning.plan_table import build_plan_tables
+from analysis.planning.plan_inputs import GIB, GPUS, PlanInputs
+from analysis.planning.plan_table import build_plan_tables, describe_remedy
 from analysis.planning.run_plan import build_plan
 from analysis.planning.storage_plan import plan_shared_memory
-from engine.weight_transfer.published_bytes import MAX_FOLDERS, count_slot_bytes
+from engine.weight_transfer.published_bytes import MAX_FOLDERS, count_slot_bytes, shares_gpu_weights
 from tests.analysis.planning.test_run_plan import STAGES, find, get_bytes, make_inputs, make_machines
 
 WHOLE = 2 * 14_768_307_200  # of Qwen3-14B in bfloat16
@@ -70,6 +70,49 @@ def test_embedded_engines_map_the_slots_and_need_nothing_else() -> None:
     inputs = make_14b("engine.kind=embedded", "engine.kv_tokens=16384", "sglang.colocate=false")
     assert list_shared(inputs) == {"published weights": 2 * WHOLE}
     assert "weight buckets" not in get_bytes(plan_host(inputs))
+
+
+def test_an_embedded_engine_on_the_gpu_of_a_single_rank_needs_the_published_weights_there_too() -> None:
+    machines = make_machines("h100", gpus=1)
+    shared, alone = (
+        make_inputs("1.7B", f"engine.share_gpu_weights={value}", file="qwen3_1.7b_1gpu", machines=machines)
+        for value in ("true", "false")
+    )
+    with_buffer, without = plan_gpu(shared), plan_gpu(alone)
+    assert with_buffer is not None
+    assert without is not None
+    assert get_bytes(with_buffer)["published weights"] == 2 * shared.size.total
+    assert with_buffer.needed_bytes - without.needed_bytes == 2 * shared.size.total
+    assert list_shared(shared) == list_shared(alone)
+
+
+def test_a_gpu_without_room_for_the_published_weights_names_the_key() -> None:
+    fits = make_inputs(
+        "1.7B", "engine.share_gpu_weights=false", file="qwen3_1.7b_1gpu", machines=make_machines("h100", 1)
+    )
+    needed = plan_gpu(fits)
+    assert needed is not None
+    machines = replace(fits.machines, gpu=replace(GPUS["h100"], memory_bytes=needed.needed_bytes + 2**20))
+    plan = build_plan(make_inputs("1.7B", file="qwen3_1.7b_1gpu", machines=machines))
+    assert {"engine.share_gpu_weights": False} in [change.changes for change in plan.changes]
+    (short,) = plan.shortfalls
+    assert "engine.share_gpu_weights = false" in describe_remedy(plan, short)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("learner.device=cpu",),
+        ("engine.device=cpu",),
+        ("learner.ranks=2",),
+        ("engine.kind=sglang",),
+        ("learner.lora_rank=8", "learner.lora_publish=adapters"),
+    ],
+)
+def test_other_runs_keep_no_published_weights_on_a_gpu(settings: tuple[str, ...]) -> None:
+    run = make_inputs("1.7B", *settings, file="qwen3_1.7b_1gpu").run
+    assert run.engine.share_gpu_weights
+    assert not shares_gpu_weights(run)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -68,7 +68,7 @@ def test_an_error_of_a_copy_is_raised_at_the_end() -> None:
 
 def test_chunks_that_are_not_written_are_an_error() -> None:
     with (
-        pytest.raises(AssertionError, match="1 chunks are complete"),
+        pytest.raises(AssertionError, match="1 of 4 chunks are complete"),
         RunningDigests(make_slot(), NUM_BYTES, 2) as digests,
     ):
         digests.advance(2 * CHUNK - 1)
