@@ -17,6 +17,7 @@ from bus.messages import WeightsPublished
 from engine.learner.distributed import RankGroup, gather_full, get_local, wait_at_barrier
 from engine.model.hf_checkpoint import find_shard_rows
 from engine.model.lora.lora_linear import list_adapters, merge_rows
+from engine.weight_transfer.chunk_digests import count_device_threads
 from engine.weight_transfer.device_weights import DeviceWeightsWriter
 from engine.weight_transfer.memory_sharing import MemorySharing
 from engine.weight_transfer.page_locks import make_page_locker
@@ -75,7 +76,9 @@ class WeightPublisher:
         self._merger = merger
         self._layout = layout = get_layout(parameters, dtype, prefix_bytes)
         self.num_bytes = layout.num_bytes  # of a publication
-        self._slots = SlotWriter(folder, layout, num_slots, first_slot, make_page_locker(self._device))
+        local_ranks = min(self._ranks.local_world_size, self._ranks.world_size)
+        threads = count_device_threads(self._device, local_ranks)
+        self._slots = SlotWriter(folder, layout, num_slots, first_slot, make_page_locker(self._device), threads)
         has_buffer = sharing is not None and self._ranks.world_size == 1
         self._on_device = DeviceWeightsWriter(folder, self.num_bytes, sharing) if sharing and has_buffer else None
 

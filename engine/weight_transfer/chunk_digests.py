@@ -9,6 +9,8 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
+import torch
+
 from engine.weight_transfer.slot_file import (
     DIGEST_CHUNK_BYTES,
     count_digest_chunks,
@@ -24,6 +26,11 @@ MAX_THREADS = 8  # more do not help: memory limits the rate
 def count_threads(processes: int = 1) -> int:
     """Of each of the processes that digest at the same time."""
     return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // processes))
+
+
+def count_device_threads(device: torch.device, processes: int = 1) -> int:
+    """For a learner or engine on this device. On a CPU the other threads compute: only one digests."""
+    return count_threads(processes) if device.type == "cuda" else 1
 
 
 def write_digests(slot: memoryview, num_bytes: int, numbers: Sequence[int], threads: int) -> None:
@@ -51,7 +58,8 @@ class RunningDigests:
 
     def __init__(self, slot: memoryview, num_bytes: int, threads: int) -> None:
         self._slot, self._num_bytes, self._num_chunks = slot, num_bytes, count_digest_chunks(num_bytes)
-        self._pool = ThreadPoolExecutor(min(threads, self._num_chunks)) if self._num_chunks > 1 else None
+        threads = min(threads, self._num_chunks)
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None  # None: in the thread that writes
         self._next = 0  # chunk
         self._futures: list[Future[None]] = []
 

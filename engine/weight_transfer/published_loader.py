@@ -14,6 +14,7 @@ from torch import Tensor
 from bus.messages import WeightsPublished
 from engine.model.lora.lora_options import LoraOptions
 from engine.weight_transfer.adapter_slots import AdapterLoader
+from engine.weight_transfer.chunk_digests import count_device_threads
 from engine.weight_transfer.device_weights import DeviceWeightsReader
 from engine.weight_transfer.memory_sharing import CudaSharing, MemorySharing
 from engine.weight_transfer.page_locks import make_page_locker
@@ -31,8 +32,7 @@ class PublishedLoader:
     ) -> None:
         """`lora`: published weights are adapters. `sharing`: by which a learner on `device` shares its memory."""
         self._dtype = dtype
-        # Pages are locked only for a GPU; a CPU keeps the mappings too.
-        self._mappings = SlotMappings(make_page_locker(device))
+        self._mappings = SlotMappings(make_page_locker(device), count_device_threads(device))
         self._adapters = None if lora is None else AdapterLoader(dtype, lora, self._mappings)
         sharing = CudaSharing(device) if sharing is None and device.type == "cuda" else sharing
         self.device_reader = None if sharing is None or lora is not None else DeviceWeightsReader(sharing)

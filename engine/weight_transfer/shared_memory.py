@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bus.messages import WeightsPublished
 from engine.contract import WeightsRefused
-from engine.weight_transfer.chunk_digests import count_threads, find_damaged_chunk
+from engine.weight_transfer.chunk_digests import find_damaged_chunk
 from engine.weight_transfer.file_lock import opened, try_lock, unlock
 from engine.weight_transfer.slot_file import compute_file_bytes, digest_table, get_chunk_table, parse_header
 from engine.weight_transfer.slot_mappings import SlotMappings, map_privately
@@ -22,25 +22,30 @@ _TRANSPOSED_ROWS = 64  # of a matrix that are transposed at once, in the process
 
 @contextmanager
 def open_published(
-    published: WeightsPublished, layout: WeightLayout, mappings: SlotMappings | None = None
+    published: WeightsPublished, layout: WeightLayout, mappings: SlotMappings | None = None, *, threads: int = 1
 ) -> Generator[dict[str, Tensor]]:
     """Views of the published parameters, verified; valid and unchanged inside the context.
 
-    `mappings`: of an engine that loads each version. Raises WeightsRefused if the slot does not hold these weights.
+    `mappings`: of an engine that loads each version. `threads`: that verify it, without mappings. Raises WeightsRefused if the slot does not hold these weights.
     """
-    with open_body(published, layout, mappings) as body:
+    with open_body(published, layout, mappings, threads=threads) as body:
         yield layout.view(body)
 
 
 @contextmanager
 def open_body(
-    published: WeightsPublished, layout: WeightLayout, mappings: SlotMappings | None = None
+    published: WeightsPublished, layout: WeightLayout, mappings: SlotMappings | None = None, *, threads: int = 1
 ) -> Generator[Tensor]:
     """As open_published: the prefix and the parameters, uint8 [num_bytes]."""
     if published.num_bytes != layout.num_bytes:
         raise WeightsRefused(f"weights have {published.num_bytes} bytes, but the model needs {layout.num_bytes}")
     with _opened(Path(published.path)) as file, _share_locked(file):
-        yield view_body(_map_verified(file, published, mappings), layout.num_bytes)
+        size = os.fstat(file).st_size
+        if size != compute_file_bytes(published.num_bytes):
+            raise WeightsRefused(f"the file of the weights has {size} bytes")
+        content = map_privately(file) if mappings is None else mappings.map(Path(published.path), file)
+        _verify(content, published, threads if mappings is None else mappings.threads)
+        yield view_body(content, layout.num_bytes)
 
 
 def load_published(
@@ -84,20 +89,16 @@ def _share_locked(file: int) -> Generator[None]:
         unlock(file)  # before the mapping ends, which keeps the file open
 
 
-def _map_verified(file: int, published: WeightsPublished, mappings: SlotMappings | None) -> mmap.mmap:
-    size = os.fstat(file).st_size
-    if size != compute_file_bytes(published.num_bytes):
-        raise WeightsRefused(f"the file of the weights has {size} bytes")
-    content = map_privately(file) if mappings is None else mappings.map(Path(published.path), file)
+def _verify(content: mmap.mmap, published: WeightsPublished, threads: int) -> None:
+    """Raises WeightsRefused."""
     header, view = parse_header(content[:64]), memoryview(content)
     if header is None or (header.version, header.num_bytes) != (published.version, published.num_bytes):
         held = "no weights" if header is None else f"version {header.version}"
         raise WeightsRefused(f"the slot holds {held}, not {published.version}")
     if digest_table(get_chunk_table(view, published.num_bytes), published.num_bytes) != published.digest:
         raise WeightsRefused(f"the slot holds other weights of version {published.version}, or is damaged")
-    if (number := find_damaged_chunk(view, published.num_bytes, count_threads())) is not None:
+    if (number := find_damaged_chunk(view, published.num_bytes, threads)) is not None:
         raise WeightsRefused(f"chunk {number} of the weights of version {published.version} is damaged")
-    return content
 
 
 def copy_into(parameter: Tensor, source: Tensor) -> None:

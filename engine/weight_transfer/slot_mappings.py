@@ -26,7 +26,9 @@ class _KeptMapping(NamedTuple):
 
 
 class SlotMappings:
-    def __init__(self, locker: PageLocker | None = None) -> None:
+    def __init__(self, locker: PageLocker | None = None, threads: int = 1) -> None:
+        """`threads`: that verify a version."""
+        self.threads = threads
         self._locker = locker
         self._seen: dict[Path, _FileId] = {}
         self._kept: dict[Path, _KeptMapping] = {}

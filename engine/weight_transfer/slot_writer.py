@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bus.messages import WeightsPublished
 from configs.atomic_write import raising_disk_errors
-from engine.weight_transfer.chunk_digests import RunningDigests, count_threads, write_digests
+from engine.weight_transfer.chunk_digests import RunningDigests, write_digests
 from engine.weight_transfer.file_lock import try_lock, unlock
 from engine.weight_transfer.page_locks import LockedPages, PageLocker
 from engine.weight_transfer.slot_file import (
@@ -49,9 +49,10 @@ class SlotWriter:
         num_slots: int,
         first_slot: int = 0,
         locker: PageLocker | None = None,
+        threads: int = 1,
     ) -> None:
-        """`locker`: locks the pages of each slot once, for copies from a GPU."""
-        self._folder = folder
+        """`locker`: locks the pages of each slot once, for copies from a GPU. `threads`: of this rank, for digests."""
+        self._folder, self._threads = folder, threads
         self._locker = locker
         self._first_slot = first_slot
         self._layout = layout
@@ -78,11 +79,11 @@ class SlotWriter:
         """Write every `num_parts`-th digest of the chunk table, from `part` on, after all ranks have written."""
         content, num_bytes = memoryview(self._open_slot(version).content), self._layout.num_bytes
         numbers = range(part, count_digest_chunks(num_bytes), num_parts)
-        write_digests(content, num_bytes, numbers, count_threads(num_parts))
+        write_digests(content, num_bytes, numbers, self._threads)
 
     def start_digests(self, version: int) -> RunningDigests:
         """For a rank that writes the whole slot, in the order of the layout."""
-        return RunningDigests(memoryview(self._open_slot(version).content), self._layout.num_bytes, count_threads())
+        return RunningDigests(memoryview(self._open_slot(version).content), self._layout.num_bytes, self._threads)
 
     def seal(self, version: int) -> WeightsPublished:
         """Make the slot valid, after all ranks have written their digests; returns the message for the engines."""

@@ -25,7 +25,6 @@ from bus.messages import WeightsPublished
 from bus.transport.curve_auth import ClusterKey, secure_client_socket
 from engine.contract import WeightsRefused
 from engine.weight_transfer.adapter_slots import read_base
-from engine.weight_transfer.chunk_digests import count_threads, write_digests
 from engine.weight_transfer.file_lock import wait_for_lock
 from engine.weight_transfer.slot_file import (
     CHUNK_BYTES,
@@ -40,6 +39,7 @@ from engine.weight_transfer.slot_file import (
     get_chunk_table,
     get_slot_path,
     has_weights,
+    write_chunk_digest,
 )
 
 ANSWER_TIMEOUT_S = 10.0  # a connection without an answer for this long is closed
@@ -207,8 +207,8 @@ class _WeightsDownload:
 def _complete_slot(file: int, published: WeightsPublished) -> None:
     """Write the chunk table and the header. Raises WeightsRefused if the received bytes have another digest."""
     with mmap.mmap(file, 0) as slot, memoryview(slot) as content:
-        numbers = range(count_digest_chunks(published.num_bytes))
-        write_digests(content, published.num_bytes, numbers, count_threads())
+        for number in range(count_digest_chunks(published.num_bytes)):
+            write_chunk_digest(content, published.num_bytes, number)
         with get_chunk_table(content, published.num_bytes) as table:
             digest = digest_table(table, published.num_bytes)
     if digest != published.digest:

@@ -2,7 +2,7 @@
 
     python decode_requests.py < [["/path", {body}], ...]
 
-It prints a JSON list of problems: [path, what is wrong]. It starts no server, and imports nothing of the project.
+It prints a JSON list of problems: [path, description]. It starts no server, and imports nothing of the project.
 """
 
 import ast

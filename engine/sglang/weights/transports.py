@@ -26,6 +26,7 @@ from engine.weight_transfer.shared_memory import open_published
 from engine.weight_transfer.weight_layout import WeightLayout
 
 Bucket = Mapping[str, Tensor]
+_VERIFYING_THREADS = 4  # of one engine; several engines of a node verify at the same time
 _HOST = "127.0.0.1"  # this machine's address for the server
 # Texts in a server's refusal that mean that it had started to write.
 _PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
@@ -35,7 +36,7 @@ _PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
 async def open_parameters(weights: WeightsPublished, layout: WeightLayout) -> AsyncGenerator[Bucket]:
     """Views of the published parameters. With tied embeddings there is no lm_head: the server uses the embedding."""
     with ExitStack() as stack:
-        yield await asyncio.to_thread(stack.enter_context, open_published(weights, layout))
+        yield await asyncio.to_thread(stack.enter_context, open_published(weights, layout, threads=_VERIFYING_THREADS))
 
 
 def split_into_buckets(parameters: Mapping[str, Tensor], bucket_bytes: int) -> Iterator[dict[str, Tensor]]:

@@ -6,7 +6,13 @@ import torch
 
 from engine.learner.weight_publisher import WeightPublisher
 from engine.weight_transfer import slot_file
-from engine.weight_transfer.chunk_digests import RunningDigests, count_threads, find_damaged_chunk, write_digests
+from engine.weight_transfer.chunk_digests import (
+    RunningDigests,
+    count_device_threads,
+    count_threads,
+    find_damaged_chunk,
+    write_digests,
+)
 from engine.weight_transfer.slot_file import compute_file_bytes, count_digest_chunks, get_body_offset, get_chunk_table
 
 CHUNK = slot_file.DIGEST_CHUNK_BYTES
@@ -47,7 +53,7 @@ def test_a_chunk_is_digested_when_its_copy_has_finished_and_not_before() -> None
         waiting.set()
         assert copied.wait(10)
 
-    with RunningDigests(slot, NUM_BYTES, 1) as digests:
+    with RunningDigests(slot, NUM_BYTES, 2) as digests:
         digests.advance(CHUNK + 1, wait)  # one complete chunk
         assert waiting.wait(10)
         slot[start] = 99  # the copy arrives
@@ -62,8 +68,10 @@ def test_an_error_of_a_copy_is_raised_at_the_end() -> None:
     def fail() -> None:
         raise RuntimeError("CUDA error")
 
-    with pytest.raises(RuntimeError, match="CUDA error"), RunningDigests(make_slot(), NUM_BYTES, 2) as digests:
-        digests.advance(NUM_BYTES, fail)
+    for threads in (1, 2):
+        digests = RunningDigests(make_slot(), NUM_BYTES, threads)
+        with pytest.raises(RuntimeError, match="CUDA error"), digests:
+            digests.advance(NUM_BYTES, fail)
 
 
 def test_chunks_that_are_not_written_are_an_error() -> None:
@@ -76,6 +84,8 @@ def test_chunks_that_are_not_written_are_an_error() -> None:
 
 def test_processes_share_the_processors() -> None:
     assert 1 == count_threads(10_000) <= count_threads(1) <= 8
+    assert count_device_threads(torch.device("cuda", 0)) == count_threads(1)
+    assert count_device_threads(torch.device("cpu")) == 1
 
 
 def test_one_rank_and_a_second_pass_write_the_same_digest(tmp_path: Path) -> None:
