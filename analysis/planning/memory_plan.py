@@ -17,6 +17,8 @@ from engine.weight_transfer.published_bytes import (
 )
 
 GROUP_BUCKETS = 2  # of sglang.bucket_mib in main memory, for each server while it receives weights
+IPC_BUCKETS = 2  # on the server's device: the server may still read one while the next one is copied
+CONTEXT_BYTES = GIB / 2  # of CUDA in a generator with sglang.weights = "ipc"; assumed, never measured
 BODY_COPIES = 5  # per rank of a server: base64, sent and received body with 4/3 of a bucket each, and the decoded one
 WRITE_BYTES = 64 * 2**20  # of engine.learner.weight_publisher and engine.model.hf_export, which import torch
 RECORD_BYTES = 13  # of a token on the bus: id, logprob, version, mask
@@ -114,8 +116,16 @@ def _list_engine_items(inputs: PlanInputs, count: int) -> list[PlanItem]:
         PlanItem("KV cache", count * cache, f"{tokens:,} tokens" if tokens is not None else "of one trajectory"),
     ]
     if inputs.run.engine.device == "cuda" and (bucket := _compute_bucket_bytes(inputs)):
-        items.append(PlanItem("weight bucket", count * bucket, "sglang.bucket_mib, during an update"))
+        items.append(_plan_device_buckets(inputs, count, bucket))
     return items
+
+
+def _plan_device_buckets(inputs: PlanInputs, count: int, bucket: float) -> PlanItem:
+    """On a GPU, of `count` servers."""
+    if inputs.run.sglang.weights == "ipc":
+        note = f"{IPC_BUCKETS} of sglang.bucket_mib during an update, and the generator's CUDA context"
+        return PlanItem("weight bucket", count * (IPC_BUCKETS * bucket + CONTEXT_BYTES), note)
+    return PlanItem("weight bucket", count * bucket, "sglang.bucket_mib, during an update")
 
 
 def _compute_bucket_bytes(inputs: PlanInputs) -> float:
@@ -203,7 +213,8 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
         items += _list_offloaded_items(inputs, ranks)
         keys += ["learner.offload", "learner.dp_replicate"]
     items.append(PlanItem("weights in writing", _count_written_bytes(inputs, ranks), "published or exported"))
-    if bucket := _compute_bucket_bytes(inputs):
+    bucket = _compute_bucket_bytes(inputs)
+    if bucket and run.sglang.weights != "ipc":
         # A request body has a copy for each rank, made from one pickle.
         count = 1 + BODY_COPIES * run.sglang.tensor_parallel if run.sglang.weights == "tensor" else GROUP_BUCKETS
         items.append(PlanItem("weight buckets", engines * count * bucket, f"{count} of sglang.bucket_mib per server"))
@@ -239,6 +250,9 @@ def list_shared_items(inputs: PlanInputs) -> list[PlanItem]:
     if folders := count_folders(run):
         note = "1 folder for all servers of the node" + (", and 1 while an engine restarts" if folders > 1 else "")
         items.append(PlanItem("weights for servers", count_folder_bytes(parameters, run), note))
+    if run.sglang.weights == "ipc" and run.engine.device == "cpu" and (bucket := _compute_bucket_bytes(inputs)):
+        note = f"{IPC_BUCKETS} of sglang.bucket_mib per server"
+        items.append(PlanItem("weight buckets", run.engine.num_engines * IPC_BUCKETS * bucket, note))
     return items
 
 

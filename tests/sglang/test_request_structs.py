@@ -19,6 +19,7 @@ from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import GenerateRequest, SamplingParams
 from engine.sglang.weights.checksums import ChecksumRegistry
 from engine.sglang.weights.disk_transport import DiskTransport
+from engine.sglang.weights.ipc_transport import IpcTransport
 from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from engine.weight_transfer.weight_layout import load_layout
 from tests.engine.sglang.fake_server import LENGTH, FakeServer, make_response
@@ -108,6 +109,7 @@ async def send_weights(folder: Path) -> list[Request]:
         DiskTransport(layout, checksums, folder / "for_servers"),
         TensorTransport(layout, checksums, 8 * 2**10),
         ProcessGroupTransport(layout, checksums, 8 * 2**10, timeout_s=20.0),
+        IpcTransport(layout, checksums, 8 * 2**10, torch.device("cpu")),
     ):
         server = FakeWeightServer()
         async with connected(server) as client:

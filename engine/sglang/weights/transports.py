@@ -1,6 +1,7 @@
 """Transports of new weights to a server without a folder, and the published parameters that all transports send.
 
 disk    in disk_transport.py
+ipc     in ipc_transport.py
 tensor  request bodies, in buckets: needs no shared folder or other connection
 group   a process group with the server's ranks, in buckets: gloo, or nccl between GPUs
 """
@@ -23,6 +24,7 @@ from engine.sglang.weights.checksums import ChecksumRegistry
 from engine.sglang.weights.collective_thread import CollectiveThread
 from engine.sglang.weights.server_parameters import compute_expected_checksums
 from engine.weight_transfer.shared_memory import open_published
+from engine.weight_transfer.slot_mappings import SlotMappings
 from engine.weight_transfer.weight_layout import WeightLayout
 
 Bucket = Mapping[str, Tensor]
@@ -33,10 +35,13 @@ _PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
 
 
 @asynccontextmanager
-async def open_parameters(weights: WeightsPublished, layout: WeightLayout) -> AsyncGenerator[Bucket]:
+async def open_parameters(
+    weights: WeightsPublished, layout: WeightLayout, mappings: SlotMappings | None = None
+) -> AsyncGenerator[Bucket]:
     """Views of the published parameters. With tied embeddings there is no lm_head: the server uses the embedding."""
+    opened = open_published(weights, layout, mappings, threads=_VERIFYING_THREADS)
     with ExitStack() as stack:
-        yield await asyncio.to_thread(stack.enter_context, open_published(weights, layout, threads=_VERIFYING_THREADS))
+        yield await asyncio.to_thread(stack.enter_context, opened)
 
 
 def split_into_buckets(parameters: Mapping[str, Tensor], bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
@@ -107,7 +112,7 @@ async def _verify_version(client: SGLangClient, weights: WeightsPublished) -> No
         raise EngineFailure(f"the server reports version {loaded_version} after an update to {weights.version}")
 
 
-async def _update_in_buckets(
+async def update_in_buckets(
     client: SGLangClient,
     weights: WeightsPublished,
     parameters: Bucket,
@@ -159,7 +164,7 @@ class TensorTransport:
             await client.update_from_tensor([payload] * server.tp_size, version)
 
         async with open_parameters(weights, self._layout) as parameters:
-            await _update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
+            await update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
 
     async def close(self) -> None:
         """Nothing stays open between updates."""
@@ -200,7 +205,7 @@ class ProcessGroupTransport:
             await self._run_both(group.broadcast(list(bucket.values())), server_call)
 
         try:
-            await _update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
+            await update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
         except WeightsRefused:
             await self._destroy_group(client, group)
             raise

@@ -20,6 +20,7 @@ from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTER
 from engine.sglang.weights import WeightTransport
 from engine.sglang.weights.adapters import AdapterTransport
 from engine.sglang.weights.disk_transport import DiskTransport
+from engine.sglang.weights.ipc_transport import IpcTransport
 from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from tests.engine.tiny_models import small_model
 
@@ -91,7 +92,8 @@ def test_a_later_incarnation_waits_for_its_external_server(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("transport", "kind"), [("disk", DiskTransport), ("tensor", TensorTransport), ("group", ProcessGroupTransport)]
+    ("transport", "kind"),
+    [("disk", DiskTransport), ("tensor", TensorTransport), ("group", ProcessGroupTransport), ("ipc", IpcTransport)],
 )
 def test_the_configured_weight_transport_is_used(
     monkeypatch: pytest.MonkeyPatch, transport: str, kind: type[WeightTransport]

@@ -128,7 +128,7 @@ def test_a_cache_that_does_not_fit_names_a_smaller_one() -> None:
     machines = make_machines("h100", gpus=1)
     plan = build_plan(make_inputs("1.7B", "engine.kv_tokens=262144", file="qwen3_1.7b_1gpu", machines=machines))
     (change,) = (each for each in plan.changes if "engine.kv_tokens" in each.changes)
-    assert change.changes == {"engine.kv_tokens": 180_224}  # 11/16
+    assert change.changes == {"engine.kv_tokens": 147_456}  # 9/16
 
 
 @pytest.mark.parametrize("overrides", [(), ("stage=12k",)])

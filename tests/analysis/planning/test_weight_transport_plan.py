@@ -48,6 +48,19 @@ def test_parts_of_a_transfer_need_no_folder_but_main_memory_and_a_part_on_each_g
     assert get_bytes(gpu)["weight bucket"] == BUCKET
 
 
+def test_handles_need_no_main_memory_but_parts_and_a_context_on_each_gpu() -> None:
+    inputs = make_14b("sglang.weights=ipc")
+    assert list_shared(inputs) == {"published weights": 2 * WHOLE}
+    assert "weight buckets" not in get_bytes(plan_host(inputs))
+    gpu = plan_gpu(inputs)
+    assert gpu is not None
+    assert get_bytes(gpu)["weight bucket"] == 2 * BUCKET + GIB / 2
+    assert build_plan(inputs).shortfalls == []
+    on_cpu = make_14b("sglang.weights=ipc", "engine.device=cpu", "engine.kv_tokens=16384", "sglang.colocate=false")
+    assert list_shared(on_cpu) == {"published weights": 2 * WHOLE, "weight buckets": 8 * 2 * BUCKET}
+    assert get_bytes(plan_host(on_cpu))["weights in shared memory"] == 2 * WHOLE + 16 * BUCKET
+
+
 def test_request_bodies_are_counted_for_each_rank_of_a_server() -> None:
     ranks = ("sglang.tensor_parallel=2", "engine.num_engines=4")
     assert get_bytes(plan_host(make_14b("sglang.weights=tensor", *ranks)))["weight buckets"] == 4 * 11 * BUCKET
