@@ -116,6 +116,7 @@ class WeightPublisher:
         """With one rank. Threads digest the chunks that are complete; only they wait for a GPU."""
         views = self._slots.open(version)
         body = None if self._on_device is None else self._on_device.begin()
+        device = self._device if body is None else body.device  # that writes the slot
         written_first = views if body is None else self._layout.view(body)
         with self._slots.start_digests(version) as digests:
             for name in self._layout.list_names():
@@ -123,7 +124,7 @@ class WeightPublisher:
                     block.copy_(source, non_blocking=True)
                 if body is not None:
                     views[name].copy_(written_first[name], non_blocking=True)
-                digests.advance(self._layout.find_end(name), self._record_copies())
+                digests.advance(self._layout.find_end(name), _record_copies(device))
         published = self._slots.seal(version)
         if self._on_device is not None:
             self._on_device.finish(published)
@@ -133,14 +134,6 @@ class WeightPublisher:
     def _device(self) -> torch.device:
         """Of the parameters."""
         return next((get_local(parameter).device for parameter in self._parameters.values()), torch.device("cpu"))
-
-    def _record_copies(self) -> Callable[[], None] | None:
-        """A function that waits until the GPU has made the copies so far; None on a CPU, where they are made."""
-        if self._device.type != "cuda":
-            return None
-        event = torch.cuda.Event(blocking=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event.synchronize
 
     def _write_rows(self, version: int) -> None:
         """Of this rank, and of the ranks with its local number on other machines."""
@@ -158,8 +151,7 @@ class WeightPublisher:
                         received = torch.empty_like(block, device=ranks.device)
                         dist.recv(received.view(torch.uint8), rank, ranks.tensor_group)
                         block.copy_(received, non_blocking=True)
-
-        if (wait := self._record_copies()) is not None:
+        if (wait := _record_copies(ranks.device)) is not None:
             wait()
 
     def _send_rows(self) -> None:
@@ -189,3 +181,12 @@ class WeightPublisher:
 def _iter_blocks(rows: Tensor) -> Iterator[Tensor]:
     """At most BUCKET_BYTES of float32 values each, and at least one row."""
     return iter(rows.split(max(1, BUCKET_BYTES // (4 * max(1, rows[:1].numel()))))) if rows.numel() else iter(())
+
+
+def _record_copies(device: torch.device) -> Callable[[], None] | None:
+    """A function that waits until the GPU has made the copies so far; None on a CPU, where they are made."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(blocking=True)
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize

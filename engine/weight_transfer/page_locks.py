@@ -26,17 +26,23 @@ class PageLocker(Protocol):
 class CudaPageLocker:
     """A failure is logged and leaves the memory pageable: copies are then slower, but right."""
 
+    def __init__(self, device: torch.device) -> None:
+        """`device`: another one than the process uses would get a CUDA context, which takes memory."""
+        self._device = device
+
     def register(self, address: int, num_bytes: int) -> bool:
-        error = int(_get_cudart().cudaHostRegister(address, num_bytes, _PORTABLE))
-        if error == 0:
-            return True
-        with suppress(RuntimeError):  # the next launch of a kernel reports this error again, and clears it
-            torch.zeros(1, device="cuda")
+        with torch.cuda.device(self._device):
+            error = int(_get_cudart().cudaHostRegister(address, num_bytes, _PORTABLE))
+            if error == 0:
+                return True
+            with suppress(RuntimeError):  # the next launch of a kernel reports this error again, and clears it
+                torch.zeros(1, device=self._device)
         structlog.get_logger().warning("weights.pages_not_locked", cuda_error=error, bytes=num_bytes)
         return False
 
     def unregister(self, address: int) -> None:
-        _get_cudart().cudaHostUnregister(address)
+        with torch.cuda.device(self._device):
+            _get_cudart().cudaHostUnregister(address)
 
 
 def _get_cudart() -> Any:  # torch's stubs do not describe it
@@ -45,7 +51,7 @@ def _get_cudart() -> Any:  # torch's stubs do not describe it
 
 def make_page_locker(device: torch.device) -> PageLocker | None:
     """None for a device that reads main memory itself."""
-    return CudaPageLocker() if device.type == "cuda" else None
+    return CudaPageLocker(device) if device.type == "cuda" else None
 
 
 class LockedPages:

@@ -48,7 +48,7 @@ class IpcTransport:
                 await update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
         finally:
             if self._device.type == "cuda":
-                await asyncio.to_thread(_free_buckets)
+                await asyncio.to_thread(_free_buckets, self._device)
 
     async def close(self) -> None:
         """Nothing stays open between updates but the mappings of slots."""
@@ -75,7 +75,8 @@ def _pickle_staged(staged: Mapping[str, Tensor]) -> bytes:
         raise UpdateRefused(f"the memory of the weights cannot be shared: {error}") from error
 
 
-def _free_buckets() -> None:
+def _free_buckets(device: torch.device) -> None:
     """Memory that the server has released goes back to the GPU, which the learner and the server use too."""
-    torch.cuda.ipc_collect()
-    torch.cuda.empty_cache()
+    with torch.cuda.device(device):
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """Kept mappings of slots and their locked pages, on both sides of a transfer."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from engine.weight_transfer.slot_file import compute_file_bytes, get_body_offset
 from engine.weight_transfer.slot_mappings import SlotMappings
 from tests.engine.weight_transfer.fake_locker import FakePageLocker
 
+GPU = torch.device("cuda", 1)
 SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
 
 
@@ -132,7 +133,7 @@ def test_the_learner_locks_each_slot_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_only_memory_for_a_gpu_is_locked() -> None:
     assert make_page_locker(torch.device("cpu")) is None
-    assert isinstance(make_page_locker(torch.device("cuda", 1)), CudaPageLocker)
+    assert isinstance(make_page_locker(GPU), CudaPageLocker)
 
 
 class FakeCudart:
@@ -149,22 +150,30 @@ class FakeCudart:
 
 
 def test_pages_are_registered_for_all_devices_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    cudart = FakeCudart(0)
+    cudart, devices = FakeCudart(0), list[torch.device]()
+
+    def select(device: torch.device) -> nullcontext[None]:
+        devices.append(device)
+        return nullcontext()
+
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    locker = CudaPageLocker()
+    monkeypatch.setattr(torch.cuda, "device", select)
+    locker = CudaPageLocker(GPU)
     assert locker.register(4096, 100)
     locker.unregister(4096)
     assert cudart.calls == [(4096, 100, 1), (4096,)]
+    assert devices == [GPU, GPU]
 
 
 def test_an_error_of_the_driver_is_logged_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[str] = []
+    launched: list[torch.device] = []
 
-    def launch(_: int, *, device: str) -> None:
+    def launch(_: int, *, device: torch.device) -> None:
         launched.append(device)
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeCudart(2))
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch, "zeros", launch)
-    assert not CudaPageLocker().register(4096, 100)
-    assert launched == ["cuda"]
+    assert not CudaPageLocker(GPU).register(4096, 100)
+    assert launched == [GPU]
