@@ -23,6 +23,8 @@ class EngineConfig(Section, frozen=True):
     device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU per engine; engines share GPUs if there are fewer
     load_timeout_s: PositiveFloat = 600.0  # of a transfer and load of new weights; then the engine is restarted
     cuda_graphs: bool = True  # on cuda: launch steps without prefill as one graph
+    # On cuda, embedded: a learner with one rank keeps its published weights on its GPU, for the engine there.
+    share_gpu_weights: bool = True
 
     def __post_init__(self) -> None:
         require(

@@ -31,7 +31,7 @@ class SGLangConfig(Section, frozen=True):
     health_timeout_s: PositiveFloat = (
         10.0  # per request of /ready; after three timeouts in a row the server counts as dead
     )
-    weights: Literal["disk", "tensor", "group"] = "disk"  # transfer of new weights: docs/sglang.md
+    weights: Literal["disk", "tensor", "group", "ipc"] = "disk"  # transfer of new weights: docs/sglang.md
     group_backend: Literal["gloo", "nccl"] = "gloo"  # of weights = "group"
     bucket_mib: PositiveInt = 512  # size of one part of a weight transfer
 

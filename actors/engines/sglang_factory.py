@@ -12,6 +12,7 @@ from bus.addresses import parse_generator_index
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
+from engine.inference.embedded import select_device
 from engine.model.hf_checkpoint import build_empty_model
 from engine.model.lora.lora_options import get_published_adapters
 from engine.sglang.client import SGLangClient
@@ -22,7 +23,9 @@ from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTER
 from engine.sglang.weights import WeightTransport
 from engine.sglang.weights.adapters import AdapterTransport
 from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
+from engine.sglang.weights.disk_transport import DiskTransport
+from engine.sglang.weights.ipc_transport import IpcTransport
+from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from engine.weight_transfer.weight_layout import WeightLayout, load_layout
 
 MAX_PENDING = 65_536  # turns; the arbiter's leases keep them below this bound
@@ -48,7 +51,7 @@ def build_sglang_engine(
     may_interrupt = run.rl.max_staleness > 0 or run.rl.group_oversampling > 1
     return SGLangEngine(
         _build_server(run, checkpoint, folder, name, index, version, incarnation),
-        _build_transport(run, checkpoint, checksums, folder.shared_memory / name),
+        _build_transport(run, checkpoint, checksums, folder.shared_memory / "for_servers", index),
         model=checkpoint,
         sequence_tokens=run.sequence_tokens,
         version=version,
@@ -79,11 +82,14 @@ def _build_server(
 
 
 def _build_transport(
-    run: RunConfig, checkpoint: Path, checksums: ChecksumRegistry, scratch: Path
+    run: RunConfig, checkpoint: Path, checksums: ChecksumRegistry, node_folder: Path, index: int
 ) -> WeightTransport | AdapterTransport:
-    """`scratch`: a folder in memory, used only by this engine."""
+    """`node_folder`: in memory, used by all engines of this node. `index`: of the engine on this node."""
     dtype: torch.dtype = getattr(torch, run.engine.dtype)
-    whole = _build_whole_transport(run.sglang, load_layout(checkpoint, dtype), checksums, scratch)
+    device = torch.device("cpu")
+    if run.sglang.weights == "ipc":
+        device = select_device(run.engine.device, index * run.sglang.tensor_parallel)
+    whole = _build_whole_transport(run.sglang, load_layout(checkpoint, dtype), checksums, node_folder, device)
     lora = get_published_adapters(run.learner)
     if lora is None:
         return whole
@@ -91,13 +97,15 @@ def _build_transport(
 
 
 def _build_whole_transport(
-    sglang: SGLangConfig, layout: WeightLayout, checksums: ChecksumRegistry, scratch: Path
+    sglang: SGLangConfig, layout: WeightLayout, checksums: ChecksumRegistry, node_folder: Path, device: torch.device
 ) -> WeightTransport:
     match sglang.weights:
         case "disk":
-            return DiskTransport(layout, checksums, scratch)
+            return DiskTransport(layout, checksums, node_folder)
         case "tensor":
             return TensorTransport(layout, checksums, sglang.bucket_mib << 20)
+        case "ipc":
+            return IpcTransport(layout, checksums, sglang.bucket_mib << 20, device)
         case "group":
             return ProcessGroupTransport(
                 layout, checksums, sglang.bucket_mib << 20, sglang.group_backend, timeout_s=sglang.request_timeout_s

@@ -4,13 +4,22 @@ from math import prod
 
 from analysis.planning.activation_memory import FLOAT32_BYTES, compute_activation_memory
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_offloaded_memory, compute_rank_memory
-from analysis.planning.plan_inputs import GIB, VALUE_BYTES, PlanInputs
+from analysis.planning.plan_inputs import GIB, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
 from configs.sglang_options import SPARE_TOKENS
 from engine.learner.batches.sample_files import BYTES_PER_TOKEN
-from engine.model.lora.lora_options import count_published_bytes
+from engine.weight_transfer.published_bytes import (
+    count_folder_bytes,
+    count_folders,
+    count_slot_bytes,
+    count_version_bytes,
+    shares_gpu_weights,
+)
 
-TRANSFER_BUCKETS = 2  # of sglang.bucket_mib, for each server while it receives weights
+GROUP_BUCKETS = 2  # of sglang.bucket_mib in main memory, for each server while it receives weights
+IPC_BUCKETS = 2  # on the server's device: the server may still read one while the next one is copied
+CONTEXT_BYTES = GIB / 2  # of CUDA in a generator with sglang.weights = "ipc"; assumed, never measured
+BODY_COPIES = 5  # per rank of a server: base64, sent and received body with 4/3 of a bucket each, and the decoded one
 WRITE_BYTES = 64 * 2**20  # of engine.learner.weight_publisher and engine.model.hf_export, which import torch
 RECORD_BYTES = 13  # of a token on the bus: id, logprob, version, mask
 _LEARNER_KEYS = (
@@ -104,10 +113,29 @@ def _list_engine_items(inputs: PlanInputs, count: int) -> list[PlanItem]:
     if inputs.run.engine.kv_tokens == 0:  # at least one trajectory
         cache = max(cache, inputs.run.sequence_tokens * compute_cached_token_bytes(inputs))
     engines = "1 engine" if count == 1 else f"{count} engines"
-    return [
+    items = [
         PlanItem("engine weights", count * compute_engine_weights(inputs), f"{engines}, {inputs.run.engine.dtype}"),
         PlanItem("KV cache", count * cache, f"{tokens:,} tokens" if tokens is not None else "of one trajectory"),
     ]
+    if inputs.run.engine.device == "cuda" and (bucket := _compute_bucket_bytes(inputs)):
+        items.append(_plan_device_buckets(inputs, count, bucket))
+    return items
+
+
+def _plan_device_buckets(inputs: PlanInputs, count: int, bucket: float) -> PlanItem:
+    """On a GPU, of `count` servers."""
+    if inputs.run.sglang.weights == "ipc":
+        note = f"{IPC_BUCKETS} of sglang.bucket_mib during an update, and the generator's CUDA context"
+        return PlanItem("weight bucket", count * (IPC_BUCKETS * bucket + CONTEXT_BYTES), note)
+    return PlanItem("weight bucket", count * bucket, "sglang.bucket_mib, during an update")
+
+
+def _compute_bucket_bytes(inputs: PlanInputs) -> float:
+    """Of a part of the weights that a server receives at once; 0 without parts."""
+    run = inputs.run
+    if not inputs.has_servers or run.sglang.weights == "disk":
+        return 0.0
+    return float(min(run.sglang.bucket_mib * 2**20, count_version_bytes(inputs.size.total, run)))
 
 
 # ---------------------------------------------------------------- resources
@@ -124,10 +152,15 @@ def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
         rank = compute_learner_rank(inputs)
         items += _list_rank_items(rank, inputs)
         keys += _LEARNER_KEYS
+    if shares_gpu_weights(run):
+        published = count_version_bytes(inputs.size.total, run)
+        items.append(PlanItem("published weights", published, "engine.share_gpu_weights"))
     if generates and not run.external_urls:
         engine_items = _list_engine_items(inputs, inputs.engines_per_gpu)
         items = _take_turns(items, engine_items, inputs) if trains and run.sglang.colocate else items + engine_items
         keys = [*_ENGINE_KEYS[:2], *keys, *_ENGINE_KEYS[2:]]
+    if shares_gpu_weights(run):
+        keys.insert(0, "engine.share_gpu_weights")
     reserve = inputs.assumptions.gpu_reserve_gib * GIB
     items.append(PlanItem("reserve", reserve, "CUDA context, NCCL, allocator"))
     return PlannedResource(
@@ -182,14 +215,16 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
         items += _list_offloaded_items(inputs, ranks)
         keys += ["learner.offload", "learner.dp_replicate"]
     items.append(PlanItem("weights in writing", _count_written_bytes(inputs, ranks), "published or exported"))
-    if inputs.has_servers and run.sglang.weights != "disk":
-        bucket = min(run.sglang.bucket_mib * 2**20, VALUE_BYTES[run.engine.dtype] * inputs.size.total)
-        note = f"{TRANSFER_BUCKETS} of sglang.bucket_mib per server"
-        items.append(PlanItem("weight buckets", engines * TRANSFER_BUCKETS * bucket, note))
+    bucket = _compute_bucket_bytes(inputs)
+    if bucket and run.sglang.weights != "ipc":
+        # A request body has a copy for each rank, made from one pickle.
+        count = 1 + BODY_COPIES * run.sglang.tensor_parallel if run.sglang.weights == "tensor" else GROUP_BUCKETS
+        items.append(PlanItem("weight buckets", engines * count * bucket, f"{count} of sglang.bucket_mib per server"))
     if run.engine.device == "cpu" and not run.external_urls:
         items += _list_engine_items(inputs, engines)
         keys = ["engine.kv_tokens", *keys, "engine.num_engines"]
-    items.append(PlanItem("weights in shared memory", count_slot_bytes(inputs), describe_slots(inputs)))
+    shared = sum(item.bytes for item in list_shared_items(inputs))
+    items.append(PlanItem("weights in shared memory", shared, "see shared memory"))
     if inputs.has_rl:
         in_flight = run.rl.max_groups_in_flight * run.rl.rollouts
         records = 2 * in_flight * inputs.mean_sequence_tokens * RECORD_BYTES  # rollout and group buffer
@@ -209,12 +244,21 @@ def _count_written_bytes(inputs: PlanInputs, ranks: int) -> float:
     return sum(max(WRITE_BYTES, tensor) for tensor in tensors[:ranks])
 
 
-def count_slot_bytes(inputs: PlanInputs) -> float:
-    """Published weights in engine.dtype, each version in its own slot; or adapters in float32, and one base."""
-    return count_published_bytes(inputs.config, inputs.size.total, inputs.run)
+def list_shared_items(inputs: PlanInputs) -> list[PlanItem]:
+    """In shared memory: slots of published weights, and folders that the servers of the node read."""
+    run, parameters = inputs.run, inputs.size.total
+    slots = count_slot_bytes(inputs.config, parameters, run)
+    items = [PlanItem("published weights", slots, f"{_describe_slots(inputs)} in {run.engine.dtype}")]
+    if folders := count_folders(run):
+        note = "1 folder for all servers of the node" + (", and 1 while an engine restarts" if folders > 1 else "")
+        items.append(PlanItem("weights for servers", count_folder_bytes(parameters, run), note))
+    if run.sglang.weights == "ipc" and run.engine.device == "cpu" and (bucket := _compute_bucket_bytes(inputs)):
+        note = f"{IPC_BUCKETS} of sglang.bucket_mib per server"
+        items.append(PlanItem("weight buckets", run.engine.num_engines * IPC_BUCKETS * bucket, note))
+    return items
 
 
-def describe_slots(inputs: PlanInputs) -> str:
+def _describe_slots(inputs: PlanInputs) -> str:
     versions = f"{inputs.run.num_weight_versions} versions"
     return f"the base, and {versions} of adapters" if inputs.run.learner.lora_publish == "adapters" else versions
 

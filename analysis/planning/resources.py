@@ -48,12 +48,14 @@ class KeyChange(msgspec.Struct, frozen=True):
     """Values of configuration keys with which a resource suffices."""
 
     resource: str
-    changes: dict[str, int | float | str]
+    changes: dict[str, int | float | str]  # bool is an int
 
     def format(self) -> str:
         return ", ".join(
             f'{key} = "{value}"'
             if isinstance(value, str)
+            else f"{key} = {str(value).lower()}"
+            if isinstance(value, bool)
             else f"{key} = {value:g}"
             if isinstance(value, float)
             else f"{key} = {value}"

@@ -136,6 +136,10 @@ def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
             yield from ["each_micro_batch"] if value == "once" else []
         case "learner.lora_publish":
             yield from ["adapters"] if value == "merged" else []
+        case "engine.share_gpu_weights":
+            yield from [False] if value else []
+        case "sglang.weights":
+            yield from ["tensor"] if value == "disk" else []
         case "learner.offload":
             yield from (each for each in ("none", "between_steps", "optimizer") if each != value)
         case "learner.ranks" if inputs.run.learner.device == "cuda" and inputs.machines.gpus:

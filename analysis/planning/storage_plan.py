@@ -2,7 +2,7 @@
 
 from analysis.planning.activation_memory import FLOAT32_BYTES
 from analysis.planning.learner_memory import MOMENTS
-from analysis.planning.memory_plan import RECORD_BYTES, count_batch_bytes, count_slot_bytes, describe_slots
+from analysis.planning.memory_plan import RECORD_BYTES, count_batch_bytes, list_shared_items
 from analysis.planning.plan_inputs import VALUE_BYTES, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
 from bus.transport.packets import MAX_FRAME_BYTES
@@ -20,13 +20,14 @@ _TURN_BYTES = 4  # of a token in a request to an engine
 
 def plan_shared_memory(inputs: PlanInputs) -> PlannedResource:
     run = inputs.run
-    item = PlanItem("weights", count_slot_bytes(inputs), f"{describe_slots(inputs)} in {run.engine.dtype}")
     can_publish_adapters = run.learner.lora_rank > 0 and (
         run.engine.kind == "embedded" or run.sglang.data_parallel == 1
     )
     adapter_keys = ("learner.lora_publish",) if can_publish_adapters else ()
-    keys = (*adapter_keys, "rl.max_staleness", "evaluation.every")
-    return PlannedResource("shared memory", (item,), inputs.machines.shared_memory_bytes, keys, _SHARED_REMEDY)
+    transport_keys = ("sglang.weights",) if inputs.has_servers and run.sglang.data_parallel == 1 else ()
+    keys = (*adapter_keys, *transport_keys, "rl.max_staleness", "evaluation.every")
+    items = tuple(list_shared_items(inputs))
+    return PlannedResource("shared memory", items, inputs.machines.shared_memory_bytes, keys, _SHARED_REMEDY)
 
 
 def plan_disk(inputs: PlanInputs) -> PlannedResource:

@@ -17,8 +17,7 @@ from engine.model.causal_lm import CausalLM
 from engine.model.lora.lora_linear import add_adapters
 from engine.model.lora.lora_options import ATTENTION_TARGETS, MLP_TARGETS, LoraOptions
 from engine.model.model_config import DecoderConfig
-from engine.weight_transfer.adapter_slots import AdapterLoader
-from engine.weight_transfer.shared_memory import load_published
+from engine.weight_transfer.published_loader import PublishedLoader
 
 FULL = DecoderConfig(
     vocab_size=40_000,
@@ -67,7 +66,7 @@ def _measure_adapters(
     engine = FusedWeights(model.to(dtype), torch.device("cpu"))
     add_adapters(model.to(torch.float32), ADAPTERS)
     initialize_adapters(model, seed=0)
-    publisher, loader = AdapterPublisher(memory, model, dtype), AdapterLoader(dtype, ADAPTERS)
+    publisher, loader = AdapterPublisher(memory, model, dtype), PublishedLoader(dtype, torch.device("cpu"), ADAPTERS)
 
     def load(published: WeightsPublished) -> None:
         loader.load(published, engine.parameters)
@@ -99,9 +98,10 @@ def _measure(memory: Path, model: CausalLM, dtype: torch.dtype, rounds: int) -> 
     publisher = WeightPublisher(memory, dict(model.named_parameters()), dtype, 1)
     engine = FusedWeights(model.to(dtype), torch.device("cpu"))
     model.to(torch.float32)
+    loader = PublishedLoader(dtype, torch.device("cpu"))
 
     def load(published: WeightsPublished) -> None:
-        load_published(published, engine.parameters, dtype)
+        loader.load(published, engine.parameters)
         engine.update_derived()
 
     lowest = _take_lowest(publisher.publish, load, rounds)

@@ -32,8 +32,7 @@ from engine.model.hf_checkpoint import load_model
 from engine.model.lora.lora_options import LoraOptions
 from engine.model.model_config import DecoderConfig
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
-from engine.weight_transfer.adapter_slots import AdapterLoader
-from engine.weight_transfer.shared_memory import load_published
+from engine.weight_transfer.published_loader import PublishedLoader
 
 Result = TypeVar("Result")
 
@@ -84,7 +83,7 @@ class EmbeddedEngine:
         self._cuda_graphs = cuda_graphs and self._device.type == "cuda"
         self._version, self._max_pending = version, max_pending
         self._prefill_tokens, self._max_running, self._strict = prefill_tokens, max_running, strict
-        self._adapter_loader = None if lora is None else AdapterLoader(dtype, lora)
+        self._loader = PublishedLoader(dtype, self._device, lora)
         self._pending: set[asyncio.Future[Any]] = set()
         self._failure: EngineFailure | None = EngineFailure("the engine has not been started")
         self._thread: EngineThread | None = None
@@ -128,10 +127,7 @@ class EmbeddedEngine:
         future: asyncio.Future[int] = self._loop.create_future()
 
         def write(core: EngineCore) -> int:
-            if self._adapter_loader is None:
-                load_published(weights, core.get_parameters(), self._dtype)
-            else:
-                self._adapter_loader.load(weights, core.get_parameters())
+            self._loader.load(weights, core.get_parameters())
             return weights.version
 
         self._version = await self._post_and_wait(future, lambda: thread.load_weights(write, future))

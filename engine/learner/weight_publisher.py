@@ -5,7 +5,7 @@ machine write directly. Ranks on other machines hold a part of the same copy onl
 rows to the rank with the same local number, in buckets of BUCKET_BYTES. Other copies of the model send nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -17,6 +17,10 @@ from bus.messages import WeightsPublished
 from engine.learner.distributed import RankGroup, gather_full, get_local, wait_at_barrier
 from engine.model.hf_checkpoint import find_shard_rows
 from engine.model.lora.lora_linear import list_adapters, merge_rows
+from engine.weight_transfer.chunk_digests import count_device_threads
+from engine.weight_transfer.device_weights import DeviceWeightsWriter
+from engine.weight_transfer.memory_sharing import MemorySharing
+from engine.weight_transfer.page_locks import make_page_locker
 from engine.weight_transfer.slot_writer import SlotWriter
 from engine.weight_transfer.weight_layout import get_layout
 
@@ -59,18 +63,24 @@ class WeightPublisher:
         *,
         first_slot: int = 0,
         prefix_bytes: int = 0,
+        sharing: MemorySharing | None = None,
     ) -> None:
         """`parameters`: whole, or sharded over the ranks. `dtype`: of the published weights. `merger`: adds adapters.
 
-        `prefix_bytes`: of the prefix that `publish` writes before the parameters.
+        `prefix_bytes`: of the prefix that `publish` writes before the parameters. `sharing`: with an engine on the GPU of a
+        single rank. Ranks that share the parameters have only rows of them: they ignore it, and engines load the slot.
         """
         self._ranks = ranks or RankGroup()
         self._parameters = parameters
         self._dtype = dtype
         self._merger = merger
-        layout = get_layout(parameters, dtype, prefix_bytes)
+        self._layout = layout = get_layout(parameters, dtype, prefix_bytes)
         self.num_bytes = layout.num_bytes  # of a publication
-        self._slots = SlotWriter(folder, layout, num_slots, first_slot)
+        local_ranks = min(self._ranks.local_world_size, self._ranks.world_size)
+        threads = count_device_threads(self._device, local_ranks)
+        self._slots = SlotWriter(folder, layout, num_slots, first_slot, make_page_locker(self._device), threads)
+        has_buffer = sharing is not None and self._ranks.world_size == 1
+        self._on_device = DeviceWeightsWriter(folder, self.num_bytes, sharing) if sharing and has_buffer else None
 
     def publish(self, version: int, prefix: bytes = b"") -> WeightsPublished | None:
         """Every rank calls it; the leading rank returns the message for the engines, and has the prefix.
@@ -83,6 +93,8 @@ class WeightPublisher:
         if ranks.is_leader:
             self._slots.prepare(version, prefix)
         wait_at_barrier(ranks)
+        if ranks.world_size == 1:
+            return self._publish_alone(version)
         if ranks.node == 0:
             self._write_rows(version)
         elif self._is_in_first_copy(ranks.rank):
@@ -97,6 +109,31 @@ class WeightPublisher:
         """Remove the published weights."""
         if self._ranks.is_leader:
             self._slots.close()
+        if self._on_device is not None:
+            self._on_device.close()
+
+    def _publish_alone(self, version: int) -> WeightsPublished:
+        """With one rank. Threads digest the chunks that are complete; only they wait for a GPU."""
+        views = self._slots.open(version)
+        body = None if self._on_device is None else self._on_device.begin()
+        device = self._device if body is None else body.device  # that writes the slot
+        written_first = views if body is None else self._layout.view(body)
+        with self._slots.start_digests(version) as digests:
+            for name in self._layout.list_names():
+                for block, source in zip(_iter_blocks(written_first[name]), self._iter_own_blocks(name), strict=True):
+                    block.copy_(source, non_blocking=True)
+                if body is not None:
+                    views[name].copy_(written_first[name], non_blocking=True)
+                digests.advance(self._layout.find_end(name), _record_copies(device))
+        published = self._slots.seal(version)
+        if self._on_device is not None:
+            self._on_device.finish(published)
+        return published
+
+    @property
+    def _device(self) -> torch.device:
+        """Of the parameters."""
+        return next((get_local(parameter).device for parameter in self._parameters.values()), torch.device("cpu"))
 
     def _write_rows(self, version: int) -> None:
         """Of this rank, and of the ranks with its local number on other machines."""
@@ -108,12 +145,14 @@ class WeightPublisher:
                 rows = slot[name][self._find_rows(parameter, rank)]
                 if rank == ranks.rank:
                     for block, source in zip(_iter_blocks(rows), self._iter_own_blocks(name), strict=True):
-                        block.copy_(source)
+                        block.copy_(source, non_blocking=True)
                 else:
                     for block in _iter_blocks(rows):
                         received = torch.empty_like(block, device=ranks.device)
                         dist.recv(received.view(torch.uint8), rank, ranks.tensor_group)
-                        block.copy_(received)
+                        block.copy_(received, non_blocking=True)
+        if (wait := _record_copies(ranks.device)) is not None:
+            wait()
 
     def _send_rows(self) -> None:
         ranks = self._ranks
@@ -142,3 +181,12 @@ class WeightPublisher:
 def _iter_blocks(rows: Tensor) -> Iterator[Tensor]:
     """At most BUCKET_BYTES of float32 values each, and at least one row."""
     return iter(rows.split(max(1, BUCKET_BYTES // (4 * max(1, rows[:1].numel()))))) if rows.numel() else iter(())
+
+
+def _record_copies(device: torch.device) -> Callable[[], None] | None:
+    """A function that waits until the GPU has made the copies so far; None on a CPU, where they are made."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(blocking=True)
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize

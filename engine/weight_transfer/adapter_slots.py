@@ -21,8 +21,9 @@ from bus.messages import WeightsPublished
 from engine.contract import WeightsRefused
 from engine.model.lora.lora_linear import merge_rows, name_adapter
 from engine.model.lora.lora_options import LoraOptions
-from engine.weight_transfer.shared_memory import copy_into, open_body, open_published
+from engine.weight_transfer.shared_memory import copy_into, open_body, open_published, wait_for_copies
 from engine.weight_transfer.slot_file import HEADER, build_header, get_body_offset, get_slot_path, parse_header
+from engine.weight_transfer.slot_mappings import SlotMappings
 from engine.weight_transfer.weight_layout import WeightLayout, get_layout
 
 BASE_VERSION = 0  # in the header of the base: the policy before RL
@@ -80,9 +81,9 @@ def get_adapter_layout(parameters: Mapping[str, Tensor], options: LoraOptions) -
 class AdapterLoader:
     """Merges published adapters into the parameters of one engine."""
 
-    def __init__(self, dtype: torch.dtype, options: LoraOptions) -> None:
+    def __init__(self, dtype: torch.dtype, options: LoraOptions, mappings: SlotMappings | None = None) -> None:
         """`dtype`: of the base."""
-        self._dtype, self._options = dtype, options
+        self._dtype, self._options, self._mappings = dtype, options, mappings
         self._held_base = ""  # digest of the base, of which the engine has the parameters without adapters
 
     @torch.no_grad()
@@ -92,15 +93,17 @@ class AdapterLoader:
         `parameters`: the same at each call. The sum is computed in float32 in blocks, and then converted to their dtype.
         """
         adapter_layout = get_adapter_layout(parameters, self._options)
-        with open_body(adapters, adapter_layout) as body:
+        with open_body(adapters, adapter_layout, self._mappings) as body:
             base, matrices = parse_base(body[:BASE_RECORD_BYTES].numpy().tobytes()), adapter_layout.view(body)
-            with open_published(base.locate(adapters), get_layout(parameters, self._dtype)) as weights:
+            base_layout = get_layout(parameters, self._dtype)
+            with open_published(base.locate(adapters), base_layout, self._mappings) as weights:
                 for name, parameter in parameters.items():
                     a_KI = matrices.get(name_adapter(name, "A"))
                     if a_KI is not None:
                         _merge_into(parameter, weights[name], matrices[name_adapter(name, "B")], a_KI, base.scale)
                     elif base.digest != self._held_base:
                         copy_into(parameter, weights[name])
+                wait_for_copies(parameters)
         self._held_base = base.digest
 
 

@@ -100,13 +100,10 @@ def digest_table(table: memoryview | bytes, num_bytes: int) -> str:
     return xxhash.xxh3_128_hexdigest(bytes(table) + num_bytes.to_bytes(8, "little"))
 
 
-def find_damaged_chunk(slot: memoryview, num_bytes: int) -> int | None:
-    """The first chunk of the parameters that does not match the chunk table."""
+def has_chunk_digest(slot: memoryview, num_bytes: int, number: int) -> bool:
+    """Whether chunk `number` of the parameters matches the chunk table."""
     table = get_chunk_table(slot, num_bytes)
-    for number in range(count_digest_chunks(num_bytes)):
-        if digest_chunk(slot, num_bytes, number) != bytes(table[_DIGEST_BYTES * number : _DIGEST_BYTES * (number + 1)]):
-            return number
-    return None
+    return digest_chunk(slot, num_bytes, number) == bytes(table[_DIGEST_BYTES * number : _DIGEST_BYTES * (number + 1)])
 
 
 def get_slot_path(folder: Path, number: int) -> Path:

@@ -6,7 +6,6 @@ the engine keeps the old one. Overwriting is faster, because the file's pages ar
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import weakref
@@ -16,6 +15,9 @@ from torch import Tensor
 
 from bus.messages import WeightsPublished
 from configs.atomic_write import raising_disk_errors
+from engine.weight_transfer.chunk_digests import RunningDigests, write_digests
+from engine.weight_transfer.file_lock import try_lock, unlock
+from engine.weight_transfer.page_locks import LockedPages, PageLocker
 from engine.weight_transfer.slot_file import (
     HEADER,
     UNFINISHED_VERSION,
@@ -27,7 +29,6 @@ from engine.weight_transfer.slot_file import (
     get_body_offset,
     get_chunk_table,
     get_slot_path,
-    write_chunk_digest,
 )
 from engine.weight_transfer.weight_layout import WeightLayout, view_body
 
@@ -41,8 +42,18 @@ class SlotWriter:
     `folder` is in shared memory and belongs to the run (RunFolder.shared_memory); the launcher removes it.
     """
 
-    def __init__(self, folder: Path, layout: WeightLayout, num_slots: int, first_slot: int = 0) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        layout: WeightLayout,
+        num_slots: int,
+        first_slot: int = 0,
+        locker: PageLocker | None = None,
+        threads: int = 1,
+    ) -> None:
+        """`locker`: locks the pages of each slot once, for copies from a GPU. `threads`: of this rank, for digests."""
+        self._folder, self._threads = folder, threads
+        self._locker = locker
         self._first_slot = first_slot
         self._layout = layout
         self._slots: list[_MappedSlot | None] = [None] * num_slots
@@ -52,7 +63,9 @@ class SlotWriter:
         path = self._get_path(version)
         with raising_disk_errors(path):
             self._folder.mkdir(parents=True, exist_ok=True)
-            slot = self._lock_present(version) or _create_slot(path, compute_file_bytes(self._layout.num_bytes))
+            slot = self._lock_present(version) or _create_slot(
+                path, compute_file_bytes(self._layout.num_bytes), self._locker
+            )
         slot.write_header(SlotHeader(UNFINISHED_VERSION, self._layout.num_bytes, _NO_DIGEST))
         start = get_body_offset(self._layout.num_bytes)
         slot.content[start : start + len(prefix)] = prefix
@@ -64,9 +77,13 @@ class SlotWriter:
 
     def digest(self, version: int, part: int, num_parts: int) -> None:
         """Write every `num_parts`-th digest of the chunk table, from `part` on, after all ranks have written."""
-        content = memoryview(self._open_slot(version).content)
-        for number in range(part, count_digest_chunks(self._layout.num_bytes), num_parts):
-            write_chunk_digest(content, self._layout.num_bytes, number)
+        content, num_bytes = memoryview(self._open_slot(version).content), self._layout.num_bytes
+        numbers = range(part, count_digest_chunks(num_bytes), num_parts)
+        write_digests(content, num_bytes, numbers, self._threads)
+
+    def start_digests(self, version: int) -> RunningDigests:
+        """For a rank that writes the whole slot, in the order of the layout."""
+        return RunningDigests(memoryview(self._open_slot(version).content), self._layout.num_bytes, self._threads)
 
     def seal(self, version: int) -> WeightsPublished:
         """Make the slot valid, after all ranks have written their digests; returns the message for the engines."""
@@ -87,7 +104,7 @@ class SlotWriter:
         number, path = version % len(self._slots), self._get_path(version)
         slot = self._slots[number]
         if slot is None or not slot.is_at(path):
-            slot = self._slots[number] = _MappedSlot(path)
+            slot = self._slots[number] = _MappedSlot(path, self._locker)
         return slot
 
     def _lock_present(self, version: int) -> _MappedSlot | None:
@@ -109,33 +126,30 @@ class SlotWriter:
 class _MappedSlot:
     """A mapped file. Its lock ends with the object, or with the process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, locker: PageLocker | None) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._file)
         self.content = mmap.mmap(self._file, 0)
+        self._pages = LockedPages(self.content, locker)
 
     def is_at(self, path: Path) -> bool:
         """Whether the path still names this file."""
         return path.exists() and os.path.samestat(path.stat(), os.fstat(self._file))
 
     def try_lock(self) -> bool:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return try_lock(self._file)
 
     def unlock(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        unlock(self._file)
 
     def write_header(self, header: SlotHeader) -> None:
         self.content[: HEADER.size] = header.pack()
 
 
-def _create_slot(path: Path, size: int) -> _MappedSlot:
+def _create_slot(path: Path, size: int, locker: PageLocker | None) -> _MappedSlot:
     with path.open("xb") as file:
         # A full memory raises here, instead of a SIGBUS later. Only then has the file its size.
         os.posix_fallocate(file.fileno(), 0, size)
-    slot = _MappedSlot(path)
+    slot = _MappedSlot(path, locker)
     assert slot.try_lock(), f"{path} is new, but locked"
     return slot

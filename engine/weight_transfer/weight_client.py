@@ -8,7 +8,6 @@ download leaves no invalid slot, and the kernel releases its lock.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import mmap
 import os
 import threading
@@ -26,6 +25,7 @@ from bus.messages import WeightsPublished
 from bus.transport.curve_auth import ClusterKey, secure_client_socket
 from engine.contract import WeightsRefused
 from engine.weight_transfer.adapter_slots import read_base
+from engine.weight_transfer.file_lock import wait_for_lock
 from engine.weight_transfer.slot_file import (
     CHUNK_BYTES,
     WINDOW_CHUNKS,
@@ -45,7 +45,6 @@ from engine.weight_transfer.slot_file import (
 ANSWER_TIMEOUT_S = 10.0  # a connection without an answer for this long is closed
 _MIN_CHUNK_BYTES = 16 * 2**10
 _BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0  # between connections; doubled after each connection without data
-_LOCK_POLL_S = 0.05  # the lock is polled, because a blocking flock cannot be cancelled
 _STOP_POLL_S = 0.1  # between checks of the stop event
 _RECONNECT_MS, _RECONNECT_MAX_MS = 50, 2_000
 _FAST_ANSWER_FRACTION = 1 / 8  # of the answer timeout
@@ -235,12 +234,7 @@ def _locked(path: Path, stop: threading.Event) -> Generator[None]:
     """The kernel releases the lock of a dead process. After `stop` the body runs without the lock."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("ab") as file:
-        while not stop.is_set():
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                stop.wait(_LOCK_POLL_S)
+        wait_for_lock(file.fileno(), stop)
         yield
 
 

@@ -35,6 +35,16 @@ class WeightLayout:
             start += -(-prod(shapes[name]) // step) * step
         self.num_bytes = prefix_bytes + start * dtype.itemsize
 
+    def list_names(self) -> list[str]:
+        """In the order of their places."""
+        return list(self._places)
+
+    def find_end(self, name: str) -> int:
+        """The offset in the body of the first byte after the parameter; the end of the body for the last one."""
+        place = self._places[name]
+        step = _ALIGNMENT // self.dtype.itemsize
+        return self._prefix_bytes + (place.start + -(-prod(place.shape) // step) * step) * self.dtype.itemsize
+
     def view(self, body: Tensor) -> dict[str, Tensor]:
         """Views of the parameters. `body`: uint8 [num_bytes]."""
         values = body[self._prefix_bytes :].view(self.dtype)

@@ -15,7 +15,7 @@ from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.sglang_engine import SGLangEngine
 from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.transports import DiskTransport
+from engine.sglang.weights.disk_transport import DiskTransport
 from engine.weight_transfer.weight_layout import load_layout
 from tests.engine.contract.bench import Traits
 from tests.engine.whole_publisher import WholePublisher

@@ -27,8 +27,10 @@ from engine.sglang.server.compatibility import ServerRequirements
 from engine.sglang.server.managed_server import SGLangServer
 from engine.sglang.weights import WeightTransport, build_extra_key
 from engine.sglang.weights.checksums import ChecksumRegistry
+from engine.sglang.weights.disk_transport import DiskTransport
+from engine.sglang.weights.ipc_transport import IpcTransport
 from engine.sglang.weights.server_parameters import compute_expected_checksums
-from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
+from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from engine.weight_transfer.weight_layout import load_layout
 from tests.engine.tiny_models import save_small_model, small_config, small_model
 from tests.engine.whole_publisher import WholePublisher
@@ -40,7 +42,7 @@ PORT = 31_200
 SEQUENCE_TOKENS = 2000
 VOCABULARY = 280
 PROMPT = np.random.default_rng(0).integers(0, VOCABULARY, 100).tolist()
-TRANSPORTS = ("disk", "tensor", "group")
+TRANSPORTS = ("disk", "tensor", "group", "ipc")
 BUCKET = 32 * 2**10  # several for the model
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -79,6 +81,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "disk": DiskTransport(layout, checksums, folder / "for_server"),
         "tensor": TensorTransport(layout, checksums, BUCKET),
         "group": ProcessGroupTransport(layout, checksums, BUCKET, timeout_s=60.0),
+        "ipc": IpcTransport(layout, checksums, BUCKET, torch.device("cpu")),
     }
     engine = EngineConfig(kind="sglang", kv_tokens=8192, max_running=16, page_tokens=1, dtype=dtype)
     requirements = ServerRequirements(engine, sglang(PORT), exported, SEQUENCE_TOKENS)

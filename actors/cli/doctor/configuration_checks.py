@@ -70,6 +70,8 @@ def check_run(run: RunConfig) -> dict[str, DoctorFinding]:
         findings |= _check_servers(run)
     if run.sglang.group_backend == "nccl" and run.sglang.weights == "group":
         findings["sglang.group_backend"] = run_check(check_nccl, 'Set sglang.group_backend to "gloo".')
+    if run.sglang.weights == "ipc" and run.engine.device == "cuda":
+        findings["sglang.weights"] = run_check(check_ipc, 'Set sglang.weights to "disk".')
     return findings
 
 
@@ -175,6 +177,14 @@ def check_nccl() -> str:
     except UnusableInput as error:
         raise UnusableInput('"nccl" needs a GPU for the generator, but its torch finds none') from error
     return f'"nccl", and {device} for the generator; the server must not use the same GPU'
+
+
+def check_ipc() -> str:
+    try:
+        device = select_device("cuda", 0)
+    except UnusableInput as error:
+        raise UnusableInput('"ipc" needs the GPU of the server in the generator, but its torch finds none') from error
+    return f'"ipc", and {device} for the first generator'
 
 
 # ---------------------------------------------------------------- external servers

@@ -20,16 +20,11 @@ from configs.task_options import TaskConfig
 from engine.data.datasets import QuestionReport, make_training_report
 from engine.data.task_inputs import build_renderer
 from engine.learner.checkpoints import is_resumable, read_trainer_state
-from engine.model.lora.lora_options import (
-    LoraOptions,
-    check_lora_targets,
-    count_published_bytes,
-    count_trained_parameters,
-    get_lora_options,
-)
-from engine.model.model_config import check_weight_shapes, load_model_config
+from engine.model.lora.lora_options import LoraOptions, check_lora_targets, count_trained_parameters, get_lora_options
+from engine.model.model_config import DecoderConfig, check_weight_shapes, load_model_config
 from engine.model.tokenizer import check_vocabulary, load_tokenizer
 from engine.model.weight_files import count_parameters
+from engine.weight_transfer.published_bytes import count_folder_bytes, count_folders, count_slot_bytes
 from policies.dialogue.chat_format import TURN_END, TURN_START
 from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
@@ -257,7 +252,7 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     model_bytes = round(copies * weights_bytes)
     training_bytes = round(copies * _FLOAT32_BYTES * (held + _TRAINING_NUMBERS * trained))
     needs = {"the learner's weights, gradients and optimizer": training_bytes} if in_main_memory else {}
-    needs["weights in shared memory"] = count_published_bytes(config, num_parameters, run)
+    needs["weights in shared memory"] = _count_shared_bytes(config, num_parameters, run)
     if run.learner.kl_coef and in_main_memory and not run.learner.lora_rank:
         needs["the reference model (learner.kl_coef)"] = model_bytes
     if run.engine.kind == "embedded" and run.engine.device == "cpu":
@@ -277,6 +272,10 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     if needed > available:
         return CheckedInput(description, (f"only {available / _GIB:.1f} GiB are available; stop other programs",))
     return CheckedInput(description)
+
+
+def _count_shared_bytes(config: DecoderConfig, num_parameters: int, run: RunConfig) -> int:
+    return count_slot_bytes(config, num_parameters, run) + count_folder_bytes(num_parameters, run)
 
 
 def read_memory_bytes() -> tuple[int, int]:
@@ -309,6 +308,7 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
     saved_bytes = sum(path.stat().st_size for path in run_folder.glob("checkpoints/*/**/*") if path.is_file())
     existing = next(path for path in (run_folder.absolute(), *run_folder.absolute().parents) if path.exists())
     versions, kept = run.num_weight_versions, run.learner.keep_checkpoints
+    folders = f" and {count} in folders for servers" if (count := count_folders(run)) else ""
     kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best one, and the one in evaluation
     copies = (kept + 3) * _SAVED_COPIES
     if run.learner.lora_rank:  # exported models; the frozen weights are saved once
@@ -316,8 +316,8 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
     needs = {
         "/dev/shm": (
             Path("/dev/shm"),
-            count_published_bytes(load_model_config(checkpoint), num_parameters, run),
-            f"{versions} versions of the weights",
+            _count_shared_bytes(load_model_config(checkpoint), num_parameters, run),
+            f"{versions} versions of the weights{folders}",
         ),
         "the disk of the run": (
             existing,

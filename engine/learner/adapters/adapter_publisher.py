@@ -11,6 +11,8 @@ from engine.learner.weight_publisher import AdapterMerger, WeightPublisher
 from engine.model.causal_lm import CausalLM
 from engine.model.lora.lora_linear import list_adapter_parameters, list_adapters, list_base_parameters
 from engine.weight_transfer.adapter_slots import ADAPTER_DTYPE, BASE_RECORD_BYTES, BASE_VERSION, AdapterBase
+from engine.weight_transfer.memory_sharing import CudaSharing
+from engine.weight_transfer.published_bytes import shares_gpu_weights
 
 
 def build_publisher(
@@ -20,7 +22,8 @@ def build_publisher(
     options = getattr(torch, run.engine.dtype), run.num_weight_versions, ranks
     if run.learner.lora_publish == "adapters":
         return AdapterPublisher(folder, model, *options)
-    return WeightPublisher(folder, list_base_parameters(model), *options, AdapterMerger(model))
+    sharing = CudaSharing(ranks.device) if shares_gpu_weights(run) else None
+    return WeightPublisher(folder, list_base_parameters(model), *options, AdapterMerger(model), sharing=sharing)
 
 
 class AdapterPublisher:

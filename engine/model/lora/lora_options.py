@@ -62,15 +62,3 @@ def count_trained_parameters(config: DecoderConfig, run: RunConfig) -> tuple[int
         return total, total
     adapters = count_adapter_parameters(config, options)
     return total + adapters, adapters
-
-
-def count_published_bytes(config: DecoderConfig, parameters: int, run: RunConfig) -> int:
-    """Of all versions in shared memory: whole weights in engine.dtype, or one base and adapters in float32.
-
-    `parameters`: of the model of `config`, without adapters.
-    """
-    base = parameters * (4 if run.engine.dtype == "float32" else 2)
-    options = get_lora_options(run.learner)
-    if run.learner.lora_publish == "merged" or options is None:
-        return run.num_weight_versions * base
-    return base + run.num_weight_versions * 4 * count_adapter_parameters(config, options)

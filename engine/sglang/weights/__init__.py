@@ -1,4 +1,4 @@
-"""Transports of new weights to an SGLang server: a folder, request bodies, or a process group.
+"""Transports of new weights to an SGLang server: a folder, request bodies, a process group, or handles of memory.
 
 Each transport pauses the server's requests in place, loads the weights and resumes the requests.
 Their next tokens have the new version; they keep their KV cache, which later requests must not

@@ -1,6 +1,7 @@
-"""The three transports of new weights to a server, and the published parameters that they send.
+"""Transports of new weights to a server without a folder, and the published parameters that all transports send.
 
-disk    a folder on the server's machine; supports data parallelism
+disk    in disk_transport.py
+ipc     in ipc_transport.py
 tensor  request bodies, in buckets: needs no shared folder or other connection
 group   a process group with the server's ranks, in buckets: gloo, or nccl between GPUs
 """
@@ -9,14 +10,10 @@ import asyncio
 import os
 import pickle
 import secrets
-import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bus.messages import WeightsPublished
@@ -27,20 +24,24 @@ from engine.sglang.weights.checksums import ChecksumRegistry
 from engine.sglang.weights.collective_thread import CollectiveThread
 from engine.sglang.weights.server_parameters import compute_expected_checksums
 from engine.weight_transfer.shared_memory import open_published
+from engine.weight_transfer.slot_mappings import SlotMappings
 from engine.weight_transfer.weight_layout import WeightLayout
 
 Bucket = Mapping[str, Tensor]
-_FILE_BYTES = 256 * 2**20  # of one file of the folder, if it has several parameters
+_VERIFYING_THREADS = 4  # of one engine; several engines of a node verify at the same time
 _HOST = "127.0.0.1"  # this machine's address for the server
 # Texts in a server's refusal that mean that it had started to write.
 _PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
 
 
 @asynccontextmanager
-async def _open_published(weights: WeightsPublished, layout: WeightLayout) -> AsyncGenerator[Bucket]:
+async def open_parameters(
+    weights: WeightsPublished, layout: WeightLayout, mappings: SlotMappings | None = None
+) -> AsyncGenerator[Bucket]:
     """Views of the published parameters. With tied embeddings there is no lm_head: the server uses the embedding."""
+    opened = open_published(weights, layout, mappings, threads=_VERIFYING_THREADS)
     with ExitStack() as stack:
-        yield await asyncio.to_thread(stack.enter_context, open_published(weights, layout))
+        yield await asyncio.to_thread(stack.enter_context, opened)
 
 
 def split_into_buckets(parameters: Mapping[str, Tensor], bucket_bytes: int) -> Iterator[dict[str, Tensor]]:
@@ -57,13 +58,13 @@ def split_into_buckets(parameters: Mapping[str, Tensor], bucket_bytes: int) -> I
         yield bucket
 
 
-def _copy_tensors(bucket: Bucket) -> dict[str, Tensor]:
+def copy_tensors(bucket: Bucket) -> dict[str, Tensor]:
     """In memory of their own: a view is saved and pickled with all the memory that it is a part of."""
     return {name: tensor.clone() for name, tensor in bucket.items()}
 
 
 def _pickle_bucket(bucket: Bucket) -> bytes:
-    return pickle.dumps(list(_copy_tensors(bucket).items()), protocol=4)
+    return pickle.dumps(list(copy_tensors(bucket).items()), protocol=4)
 
 
 # ---------------------------------------------------------------- updates while requests are paused
@@ -77,7 +78,7 @@ class UpdateProgress:
 
 
 @asynccontextmanager
-async def _generation_paused(
+async def generation_paused(
     client: SGLangClient, weights: WeightsPublished, parameters: Bucket, checksums: ChecksumRegistry
 ) -> AsyncGenerator[UpdateProgress]:
     """Pauses requests in place, and resumes them after a successful or refused update to `parameters`.
@@ -111,7 +112,7 @@ async def _verify_version(client: SGLangClient, weights: WeightsPublished) -> No
         raise EngineFailure(f"the server reports version {loaded_version} after an update to {weights.version}")
 
 
-async def _update_in_buckets(
+async def update_in_buckets(
     client: SGLangClient,
     weights: WeightsPublished,
     parameters: Bucket,
@@ -121,7 +122,7 @@ async def _update_in_buckets(
 ) -> None:
     """Pauses requests and sends all buckets; the last one carries the version, the others None."""
     buckets = list(split_into_buckets(parameters, bucket_bytes))
-    async with _generation_paused(client, weights, parameters, checksums) as progress:
+    async with generation_paused(client, weights, parameters, checksums) as progress:
         await _begin_update(client)
         try:
             for number, bucket in enumerate(buckets, 1):
@@ -147,37 +148,6 @@ async def _begin_update(client: SGLangClient) -> None:
 # ---------------------------------------------------------------- transports
 
 
-class DiskTransport:
-    """After an update, the server reports this folder as its model path."""
-
-    def __init__(self, layout: WeightLayout, checksums: ChecksumRegistry, folder: Path) -> None:
-        """`folder`: used only by this engine and only during an update; should be in memory."""
-        self._layout = layout
-        self._checksums = checksums
-        self._folder = folder
-
-    async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        try:
-            async with _open_published(weights, self._layout) as parameters:
-                await asyncio.to_thread(self._write, parameters)
-                async with _generation_paused(client, weights, parameters, self._checksums):
-                    await client.update_from_disk(self._folder, str(weights.version))
-        finally:
-            await self.close()
-
-    async def close(self) -> None:
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
-
-    def _write(self, parameters: Bucket) -> None:
-        """One file per bucket: the server reads all files of the folder."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            for number, bucket in enumerate(split_into_buckets(parameters, _FILE_BYTES)):
-                save_file(_copy_tensors(bucket), self._folder / f"model-{number:05d}.safetensors", {"format": "pt"})
-        except (OSError, SafetensorError) as error:
-            raise WeightsRefused(f"weights cannot be written to {self._folder}: {error}") from error
-
-
 class TensorTransport:
     """A payload is a pickle of [(name, tensor), ...]; each rank receives it whole."""
 
@@ -193,8 +163,8 @@ class TensorTransport:
             payload = await asyncio.to_thread(_pickle_bucket, bucket)
             await client.update_from_tensor([payload] * server.tp_size, version)
 
-        async with _open_published(weights, self._layout) as parameters:
-            await _update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
+        async with open_parameters(weights, self._layout) as parameters:
+            await update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
 
     async def close(self) -> None:
         """Nothing stays open between updates."""
@@ -224,7 +194,7 @@ class ProcessGroupTransport:
         self.group: CollectiveThread | None = None
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        async with _open_published(weights, self._layout) as parameters:
+        async with open_parameters(weights, self._layout) as parameters:
             await self._broadcast(client, weights, parameters)
 
     async def _broadcast(self, client: SGLangClient, weights: WeightsPublished, parameters: Bucket) -> None:
@@ -235,7 +205,7 @@ class ProcessGroupTransport:
             await self._run_both(group.broadcast(list(bucket.values())), server_call)
 
         try:
-            await _update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
+            await update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
         except WeightsRefused:
             await self._destroy_group(client, group)
             raise

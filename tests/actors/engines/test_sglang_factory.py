@@ -19,7 +19,9 @@ from engine.sglang.server.managed_server import TERM_GRACE_S
 from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL
 from engine.sglang.weights import WeightTransport
 from engine.sglang.weights.adapters import AdapterTransport
-from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport
+from engine.sglang.weights.disk_transport import DiskTransport
+from engine.sglang.weights.ipc_transport import IpcTransport
+from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from tests.engine.tiny_models import small_model
 
 FOLDER = RunFolder(Path("/runs/demo"))
@@ -90,7 +92,8 @@ def test_a_later_incarnation_waits_for_its_external_server(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("transport", "kind"), [("disk", DiskTransport), ("tensor", TensorTransport), ("group", ProcessGroupTransport)]
+    ("transport", "kind"),
+    [("disk", DiskTransport), ("tensor", TensorTransport), ("group", ProcessGroupTransport), ("ipc", IpcTransport)],
 )
 def test_the_configured_weight_transport_is_used(
     monkeypatch: pytest.MonkeyPatch, transport: str, kind: type[WeightTransport]

@@ -128,7 +128,7 @@ def test_a_cache_that_does_not_fit_names_a_smaller_one() -> None:
     machines = make_machines("h100", gpus=1)
     plan = build_plan(make_inputs("1.7B", "engine.kv_tokens=262144", file="qwen3_1.7b_1gpu", machines=machines))
     (change,) = (each for each in plan.changes if "engine.kv_tokens" in each.changes)
-    assert change.changes == {"engine.kv_tokens": 147_456}  # 9/16
+    assert change.changes == {"engine.kv_tokens": 131_072}  # 8/16
 
 
 @pytest.mark.parametrize("overrides", [(), ("stage=12k",)])
@@ -276,7 +276,7 @@ def test_a_plan_proposes_to_publish_adapters_if_shared_memory_is_short() -> None
     machines = PlannedMachines(1, GPUS["h100"], 1, 1024 * GIB, 5 * GIB, 4096 * GIB)
     further = (
         ("learner.lora_rank=16", "engine.kind=embedded"),
-        ("learner.lora_rank=16", "engine.kind=sglang"),
+        ("learner.lora_rank=16", "engine.kind=sglang", "sglang.weights=tensor"),
         ("learner.lora_rank=16", "engine.kind=sglang", "sglang.data_parallel=2"),  # loads no adapters
         ("learner.lora_rank=0", "engine.kind=embedded"),
     )

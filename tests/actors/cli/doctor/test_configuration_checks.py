@@ -161,6 +161,8 @@ class TestManagedServers:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
         group = ("engine.device=cuda", "sglang.weights=group", "sglang.group_backend=nccl")
         assert statuses(found(*settings, *group))["sglang.group_backend"] == status
+        ipc = ("engine.device=cuda", "sglang.weights=ipc")
+        assert statuses(found(*settings, *ipc))["sglang.weights"] == status
         assert "sglang.group_backend" not in found(*settings)
 
 

@@ -21,6 +21,7 @@ UPDATES = {
     "disk": "/update_weights_from_disk",
     "tensor": "/update_weights_from_tensor",
     "group": "/update_weights_from_distributed",
+    "ipc": "/update_weights_from_tensor",
 }
 Body = dict[str, Any]
 

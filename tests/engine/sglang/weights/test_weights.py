@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from msgspec.structs import replace
 from bus.messages import WeightsPublished
 from engine.contract import EngineFailure, WeightsRefused
 from engine.sglang.client import SGLangClient
-from engine.sglang.weights import WeightTransport, build_extra_key
+from engine.sglang.weights import WeightTransport, build_extra_key, disk_transport, ipc_transport, tensor_handles
 from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.transports import DiskTransport, ProcessGroupTransport, TensorTransport, split_into_buckets
+from engine.sglang.weights.disk_transport import DiskTransport
+from engine.sglang.weights.ipc_transport import IpcTransport
+from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport, split_into_buckets
 from engine.weight_transfer.shared_memory import open_published
 from engine.weight_transfer.weight_layout import load_layout
 from tests.engine.closeness import assert_close
@@ -75,6 +78,8 @@ def make(checkpoint: Path, tmp_path: Path) -> Make:
                 return DiskTransport(layout, checksums, folder / "for_server")
             case "tensor":
                 return TensorTransport(layout, checksums, bucket)
+            case "ipc":
+                return IpcTransport(layout, checksums, bucket, torch.device("cpu"))
             case _:
                 return ProcessGroupTransport(layout, checksums, bucket, timeout_s=timeout_s, response_timeout_s=0.1)
 
@@ -200,18 +205,75 @@ async def test_the_folder_is_removed_after_successful_and_refused_updates(
     make: Make, tmp_path: Path, weights: WeightsPublished
 ) -> None:
     await update(make("disk"), FakeWeightServer(), weights)
-    assert not (tmp_path / "for_server").exists()
+    assert list_folders(tmp_path) == []
     server = FakeWeightServer()
     server.refusals[UPDATES["disk"]] = "no"
     with pytest.raises(WeightsRefused):
         await update(make("disk"), server, weights)
-    assert not (tmp_path / "for_server").exists()
+    assert list_folders(tmp_path) == []
+
+
+def list_folders(tmp_path: Path) -> list[str]:
+    return [path.name for path in (tmp_path / "for_server").iterdir() if path.is_dir()]
+
+
+async def test_servers_of_one_node_load_one_folder(
+    make: Make, tmp_path: Path, weights: WeightsPublished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, written = [FakeWeightServer() for _ in range(4)], list[Path]()
+
+    def write(folder: Path, *rest: Any) -> None:
+        written.append(folder)
+        write_files(folder, *rest)
+
+    write_files = disk_transport._write_files  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(disk_transport, "_write_files", write)
+    loading, loaded = asyncio.Barrier(len(servers)), list[str]()
+
+    def wait_for_all(server: FakeWeightServer) -> None:
+        load = server.handlers[UPDATES["disk"]]
+
+        async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            await loading.wait()
+            loaded.append(body["model_path"])
+            return await load(request, body)
+
+        server.handlers[UPDATES["disk"]] = handle
+
+    for server in servers:
+        wait_for_all(server)
+    await asyncio.gather(*(update(make("disk"), server, weights) for server in servers))
+    for server in servers:
+        assert_all_loaded(server)
+    assert (len(written), len(set(loaded))) == (1, 1)
+    assert list_folders(tmp_path) == []
+
+
+async def test_a_cancelled_update_leaves_no_folder(
+    make: Make, server: FakeWeightServer, tmp_path: Path, weights: WeightsPublished
+) -> None:
+    loading = asyncio.Event()
+
+    async def hang(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        loading.set()
+        return await silent(request, body)
+
+    server.handlers[UPDATES["disk"]] = hang
+    transport = make("disk")
+    async with connected(server, transport) as client:
+        updating = asyncio.ensure_future(transport.update(client, weights))
+        await loading.wait()
+        assert list_folders(tmp_path) == [build_extra_key(weights)]
+        updating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await updating
+    assert list_folders(tmp_path) == []
 
 
 # ---------------------------------------------------------------- in buckets
 
 
-@pytest.mark.parametrize("name", ["tensor", "group"])
+@pytest.mark.parametrize("name", ["tensor", "group", "ipc"])
 async def test_an_update_left_open_is_closed_first(
     make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str
 ) -> None:
@@ -223,7 +285,7 @@ async def test_an_update_left_open_is_closed_first(
     assert [path for path in server.paths if path in (BEGIN, END)] == [BEGIN, BEGIN, END, BEGIN, END]
 
 
-@pytest.mark.parametrize("name", ["tensor", "group"])
+@pytest.mark.parametrize("name", ["tensor", "group", "ipc"])
 async def test_after_a_refused_second_bucket_requests_stay_paused(
     make: Make, server: FakeWeightServer, weights: WeightsPublished, name: str
 ) -> None:
@@ -249,10 +311,50 @@ async def test_an_update_to_a_server_without_a_published_parameter_fails(
     await assert_update_breaks(make(name), server, weights, r"sglang-0 lacks model\.")
 
 
-async def test_each_tensor_parallel_rank_gets_a_payload(make: Make, weights: WeightsPublished) -> None:
+@pytest.mark.parametrize("name", ["tensor", "ipc"])
+async def test_each_tensor_parallel_rank_gets_a_payload(make: Make, weights: WeightsPublished, name: str) -> None:
     server = FakeWeightServer(tp_size=2)
-    await update(make("tensor"), server, weights)
+    await update(make(name), server, weights)
     assert_all_loaded(server)
+
+
+async def test_handles_take_the_place_of_values_in_request_bodies(make: Make, weights: WeightsPublished) -> None:
+    sizes: list[int] = []
+    for name in ("tensor", "ipc"):
+        server = FakeWeightServer()
+        await update(make(name, bucket=1 << 30), server, weights)
+        (body,) = server.get_bodies(UPDATES[name])
+        sizes.append(len(body["serialized_named_tensors"][0]))
+    assert sizes[0] > weights.num_bytes > sizes[1]
+
+
+async def test_a_part_for_which_memory_is_missing_is_refused(
+    make: Make, server: FakeWeightServer, weights: WeightsPublished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> bytes:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(ipc_transport, "pickle_handles", refuse)
+    with pytest.raises(WeightsRefused, match="cannot be shared: CUDA error: out of memory"):
+        await update(make("ipc"), server, weights)
+    assert server.paths[-2:] == [END, RESUME]
+
+
+def test_a_gpu_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reduce(tensor: SimpleNamespace) -> tuple[Callable[..., None], tuple[object, ...]]:
+        return rebuild, ("cls", "size", "stride", 0, "storage", "dtype", tensor.device.index, b"handle", "rest")
+
+    def rebuild() -> None:
+        raise AssertionError("the server calls this function")
+
+    def get_properties(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(uuid=f"GPU-{device.index}")
+
+    monkeypatch.setattr(tensor_handles.reductions, "reduce_tensor", reduce)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", get_properties)
+    tensor: Any = SimpleNamespace(device=torch.device("cuda", 3))
+    _, arguments = tensor_handles._reduce_tensor(tensor)  # pyright: ignore[reportPrivateUsage]
+    assert arguments == ("cls", "size", "stride", 0, "storage", "dtype", "GPU-3", b"handle", "rest")
 
 
 def test_buckets_hold_all_parameters_in_order_within_the_size_limit() -> None:

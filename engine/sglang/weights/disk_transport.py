@@ -1,0 +1,83 @@
+"""Sends new weights in a folder on the server's machine; supports data parallelism.
+
+All servers of a node read one folder, which the first engine that needs the version writes (node_folder.py).
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from bus.messages import WeightsPublished
+from engine.contract import WeightsRefused
+from engine.sglang.client import SGLangClient
+from engine.sglang.weights import build_extra_key
+from engine.sglang.weights.checksums import ChecksumRegistry
+from engine.sglang.weights.node_folder import NodeFolders
+from engine.sglang.weights.transports import (
+    Bucket,
+    copy_tensors,
+    generation_paused,
+    open_parameters,
+    split_into_buckets,
+)
+from engine.weight_transfer.weight_layout import WeightLayout
+
+_FILE_BYTES = 256 * 2**20  # of one file of the folder, if it has several parameters
+
+
+class DiskTransport:
+    """After an update, the server reports the version's folder as its model path."""
+
+    def __init__(self, layout: WeightLayout, checksums: ChecksumRegistry, root: Path) -> None:
+        """`root`: of the folders of all engines of this run on this node; should be in memory."""
+        self._layout, self._checksums = layout, checksums
+        self._root, self._folders = root, NodeFolders(root)
+
+    async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
+        async with (
+            open_parameters(weights, self._layout) as parameters,
+            self._holding(weights, parameters) as folder,
+            generation_paused(client, weights, parameters, self._checksums),
+        ):
+            await client.update_from_disk(folder, str(weights.version))
+
+    async def close(self) -> None:
+        """Nothing stays open between updates. The launcher removes folders that a killed engine left."""
+
+    @asynccontextmanager
+    async def _holding(self, weights: WeightsPublished, parameters: Bucket) -> AsyncGenerator[Path]:
+        """The folder of these weights, which no engine removes inside the context. Raises WeightsRefused."""
+        stop = threading.Event()
+        acquiring = asyncio.ensure_future(asyncio.to_thread(self._acquire, weights, parameters, stop))
+        try:
+            yield await asyncio.shield(acquiring)
+        finally:
+            stop.set()
+            await asyncio.wait((acquiring,))
+            acquiring.exception()  # mark it as retrieved
+            await asyncio.to_thread(self._folders.release)
+
+    def _acquire(self, weights: WeightsPublished, parameters: Bucket, stop: threading.Event) -> Path:
+        """Runs in a thread, until the folder is complete or `stop` is set."""
+        try:
+            folder = self._folders.acquire(
+                build_extra_key(weights), lambda part: _write_files(part, parameters, stop), stop
+            )
+        except (OSError, SafetensorError) as error:
+            raise WeightsRefused(f"weights cannot be written to {self._root}: {error}") from error
+        if folder is None:
+            raise WeightsRefused(f"the update to version {weights.version} was cancelled")
+        return folder
+
+
+def _write_files(folder: Path, parameters: Bucket, stop: threading.Event) -> None:
+    """One file per bucket: the server reads all files of the folder."""
+    for number, bucket in enumerate(split_into_buckets(parameters, _FILE_BYTES)):
+        if stop.is_set():
+            raise WeightsRefused("the update was cancelled")
+        save_file(copy_tensors(bucket), folder / f"model-{number:05d}.safetensors", {"format": "pt"})

@@ -1,0 +1,82 @@
+"""Sends new weights in the memory of the server's device: the request bodies have only handles of it.
+
+Each bucket is copied once, from the page-locked slot to the device. The server's ranks map it, and load it from there. With
+tensor parallelism the bucket is on the first GPU of the server, and the other ranks copy from that GPU.
+On a CPU, torch's shared memory takes the place of CUDA IPC. On CUDA this has never run on a GPU.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bus.messages import WeightsPublished
+from engine.sglang.client import SGLangClient
+from engine.sglang.http_api import UpdateRefused
+from engine.sglang.weights.checksums import ChecksumRegistry
+from engine.sglang.weights.tensor_handles import pickle_handles
+from engine.sglang.weights.transports import Bucket, open_parameters, update_in_buckets
+from engine.weight_transfer.chunk_digests import count_threads
+from engine.weight_transfer.page_locks import make_page_locker
+from engine.weight_transfer.shared_memory import wait_for_copies
+from engine.weight_transfer.slot_mappings import SlotMappings
+from engine.weight_transfer.weight_layout import WeightLayout, get_layout
+
+_ENGINES_PER_NODE = 4  # that verify a version at the same time, assumed
+
+
+class IpcTransport:
+    def __init__(
+        self, layout: WeightLayout, checksums: ChecksumRegistry, bucket_bytes: int, device: torch.device
+    ) -> None:
+        """`device`: the server's first one, as this process numbers it."""
+        self._layout, self._checksums, self._bucket_bytes = layout, checksums, bucket_bytes
+        self._device = device
+        self._mappings = SlotMappings(make_page_locker(device), count_threads(_ENGINES_PER_NODE))
+
+    async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
+        server = await client.get_server_info()
+
+        async def send(bucket: Bucket, version: str | None) -> None:
+            staged = await asyncio.to_thread(_stage, bucket, self._device)
+            payloads = [await asyncio.to_thread(_pickle_staged, staged) for _ in range(server.tp_size)]
+            await client.update_from_tensor(payloads, version)
+
+        try:
+            async with open_parameters(weights, self._layout, self._mappings) as parameters:
+                await update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
+        finally:
+            if self._device.type == "cuda":
+                await asyncio.to_thread(_free_buckets, self._device)
+
+    async def close(self) -> None:
+        """Nothing stays open between updates but the mappings of slots."""
+
+
+def _stage(bucket: Bucket, device: torch.device) -> dict[str, Tensor]:
+    """Copies in new memory. Raises UpdateRefused if there is too little."""
+    dtype = next(iter(bucket.values())).dtype
+    layout = get_layout(bucket, dtype)
+    try:
+        staged = layout.view(torch.empty(layout.num_bytes, dtype=torch.uint8, device=device))
+        for name, tensor in bucket.items():
+            staged[name].copy_(tensor, non_blocking=True)
+        wait_for_copies(staged)
+    except RuntimeError as error:  # also torch.OutOfMemoryError
+        raise UpdateRefused(f"a part of the weights cannot be copied to {device}: {error}") from error
+    return staged
+
+
+def _pickle_staged(staged: Mapping[str, Tensor]) -> bytes:
+    try:
+        return pickle_handles(staged)
+    except RuntimeError as error:
+        raise UpdateRefused(f"the memory of the weights cannot be shared: {error}") from error
+
+
+def _free_buckets(device: torch.device) -> None:
+    """Memory that the server has released goes back to the GPU, which the learner and the server use too."""
+    with torch.cuda.device(device):
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()

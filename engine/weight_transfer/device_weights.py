@@ -1,0 +1,169 @@
+"""The newest published weights in the memory of the learner's GPU, for engines on the same GPU.
+
+The learner writes each version into one buffer, in the layout of a slot, and copies it from there into the slot. A record
+in the folder of the slots has the version, its digest, a checksum of the buffer, and a handle of its memory:
+
+    learner    locks the record exclusively and empties it, writes the buffer, fills the record and unlocks it
+    engine     locks the record, maps the buffer once for each handle, compares the checksum on the GPU, and copies
+
+An engine that cannot use the buffer loads the slot: it is on another GPU or node, the record has another version or is
+locked, the learner has ended, or the memory cannot be mapped.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import structlog
+import torch
+from torch import Tensor
+
+from bus.messages import WeightsPublished
+from engine.weight_transfer.file_lock import opened, try_lock
+from engine.weight_transfer.memory_sharing import MemorySharing, SharedBuffer, SharingFailed
+from engine.weight_transfer.shared_memory import copy_into, wait_for_copies
+from engine.weight_transfer.weight_layout import WeightLayout, get_layout
+
+RECORD_NAME = "device_weights"  # of the file in the folder of the slots
+_CHECKSUM_VALUES = 8 * 2**20  # of 64 bits that are summed at once
+_CHECKSUM_FACTOR, _CHECKSUM_MASK = 0x9E3779B97F4A7C15, 2**63 - 1
+
+
+class DeviceRecord(msgspec.Struct, frozen=True):
+    kind: str
+    device_id: str
+    process: int  # the learner's id
+    handle: bytes
+    version: int
+    num_bytes: int
+    digest: str
+    checksum: int
+
+
+def compute_checksum(body: Tensor) -> int:
+    """Of uint8 [num_bytes], a multiple of 8, computed on its device."""
+    sums = [values.sum() for values in body.view(torch.int64).split(_CHECKSUM_VALUES)]
+    total = 0
+    for part in torch.stack(sums).tolist():
+        total = (total * _CHECKSUM_FACTOR + part) & _CHECKSUM_MASK
+    return total
+
+
+class DeviceWeightsWriter:
+    """The learner's side. Without a free record or memory, a version is only in its slot."""
+
+    def __init__(self, folder: Path, num_bytes: int, sharing: MemorySharing) -> None:
+        """`folder`: of the slots."""
+        self._path, self._num_bytes, self._sharing = folder / RECORD_NAME, num_bytes, sharing
+        self._buffer: SharedBuffer | None = None
+        self._has_failed = False
+        self._record: int | None = None  # the open record while the buffer is written
+
+    def begin(self) -> Tensor | None:
+        """The buffer, to be written, until `finish`. None if an engine still copies the version before."""
+        buffer = self._allocate()
+        if buffer is None:
+            return None
+        record = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not try_lock(record):
+            os.close(record)
+            structlog.get_logger().info("weights.not_on_device", cause="an engine still copies the version before")
+            return None
+        os.ftruncate(record, 0)
+        self._record = record
+        return buffer.body
+
+    def finish(self, published: WeightsPublished) -> None:
+        """The buffer holds these weights."""
+        if self._record is None or self._buffer is None:
+            return
+        record = DeviceRecord(
+            kind=self._sharing.kind,
+            device_id=self._sharing.device_id,
+            process=os.getpid(),
+            handle=self._buffer.handle,
+            version=published.version,
+            num_bytes=published.num_bytes,
+            digest=published.digest,
+            checksum=compute_checksum(self._buffer.body),
+        )
+        os.pwrite(self._record, msgspec.msgpack.encode(record), 0)
+        os.close(self._record)  # unlocks it
+        self._record = None
+
+    def close(self) -> None:
+        self._path.unlink(missing_ok=True)
+        if self._record is not None:
+            os.close(self._record)
+        self._record = self._buffer = None
+
+    def _allocate(self) -> SharedBuffer | None:
+        if self._buffer is None and not self._has_failed:
+            try:
+                self._buffer = self._sharing.allocate(self._num_bytes)
+            except SharingFailed as failure:
+                self._has_failed = True
+                structlog.get_logger().warning("weights.not_on_device", cause=str(failure))
+        return self._buffer
+
+
+class DeviceWeightsReader:
+    """An engine's side."""
+
+    def __init__(self, sharing: MemorySharing) -> None:
+        self.num_loads = self.num_fallbacks = 0
+        self._sharing = sharing
+        self._handle, self._body = b"", torch.empty(0, dtype=torch.uint8)  # of the mapped buffer
+
+    def load(self, published: WeightsPublished, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
+        """Copy the published weights into `parameters`. False, without a change, if they must come from the slot."""
+        try:
+            self._load(published, parameters, get_layout(parameters, dtype))
+        except SharingFailed as failure:
+            self.num_fallbacks += 1
+            structlog.get_logger().info(
+                "weights.from_slot", version=published.version, cause=str(failure), fallbacks=self.num_fallbacks
+            )
+            return False
+        self.num_loads += 1
+        return True
+
+    def _load(self, published: WeightsPublished, parameters: Mapping[str, Tensor], layout: WeightLayout) -> None:
+        path = Path(published.path).with_name(RECORD_NAME)
+        try:
+            with opened(path) as file:
+                if not try_lock(file, shared=True):
+                    raise SharingFailed("the learner writes other weights into its buffer")
+                body = self._map_verified(_read_record(file), published, layout)
+                with torch.no_grad():
+                    for name, source in layout.view(body).items():
+                        copy_into(parameters[name], source)
+                    wait_for_copies(parameters)
+        except FileNotFoundError:
+            raise SharingFailed("the learner has no buffer of weights on this machine") from None
+
+    def _map_verified(self, record: DeviceRecord, published: WeightsPublished, layout: WeightLayout) -> Tensor:
+        if (record.kind, record.device_id) != (self._sharing.kind, self._sharing.device_id):
+            raise SharingFailed(f"the learner's buffer is on {record.device_id}, not on {self._sharing.device_id}")
+        if (record.version, record.digest) != (published.version, published.digest):
+            raise SharingFailed(f"the learner's buffer holds version {record.version}, or other weights")
+        if not record.num_bytes == published.num_bytes == layout.num_bytes:
+            raise SharingFailed(f"the buffer has {record.num_bytes} bytes, but the model needs {layout.num_bytes}")
+        if not Path(f"/proc/{record.process}").exists():
+            raise SharingFailed(f"the process {record.process} has ended, which had the buffer")
+        if record.handle != self._handle:
+            self._handle, self._body = b"", torch.empty(0, dtype=torch.uint8)  # the earlier learner's
+            self._body = self._sharing.open(record.handle, record.num_bytes)
+            self._handle = record.handle
+        if compute_checksum(self._body) != record.checksum:
+            raise SharingFailed(f"the buffer of version {record.version} has another checksum")
+        return self._body
+
+
+def _read_record(file: int) -> DeviceRecord:
+    """Empty if the learner was killed while it wrote the buffer."""
+    try:
+        return msgspec.msgpack.decode(os.pread(file, os.fstat(file).st_size, 0), type=DeviceRecord)
+    except msgspec.DecodeError as error:
+        raise SharingFailed("the learner has not finished its buffer") from error

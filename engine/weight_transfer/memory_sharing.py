@@ -1,0 +1,84 @@
+"""Memory of a device that another process of the machine maps by a handle: CUDA IPC.
+
+MemorySharing is the seam: the tests use files in shared memory in place of a GPU's memory.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+
+
+class SharingFailed(Exception):
+    """The memory cannot be shared or mapped. `str(error)` is the cause."""
+
+
+class SharedBuffer(NamedTuple):
+    body: Tensor  # uint8 [num_bytes]; the memory is shared as long as this tensor lives
+    handle: bytes
+
+
+class MemorySharing(Protocol):
+    @property
+    def kind(self) -> str:
+        """Of the handles."""
+        ...
+
+    @property
+    def device_id(self) -> str:
+        """The same in all processes of the machine, and unique on it."""
+        ...
+
+    def allocate(self, num_bytes: int) -> SharedBuffer:
+        """Raises SharingFailed."""
+        ...
+
+    def open(self, handle: bytes, num_bytes: int) -> Tensor:
+        """The memory of another process, uint8 [num_bytes]. Raises SharingFailed."""
+        ...
+
+
+class _CudaHandle(msgspec.Struct, frozen=True, array_like=True):
+    """What torch.UntypedStorage._share_cuda_ returns after the device, and _new_shared_cuda takes."""
+
+    memory: bytes
+    num_bytes: int
+    offset: int  # in the allocation, which may hold other tensors
+    ref_counter: bytes
+    ref_counter_offset: int
+    event: bytes
+    needs_event: bool
+
+
+class CudaSharing:
+    """A process cannot open its own handles."""
+
+    kind = "cuda"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def device_id(self) -> str:
+        """Independent of CUDA_VISIBLE_DEVICES."""
+        return str(torch.cuda.get_device_properties(self._device).uuid)
+
+    def allocate(self, num_bytes: int) -> SharedBuffer:
+        try:
+            body = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            storage: Any = body.untyped_storage()
+            _, *fields = storage._share_cuda_()
+        except RuntimeError as error:  # also torch.OutOfMemoryError
+            raise SharingFailed(str(error).partition("\n")[0]) from error
+        return SharedBuffer(body, msgspec.msgpack.encode(fields))
+
+    def open(self, handle: bytes, num_bytes: int) -> Tensor:
+        fields = msgspec.structs.astuple(msgspec.msgpack.decode(handle, type=_CudaHandle))
+        storages: Any = torch.UntypedStorage
+        try:
+            storage = storages._new_shared_cuda(self._device.index or 0, *fields)
+            empty = torch.empty(0, dtype=torch.uint8, device=self._device)
+            return empty.set_(storage, 0, (num_bytes,), (1,))
+        except RuntimeError as error:
+            raise SharingFailed(str(error).partition("\n")[0]) from error

@@ -1,0 +1,72 @@
+"""Page-locked memory of mapped slots: a GPU copies it asynchronously, and at the full rate of its link.
+
+Memory is registered once for each mapping, since that takes about as long as a copy, and not for each version.
+"""
+
+import weakref
+from contextlib import suppress
+from mmap import mmap
+from typing import Any, Protocol
+
+import numpy as np
+import structlog
+import torch
+
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
+
+
+class PageLocker(Protocol):
+    def register(self, address: int, num_bytes: int) -> bool:
+        """False if the memory stays pageable."""
+        ...
+
+    def unregister(self, address: int) -> None: ...
+
+
+class CudaPageLocker:
+    """A failure is logged and leaves the memory pageable: copies are then slower, but right."""
+
+    def __init__(self, device: torch.device) -> None:
+        """`device`: another one than the process uses would get a CUDA context, which takes memory."""
+        self._device = device
+
+    def register(self, address: int, num_bytes: int) -> bool:
+        with torch.cuda.device(self._device):
+            error = int(_get_cudart().cudaHostRegister(address, num_bytes, _PORTABLE))
+            if error == 0:
+                return True
+            with suppress(RuntimeError):  # the next launch of a kernel reports this error again, and clears it
+                torch.zeros(1, device=self._device)
+        structlog.get_logger().warning("weights.pages_not_locked", cuda_error=error, bytes=num_bytes)
+        return False
+
+    def unregister(self, address: int) -> None:
+        with torch.cuda.device(self._device):
+            _get_cudart().cudaHostUnregister(address)
+
+
+def _get_cudart() -> Any:  # torch's stubs do not describe it
+    return torch.cuda.cudart()
+
+
+def make_page_locker(device: torch.device) -> PageLocker | None:
+    """None for a device that reads main memory itself."""
+    return CudaPageLocker(device) if device.type == "cuda" else None
+
+
+class LockedPages:
+    """The pages of a mapping stay locked until this object is deleted. The mapping must be shared and writable."""
+
+    def __init__(self, content: mmap, locker: PageLocker | None) -> None:
+        self.is_locked = False
+        if locker is None:
+            return
+        address = np.frombuffer(content, np.uint8).ctypes.data
+        self.is_locked = locker.register(address, len(content))
+        if self.is_locked:
+            weakref.finalize(self, _unregister, locker, address, content)
+
+
+def _unregister(locker: PageLocker, address: int, content: mmap) -> None:
+    """`content` is an argument because the pages must be mapped until now."""
+    locker.unregister(address)

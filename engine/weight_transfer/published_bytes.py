@@ -1,0 +1,47 @@
+"""Bytes of published weights on their way to the engines, without torch: for the checks and the plan of a run."""
+
+from configs.schema import RunConfig
+from engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
+from engine.model.model_config import DecoderConfig
+
+MAX_FOLDERS = 2  # for servers that exist at the same time, with the one in writing (engine.sglang.weights.node_folder)
+_VALUE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def count_slot_bytes(config: DecoderConfig, parameters: int, run: RunConfig) -> int:
+    """Of all versions in shared memory: whole weights in engine.dtype, or one base and adapters in float32.
+
+    `parameters`: of the model of `config`, without adapters.
+    """
+    base = count_version_bytes(parameters, run)
+    options = get_lora_options(run.learner)
+    if run.learner.lora_publish == "merged" or options is None:
+        return run.num_weight_versions * base
+    return base + run.num_weight_versions * 4 * count_adapter_parameters(config, options)
+
+
+def count_folders(run: RunConfig) -> int:
+    """Folders of whole weights that the servers of a node read at the same time.
+
+    A second one exists while an engine that restarts still reads the version before. Several servers share a folder.
+    """
+    if run.engine.kind != "sglang" or run.sglang.weights != "disk":
+        return 0
+    return min(MAX_FOLDERS, run.engine.num_engines)
+
+
+def count_folder_bytes(parameters: int, run: RunConfig) -> int:
+    return count_folders(run) * count_version_bytes(parameters, run)
+
+
+def shares_gpu_weights(run: RunConfig) -> bool:
+    """Whether the learner keeps the published weights on its GPU for the embedded engine there: only a single rank, which
+    has whole parameters, and only whole weights."""
+    is_on_gpu = run.learner.device == "cuda" == run.engine.device and run.engine.kind == "embedded"
+    has_one_rank = run.learner.ranks * run.cluster.learner_nodes == 1
+    return run.engine.share_gpu_weights and is_on_gpu and has_one_rank and run.learner.lora_publish == "merged"
+
+
+def count_version_bytes(parameters: int, run: RunConfig) -> int:
+    """Of whole weights in engine.dtype."""
+    return parameters * _VALUE_BYTES[run.engine.dtype]

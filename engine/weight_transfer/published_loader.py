@@ -1,0 +1,45 @@
+"""How an embedded engine loads a published version.
+
+adapters                     from a slot, merged with their base
+weights of a learner with    from the memory of that GPU; if it cannot be used, from the slot. Never run on a GPU
+  one rank on the same GPU
+other weights                from a slot, with page-locked memory for an engine on a GPU
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bus.messages import WeightsPublished
+from engine.model.lora.lora_options import LoraOptions
+from engine.weight_transfer.adapter_slots import AdapterLoader
+from engine.weight_transfer.chunk_digests import count_device_threads
+from engine.weight_transfer.device_weights import DeviceWeightsReader
+from engine.weight_transfer.memory_sharing import CudaSharing, MemorySharing
+from engine.weight_transfer.page_locks import make_page_locker
+from engine.weight_transfer.shared_memory import load_published
+from engine.weight_transfer.slot_mappings import SlotMappings
+
+
+class PublishedLoader:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        lora: LoraOptions | None = None,
+        sharing: MemorySharing | None = None,
+    ) -> None:
+        """`lora`: published weights are adapters. `sharing`: by which a learner on `device` shares its memory."""
+        self._dtype = dtype
+        self._mappings = SlotMappings(make_page_locker(device), count_device_threads(device))
+        self._adapters = None if lora is None else AdapterLoader(dtype, lora, self._mappings)
+        sharing = CudaSharing(device) if sharing is None and device.type == "cuda" else sharing
+        self.device_reader = None if sharing is None or lora is not None else DeviceWeightsReader(sharing)
+
+    def load(self, weights: WeightsPublished, parameters: Mapping[str, Tensor]) -> None:
+        """Raises WeightsRefused; `parameters` then keep their values."""
+        if self._adapters is not None:
+            self._adapters.load(weights, parameters)
+        elif self.device_reader is None or not self.device_reader.load(weights, parameters, self._dtype):
+            load_published(weights, parameters, self._dtype, self._mappings)

@@ -1,0 +1,147 @@
+"""Memory of weights on their way to the engines, per transport: slots, folders of servers, parts of a transfer."""
+
+from io import StringIO
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from analysis.planning.memory_plan import plan_gpu, plan_host
+from analysis.planning.plan_inputs import GIB, GPUS, PlanInputs
+from analysis.planning.plan_table import build_plan_tables, describe_remedy
+from analysis.planning.run_plan import build_plan
+from analysis.planning.storage_plan import plan_shared_memory
+from engine.weight_transfer.published_bytes import MAX_FOLDERS, count_slot_bytes, shares_gpu_weights
+from tests.analysis.planning.test_run_plan import STAGES, find, get_bytes, make_inputs, make_machines
+
+WHOLE = 2 * 14_768_307_200  # of Qwen3-14B in bfloat16
+BUCKET = 512 * 2**20
+
+
+def make_14b(*overrides: str) -> PlanInputs:
+    """On eight servers that share the learner's GPUs."""
+    return make_inputs("14B", *overrides, file="rstar2_14b_8gpu", machines=make_machines("h100"))
+
+
+def list_shared(inputs: PlanInputs) -> dict[str, float]:
+    return get_bytes(plan_shared_memory(inputs))
+
+
+def test_eight_servers_with_folders_need_two_slots_and_two_folders_instead_of_eight() -> None:
+    inputs = make_14b()
+    assert inputs.run.engine.num_engines == 8
+    assert list_shared(inputs) == {"published weights": 2 * WHOLE, "weights for servers": MAX_FOLDERS * WHOLE}
+    one = make_14b("engine.num_engines=1")
+    assert list_shared(one) == {"published weights": 2 * WHOLE, "weights for servers": WHOLE}
+    assert get_bytes(plan_host(inputs))["weights in shared memory"] == 4 * WHOLE
+
+
+@pytest.mark.parametrize(("transport", "buckets"), [("tensor", 6), ("group", 2)])
+def test_parts_of_a_transfer_need_no_folder_but_main_memory_and_a_part_on_each_gpu(
+    transport: str, buckets: int
+) -> None:
+    inputs = make_14b(f"sglang.weights={transport}")
+    assert list_shared(inputs) == {"published weights": 2 * WHOLE}
+    assert get_bytes(plan_host(inputs))["weight buckets"] == 8 * buckets * BUCKET
+    gpu = plan_gpu(inputs)
+    assert gpu is not None
+    assert get_bytes(gpu)["weight bucket"] == BUCKET
+
+
+def test_handles_need_no_main_memory_but_parts_and_a_context_on_each_gpu() -> None:
+    inputs = make_14b("sglang.weights=ipc")
+    assert list_shared(inputs) == {"published weights": 2 * WHOLE}
+    assert "weight buckets" not in get_bytes(plan_host(inputs))
+    gpu = plan_gpu(inputs)
+    assert gpu is not None
+    assert get_bytes(gpu)["weight bucket"] == 2 * BUCKET + GIB / 2
+    assert build_plan(inputs).shortfalls == []
+    on_cpu = make_14b("sglang.weights=ipc", "engine.device=cpu", "engine.kv_tokens=16384", "sglang.colocate=false")
+    assert list_shared(on_cpu) == {"published weights": 2 * WHOLE, "weight buckets": 8 * 2 * BUCKET}
+    assert get_bytes(plan_host(on_cpu))["weights in shared memory"] == 2 * WHOLE + 16 * BUCKET
+
+
+def test_request_bodies_are_counted_for_each_rank_of_a_server() -> None:
+    ranks = ("sglang.tensor_parallel=2", "engine.num_engines=4")
+    assert get_bytes(plan_host(make_14b("sglang.weights=tensor", *ranks)))["weight buckets"] == 4 * 11 * BUCKET
+
+
+def test_a_part_is_no_larger_than_the_weights() -> None:
+    inputs = make_14b("sglang.weights=group", "sglang.bucket_mib=1048576")
+    assert get_bytes(plan_host(inputs))["weight buckets"] == 8 * 2 * WHOLE
+
+
+def test_published_adapters_need_a_folder_for_their_base() -> None:
+    adapters = ("learner.lora_rank=16", "learner.lora_publish=adapters")
+    inputs = make_14b(*adapters)
+    slots = count_slot_bytes(inputs.config, inputs.size.total, inputs.run)
+    assert WHOLE < slots < 1.1 * WHOLE
+    assert list_shared(inputs) == {"published weights": slots, "weights for servers": 2 * WHOLE}
+
+
+def test_embedded_engines_map_the_slots_and_need_nothing_else() -> None:
+    inputs = make_14b("engine.kind=embedded", "engine.kv_tokens=16384", "sglang.colocate=false")
+    assert list_shared(inputs) == {"published weights": 2 * WHOLE}
+    assert "weight buckets" not in get_bytes(plan_host(inputs))
+
+
+def test_an_embedded_engine_on_the_gpu_of_a_single_rank_needs_the_published_weights_there_too() -> None:
+    machines = make_machines("h100", gpus=1)
+    shared, alone = (
+        make_inputs("1.7B", f"engine.share_gpu_weights={value}", file="qwen3_1.7b_1gpu", machines=machines)
+        for value in ("true", "false")
+    )
+    with_buffer, without = plan_gpu(shared), plan_gpu(alone)
+    assert with_buffer is not None
+    assert without is not None
+    assert get_bytes(with_buffer)["published weights"] == 2 * shared.size.total
+    assert with_buffer.needed_bytes - without.needed_bytes == 2 * shared.size.total
+    assert list_shared(shared) == list_shared(alone)
+
+
+def test_a_gpu_without_room_for_the_published_weights_names_the_key() -> None:
+    fits = make_inputs(
+        "1.7B", "engine.share_gpu_weights=false", file="qwen3_1.7b_1gpu", machines=make_machines("h100", 1)
+    )
+    needed = plan_gpu(fits)
+    assert needed is not None
+    machines = replace(fits.machines, gpu=replace(GPUS["h100"], memory_bytes=needed.needed_bytes + 2**20))
+    plan = build_plan(make_inputs("1.7B", file="qwen3_1.7b_1gpu", machines=machines))
+    assert {"engine.share_gpu_weights": False} in [change.changes for change in plan.changes]
+    (short,) = plan.shortfalls
+    assert "engine.share_gpu_weights = false" in describe_remedy(plan, short)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("learner.device=cpu",),
+        ("engine.device=cpu",),
+        ("learner.ranks=2",),
+        ("engine.kind=sglang",),
+        ("learner.lora_rank=8", "learner.lora_publish=adapters"),
+    ],
+)
+def test_other_runs_keep_no_published_weights_on_a_gpu(settings: tuple[str, ...]) -> None:
+    run = make_inputs("1.7B", *settings, file="qwen3_1.7b_1gpu").run
+    assert run.engine.share_gpu_weights
+    assert not shares_gpu_weights(run)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_14b_fits_eight_h100_and_the_plan_prints_the_folders(stage: str) -> None:
+    plan = build_plan(make_14b(stage))
+    assert plan.shortfalls == []
+    assert 70 * GIB < find(plan, "GPU memory").needed_bytes < 80e9
+    output = StringIO()
+    Console(file=output, width=160).print(build_plan_tables(plan))
+    assert "weights for servers" in output.getvalue()
+    assert "1 folder for all servers of the node, and 1 while an engine restarts" in output.getvalue()
+
+
+def test_a_shared_memory_without_room_for_folders_names_a_transport_that_needs_none() -> None:
+    inputs = make_14b()
+    machines = make_machines("h100")
+    plan = build_plan(PlanInputs(inputs.run, inputs.config, replace(machines, shared_memory_bytes=64 * GIB)))
+    assert [each.name for each in plan.shortfalls] == ["shared memory"]
+    assert [change.changes for change in plan.changes] == [{"sglang.weights": "tensor"}]

@@ -1,0 +1,310 @@
+"""Weights in the memory of the learner's device; a file is the memory here. The CUDA calls have never run on a GPU."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from bus.messages import WeightsPublished
+from engine.contract import WeightsRefused
+from engine.learner.distributed import RankGroup
+from engine.learner.weight_publisher import WeightPublisher
+from engine.weight_transfer.device_weights import RECORD_NAME, DeviceRecord, compute_checksum
+from engine.weight_transfer.file_lock import opened, try_lock
+from engine.weight_transfer.memory_sharing import CudaSharing, SharingFailed
+from engine.weight_transfer.published_loader import PublishedLoader
+from engine.weight_transfer.slot_file import get_body_offset
+from tests.engine.weight_transfer.host_sharing import HostSharing
+
+SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
+DTYPE = torch.bfloat16
+CPU = torch.device("cpu")
+
+
+class Transfer:
+    """A learner and one engine on the same device."""
+
+    def __init__(self, folder: Path, *, engine: HostSharing | None = None, learner: HostSharing | None = None) -> None:
+        memory = folder / "memory"
+        memory.mkdir(exist_ok=True)
+        self.folder = folder / "slots"
+        self.learner_memory, self.engine_memory = learner or HostSharing(memory), engine or HostSharing(memory)
+        self.source = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+        self.publisher = WeightPublisher(self.folder, self.source, DTYPE, sharing=self.learner_memory)
+        self.loader = PublishedLoader(DTYPE, CPU, sharing=self.engine_memory)
+        assert self.loader.device_reader is not None
+        self.reader = self.loader.device_reader
+
+    def publish(self, version: int) -> WeightsPublished:
+        for parameter in self.source.values():
+            parameter.normal_()
+        published = self.publisher.publish(version)
+        assert published is not None
+        return published
+
+    def load(self, published: WeightsPublished) -> dict[str, Tensor]:
+        target = make_target()
+        self.loader.load(published, target)
+        return target
+
+    def is_loaded(self, target: Mapping[str, Tensor]) -> bool:
+        return all(torch.equal(target[name], self.source[name].to(DTYPE)) for name in SHAPES)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.reader.num_loads, self.reader.num_fallbacks
+
+
+def make_target() -> dict[str, Tensor]:
+    return {name: torch.full(shape, -1.0, dtype=DTYPE) for name, shape in SHAPES.items()}
+
+
+def damage_slot(published: WeightsPublished) -> None:
+    with Path(published.path).open("r+b") as file:
+        file.seek(get_body_offset(published.num_bytes) + 9)
+        file.write(b"\x55\x55")
+
+
+def test_an_engine_copies_each_version_from_the_device_and_maps_the_memory_once(tmp_path: Path) -> None:
+    transfer = Transfer(tmp_path)
+    for version in range(4):
+        published = transfer.publish(version)
+        damage_slot(published)  # it is not read
+        assert transfer.is_loaded(transfer.load(published))
+    assert transfer.counts == (4, 0)
+    assert (transfer.learner_memory.num_allocated, transfer.engine_memory.num_opened) == (1, 1)
+
+
+def test_the_slot_holds_the_same_weights_for_other_engines(tmp_path: Path) -> None:
+    transfer = Transfer(tmp_path)
+    published = transfer.publish(1)
+    target = make_target()
+    PublishedLoader(DTYPE, CPU).load(published, target)
+    assert transfer.is_loaded(target)
+
+
+@pytest.mark.parametrize(
+    ("memory", "cause"),
+    [
+        (partial(HostSharing, device_id="another GPU"), "is on memory, not on another GPU"),
+        (partial(HostSharing, fails=True), "the handle cannot be opened"),
+    ],
+    ids=["another device", "no mapping"],
+)
+def test_an_engine_that_cannot_use_the_memory_loads_the_slot_and_counts_it(
+    tmp_path: Path, memory: Any, cause: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transfer = Transfer(tmp_path, engine=memory(tmp_path))
+    for version in range(2):
+        assert transfer.is_loaded(transfer.load(transfer.publish(version)))
+    assert transfer.counts == (0, 2)
+    assert cause in capsys.readouterr().out
+
+
+def test_the_slot_is_loaded_if_the_learner_has_no_memory_for_a_buffer(tmp_path: Path) -> None:
+    transfer = Transfer(tmp_path, learner=HostSharing(tmp_path, fails=True))
+    for version in range(2):
+        assert transfer.is_loaded(transfer.load(transfer.publish(version)))
+    assert transfer.counts == (0, 2)
+    assert not (transfer.folder / RECORD_NAME).exists()
+
+
+def test_an_earlier_version_is_loaded_from_its_slot(tmp_path: Path) -> None:
+    transfer = Transfer(tmp_path)
+    old = transfer.publish(1)
+    expected = transfer.load(old)
+    transfer.publish(2)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in transfer.load(old).items())
+    assert transfer.counts == (1, 1)
+
+
+def test_a_version_trained_again_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    transfer = Transfer(tmp_path)
+    published = transfer.publish(1)
+    target = make_target()
+    with pytest.raises(WeightsRefused):
+        transfer.loader.load(replace(published, digest="00" * 16), target)
+    assert all(torch.equal(tensor, make_target()[name]) for name, tensor in target.items())
+    assert transfer.counts == (0, 1)
+
+
+def read_record(folder: Path) -> DeviceRecord:
+    return msgspec.msgpack.decode((folder / RECORD_NAME).read_bytes(), type=DeviceRecord)
+
+
+def change_record(folder: Path, **changes: Any) -> None:
+    (folder / RECORD_NAME).write_bytes(msgspec.msgpack.encode(replace(read_record(folder), **changes)))
+
+
+def test_memory_with_another_checksum_is_not_copied(tmp_path: Path) -> None:
+    transfer = Transfer(tmp_path)
+    published = transfer.publish(1)
+    with Path(read_record(transfer.folder).handle.decode()).open("r+b") as memory:
+        memory.seek(500)
+        memory.write(b"\x55\x55")
+    assert transfer.is_loaded(transfer.load(published))
+    assert transfer.counts == (0, 1)
+
+
+def test_the_memory_of_a_process_that_has_ended_is_not_used(tmp_path: Path) -> None:
+    transfer = Transfer(tmp_path)
+    published = transfer.publish(1)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    change_record(transfer.folder, process=ended.pid)
+    assert transfer.is_loaded(transfer.load(published))
+    assert (transfer.counts, transfer.engine_memory.num_opened) == ((0, 1), 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x81", b"\xff" * 40], ids=["empty", "cut off", "not a record"])
+def test_an_unfinished_record_is_not_used(tmp_path: Path, content: bytes) -> None:
+    transfer = Transfer(tmp_path)
+    published = transfer.publish(1)
+    (transfer.folder / RECORD_NAME).write_bytes(content)
+    assert transfer.is_loaded(transfer.load(published))
+    assert transfer.counts == (0, 1)
+
+
+def test_a_buffer_that_an_engine_copies_is_not_overwritten(tmp_path: Path) -> None:
+    transfer = Transfer(tmp_path)
+    transfer.publish(1)
+    handle = Path(read_record(transfer.folder).handle.decode())
+    before = handle.read_bytes()
+    with opened(transfer.folder / RECORD_NAME) as record:
+        assert try_lock(record, shared=True)
+        published = transfer.publish(2)
+        assert handle.read_bytes() == before
+    assert transfer.is_loaded(transfer.load(published))
+    assert transfer.counts == (0, 1)
+    assert transfer.is_loaded(transfer.load(transfer.publish(3)))
+    assert transfer.counts == (1, 1)
+
+
+def test_a_buffer_in_writing_is_not_read(tmp_path: Path) -> None:
+    transfer = Transfer(tmp_path)
+    published = transfer.publish(1)
+    with opened(transfer.folder / RECORD_NAME) as record:
+        assert try_lock(record)
+        assert transfer.is_loaded(transfer.load(published))
+    assert transfer.counts == (0, 1)
+
+
+def test_the_memory_of_a_restarted_learner_is_mapped_too(tmp_path: Path) -> None:
+    first = Transfer(tmp_path)
+    first.load(first.publish(1))
+    second = Transfer(tmp_path, learner=HostSharing(tmp_path))
+    published = second.publish(2)
+    target = first.load(published)
+    assert second.is_loaded(target)
+    assert first.counts == (2, 0)
+    assert first.engine_memory.num_opened == 2
+
+
+def test_a_closed_publisher_leaves_no_record(tmp_path: Path) -> None:
+    transfer = Transfer(tmp_path)
+    published = transfer.publish(1)
+    transfer.publisher.close()
+    with pytest.raises(WeightsRefused, match="cannot be read"):
+        transfer.load(published)
+    assert transfer.counts == (0, 1)
+
+
+def test_ranks_that_share_the_parameters_make_no_buffer(tmp_path: Path) -> None:
+    memory = HostSharing(tmp_path)
+    publisher = WeightPublisher(
+        tmp_path, {"a": torch.ones(4)}, DTYPE, ranks=RankGroup(rank=1, world_size=2, local_world_size=2), sharing=memory
+    )
+    publisher.close()
+    assert memory.num_allocated == 0
+
+
+def test_a_checksum_depends_on_each_value_and_on_the_order_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.weight_transfer.device_weights._CHECKSUM_VALUES", 4)
+    values = torch.randint(-(2**62), 2**62, (19,))
+    body = values.view(torch.uint8)
+    checksum = compute_checksum(body)
+    assert compute_checksum(body.clone()) == checksum
+    changed = body.clone()
+    changed[100] ^= 1
+    swapped = torch.cat((values[4:8], values[:4], values[8:])).view(torch.uint8)
+    assert len({checksum, compute_checksum(changed), compute_checksum(swapped)}) == 3
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from engine.weight_transfer.device_weights import DeviceWeightsWriter
+from tests.engine.weight_transfer.host_sharing import HostSharing
+
+writer = DeviceWeightsWriter(Path(sys.argv[1]), int(sys.argv[2]), HostSharing(Path(sys.argv[3])))
+writer.begin().fill_(7)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_killed_while_it_writes_leaves_no_usable_record(tmp_path: Path) -> None:
+    transfer = Transfer(tmp_path)
+    published = transfer.publish(1)
+    argv = [sys.executable, "-c", KILLED, str(transfer.folder), str(published.num_bytes), str(tmp_path)]
+    assert subprocess.run(argv, timeout=60, cwd=Path.cwd()).returncode == -signal.SIGKILL
+    assert transfer.is_loaded(transfer.load(published))
+    assert transfer.counts == (0, 1)
+    assert transfer.is_loaded(transfer.load(transfer.publish(2)))
+    assert transfer.counts == (1, 1)
+
+
+# ---------------------------------------------------------------- the calls of CUDA
+
+
+class FakeStorage:
+    """The private functions of torch's storages, without a GPU."""
+
+    shared = (0, b"memory", 4096, 512, b"counter", 3, b"event", True)
+
+    def _share_cuda_(self) -> tuple[Any, ...]:
+        return self.shared
+
+
+def test_a_cuda_handle_carries_what_torch_needs_to_map_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[Any, ...]] = []
+
+    def open_storage(*arguments: Any) -> torch.UntypedStorage:
+        opened.append(arguments)
+        return torch.zeros(4096, dtype=torch.uint8).untyped_storage()
+
+    class FakeBody(torch.Tensor):
+        def untyped_storage(self) -> Any:
+            return FakeStorage()
+
+    empty = torch.empty
+
+    def make_empty(size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        assert device == torch.device("cuda", 2)
+        return empty(size, dtype=dtype).as_subclass(FakeBody) if size else empty(0, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", make_empty)
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", open_storage, raising=False)
+    sharing = CudaSharing(torch.device("cuda", 2))
+    body = sharing.open(sharing.allocate(4096).handle, 4096)
+    assert (body.dtype, body.numel()) == (torch.uint8, 4096)
+    assert opened == [(2, *FakeStorage.shared[1:])]
+
+
+def test_an_error_of_cuda_is_a_failure_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("CUDA error: invalid resource handle\nCompile with `TORCH_USE_CUDA_DSA`")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(SharingFailed, match=r"^CUDA error: invalid resource handle$"):
+        CudaSharing(torch.device("cuda", 0)).allocate(64)

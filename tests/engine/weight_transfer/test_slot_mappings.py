@@ -1,0 +1,179 @@
+"""Kept mappings of slots and their locked pages, on both sides of a transfer."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bus.messages import WeightsPublished
+from engine.contract import WeightsRefused
+from engine.learner import weight_publisher
+from engine.learner.weight_publisher import WeightPublisher
+from engine.weight_transfer.page_locks import CudaPageLocker, make_page_locker
+from engine.weight_transfer.shared_memory import load_published
+from engine.weight_transfer.slot_file import compute_file_bytes, get_body_offset
+from engine.weight_transfer.slot_mappings import SlotMappings
+from tests.engine.weight_transfer.fake_locker import FakePageLocker
+
+GPU = torch.device("cuda", 1)
+SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
+
+
+def make_parameters(value: float) -> dict[str, Tensor]:
+    return {name: torch.full(shape, value) for name, shape in SHAPES.items()}
+
+
+def publish(publisher: WeightPublisher, version: int) -> WeightsPublished:
+    published = publisher.publish(version)
+    assert published is not None
+    return published
+
+
+def load(published: WeightsPublished, mappings: SlotMappings) -> Mapping[str, Tensor]:
+    target = make_parameters(-1.0)
+    load_published(published, target, torch.float32, mappings)
+    return target
+
+
+def set_values(parameters: Mapping[str, Tensor], value: float) -> None:
+    for parameter in parameters.values():
+        parameter.fill_(value)
+
+
+def test_slots_that_are_overwritten_are_mapped_and_locked_once(tmp_path: Path) -> None:
+    parameters, locker = make_parameters(0.0), FakePageLocker()
+    publisher, mappings = WeightPublisher(tmp_path, parameters, torch.float32), SlotMappings(locker)
+    for version in range(8):
+        set_values(parameters, float(version))
+        loaded = load(publish(publisher, version), mappings)
+        assert all(torch.equal(loaded[name], parameters[name]) for name in SHAPES)
+    assert locker.calls == ["register", "register"]
+    assert set(locker.locked.values()) == {compute_file_bytes(publisher.num_bytes)}
+
+
+def test_a_file_that_is_new_in_each_version_is_not_kept(tmp_path: Path) -> None:
+    """As a download of another node is."""
+    parameters, locker = make_parameters(0.0), FakePageLocker()
+    mappings = SlotMappings(locker)
+    with ExitStack() as stack:
+        for version in range(4):
+            publisher = WeightPublisher(tmp_path, parameters, torch.float32, 1)
+            set_values(parameters, float(version))
+            published = publish(publisher, version)
+            stack.enter_context(Path(published.path).open("rb"))  # a disk gives a removed file's number to a new one
+            loaded = load(published, mappings)
+            assert all(torch.equal(loaded[name], parameters[name]) for name in SHAPES)
+            publisher.close()
+    assert locker.calls == []
+
+
+def test_a_slot_that_is_replaced_is_unlocked_at_the_next_load(tmp_path: Path) -> None:
+    parameters, locker = make_parameters(1.0), FakePageLocker()
+    publisher, mappings = WeightPublisher(tmp_path, parameters, torch.float32, 1), SlotMappings(locker)
+    for version in range(2):
+        load(publish(publisher, version), mappings)
+    assert len(locker.locked) == 1
+    publisher.close()
+    loaded = load(publish(WeightPublisher(tmp_path, make_parameters(2.0), torch.float32, 1), 2), mappings)
+    assert loaded["b"].tolist() == [2.0] * 7
+    assert locker.calls == ["register", "unregister"]
+
+
+def test_without_locked_pages_weights_are_loaded_all_the_same(tmp_path: Path) -> None:
+    parameters, locker = make_parameters(3.0), FakePageLocker(refuses=True)
+    publisher, mappings = WeightPublisher(tmp_path, parameters, torch.float32, 1), SlotMappings(locker)
+    for version in range(3):
+        assert load(publish(publisher, version), mappings)["b"].tolist() == [3.0] * 7
+    assert (locker.calls, locker.locked) == (["register"], {})
+
+
+def test_a_damaged_chunk_in_a_kept_mapping_changes_no_parameter(tmp_path: Path) -> None:
+    parameters = make_parameters(1.0)
+    publisher, mappings = WeightPublisher(tmp_path, parameters, torch.float32, 1), SlotMappings()
+    for version in range(2):
+        load(publish(publisher, version), mappings)
+    published = publish(publisher, 2)
+    with Path(published.path).open("r+b") as file:
+        file.seek(get_body_offset(published.num_bytes) + 11)
+        file.write(b"\x55")
+    target = make_parameters(-1.0)
+    with pytest.raises(WeightsRefused, match="chunk 0 of the weights of version 2 is damaged"):
+        load_published(published, target, torch.float32, mappings)
+    assert all(torch.equal(target[name], torch.full(shape, -1.0)) for name, shape in SHAPES.items())
+
+
+def test_a_slot_can_be_overwritten_while_its_mapping_is_kept(tmp_path: Path) -> None:
+    publisher, mappings = WeightPublisher(tmp_path, make_parameters(1.0), torch.float32, 1), SlotMappings()
+    inodes: set[int] = set()
+    for version in range(4):
+        published = publish(publisher, version)
+        inodes.add(Path(published.path).stat().st_ino)
+        load(published, mappings)
+    assert len(inodes) == 1
+
+
+def test_the_learner_locks_each_slot_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locker = FakePageLocker()
+
+    def make_locker(device: torch.device) -> FakePageLocker:
+        assert device.type == "cpu"
+        return locker
+
+    monkeypatch.setattr(weight_publisher, "make_page_locker", make_locker)
+    publisher = WeightPublisher(tmp_path, make_parameters(1.0), torch.float32, 2)
+    for version in range(6):
+        publish(publisher, version)
+    assert locker.calls == ["register", "register"]
+    publisher.close()
+    assert locker.locked == {}
+
+
+def test_only_memory_for_a_gpu_is_locked() -> None:
+    assert make_page_locker(torch.device("cpu")) is None
+    assert isinstance(make_page_locker(GPU), CudaPageLocker)
+
+
+class FakeCudart:
+    def __init__(self, error: int) -> None:
+        self.error, self.calls = error, list[tuple[object, ...]]()
+
+    def cudaHostRegister(self, *arguments: int) -> int:
+        self.calls.append(arguments)
+        return self.error
+
+    def cudaHostUnregister(self, *arguments: int) -> int:
+        self.calls.append(arguments)
+        return 0
+
+
+def test_pages_are_registered_for_all_devices_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudart, devices = FakeCudart(0), list[torch.device]()
+
+    def select(device: torch.device) -> nullcontext[None]:
+        devices.append(device)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "device", select)
+    locker = CudaPageLocker(GPU)
+    assert locker.register(4096, 100)
+    locker.unregister(4096)
+    assert cudart.calls == [(4096, 100, 1), (4096,)]
+    assert devices == [GPU, GPU]
+
+
+def test_an_error_of_the_driver_is_logged_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[torch.device] = []
+
+    def launch(_: int, *, device: torch.device) -> None:
+        launched.append(device)
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeCudart(2))
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch, "zeros", launch)
+    assert not CudaPageLocker(GPU).register(4096, 100)
+    assert launched == [GPU]
