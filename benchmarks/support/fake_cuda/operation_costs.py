@@ -77,6 +77,7 @@ def count_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], o
     base = get_base_name(func)
     if _is_view(func, [*given, *list_tensors(kwargs)], made) or base.startswith(("empty", "new_empty")):
         return KernelCount()
+    made = made or _list_mutated(func, args, kwargs)
     moved = _count_bytes(base, args, given, made)
     if base in _PRODUCTS:
         return KernelCount(1, 1, product_bytes=moved, product_flops=count_product_flops(base, args, made[0]))
@@ -123,6 +124,15 @@ def count_memory(tensor: Tensor) -> int:
     """Bytes of the different elements: a dimension that expand() made has one."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return prod(size for size, stride in sizes if stride) * tensor.element_size() if tensor.numel() else 0
+
+
+def _list_mutated(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The operands that an operation without a result writes, such as an optimizer's update of many parameters."""
+    declared = func._schema.arguments
+    named = zip((each.name for each in declared), args, strict=False)
+    values = dict(named) | dict(kwargs)
+    written = [each.name for each in declared if each.alias_info is not None and each.alias_info.is_write]
+    return [tensor for name in written for tensor in list_tensors(values.get(name))]
 
 
 def _is_view(func: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
