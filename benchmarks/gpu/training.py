@@ -5,12 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
 
 from analysis.planning.activation_memory import Checkpointing, compute_activation_memory
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
 from analysis.planning.model_size import measure_model
+from benchmarks.support.engine_rate import fill_randomly
 from configs.algorithm import LearnerConfig, RlConfig
 from configs.schema import RunConfig
 from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
@@ -52,13 +51,6 @@ def measure_gemm(device: torch.device, size: int, dtype: torch.dtype = torch.bfl
     """FLOP/s of a product of two square matrices."""
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return 2 * size**3 / measure_seconds(lambda: a @ b, device, rounds=10)
-
-
-@torch.no_grad()
-def fill_randomly(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        local.normal_(0.0, 0.02) if local.dim() > 1 else local.fill_(1.0)
 
 
 def make_trainer(config: DecoderConfig, ranks: RankGroup, learner: LearnerConfig) -> Trainer:
