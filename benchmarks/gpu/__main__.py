@@ -18,7 +18,7 @@ machine come first, then the sections, the most valuable first:
     step_MODEL_TOKENS_VARIANT  with another setting of compilation or checkpointing, or with equal lengths
 
 With `--out`, each result is appended to FILE as soon as it is there, and a later call skips the sections that have
-figures in FILE: a program that was stopped continues where it was. `--budget-s` skips sections whose estimate exceeds
+figures in FILE: a program that was stopped continues where it was. `--budget-s` skips sections with an estimate above
 the rest of the time. `--quick` uses small models; on a machine without a GPU it runs on the CPU.
 """
 
@@ -32,14 +32,14 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu.process_group import adopt_orphans, run_limited
 from benchmarks.gpu.result_file import MACHINE, Figures, append_result, read_commit, read_results
-from benchmarks.gpu.sections import Section, list_sections
+from benchmarks.gpu.sections import GpuSection, list_sections
 
 _FACTS_LIMIT_S = 120.0
 _MARGIN_S = 5.0  # of the budget, for the end of a killed section and of this program
 
 
-class Call(NamedTuple):
-    """What all sections of one call share."""
+class SharedOptions(NamedTuple):
+    """What all sections of one start of the program share."""
 
     is_quick: bool
     out: Path | None
@@ -53,9 +53,9 @@ def print_figures(section: str, figures: Mapping[str, float | str]) -> None:
         print(f"{section}.{name:24} {text}", flush=True)
 
 
-def run_section(name: str, limit_s: float, call: Call) -> Figures:
+def run_section(name: str, limit_s: float, shared: SharedOptions) -> Figures:
     """In another process. Its figures, or its error. Both are printed and appended to the file."""
-    arguments = ["-m", "benchmarks.gpu", "--section", name, *(["--quick"] if call.is_quick else [])]
+    arguments = ["-m", "benchmarks.gpu", "--section", name, *(["--quick"] if shared.is_quick else [])]
     finished = run_limited(arguments, limit_s)
     figures: Figures = {"error": f"no result after {limit_s:.1f} s"}
     if finished.code is not None:
@@ -64,22 +64,22 @@ def run_section(name: str, limit_s: float, call: Call) -> Figures:
         figures = json.loads(lines[-1]) if has_figures else {"error": finished.last_error}
     print_figures(name, figures)
     if name == MACHINE:
-        call.facts.update({"card": figures.get("gpu", ""), "torch": figures.get("torch", "")})
-    append_result(call.out, name, figures, finished.seconds, call.facts)
+        shared.facts.update({"card": figures.get("gpu", ""), "torch": figures.get("torch", "")})
+    append_result(shared.out, name, figures, finished.seconds, shared.facts)
     return figures
 
 
-def run_sections(sections: Mapping[str, Section], call: Call) -> tuple[dict[str, Figures], list[str]]:
+def run_sections(sections: Mapping[str, GpuSection], shared: SharedOptions) -> tuple[dict[str, Figures], list[str]]:
     """Figures by section, and the sections that did not fit into the budget."""
     found: dict[str, Figures] = {}
     skipped: list[str] = []
     for name, section in sections.items():
-        rest_s = call.deadline - time.monotonic() - _MARGIN_S
+        rest_s = shared.deadline - time.monotonic() - _MARGIN_S
         if section.estimate_s > rest_s:
             print(f"{name}: skipped; it takes about {section.estimate_s:.0f} s, and {max(0, rest_s):.0f} s are left")
             skipped.append(name)
         else:
-            found[name] = run_section(name, min(section.limit_s, rest_s), call)
+            found[name] = run_section(name, min(section.limit_s, rest_s), shared)
     return found, skipped
 
 
@@ -87,17 +87,17 @@ def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     sections = select_sections(options, parser)
     budget_s = float("inf") if options.budget_s is None else options.budget_s
     facts = {"commit": read_commit(), "quick": options.quick}
-    call = Call(options.quick, options.out, time.monotonic() + budget_s, facts)
+    shared = SharedOptions(options.quick, options.out, time.monotonic() + budget_s, facts)
     earlier = {} if options.again else read_results(options.out, is_quick=options.quick)
     kept = {name: earlier[name] for name in sections if name in earlier}
     for name, figures in kept.items():
         print(f"{name}: kept from {options.out}; --again repeats it")
         print_figures(name, figures)
-    machine = run_section(MACHINE, _FACTS_LIMIT_S, call)
+    machine = run_section(MACHINE, _FACTS_LIMIT_S, shared)
     if not machine.get("gpu") and not options.quick:
         parser.error("no GPU is available; --quick runs small models on the CPU")
     remaining = {name: section for name, section in sections.items() if name not in kept}
-    found, skipped = run_sections(remaining, call)
+    found, skipped = run_sections(remaining, shared)
     by_name = {MACHINE: machine, **kept, **found}
     line: dict[str, Any] = {f"{name}.{key}": value for name, each in by_name.items() for key, value in each.items()}
     if machine.get("gpu"):
@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     return 1 if any("error" in figures for figures in by_name.values()) else 0
 
 
-def select_sections(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Section]:
+def select_sections(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, GpuSection]:
     sections = list_sections(is_quick=options.quick)
     names = options.only.split(",") if options.only else list(sections)
     if unknown := set(names) - sections.keys():

@@ -1,4 +1,4 @@
-"""Check on one GPU that the learner and the embedded engine compute what they compute on a CPU. JSON last.
+"""Compare the learner and the embedded engine on one GPU with the same computation on a CPU. JSON last.
 
     python -m benchmarks.gpu.check [--only CHECK,CHECK] [--device cpu] [--quick] [--limit-s SECONDS]
 

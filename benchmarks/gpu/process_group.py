@@ -22,7 +22,7 @@ from bus.process.parent_death import PARENT_PID_VARIABLE
 ROOT = Path(__file__).parents[2]  # of the checkout
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
-_END_S = 20.0  # for killed processes; one that waits for a broken driver may never end
+_END_S = 20.0  # for killed processes; a process in a broken driver may never end
 
 
 class Finished(NamedTuple):
@@ -37,7 +37,7 @@ class Finished(NamedTuple):
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose parent dies, and end in order on SIGTERM."""
+    """Make this process the parent of orphaned descendants, and end in order on SIGTERM."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, _exit_on_signal)
 
@@ -107,7 +107,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _list_children() -> Iterator[int]:
-    """Of this process, also dead ones that it has not waited for."""
+    """Of this process, also dead ones, until it has waited for them."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has ended
             fields = path.read_text().rpartition(")")[2].split()

@@ -22,29 +22,29 @@ _QUICK_LIMIT_S = 240.0
 Work = Callable[["torch.device"], "Figures"]
 
 
-class Section(NamedTuple):
+class GpuSection(NamedTuple):
     work: Work
     estimate_s: float  # on an H100, with the start of the process; not measured yet
     limit_s: float
 
 
-def list_sections(*, is_quick: bool) -> dict[str, Section]:
+def list_sections(*, is_quick: bool) -> dict[str, GpuSection]:
     """By name. `is_quick`: the same measurements with a model of 0.3M parameters."""
     if is_quick:
-        return {name: Section(work, 15.0, _QUICK_LIMIT_S) for name, work in _list_quick_work().items()}
+        return {name: GpuSection(work, 15.0, _QUICK_LIMIT_S) for name, work in _list_quick_work().items()}
     return {
         "step_1.7B_8192": _step("1.7B", 8192, 45),
-        "head": Section(_head(16_384), 20, 60),
-        "decode_1.7B": Section(_decode(read_qwen3("1.7B"), 64, 256, COPIED_BYTES), 45, 120),
-        "weights_1.7B": Section(_weights(read_qwen3("1.7B")), 30, 90),
+        "head": GpuSection(_head(16_384), 20, 60),
+        "decode_1.7B": GpuSection(_decode(read_qwen3("1.7B"), 64, 256, COPIED_BYTES), 45, 120),
+        "weights_1.7B": GpuSection(_weights(read_qwen3("1.7B")), 30, 90),
         "step_4B_8192": _step("4B", 8192, 60),
         "step_1.7B_16384": _step("1.7B", 16_384, 50),
         "step_4B_16384": _step("4B", 16_384, 70),
-        "passes_8B": Section(_passes(read_qwen3("8B"), 8192, GEMM_SIZE), 45, 120),
+        "passes_8B": GpuSection(_passes(read_qwen3("8B"), 8192, GEMM_SIZE), 45, 120),
         "step_0.6B_8192": _step("0.6B", 8192, 40),
         "step_0.6B_16384": _step("0.6B", 16_384, 40),
-        "demo": Section(_demo(is_quick=False), 100, 200),
-        "run_1.7B": Section(_run(is_quick=False), 90, 180),
+        "demo": GpuSection(_demo(is_quick=False), 100, 200),
+        "run_1.7B": GpuSection(_run(is_quick=False), 90, 180),
         "step_1.7B_8192_eager": _step("1.7B", 8192, 40, compile=False),
         "step_1.7B_8192_compiled": _step("1.7B", 8192, 60, compile=True),
         "step_1.7B_8192_selective": _step("1.7B", 8192, 45, activation_checkpointing="selective"),
@@ -67,9 +67,9 @@ def _list_quick_work() -> dict[str, Work]:
     }
 
 
-def _step(model: str, tokens: int, estimate_s: float, **changes: Any) -> Section:
+def _step(model: str, tokens: int, estimate_s: float, **changes: Any) -> GpuSection:
     """`changes`: of the learner's settings, or `sequences_per_micro_batch` of equal lengths."""
-    return Section(_measure_step(read_qwen3(model), tokens, GEMM_SIZE, **changes), estimate_s, 3 * estimate_s)
+    return GpuSection(_measure_step(read_qwen3(model), tokens, GEMM_SIZE, **changes), estimate_s, 3 * estimate_s)
 
 
 def _measure_step(config: DecoderConfig, tokens: int, gemm_size: int, **changes: Any) -> Work:

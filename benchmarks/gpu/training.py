@@ -105,7 +105,7 @@ def plan_rank(config: DecoderConfig, tokens: int, mode: Checkpointing, *, on_gpu
 def choose_mode(
     config: DecoderConfig, tokens: int, device: torch.device, chosen: Checkpointing | None = None
 ) -> tuple[Checkpointing, RankMemory]:
-    """The chosen mode, or the first one that fits the GPU, as `asterism plan` would choose."""
+    """The chosen mode, or the first mode that fits the GPU, as `asterism plan` would choose."""
     if chosen is not None or device.type == "cpu":
         mode = chosen or "none"
         return mode, plan_rank(config, tokens, mode, on_gpu=device.type == "cuda")

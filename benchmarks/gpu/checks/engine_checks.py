@@ -22,7 +22,7 @@ _MEMORY = Path("/dev/shm")
 _PROMPT_LENGTHS = (5, 200, 17, 64, 131)
 _NEW_TOKENS = 40
 _LOGPROB_LIMIT = (
-    1e-4  # largest difference of a log probability in float32; 0 on a CPU, whose kernels do not depend on the batch
+    1e-4  # largest difference of a log probability in float32; 0 on a CPU: its kernels do not depend on the batch
 )
 
 

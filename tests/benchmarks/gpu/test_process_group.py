@@ -1,4 +1,4 @@
-"""A killed section of benchmarks.gpu leaves no process, whoever ends it."""
+"""A killed section of benchmarks.gpu leaves no process, in whatever way it ends."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from tests.processes import family, is_running
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
-# A section whose processes leave its group and its session, and ignore SIGTERM.
+# A section with processes that leave its group and its session, and ignore SIGTERM.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

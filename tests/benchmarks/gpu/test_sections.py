@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu.result_file import Figures, append_result, read_results
 from benchmarks.gpu.runs import alternate_advantages
-from benchmarks.gpu.sections import Section, list_sections
+from benchmarks.gpu.sections import GpuSection, list_sections
 from benchmarks.gpu.training import draw_lengths, make_sequences
 from benchmarks.support.qwen3_models import read_qwen3
 from engine.learner.micro_batches.packing import split_micro_batches
@@ -40,14 +40,18 @@ def test_each_limit_exceeds_the_estimate_and_the_main_sections_fit_into_a_call_o
 def test_a_section_that_does_not_fit_the_rest_of_the_budget_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: dict[str, float] = {}
 
-    def record_limit(name: str, limit_s: float, call: program.Call) -> Figures:
+    def record_limit(name: str, limit_s: float, shared: program.SharedOptions) -> Figures:
         limits[name] = limit_s
         return {"x": 1.0}
 
     monkeypatch.setattr(program, "run_section", record_limit)
-    sections = {"long": Section(fail, 500, 600), "short": Section(fail, 20, 30), "late": Section(fail, 20, 900)}
-    call = program.Call(False, None, time.monotonic() + 100, {})
-    found, skipped = program.run_sections(sections, call)
+    sections = {
+        "long": GpuSection(fail, 500, 600),
+        "short": GpuSection(fail, 20, 30),
+        "late": GpuSection(fail, 20, 900),
+    }
+    shared = program.SharedOptions(False, None, time.monotonic() + 100, {})
+    found, skipped = program.run_sections(sections, shared)
     assert (found, skipped) == ({"short": {"x": 1.0}, "late": {"x": 1.0}}, ["long"])
     assert limits["short"] == 30
     assert 90 < limits["late"] <= 95  # the rest, less a margin
