@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks.gpu.process_group import adopt_orphans, run_limited
 
-_LIMIT_S = 120.0  # of a check
+_LIMIT_S = 180.0  # of a check
 _FINISHED = "finished"  # key of the line after a check's last error
 
 
