@@ -107,8 +107,9 @@ test-without-docker: $(INSTALLED) ## the same without the tests that need a Dock
 test-sglang: $(INSTALLED) $(SGLANG_INSTALLED) ## run the tests with a real SGLang server, on the CPU, except the nightly ones
 	$(SGLANG_TESTS) -m "sglang and not nightly" tests/newcomer/test_guide.py --durations=25
 
-bench-gpu: $(INSTALLED) ## measure training, decoding and whole runs on one GPU. SECTIONS=NAME,NAME for some of it
-	$(BIN)/python -m benchmarks.gpu $(if $(SECTIONS),--only $(SECTIONS))
+# With PYTHON_GPU, a Python with torch for CUDA, neither .venv nor a package registry is needed (docs/gpu.md).
+bench-gpu: $(if $(PYTHON_GPU),,$(INSTALLED)) ## measure training, decoding and whole runs on one GPU. SECTIONS=NAME,NAME for some of it
+	$(or $(PYTHON_GPU),$(BIN)/python) -m benchmarks.gpu $(if $(SECTIONS),--only $(SECTIONS)) $(ARGS)
 
 test-bridges: $(INSTALLED) $(BRIDGES_INSTALLED) ## run the tests of tasks/bridges with real MCP and OpenEnv servers
 	$(BIN)/python -m pytest -m bridges tests/bridges --durations=10

@@ -5,7 +5,8 @@ from pathlib import Path
 import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.metrics import AnalysisError, get_column, read_metrics
+from analysis.metric_lines import AnalysisError
+from analysis.metrics import get_column, read_metrics
 from analysis.plotting import (
     BLUE,
     GREEN,

@@ -14,7 +14,8 @@ import msgspec
 import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.metrics import AnalysisError, RunMetrics, get_column, read_metrics
+from analysis.metric_lines import AnalysisError
+from analysis.metrics import RunMetrics, get_column, read_metrics
 from analysis.plotting import PALETTE, draw_legend, draw_line, leave_headroom, make_figure, save_figure, style_axes
 from analysis.summary import AVERAGED_STEPS
 from analysis.summary_table import read_summary

@@ -7,7 +7,8 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.metrics import RunMetrics, compute_token_rate, get_column, read_metrics
+from analysis.metric_lines import compute_token_rate
+from analysis.metrics import RunMetrics, get_column, read_metrics
 from analysis.plotting import (
     BLUE,
     GREEN,
@@ -61,7 +62,7 @@ def _format_subtitle(metrics: RunMetrics) -> str:
     facts = [format_count(steps.height, "RL step")]
     if (seconds := get_column(steps, "step_s").mean()) is not None:
         facts.append(f"{seconds:.2f} s each")
-    if (rate := compute_token_rate(steps)) is not None:
+    if (rate := compute_token_rate(steps.to_dicts())) is not None:
         facts.append(f"{rate:,.0f} tokens/s")
     return "  ·  ".join(facts)
 

@@ -1,17 +1,13 @@
-"""Reads `metrics.jsonl`: one JSON object per line, of kind "step", "sft", "evaluation", "lengths" or "health"."""
+"""The metrics of a run as data frames, for figures. Programs without polars use `analysis.metric_lines`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import polars as pl
 
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-
-
-class AnalysisError(UnusableInput):
-    """A file is missing or malformed; `str(error)` names the file and the line."""
+from analysis.metric_lines import AnalysisError, read_metric_lines
+from configs.run_folder import RunFolder, StagesFolder
 
 
 class RunMetrics(NamedTuple):
@@ -26,39 +22,32 @@ class RunMetrics(NamedTuple):
 
 def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics:
     """Raises AnalysisError. If a step ran twice, as after a resume, the later one counts."""
-    path = RunFolder(run_folder).metrics
-    lines = decode_metric_lines(path)
-    steps = _build_step_frame(lines, "step")
-    if require_steps and steps.is_empty():
-        raise AnalysisError(f"{path}: no RL step yet")
-    return RunMetrics(
-        run=run_folder.resolve().name,
-        steps=steps,
-        sft=_build_step_frame(lines, "sft"),
-        evaluations={line["label"]: line.get("accuracy") for line in lines if line["kind"] == "evaluation"},
-        step_accuracies={
-            line["step"]: line["accuracy"]
-            for line in lines
-            if line["kind"] == "evaluation" and line["label"].startswith("step_") and "accuracy" in line
-        },
-        task_rewards={line["label"]: _read_task_rewards(line) for line in lines if line["kind"] == "evaluation"},
-        health=[_read_health_report(line) for line in lines if line["kind"] == "health"],
-    )
+    lines = read_metric_lines(run_folder)
+    if require_steps and not lines.steps:
+        raise AnalysisError(f"{RunFolder(run_folder).metrics}: no RL step yet")
+    frames = _build_frame(lines.steps), _build_frame(lines.sft)
+    accuracies = lines.evaluations, lines.step_accuracies
+    return RunMetrics(run_folder.resolve().name, *frames, *accuracies, lines.task_rewards, lines.health)
 
 
-def _read_health_report(line: dict[str, Any]) -> dict[str, Any]:
-    return {key: line.get(key) for key in ("step", "check", "action", "message")}
+class StageSteps(NamedTuple):
+    name: str
+    first: int  # number of steps before the stage
+    steps: pl.DataFrame
 
 
-def _read_task_rewards(line: dict[str, Any]) -> dict[str, float]:
-    keys = (key for key in line if key.startswith("task ") and key.endswith(": reward"))
-    return {key.removeprefix("task ").removesuffix(": reward"): line[key] for key in keys}
-
-
-def compute_token_rate(steps: pl.DataFrame) -> float | None:
-    """Generated tokens per second of generation: of `step_s` if rollouts run ahead of the learner, else of `rollout_s`."""
-    seconds = get_column(steps, "step_s" if "staleness_max" in steps.columns else "rollout_s").sum()
-    return float(get_column(steps, "generated_tokens").sum()) / float(seconds) if seconds else None
+def read_stage_steps(folder: StagesFolder) -> list[StageSteps]:
+    """Of the stages that have begun RL. Raises AnalysisError, OSError and msgspec.MsgspecError."""
+    stages: list[StageSteps] = []
+    first = 0
+    for stage in folder.list_begun():
+        if not stage.metrics.exists():
+            continue
+        steps = read_metrics(stage.path).steps
+        if steps.height:
+            stages.append(StageSteps(stage.path.name.partition("_")[2], first, steps))
+            first += steps.height
+    return stages
 
 
 def get_column(frame: pl.DataFrame, name: str) -> pl.Series:
@@ -68,36 +57,5 @@ def get_column(frame: pl.DataFrame, name: str) -> pl.Series:
     return frame[name].cast(pl.Float64)
 
 
-def _build_step_frame(lines: list[dict[str, Any]], kind: str) -> pl.DataFrame:
-    latest = {line["step"]: line for line in lines if line["kind"] == kind}
-    rows = [latest[step] for step in sorted(latest)]
+def _build_frame(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None) if rows else pl.DataFrame({"step": []})
-
-
-def decode_metric_lines(path: Path) -> list[dict[str, Any]]:
-    """Without an incomplete last line, as a live or killed run leaves it. Raises AnalysisError."""
-    texts = read_bytes(path).splitlines(keepends=True)
-    lines: list[dict[str, Any]] = []
-    for number, text in enumerate(texts, start=1):
-        try:
-            line = msgspec.json.decode(text, type=dict[str, Any])
-            required = ("label",) if line["kind"] == "evaluation" else ("step",)
-            _ = [line[key] for key in required]
-        except msgspec.DecodeError as error:
-            if not text.endswith(b"\n") and not isinstance(error, msgspec.ValidationError):
-                break
-            raise AnalysisError(f"{path}, line {number}: {error}") from None
-        except KeyError as error:
-            raise AnalysisError(f"{path}, line {number}: missing key {error}") from None
-        lines.append(line)
-    return lines
-
-
-def read_bytes(path: Path) -> bytes:
-    """Raises AnalysisError."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise AnalysisError(f"{path}: no such file; {path.parent} may not be a run folder") from None
-    except OSError as error:
-        raise AnalysisError(f"{path}: {error.strerror}") from None

@@ -1,12 +1,11 @@
 """Draws the metrics of a run with [[stages]] over all of its stages: `runs/NAME/stages.png`."""
 
 from pathlib import Path
-from typing import NamedTuple
 
-import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.metrics import AnalysisError, get_column, read_metrics
+from analysis.metric_lines import AnalysisError
+from analysis.metrics import StageSteps, get_column, read_stage_steps
 from analysis.plotting import BLUE, GREEN, GREY, RED, draw_line, leave_headroom, make_figure, save_figure, style_axes
 from analysis.utilization.step_time import format_count
 from configs.run_folder import StagesFolder
@@ -16,26 +15,6 @@ _PANELS = (
     ("response_tokens", "Response length", "tokens, mean", GREEN, False),
     ("overlong_share", "Responses at the length limit", "share of trajectories", RED, True),
 )
-
-
-class StageSteps(NamedTuple):
-    name: str
-    first: int  # number of steps before the stage
-    steps: pl.DataFrame
-
-
-def read_stage_steps(folder: StagesFolder) -> list[StageSteps]:
-    """Of the stages that have begun RL. Raises AnalysisError, OSError and msgspec.MsgspecError."""
-    stages: list[StageSteps] = []
-    first = 0
-    for stage in folder.list_begun():
-        if not stage.metrics.exists():
-            continue
-        steps = read_metrics(stage.path).steps
-        if steps.height:
-            stages.append(StageSteps(stage.path.name.partition("_")[2], first, steps))
-            first += steps.height
-    return stages
 
 
 def draw_stages(folder: StagesFolder) -> Path:

@@ -2,12 +2,13 @@
 
 from bisect import bisect
 from collections.abc import Mapping
+from math import fsum
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from analysis.metrics import compute_token_rate, get_column, read_metrics
+from analysis.metric_lines import compute_mean, compute_token_rate, list_values, read_metric_lines
 from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
 from bus.event_log.reader import decode_event, list_removed_events, read_events
 from bus.messages import StartGroup
@@ -22,32 +23,32 @@ AVERAGED_STEPS = 10  # last steps, averaged for the values at the end of a run
 
 def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identical: bool | None) -> dict[str, Any]:
     """Accuracies in [0, 1], seconds; `..._end`: mean of the last ten steps. Raises AnalysisError."""
-    metrics = read_metrics(folder.path)
+    metrics = read_metric_lines(folder.path)
     steps, accuracy = metrics.steps, metrics.evaluations
-    errors = get_column(steps, "errors_in_positives")
+    last_steps = steps[-AVERAGED_STEPS:]
     return {
         "name": run.name,
         "seed": run.seed,
         "params": _count_parameters(folder.get_checkpoint_path(0)),
         "sft_s": _read_sft_seconds(folder),
-        "rl_s": get_column(steps, "step_s").sum(),
+        "rl_s": fsum(list_values(steps, "step_s")),
         "wall_s": wall_s,
-        "steps": steps.height,
+        "steps": len(steps),
         "pass1_start": accuracy.get("start_sampled"),
         "pass1_end": accuracy.get("end_sampled"),
         "greedy_start": accuracy.get("start_greedy"),
         "greedy_end": accuracy.get("end_greedy"),
         "best_checkpoint": _describe_best_checkpoint(folder),
         "tasks": _join_task_rewards(metrics.task_rewards),
-        "err_positive_start": errors[0] if steps.height else None,
-        "err_positive_end": errors.tail(AVERAGED_STEPS).mean(),
-        "reward_end": get_column(steps, "reward").tail(AVERAGED_STEPS).mean(),
-        "response_tokens_end": get_column(steps, "response_tokens").tail(AVERAGED_STEPS).mean(),
-        "step_s_mean": get_column(steps, "step_s").mean(),
+        "err_positive_start": compute_mean(steps[:1], "errors_in_positives"),
+        "err_positive_end": compute_mean(last_steps, "errors_in_positives"),
+        "reward_end": compute_mean(last_steps, "reward"),
+        "response_tokens_end": compute_mean(last_steps, "response_tokens"),
+        "step_s_mean": compute_mean(steps, "step_s"),
         "tokens_per_s": compute_token_rate(steps),
         **count_trajectories(folder),
         "restarts": len(_read_log_entries(folder, LAUNCHER, "process.died")),
-        "groups_rejected": get_column(steps, "groups_rejected").sum(),
+        "groups_rejected": fsum(list_values(steps, "groups_rejected")),
         "prompts_skipped": sum(entry["num_skipped"] for entry in _read_log_entries(folder, HEAD, "prompts.skipped")),
         "health": metrics.health,
         "isolation": read_weakest_isolation(folder),

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.metrics import AnalysisError, read_bytes
+from analysis.metric_lines import AnalysisError, read_bytes
 from configs.run_folder import RunFolder
 
 _UNKNOWN = "-"  # not measured

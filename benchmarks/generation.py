@@ -39,11 +39,12 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from benchmarks.support.engine_rate import measure_engine_rate
 from benchmarks.support.planned_lengths import AGENT, SHAPES, VOCABULARY
 from benchmarks.support.policies_flag import make_policies_parser
 from benchmarks.support.two_engines import compare
 from configs.schema import TinyConfig
-from engine.contract import Capacity, GenerationRequest
+from engine.contract import Capacity
 from engine.inference.embedded import EmbeddedEngine
 from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.model_config import build_tiny_config
@@ -91,17 +92,6 @@ def measure_transformers_rate(model: Any, prompts_BT: NDArray[np.int32], new_tok
         )
     assert output.shape[1] == prompts_BT.shape[1] + new_tokens
     return len(ids) * new_tokens / (time.perf_counter() - started)
-
-
-async def measure_engine_rate(engine: EmbeddedEngine, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
-    started = time.perf_counter()
-    requests = [GenerationRequest(row, prompt, new_tokens, seed=row) for row, prompt in enumerate(prompts_BT)]
-    generations = await asyncio.gather(*(engine.generate(request) for request in requests))
-    elapsed_s = time.perf_counter() - started
-    assert all(len(generation.token_ids) == new_tokens for generation in generations)
-    for request in requests:
-        engine.release_cache(request.sequence_id)
-    return len(requests) * new_tokens / elapsed_s
 
 
 async def measure(folder: Path, threads: int, seed: int, new_tokens: int, rounds: int) -> dict[str, float]:

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
-import tomli_w
-
 from configs.schema import RunConfig
 from configs.schema_tree import find_annotation, find_section, is_table_array
+from configs.toml_text import encode_value
 
 _TOML_TYPE_NAMES = {
     "int": "an integer",
@@ -109,4 +108,4 @@ def format_value(value: object) -> str:
         return "a table"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(format_value(item) for item in cast("list[object]", value)) + "]"
-    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
+    return encode_value(value)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import tomli_w
 
 from configs.atomic_write import write_atomically
 from configs.error_messages import ConfigLayer, explain_validation_error, format_value
@@ -20,6 +19,7 @@ from configs.loading.stage_layers import StageConfig, choose_stage, pop_stages
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.schema_tree import PRESET_KEY, STAGE_KEY
+from configs.toml_text import encode_table
 
 _NO_FILE = Path("the defaults")
 _TASK_SECTIONS = ("dialogue", "reward")  # of a task: the run's, with the task's keys
@@ -80,7 +80,7 @@ def load_with_overrides(path: Path, overrides: Sequence[str], sections: Sequence
 
 def write_resolved(run: RunConfig, path: Path) -> None:
     """Write every key, so that later defaults do not apply. Raises OSError, DiskError."""
-    write_atomically(path, tomli_w.dumps(_drop_none(msgspec.to_builtins(run))).encode())
+    write_atomically(path, encode_table(_drop_none(msgspec.to_builtins(run))).encode())
 
 
 def list_differences(a: RunConfig, b: RunConfig) -> list[str]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis.metrics import read_metrics
+from analysis.metric_lines import read_metric_lines
+from analysis.run_figures import draw_all_curves
 from analysis.summary_table import build_summary_table, list_health_lines, read_summary
 from analysis.utilization.report import compute_utilization, to_json
 from analysis.utilization.report_tables import build_tables
@@ -57,24 +58,7 @@ def _show_results(folder: RunFolder, console: Console) -> None:
     if folder.summary.exists():
         console.print(build_summary_table(read_summary(folder.path)))
     if folder.metrics.exists():  # also of an unfinished run
-        for line in list_health_lines({"health": read_metrics(folder.path).health}):
+        for line in list_health_lines({"health": read_metric_lines(folder.path).health}):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     for picture in draw_all_curves(folder):
         console.print(f"curves: {picture}", markup=False, soft_wrap=True)
-
-
-def draw_all_curves(folder: RunFolder) -> list[Path]:
-    """Of the cold start and of RL, if the run has begun them. Raises AnalysisError and OSError."""
-    if not folder.metrics.exists():
-        return []
-    metrics = read_metrics(folder.path)
-    pictures: list[Path] = []
-    if metrics.sft.height:
-        from analysis.cold_start_curves import draw_cold_start  # matplotlib is slow to import
-
-        pictures.append(draw_cold_start(folder.path))
-    if metrics.steps.height:
-        from analysis.curves import draw_curves
-
-        pictures.append(draw_curves(folder.path))
-    return pictures

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from actors.cli.join_command import EXIT_INTERRUPTED, join_run
-from actors.cli.report_command import draw_all_curves
 from actors.launch.checks.input_checks import check_inputs
 from actors.launch.claim_run_folder import (
     RunAlreadyFinished,
@@ -24,6 +23,7 @@ from actors.launch.job_environment import configure_head, configure_worker, read
 from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
 from actors.replay.verification import RunVerifier
 from actors.stages.stage_sequence import Stages, StageSelection, StageSequence, count_stages_to_run
+from analysis.run_figures import list_curve_lines, list_stage_curve_lines
 from analysis.summary import summarize
 from analysis.summary_table import build_summary_table, list_health_lines
 from bus.addresses import LAUNCHER
@@ -75,9 +75,8 @@ def _run_stages(stages: Stages, selection: StageSelection, console: Console) -> 
     sequence = StageSequence(stages, selection, print_line)
     code = sequence.run(run_stage)
     if code == 0:
-        from analysis.stage_curves import draw_stages  # matplotlib is slow to import
-
-        print_line(f"curves of all stages: {draw_stages(sequence.folder)}")
+        for line in list_stage_curve_lines(sequence.folder):
+            print_line(line)
     return code
 
 
@@ -150,8 +149,8 @@ def _finish_run(
         display.print_line(
             f"{summary['prompts_skipped']} prompts longer than dialogue.prompt_tokens were skipped (see logs/head.jsonl)"
         )
-    for picture in draw_all_curves(folder):
-        display.print_line(f"curves: {picture}")
+    for line in list_curve_lines(folder):
+        display.print_line(line)
     display.print_line(f"summary: {folder.summary}")
     if unusable is not None:
         raise UnusableInput(f"the run is finished, but its logs cannot be replayed: {unusable}")

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
-from analysis.metrics import decode_metric_lines
+from analysis.metric_lines import decode_metric_lines
 from bus.messages import (
     AnswerGraded,
     AnyMessage,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from analysis.metrics import AnalysisError
+from analysis.metric_lines import AnalysisError
 from analysis.simulation.calibration import build_load_intervals, fit_costs, scale_costs
 from analysis.simulation.cluster_model import SimulatedCluster
 from analysis.simulation.workload import PlannedTurn, TrajectoryPlan, Workload, build_plan

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import polars as pl
 
-from analysis.metrics import AnalysisError, read_bytes
+from analysis.metric_lines import AnalysisError, read_bytes
 from bus.messages import EngineLoadReported, LedgerReported
 
 _BETWEEN_LAUNCHES_S = 1e-3  # keeps their lines in order

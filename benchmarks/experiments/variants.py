@@ -26,7 +26,8 @@ from statistics import fmean
 from typing import Any
 
 from analysis.evaluation.answer_statistics import compute_bootstrap_interval, compute_standard_error
-from analysis.metrics import AnalysisError, RunMetrics, read_metrics
+from analysis.metric_lines import AnalysisError
+from analysis.metrics import RunMetrics, read_metrics
 from analysis.summary_table import read_summary
 from benchmarks.experiments.planned_runs import EXPERIMENTS, QUICK, PlannedRun, plan_runs
 from benchmarks.experiments.variant_curves import draw_variants

@@ -1,88 +1,50 @@
 """Measure training, decoding and whole runs on one GPU. JSON last.
 
-    python -m benchmarks.gpu [--only SECTION,SECTION] [--quick]
+    python -m benchmarks.gpu [--out FILE] [--budget-s SECONDS] [--only SECTION,SECTION] [--again] [--quick]
 
-Each section runs in a process of its own, which may fail or run out of memory without a loss of other figures;
-the exit code is then 1, and the JSON has its error as SECTION.error. Sections and figures:
+Each section runs in a process group of its own, which is killed at the section's limit, and may fail or run out of
+memory without a loss of other figures; the exit code is then 1, and the JSON has its error as SECTION.error. Facts of the
+machine come first, then the sections, the most valuable first:
 
-    step_MODEL_TOKENS    a GRPO step with two micro batches of TOKENS packed tokens: share_of_gemm (model FLOP/s over
-                         those of a square product in the same process), peak_gib, peak_over_plan (analysis/planning)
-    passes_8B            forward and backward of a model with 8B parameters, in bfloat16
+    step_MODEL_TOKENS    a GRPO step with two micro batches of up to TOKENS packed tokens, of sequences with unequal
+                         lengths: share_of_gemm (model FLOP/s over those of a square product in the same process),
+                         peak_gib, peak_over_plan (analysis/planning)
     head                 log probabilities and gradients of 16K tokens with a vocabulary of 151,936: head_gib
-    weights_1.7B         weights_s: from the learner's weights to those of an embedded engine on the same GPU
     decode_1.7B          decoded_tokens_per_s, and share_of_bandwidth
-    demo                 the demo with its learner on the CPU and on the GPU, with equal seeds
-    run_1.7B             a run of three steps with learner and engine on the GPU
+    weights_1.7B         weights_s: from the learner's weights to those of an embedded engine on the same GPU
+    passes_8B            forward and backward of a model with 8B parameters, in bfloat16
+    demo                 RL steps from one cold start with the learner on the CPU and on the GPU, with equal seeds
+    run_1.7B             three steps with learner and engine on the GPU, 8 layers of the width of 1.7B
+    step_MODEL_TOKENS_VARIANT  with another setting of compilation or checkpointing, or with equal lengths
 
-`--quick` uses small models; on a machine without a GPU it runs on the CPU.
+With `--out`, each result is appended to FILE as soon as it is there, and a later call skips the sections that have
+figures in FILE: a program that was stopped continues where it was. `--budget-s` skips sections with an estimate above
+the rest of the time. `--quick` uses small models; on a machine without a GPU it runs on the CPU.
 """
 
 import argparse
 import json
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
+from benchmarks.gpu.process_group import adopt_orphans, run_limited
+from benchmarks.gpu.result_file import MACHINE, Figures, append_result, read_commit, read_results
+from benchmarks.gpu.sections import GpuSection, list_sections
 
-from benchmarks.gpu.runs import QUICK, compare_demo, run_large
-from benchmarks.gpu.serving import measure_decoding, measure_weights
-from benchmarks.gpu.training import measure_head, measure_passes, measure_step
-from benchmarks.support.qwen3_models import read_qwen3
-from configs.schema import TinyConfig
-from engine.model.model_config import build_tiny_config
-
-SMALL_VOCABULARY = 512
-GEMM_SIZE = 8192
-COPIED_BYTES = 4 << 30
-TIMEOUT_S = 300.0
-
-Figures = dict[str, float | str]
-Section = Callable[[], Figures]
+_FACTS_LIMIT_S = 120.0
+_MARGIN_S = 5.0  # of the budget, for the end of a killed section and of this program
 
 
-def list_sections(device: torch.device) -> dict[str, Section]:
-    sections: dict[str, Section] = {}
-    for name in ("0.6B", "1.7B", "4B"):
-        for tokens in (8192, 16_384):
-            sections[f"step_{name}_{tokens}"] = partial(measure_step, read_qwen3(name), tokens, device, GEMM_SIZE)
-    return sections | {
-        "passes_8B": partial(measure_passes, read_qwen3("8B"), 8192, device, GEMM_SIZE),
-        "head": partial(measure_head, 16_384, device),
-        "weights_1.7B": partial(measure_weights, read_qwen3("1.7B"), device),
-        "decode_1.7B": partial(
-            measure_decoding, read_qwen3("1.7B"), device, batch=64, new_tokens=256, copied_bytes=COPIED_BYTES
-        ),
-        "demo": partial(compare_demo, device.type),
-        "run_1.7B": partial(run_large, device.type),
-    }
+class SharedOptions(NamedTuple):
+    """What all sections of one start of the program share."""
 
-
-def list_quick_sections(device: torch.device) -> dict[str, Section]:
-    """The same measurements with a model of 0.3M parameters."""
-    small = build_tiny_config(TinyConfig(), SMALL_VOCABULARY)
-    return {
-        "step_small_256": partial(measure_step, small, 256, device, 256),
-        "passes_small": partial(measure_passes, small, 256, device, 256),
-        "head": partial(measure_head, 64, device, vocabulary=SMALL_VOCABULARY),
-        "weights_small": partial(measure_weights, small, device),
-        "decode_small": partial(measure_decoding, small, device, batch=4, new_tokens=16, copied_bytes=1 << 20),
-        "demo": partial(compare_demo, device.type, QUICK),
-        "run_small": partial(run_large, device.type, QUICK),
-    }
-
-
-def run_section(name: str, options: argparse.Namespace) -> Figures:
-    """In another process. Its figures, or its error."""
-    command = [sys.executable, "-m", "benchmarks.gpu", "--section", name, *(["--quick"] if options.quick else [])]
-    try:
-        finished = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"no result after {TIMEOUT_S:g} s"}
-    if finished.returncode:
-        return {"error": finished.stderr.strip()[-1000:]}
-    return json.loads(finished.stdout.splitlines()[-1])
+    is_quick: bool
+    out: Path | None
+    deadline: float  # by time.monotonic
+    facts: dict[str, Any]  # of each line of `out`
 
 
 def print_figures(section: str, figures: Mapping[str, float | str]) -> None:
@@ -91,31 +53,95 @@ def print_figures(section: str, figures: Mapping[str, float | str]) -> None:
         print(f"{section}.{name:24} {text}", flush=True)
 
 
+def run_section(name: str, limit_s: float, shared: SharedOptions) -> Figures:
+    """In another process. Its figures, or its error. Both are printed and appended to the file."""
+    arguments = ["-m", "benchmarks.gpu", "--section", name, *(["--quick"] if shared.is_quick else [])]
+    finished = run_limited(arguments, limit_s)
+    figures: Figures = {"error": f"no result after {limit_s:.1f} s"}
+    if finished.code is not None:
+        lines = finished.output.splitlines()
+        has_figures = finished.code == 0 and bool(lines)
+        figures = json.loads(lines[-1]) if has_figures else {"error": finished.last_error}
+    print_figures(name, figures)
+    if name == MACHINE:
+        shared.facts.update({"card": figures.get("gpu", ""), "torch": figures.get("torch", "")})
+    append_result(shared.out, name, figures, finished.seconds, shared.facts)
+    return figures
+
+
+def run_sections(sections: Mapping[str, GpuSection], shared: SharedOptions) -> tuple[dict[str, Figures], list[str]]:
+    """Figures by section, and the sections that did not fit into the budget."""
+    found: dict[str, Figures] = {}
+    skipped: list[str] = []
+    for name, section in sections.items():
+        rest_s = shared.deadline - time.monotonic() - _MARGIN_S
+        if section.estimate_s > rest_s:
+            print(f"{name}: skipped; it takes about {section.estimate_s:.0f} s, and {max(0, rest_s):.0f} s are left")
+            skipped.append(name)
+        else:
+            found[name] = run_section(name, min(section.limit_s, rest_s), shared)
+    return found, skipped
+
+
+def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    sections = select_sections(options, parser)
+    budget_s = float("inf") if options.budget_s is None else options.budget_s
+    facts = {"commit": read_commit(), "quick": options.quick}
+    shared = SharedOptions(options.quick, options.out, time.monotonic() + budget_s, facts)
+    earlier = {} if options.again else read_results(options.out, is_quick=options.quick)
+    kept = {name: earlier[name] for name in sections if name in earlier}
+    for name, figures in kept.items():
+        print(f"{name}: kept from {options.out}; --again repeats it")
+        print_figures(name, figures)
+    machine = run_section(MACHINE, _FACTS_LIMIT_S, shared)
+    if not machine.get("gpu") and not options.quick:
+        parser.error("no GPU is available; --quick runs small models on the CPU")
+    remaining = {name: section for name, section in sections.items() if name not in kept}
+    found, skipped = run_sections(remaining, shared)
+    by_name = {MACHINE: machine, **kept, **found}
+    line: dict[str, Any] = {f"{name}.{key}": value for name, each in by_name.items() for key, value in each.items()}
+    if machine.get("gpu"):
+        line["gpu"] = machine["gpu"]
+    print(json.dumps({**line, "skipped": skipped, "kept": list(kept)}))
+    return 1 if any("error" in figures for figures in by_name.values()) else 0
+
+
+def select_sections(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, GpuSection]:
+    sections = list_sections(is_quick=options.quick)
+    names = options.only.split(",") if options.only else list(sections)
+    if unknown := set(names) - sections.keys():
+        parser.error(f"--only: unknown section {min(unknown)!r}; known: {', '.join(sections)}")
+    limit_s = options.limit_s
+    chosen = {name: sections[name] for name in names}
+    return chosen if limit_s is None else {name: each._replace(limit_s=limit_s) for name, each in chosen.items()}
+
+
+def compute_section(name: str, *, is_quick: bool) -> Figures:
+    """In this process."""
+    from benchmarks.gpu.machine_facts import collect_facts, select_device
+
+    if name == MACHINE:
+        return collect_facts()
+    return list_sections(is_quick=is_quick)[name].work(select_device())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="names of sections, separated by commas")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append each result to this file, one JSON line each")
+    parser.add_argument(
+        "--budget-s", type=float, metavar="SECONDS", help="skip sections that do not fit into this time"
+    )
+    parser.add_argument("--limit-s", type=float, metavar="SECONDS", help="of each section, instead of its own limit")
+    parser.add_argument("--only", help="names of sections, separated by commas; they run in this order")
+    parser.add_argument("--again", action="store_true", help="repeat the sections that have figures in --out")
     parser.add_argument("--section", help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="small models, also without a GPU")
     options = parser.parse_args()
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cpu" and not options.quick:
-        parser.error("no GPU is available; --quick runs small models on the CPU")
-    sections = list_quick_sections(device) if options.quick else list_sections(device)
     if options.section:
-        print(json.dumps(sections[options.section]()))
+        print(json.dumps(compute_section(options.section, is_quick=options.quick)))
         return 0
-    names = options.only.split(",") if options.only else list(sections)
-    if unknown := set(names) - sections.keys():
-        parser.error(f"--only: unknown section {sorted(unknown)[0]!r}; known: {', '.join(sections)}")
-    found: Figures = {}
-    for name in names:
-        figures = run_section(name, options)
-        print_figures(name, figures)
-        found |= {f"{name}.{key}": value for key, value in figures.items()}
-    if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-    print(json.dumps(found))
-    return 1 if any(key.endswith(".error") for key in found) else 0
+    adopt_orphans()
+    return measure(options, parser)
 
 
 if __name__ == "__main__":

@@ -1,41 +1,79 @@
-"""Whole runs with `asterism run`: the demo with its learner on the CPU and on the device, and a large model."""
+"""Whole runs with `asterism run`: RL steps from one cold start on the CPU and on the device, and a large model.
+
+A model with random weights, or after a short cold start, solves nothing, and equal rewards have no gradient. Therefore
+these runs accept every group and alternate the advantages, whatever the rewards are.
+"""
 
 import json
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[2]
+from benchmarks.gpu.process_group import ROOT, build_command, build_environment
+
 _COMPARED = ("loss", "grad_norm", "reward")
-DEMO = {"rl.steps": 20, "evaluation.questions": 128}
-# Qwen3-1.7B with the vocabulary of the demo.
-LARGE = {
-    **{"tiny.hidden_size": 2048, "tiny.intermediate_size": 6144, "tiny.num_layers": 28, "tiny.num_heads": 16},
+_SECONDS = ("step_s", "train_s", "rollout_s", "weights_s")
+_TRAINED = {
+    "rl.group_filter": f"{__name__}:accept_group",
+    "rl.advantage_estimator": f"{__name__}:alternate_advantages",
+    "roc.enabled": "false",
+    "evaluation.questions": 0,
+    "log.verify": "false",
+}
+DEMO: Mapping[str, Any] = {
+    **_TRAINED,
+    **{"tiny.num_sft_dialogues": 1280, "sft.steps": 20, "rl.steps": 5},
+}
+# Width and heads of Qwen3-1.7B, 8 of its 28 layers, with the vocabulary of the demo: 0.4B parameters.
+LARGE: Mapping[str, Any] = {
+    **_TRAINED,
+    **{"tiny.hidden_size": 2048, "tiny.intermediate_size": 6144, "tiny.num_layers": 8, "tiny.num_heads": 16},
     **{"tiny.num_kv_heads": 8, "tiny.head_dim": 128, "sft.steps": 0, "rl.steps": 3, "engine.dtype": "bfloat16"},
-    **{"learner.dtype": "bfloat16", "learner.lr": 1e-6, "learner.micro_batch_tokens": 16_384},
-    **{"learner.checkpoint_every": 100, "evaluation.questions": 16},
+    **{"tiny.num_sft_dialogues": 64, "learner.dtype": "bfloat16", "learner.lr": 1e-6},
+    **{"learner.micro_batch_tokens": 16_384, "learner.checkpoint_every": 100, "learner.export_every": 100},
 }
 QUICK: Mapping[str, Any] = {
-    **{"tiny.num_train_questions": 64, "tiny.num_test_questions": 16, "tiny.num_sft_dialogues": 200, "sft.steps": 2},
-    **{"sft.batch_size": 16, "rl.steps": 2, "rl.prompts": 2, "rl.rollouts": 4, "evaluation.questions": 4},
+    **_TRAINED,
+    **{"tiny.num_train_questions": 64, "tiny.num_test_questions": 16, "tiny.num_sft_dialogues": 64, "sft.steps": 2},
+    **{"sft.batch_size": 16, "rl.steps": 2, "rl.prompts": 2, "rl.rollouts": 4},
 }
+
+
+def accept_group(rewards: Sequence[float]) -> bool:
+    """Used as rl.group_filter."""
+    return len(rewards) > 0
+
+
+def alternate_advantages(rewards: Sequence[float]) -> list[float]:
+    """Used as rl.advantage_estimator: 1, -1, 1, -1 and so on."""
+    return [(-1.0) ** number for number in range(len(rewards))]
 
 
 def compare_demo(device: str, settings: Mapping[str, Any] = DEMO) -> dict[str, float | str]:
-    """The first steps of the demo on the CPU and with the learner on the device, with equal seeds.
+    """RL steps from one cold start, which the device makes, with the learner on the CPU and on the device.
 
-    The rewards of the last step differ more: a rounded probability changes a sampled token.
+    The seeds are equal, so the first steps differ by rounding only. Later ones differ more: a rounded probability changes
+    a sampled token.
     """
     figures: dict[str, float | str] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        start_from_cold_start = make_cold_start(folder / "start", device, settings)
         for name, learner in (("cpu", "cpu"), ("device", device)):
-            lines = run_asterism(Path(folder) / name, {**settings, "learner.device": learner})
-            figures |= {f"{name}_first_{key}": lines[0][key] for key in _COMPARED if key in lines[0]}
-            figures[f"{name}_last_reward"] = lines[-1]["reward"]
+            lines = run_asterism(folder / name, {**settings, **start_from_cold_start, "learner.device": learner})
+            figures |= {f"{name}_first_{key}": lines[0][key] for key in _COMPARED}
+            figures |= {f"{name}_last_{key}": lines[-1][key] for key in _COMPARED}
     return figures
+
+
+def make_cold_start(runs: Path, device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of runs that continue from it: its last checkpoint and its questions."""
+    run_asterism(runs, {**settings, "learner.device": device, "rl.steps": 0})
+    demo = runs / "demo"
+    questions = {f"data.{part}": demo / "data" / f"{part}.jsonl" for part in ("train", "test")}
+    return {"sft.steps": 0, "model.checkpoint": demo / "checkpoints" / "step_000000", **questions}
 
 
 def run_large(device: str, settings: Mapping[str, Any] = LARGE) -> dict[str, float | str]:
@@ -43,16 +81,19 @@ def run_large(device: str, settings: Mapping[str, Any] = LARGE) -> dict[str, flo
     placed = {**settings, "learner.device": device, "engine.device": device}
     with tempfile.TemporaryDirectory() as folder:
         lines = run_asterism(Path(folder), placed)
-    last = lines[-1]
-    return {"steps": float(len(lines)), **{key: last[key] for key in ("step_s", "train_s", "rollout_s", "weights_s")}}
+    first, last = lines[0], lines[-1]
+    figures = {key: last[key] for key in _SECONDS}
+    return {"steps": float(len(lines)), **figures, "first_loss": first["loss"], "first_grad_norm": first["grad_norm"]}
 
 
 def run_asterism(runs: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Lines of metrics.jsonl of the RL steps. Raises SystemExit with the end of the output of a failed run."""
     placed = {"runs_folder": runs, "sandbox.backend": "process", **settings}
     flags = [flag for key, value in placed.items() for flag in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "actors.cli.main", "run", "configs/tiny.toml", *flags]
-    finished = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    command = build_command("-m", "actors.cli.main", "run", "configs/tiny.toml", *flags)
+    finished = subprocess.run(
+        command, cwd=ROOT, env=build_environment(), capture_output=True, text=True, check=False, errors="replace"
+    )
     if finished.returncode:
         raise SystemExit(f"asterism run failed:\n{(finished.stdout + finished.stderr)[-4000:]}")
     lines = map(json.loads, (runs / "demo" / "metrics.jsonl").read_text().splitlines())

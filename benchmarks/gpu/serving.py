@@ -1,20 +1,15 @@
 """The embedded engine on one device: new weights from a learner on the same device, and decoding."""
 
 import asyncio
-import json
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from analysis.planning.model_size import measure_model
-from benchmarks.generation import measure_engine_rate
-from benchmarks.gpu.training import fill_randomly, measure_seconds, synchronize
-from engine.contract import Capacity
-from engine.inference.embedded import EmbeddedEngine
+from benchmarks.gpu.training import measure_seconds, synchronize
+from benchmarks.support.engine_rate import PROMPT_TOKENS, fill_randomly, measure_decode_rate, write_checkpoint
 from engine.inference.fused_weights import FusedWeights
 from engine.learner.weight_publisher import WeightPublisher
 from engine.model.causal_lm import CausalLM
@@ -22,8 +17,6 @@ from engine.model.model_config import DecoderConfig
 from engine.weight_transfer.shared_memory import load_published
 
 _MEMORY = Path("/dev/shm")
-_PROMPT_TOKENS = 256
-_PAGE_TOKENS = 16
 _VALUE_BYTES = 2  # bfloat16
 
 
@@ -66,36 +59,11 @@ def measure_decoding(
     with tempfile.TemporaryDirectory(dir=_MEMORY) as name:
         folder = Path(name)
         write_checkpoint(folder, config, device)
-        rate = asyncio.run(_decode(folder, config, device, batch, new_tokens))
+        rate = asyncio.run(measure_decode_rate(folder, config, device, batch, new_tokens))
     size = measure_model(config)
     # The embedding is read by rows, the output matrix as a whole.
     weights = size.total - (0 if config.tie_word_embeddings else size.output)
     cached_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    read = _VALUE_BYTES * (weights + batch * cached_token * (_PROMPT_TOKENS + new_tokens / 2))
+    read = _VALUE_BYTES * (weights + batch * cached_token * (PROMPT_TOKENS + new_tokens / 2))
     limit = batch * measure_bandwidth(device, copied_bytes) / read
     return {"decoded_tokens_per_s": rate, "limit_tokens_per_s": limit, "share_of_bandwidth": rate / limit}
-
-
-def write_checkpoint(folder: Path, config: DecoderConfig, device: torch.device) -> None:
-    """Random weights, without a tokenizer."""
-    with device:
-        model = CausalLM(config).to(torch.bfloat16)
-    fill_randomly(model)
-    weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config.to_hf()))
-
-
-async def _decode(folder: Path, config: DecoderConfig, device: torch.device, batch: int, new_tokens: int) -> float:
-    tokens = -(-(_PROMPT_TOKENS + new_tokens) // _PAGE_TOKENS) * _PAGE_TOKENS
-    capacity = Capacity(kv_tokens=batch * tokens, page_tokens=_PAGE_TOKENS, sequence_tokens=tokens)
-    engine = EmbeddedEngine(
-        folder, capacity, dtype=torch.bfloat16, device=device, max_running=batch, prefill_tokens=batch * _PROMPT_TOKENS
-    )
-    await engine.start()
-    prompts = np.random.default_rng(0).integers(0, config.vocab_size, (batch, _PROMPT_TOKENS), dtype=np.int32)
-    await measure_engine_rate(engine, prompts, 4)
-    prefill_s = batch / await measure_engine_rate(engine, prompts, 1)
-    whole_s = batch * new_tokens / await measure_engine_rate(engine, prompts, new_tokens)
-    await engine.close()
-    return batch * (new_tokens - 1) / (whole_s - prefill_s)

@@ -1,21 +1,22 @@
 """Training on one device: the rate of a matrix product, full steps, a large model's passes, and the output matrix."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
 
 from analysis.planning.activation_memory import Checkpointing, compute_activation_memory
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
 from analysis.planning.model_size import measure_model
+from benchmarks.support.engine_rate import fill_randomly
 from configs.algorithm import LearnerConfig, RlConfig
 from configs.schema import RunConfig
 from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from engine.learner.distributed import RankGroup, join_ranks
 from engine.learner.micro_batches.load_metrics import GIB, measure_peak_memory, reset_peak_memory
+from engine.learner.micro_batches.packing import split_micro_batches
 from engine.learner.sharding import shard_model
 from engine.learner.trainer import Trainer
 from engine.model.causal_lm import CausalLM
@@ -23,8 +24,10 @@ from engine.model.model_config import DecoderConfig
 from engine.model.training_flops import count_forward_flops
 from policies.losses.token_scores import ScoredTokens, compute_token_scores
 
-_SEQUENCES = 4  # of a micro batch
 _MICRO_BATCHES = 2
+_LENGTHS = ((50, 300), (300, 1500), (1500, 4000))  # tokens
+_LENGTH_SHARES = (0.4, 0.45, 0.15)  # of the sequences
+_FILL = 0.97  # of a micro batch: full ones of unequal lengths would need a third one
 _STEPS = 3
 _USABLE_SHARE = 0.93  # of the GPU's memory; the rest has the CUDA context and fragments of the allocator
 _MODES: tuple[Checkpointing, ...] = ("none", "selective", "full")
@@ -54,13 +57,6 @@ def measure_gemm(device: torch.device, size: int, dtype: torch.dtype = torch.bfl
     return 2 * size**3 / measure_seconds(lambda: a @ b, device, rounds=10)
 
 
-@torch.no_grad()
-def fill_randomly(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        local.normal_(0.0, 0.02) if local.dim() > 1 else local.fill_(1.0)
-
-
 def make_trainer(config: DecoderConfig, ranks: RankGroup, learner: LearnerConfig) -> Trainer:
     """With random weights, created on the device."""
     torch.manual_seed(0)
@@ -72,12 +68,33 @@ def make_trainer(config: DecoderConfig, ranks: RankGroup, learner: LearnerConfig
     return Trainer(model, RunConfig(name="benchmark", rl=RlConfig(steps=1000), learner=learner), ranks)
 
 
-def make_sequences(count: int, tokens: int, vocabulary: int) -> list[TrainingSequence]:
-    """Each with `tokens` tokens besides the first one, all in the loss."""
-    draws, mask = np.random.default_rng(0), np.arange(tokens + 1) > 0
-    logprobs = np.full(tokens + 1, -np.log(vocabulary), np.float32)
-    ids = draws.integers(0, vocabulary, (count, tokens + 1), dtype=np.int32)
-    return [build_training_sequence(row, mask, logprobs, float(draws.normal()), n, n) for n, row in enumerate(ids)]
+def draw_lengths(tokens: int, micro_batches: int) -> list[int]:
+    """Seeded lengths of sequences that fill 97% of the micro batches: many short ones, and few long ones.
+
+    At 8,192 tokens per micro batch and above, lengths are 50 to 4,000 tokens; below, they are smaller in proportion.
+    """
+    draws, scale = np.random.default_rng(0), min(1.0, tokens / 8192)
+    lengths: list[int] = []
+    for _ in range(micro_batches):
+        room = int(tokens * _FILL)
+        while room:
+            low, high = _LENGTHS[draws.choice(len(_LENGTHS), p=_LENGTH_SHARES)]
+            length = max(2, int(scale * draws.integers(low, high + 1)))
+            lengths.append(min(length, room))
+            room -= lengths[-1]
+    return lengths
+
+
+def make_sequences(lengths: Sequence[int], vocabulary: int) -> list[TrainingSequence]:
+    """Each with its length in tokens besides the first one, all in the loss."""
+    draws = np.random.default_rng(0)
+    sequences: list[TrainingSequence] = []
+    for number, length in enumerate(lengths):
+        ids = draws.integers(0, vocabulary, length + 1, dtype=np.int32)
+        logprobs = np.full(length + 1, -np.log(vocabulary), np.float32)
+        advantage = float(draws.normal())
+        sequences.append(build_training_sequence(ids, np.arange(length + 1) > 0, logprobs, advantage, number, number))
+    return sequences
 
 
 def plan_rank(config: DecoderConfig, tokens: int, mode: Checkpointing, *, on_gpu: bool) -> RankMemory:
@@ -85,10 +102,13 @@ def plan_rank(config: DecoderConfig, tokens: int, mode: Checkpointing, *, on_gpu
     return compute_rank_memory(measure_model(config), RankShare(value_bytes=2, has_units=True), activations)
 
 
-def choose_mode(config: DecoderConfig, tokens: int, device: torch.device) -> tuple[Checkpointing, RankMemory]:
-    """The first mode that fits the GPU, as `asterism plan` would choose."""
-    if device.type == "cpu":
-        return "none", plan_rank(config, tokens, "none", on_gpu=False)
+def choose_mode(
+    config: DecoderConfig, tokens: int, device: torch.device, chosen: Checkpointing | None = None
+) -> tuple[Checkpointing, RankMemory]:
+    """The chosen mode, or the first mode that fits the GPU, as `asterism plan` would choose."""
+    if chosen is not None or device.type == "cpu":
+        mode = chosen or "none"
+        return mode, plan_rank(config, tokens, mode, on_gpu=device.type == "cuda")
     usable = _USABLE_SHARE * torch.cuda.get_device_properties(device).total_memory
     for mode in _MODES:
         planned = plan_rank(config, tokens, mode, on_gpu=True)
@@ -97,37 +117,56 @@ def choose_mode(config: DecoderConfig, tokens: int, device: torch.device) -> tup
     raise SystemExit(f"{tokens} tokens do not fit into {usable / GIB:.0f} GiB even with full checkpointing")
 
 
-def measure_step(config: DecoderConfig, tokens: int, device: torch.device, gemm_size: int) -> dict[str, float | str]:
-    """A GRPO step in bfloat16: two micro batches of `tokens` packed tokens, and the update."""
-    mode, planned = choose_mode(config, tokens, device)
-    learner = LearnerConfig(
-        device="cuda" if device.type == "cuda" else "cpu",
-        dtype="bfloat16",
-        micro_batch_tokens=tokens,
-        minibatches=1,
-        activation_checkpointing=mode,
-        old_logprobs="engine",
-        correction="none",
-        mismatch_limit=0.0,
-    )
+def measure_step(
+    config: DecoderConfig,
+    tokens: int,
+    device: torch.device,
+    gemm_size: int,
+    *,
+    sequences_per_micro_batch: int = 0,
+    **changes: Any,
+) -> dict[str, float | str]:
+    """A GRPO step in bfloat16: two micro batches of up to `tokens` packed tokens, and the update.
+
+    `sequences_per_micro_batch`: of equal lengths; 0: unequal lengths. `changes`: of the learner's settings.
+    """
+    mode, planned = choose_mode(config, tokens, device, changes.get("activation_checkpointing"))
+    learner = make_learner(device, tokens, **{"activation_checkpointing": mode} | changes)
     trainer = make_trainer(config, join_ranks(learner), learner)
-    sequences = make_sequences(_MICRO_BATCHES * _SEQUENCES, tokens // _SEQUENCES, config.vocab_size)
+    equal = [tokens // max(1, sequences_per_micro_batch)] * (sequences_per_micro_batch * _MICRO_BATCHES)
+    lengths = equal or draw_lengths(tokens, _MICRO_BATCHES)
+    sequences = make_sequences(lengths, config.vocab_size)
     reset_peak_memory(device)
     step_s = measure_seconds(lambda: trainer.run_rl_step(sequences), device, _STEPS)
     peak_gib = measure_peak_memory(device)["peak_memory_gib"]
-    lengths = [each.num_tokens - 1 for each in sequences]
     rate = trainer.flops.count_training(lengths, sum(lengths)) / step_s
     gemm = measure_gemm(device, gemm_size)
     return {
         "step_s": step_s,
         "tokens_per_s": sum(lengths) / step_s,
+        "sequences": float(len(lengths)),
+        "micro_batches": float(len(split_micro_batches(sequences, 1, tokens, trainer.flops.attention_tokens)[0])),
         "tflops": rate / 1e12,
         "gemm_tflops": gemm / 1e12,
         "share_of_gemm": rate / gemm,
         "peak_gib": peak_gib,
         "peak_over_plan": peak_gib * GIB / planned.total,
         "checkpointing": mode,
+        "compile": str(learner.compile),
     }
+
+
+def make_learner(device: torch.device, tokens: int, **changes: Any) -> LearnerConfig:
+    """With one update per step, and the rollout's log probabilities as the old ones. Other settings are defaults."""
+    settings: dict[str, Any] = {
+        "device": "cuda" if device.type == "cuda" else "cpu",
+        "dtype": "bfloat16",
+        "micro_batch_tokens": tokens,
+        "old_logprobs": "engine",
+        "correction": "none",
+        "mismatch_limit": 0.0,
+    }
+    return LearnerConfig(**settings | changes)
 
 
 def measure_passes(config: DecoderConfig, tokens: int, device: torch.device, gemm_size: int) -> dict[str, float | str]:

@@ -11,7 +11,8 @@ from rich.console import Console
 from analysis.cold_start_curves import draw_cold_start, list_file_losses
 from analysis.compare import compare_runs, main
 from analysis.curves import draw_curves
-from analysis.metrics import AnalysisError, get_column, read_metrics
+from analysis.metric_lines import AnalysisError
+from analysis.metrics import get_column, read_metrics
 from analysis.summary_table import build_summary_table, list_health_lines, read_summary
 
 SUMMARY: dict[str, Any] = {

@@ -11,7 +11,8 @@ from rich.console import Console
 from actors.cli.report_command import report_run
 from actors.cli.simulate_command import SimulateOptions, simulate_workload
 from analysis import cold_start_curves, curves
-from analysis.metrics import decode_metric_lines, read_metrics
+from analysis.metric_lines import decode_metric_lines
+from analysis.metrics import read_metrics
 from analysis.plotting import make_figure
 from analysis.simulation.recorded_workload import load_recorded_step
 from analysis.simulation.simulate import simulate

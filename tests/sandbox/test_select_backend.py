@@ -1,10 +1,13 @@
 """The automatic choice of a backend, and the probe of `asterism doctor`."""
 
 import asyncio
+import sys
 
 import pytest
 
 from configs.schema import SandboxConfig as SandboxConfig
+from sandbox.docker_probe import DockerProbeResult
+from sandbox.hosts.docker import docker_host
 from sandbox.hosts.docker.docker_host import ContainerHost
 from sandbox.select_backend import AutoHost, probe_isolation
 
@@ -27,6 +30,18 @@ async def test_a_cancelled_choice_of_a_backend_closes_the_container_host(monkeyp
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert closed
+
+
+@pytest.mark.real_clock
+async def test_a_machine_without_aiodocker_has_the_process_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker_host, "probe_docker", lambda environ: DockerProbeResult("an engine", ""))
+    monkeypatch.setitem(sys.modules, "aiodocker", None)
+    monkeypatch.delitem(sys.modules, "sandbox.hosts.docker.docker_api", raising=False)
+    host = AutoHost(SandboxConfig(), "")
+    await host.start()
+    backend, missing = host.describe()
+    assert backend == "process"
+    assert missing[0].startswith("No containers: containers need the package aiodocker")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.checkpoint_argument import RunStep
-from analysis.metrics import decode_metric_lines
+from analysis.metric_lines import decode_metric_lines
 from analysis.summary_table import read_summary
 from configs.schema import RunConfig
 from engine.chat.chat_files import ServingFacts

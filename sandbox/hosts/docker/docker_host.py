@@ -9,13 +9,15 @@ raise SandboxFailure. When this process dies, the init processes lose their conn
 containers end.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import os
 import secrets
 import socket
 from collections.abc import Coroutine
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
@@ -25,11 +27,13 @@ from sandbox.contract import SandboxFailure
 from sandbox.docker_probe import get_engine_address, probe_docker
 from sandbox.hosts.docker.connection_gate import ConnectionGate
 from sandbox.hosts.docker.container import Container, ContainerProcess
-from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
 from sandbox.image.image_context import compute_image_name
 from sandbox.inside.container_init import SECRET_VARIABLE
 from sandbox.inside.wire.frames import Frame
 from sandbox.inside.wire.server_settings import ServerSettings
+
+if TYPE_CHECKING:
+    from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
 
 _CONNECT_TIMEOUT_S = 30.0  # from the start of a container to the handshake of its init process
 _LAUNCH_TIMEOUT_S = 30.0  # a launch waits this long for a container
@@ -67,7 +71,7 @@ class ContainerHost:
         probe = await asyncio.to_thread(probe_docker, os.environ)
         if probe.remedy:
             raise SandboxFailure(f"no Docker engine: {probe.description}. {probe.remedy}")
-        self._engine = DockerEngine(get_engine_address(os.environ))
+        self._engine = _connect_engine()
         await self._engine.query_info()
         await _remove_stale(self._engine)
         if not await self._engine.has_image(self._image):
@@ -147,6 +151,8 @@ class ContainerHost:
         self._logger.info("container.started", id=container_id[:12], image=self._image, pid=container.pid)
 
     def _build_spec(self, secret: str) -> ContainerSpec:
+        from sandbox.hosts.docker.docker_api import ContainerSpec
+
         config = self._config
         return ContainerSpec(
             image=self._image,
@@ -235,11 +241,20 @@ class ContainerHost:
             self._logger.error("container_host.failed", exc_info=error)
 
 
+def _connect_engine() -> DockerEngine:
+    """Raises SandboxFailure if a package that it needs is missing."""
+    try:
+        from sandbox.hosts.docker.docker_api import DockerEngine  # a machine without containers needs no aiodocker
+    except ModuleNotFoundError as error:
+        raise SandboxFailure(f"containers need the package {error.name}: install it, or set sandbox.backend") from error
+    return DockerEngine(get_engine_address(os.environ))
+
+
 async def remove_stale_containers() -> int:
     """Removes the containers of dead owners, if an engine answers, and returns their number. Raises SandboxFailure."""
     if (await asyncio.to_thread(probe_docker, os.environ)).remedy:
         return 0
-    engine = DockerEngine(get_engine_address(os.environ))
+    engine = _connect_engine()
     try:
         return await _remove_stale(engine)
     finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from analysis.metrics import AnalysisError
+from analysis.metric_lines import AnalysisError
 from analysis.simulation.cluster_model import H100, QWEN3_14B, build_cluster
 from analysis.simulation.recorded_workload import load_recorded_step
 from analysis.simulation.simulate import Simulation, simulate

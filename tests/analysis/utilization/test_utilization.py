@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.metrics import AnalysisError
+from analysis.metric_lines import AnalysisError
 from analysis.utilization.engine_time import EngineUtilization
 from analysis.utilization.report import compute_utilization, to_json
 from analysis.utilization.step_functions import StepFunction

@@ -1,0 +1,105 @@
+"""Reads `metrics.jsonl`: one JSON object per line, of kind "step", "sft", "evaluation", "lengths" or "health"."""
+
+from collections.abc import Mapping, Sequence
+from math import fsum
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import msgspec
+
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class AnalysisError(UnusableInput):
+    """A file is missing or malformed; `str(error)` names the file and the line."""
+
+
+class RunLines(NamedTuple):
+    steps: list[dict[str, Any]]  # one per RL step, in order
+    sft: list[dict[str, Any]]  # one per step of the cold start, in order
+    evaluations: dict[str, float | None]  # label -> accuracy of the last one; None if every trajectory failed
+    step_accuracies: dict[int, float]  # step -> accuracy of the evaluation during training
+    task_rewards: dict[str, dict[str, float]]  # label -> mean reward of an evaluation, by task
+    health: list[dict[str, Any]]  # reports of health checks: step, check, action, message
+
+
+def read_metric_lines(run_folder: Path) -> RunLines:
+    """Raises AnalysisError. If a step ran twice, as after a resume, the later one counts."""
+    lines = decode_metric_lines(RunFolder(run_folder).metrics)
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    return RunLines(
+        steps=_select_steps(lines, "step"),
+        sft=_select_steps(lines, "sft"),
+        evaluations={line["label"]: line.get("accuracy") for line in evaluations},
+        step_accuracies={
+            line["step"]: line["accuracy"]
+            for line in evaluations
+            if line["label"].startswith("step_") and "accuracy" in line
+        },
+        task_rewards={line["label"]: _read_task_rewards(line) for line in evaluations},
+        health=[_read_health_report(line) for line in lines if line["kind"] == "health"],
+    )
+
+
+def list_values(rows: Rows, key: str) -> list[float]:
+    """The numbers of the rows that have the key."""
+    return [float(row[key]) for row in rows if row.get(key) is not None]
+
+
+def compute_mean(rows: Rows, key: str) -> float | None:
+    """The mean of the rows that have the key; None if no row has it."""
+    return fmean(values) if (values := list_values(rows, key)) else None
+
+
+def compute_token_rate(rows: Rows) -> float | None:
+    """Generated tokens per second of generation: of `step_s` if rollouts run ahead of the learner, else of `rollout_s`."""
+    runs_ahead = any("staleness_max" in row for row in rows)
+    seconds = fsum(list_values(rows, "step_s" if runs_ahead else "rollout_s"))
+    return fsum(list_values(rows, "generated_tokens")) / seconds if seconds else None
+
+
+def _select_steps(lines: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    latest = {line["step"]: line for line in lines if line["kind"] == kind}
+    return [latest[step] for step in sorted(latest)]
+
+
+def _read_health_report(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: line.get(key) for key in ("step", "check", "action", "message")}
+
+
+def _read_task_rewards(line: dict[str, Any]) -> dict[str, float]:
+    keys = (key for key in line if key.startswith("task ") and key.endswith(": reward"))
+    return {key.removeprefix("task ").removesuffix(": reward"): line[key] for key in keys}
+
+
+def decode_metric_lines(path: Path) -> list[dict[str, Any]]:
+    """Without an incomplete last line, as a live or killed run leaves it. Raises AnalysisError."""
+    texts = read_bytes(path).splitlines(keepends=True)
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            line = msgspec.json.decode(text, type=dict[str, Any])
+            required = ("label",) if line["kind"] == "evaluation" else ("step",)
+            _ = [line[key] for key in required]
+        except msgspec.DecodeError as error:
+            if not text.endswith(b"\n") and not isinstance(error, msgspec.ValidationError):
+                break
+            raise AnalysisError(f"{path}, line {number}: {error}") from None
+        except KeyError as error:
+            raise AnalysisError(f"{path}, line {number}: missing key {error}") from None
+        lines.append(line)
+    return lines
+
+
+def read_bytes(path: Path) -> bytes:
+    """Raises AnalysisError."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise AnalysisError(f"{path}: no such file; {path.parent} may not be a run folder") from None
+    except OSError as error:
+        raise AnalysisError(f"{path}: {error.strerror}") from None

@@ -1,0 +1,142 @@
+"""Compare the learner and the embedded engine on one GPU with the same computation on a CPU. JSON last.
+
+    python -m benchmarks.gpu.check [--only CHECK,CHECK] [--device cpu] [--quick] [--limit-s SECONDS]
+
+Each measured error is printed with its limit as soon as it is there; the exit code is 1 if one exceeds it. The checks run
+in one process. A check that raises an exception, crashes or exceeds --limit-s fails, and the others run in a new process.
+
+    float32_MODEL    logits and gradients of each architecture against the CPU, without TF32
+    bfloat16_MODEL   the same in bfloat16 against float32 on the same device
+    segments         attention of packed sequences against attention of each sequence
+    head_DTYPE       log probabilities, entropies and gradients of the output matrix against float64
+    trainer_step     a GRPO step in float32 against the CPU's
+    weights          bits of published and loaded weights
+    prefill          greedy tokens after prompts in chunks and after whole prompts
+    graphs           greedy tokens with CUDA graphs and without
+    collectives      reductions in the learner's group of one rank: NCCL on a GPU
+    cold_start       steps in bfloat16 with this group, against float32 on the CPU
+    offload          bits of weights and moments after they were in main memory
+    compiled         compiled layers against eager ones
+
+With `--device cpu`, the CPU is compared with itself: this tests the program. `--quick` has a small vocabulary.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.process_group import adopt_orphans, run_limited
+
+_LIMIT_S = 180.0  # of a check
+_FINISHED = "finished"  # key of the line after a check's last error
+
+
+# ---------------------------------------------------------------- the process that checks
+
+
+def run_checks(names: Sequence[str], options: argparse.Namespace) -> None:
+    """Print each error, and append it to the file of results."""
+    import torch
+
+    from benchmarks.gpu.checks.check_table import list_checks, prepare_device
+
+    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
+    prepare_device(device)
+    checks = list_checks(is_quick=options.quick)
+    with options.results.open("a") as file:
+        for name in names:
+            began = time.monotonic()
+            for measured in checks[name](device):
+                verdict = "pass" if measured.has_passed else "FAIL"
+                label = f"{name}: {measured.name}"
+                print(f"{label:50} error {measured.error:8.2g}  limit {measured.limit:8.2g}  {verdict}", flush=True)
+                _write_line(file, {"check": name, **measured._asdict(), "passed": measured.has_passed})
+            _write_line(file, {"check": name, _FINISHED: time.monotonic() - began})
+
+
+def _write_line(file: Any, line: dict[str, Any]) -> None:
+    file.write(json.dumps(line) + "\n")
+    file.flush()
+
+
+# ---------------------------------------------------------------- the process that starts it
+
+
+def run_all(names: Sequence[str], options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The lines of results, and by check the reason why it did not finish."""
+    failures: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.jsonl"
+        remaining = list(names)
+        while remaining:
+            finished = run_limited([*_build_arguments(remaining, options, results)], options.limit_s, progress=results)
+            lines = _read_lines(results)
+            done = {line["check"] for line in lines if _FINISHED in line}
+            remaining = [name for name in remaining if name not in done]
+            if remaining:  # the process ended within the first of them
+                name = remaining.pop(0)
+                late = f"no result after {options.limit_s:g} s"
+                failures[name] = late if finished.code is None else finished.last_error
+                print(f"{name:50} FAIL: {failures[name].splitlines()[-1]}", flush=True)
+        return _read_lines(results), failures
+
+
+def _build_arguments(names: Sequence[str], options: argparse.Namespace, results: Path) -> Iterator[str]:
+    yield from ("-m", "benchmarks.gpu.check", "--device", options.device, "--results", str(results))
+    yield from ("--only", ",".join(names))
+    if options.quick:
+        yield "--quick"
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def summarize(lines: Sequence[dict[str, Any]], failures: dict[str, str]) -> dict[str, Any]:
+    """For the last line."""
+    measured = [line for line in lines if _FINISHED not in line]
+    failed = [f"{line['check']}: {line['name']}" for line in measured if not line["passed"]]
+    return {
+        "passed": not failed and not failures,
+        "failed": [*failed, *failures],
+        "errors": {f"{line['check']}: {line['name']}": line["error"] for line in measured},
+        "failures": failures,
+        "seconds": {line["check"]: round(line[_FINISHED], 2) for line in lines if _FINISHED in line},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="names of checks, separated by commas")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="what to check (default: cuda)")
+    parser.add_argument("--quick", action="store_true", help="a small vocabulary of the output matrix")
+    parser.add_argument("--limit-s", type=float, default=_LIMIT_S, help=f"of a measurement (default: {_LIMIT_S:g})")
+    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.results:
+        run_checks(options.only.split(","), options)
+        return 0
+
+    import torch
+
+    from benchmarks.gpu.checks.check_table import list_checks
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no GPU is available; --device cpu compares the CPU with itself")
+    known = list_checks(is_quick=options.quick)
+    names = options.only.split(",") if options.only else list(known)
+    if unknown := set(names) - known.keys():
+        parser.error(f"--only: unknown check {min(unknown)!r}; known: {', '.join(known)}")
+    adopt_orphans()
+    summary = summarize(*run_all(names, options))
+    print(json.dumps({"device": options.device, "torch": torch.__version__, **summary}))
+    return 0 if summary["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""All checks by name, the cheap ones first."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.gpu.checks.engine_checks import check_graphs, check_prefill, check_published_weights
+from benchmarks.gpu.checks.kernel_checks import check_head, check_segments
+from benchmarks.gpu.checks.learner_checks import check_cold_start, check_collectives, check_offload, check_trainer_step
+from benchmarks.gpu.checks.measured import Measured
+from benchmarks.gpu.checks.model_checks import check_bfloat16, check_compiled, check_float32
+from engine.model.architectures import ARCHITECTURES
+
+Check = Callable[[torch.device], Iterator[Measured]]
+
+
+def list_checks(*, is_quick: bool) -> dict[str, Check]:
+    """`is_quick`: with a small vocabulary of the output matrix."""
+    architectures: dict[str, Check] = {}
+    for name in ARCHITECTURES:
+        architectures[f"float32_{name}"] = partial(check_float32, name)
+        architectures[f"bfloat16_{name}"] = partial(check_bfloat16, name)
+    return {
+        **architectures,
+        "segments": check_segments,
+        "head_float32": partial(check_head, dtype=torch.float32, is_quick=is_quick),
+        "head_bfloat16": partial(check_head, dtype=torch.bfloat16, is_quick=is_quick),
+        "trainer_step": check_trainer_step,
+        "weights": check_published_weights,
+        "prefill": check_prefill,
+        "graphs": check_graphs,
+        "collectives": check_collectives,
+        "cold_start": check_cold_start,
+        "offload": check_offload,
+        "compiled": check_compiled,
+    }
+
+
+def prepare_device(device: torch.device) -> None:
+    """Products in float32 have all 24 bits: no TF32."""
+    torch.set_float32_matmul_precision("highest")
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+        torch.cuda.set_device(device)

@@ -1,0 +1,91 @@
+"""The embedded engine: graphs against eager steps, chunked against whole prefill, and the bits of published weights."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.gpu.checks.measured import Measured, count_differing
+from benchmarks.gpu.checks.model_checks import VOCABULARY, build_small_config, build_small_model, write_small_checkpoint
+from engine.contract import Capacity, Generation, GenerationRequest
+from engine.inference.embedded import EmbeddedEngine
+from engine.inference.fused_weights import FusedWeights
+from engine.learner.weight_publisher import WeightPublisher
+from engine.weight_transfer.shared_memory import load_published
+
+_MEMORY = Path("/dev/shm")
+_PROMPT_LENGTHS = (5, 200, 17, 64, 131)
+_NEW_TOKENS = 40
+_LOGPROB_LIMIT = (
+    1e-4  # largest difference of a log probability in float32; 0 on a CPU: its kernels do not depend on the batch
+)
+
+
+def check_graphs(device: torch.device) -> Iterator[Measured]:
+    """Greedy tokens in float32. On a CPU neither engine has graphs."""
+    return _compare(_generate(device, cuda_graphs=True), _generate(device, cuda_graphs=False))
+
+
+def check_prefill(device: torch.device) -> Iterator[Measured]:
+    """Greedy tokens after prompts in chunks of 16 tokens, and after whole prompts."""
+    return _compare(_generate(device, prefill_tokens=16), _generate(device, prefill_tokens=1024))
+
+
+def _compare(found: list[Generation], expected: list[Generation]) -> Iterator[Measured]:
+    pairs = list(zip(found, expected, strict=True))
+    differing = sum(int((a.token_ids != b.token_ids).sum()) for a, b in pairs)
+    yield Measured("differing tokens", float(differing), 0.0)
+    worst = max(float(np.abs(a.logprobs - b.logprobs).max()) for a, b in pairs)
+    yield Measured("log probabilities", worst, _LOGPROB_LIMIT)
+
+
+def _generate(device: torch.device, **options: Any) -> list[Generation]:
+    """Of the small model for the same prompts in each call."""
+    with tempfile.TemporaryDirectory() as name:
+        write_small_checkpoint(Path(name))
+        return asyncio.run(_run_engine(Path(name), device, options))
+
+
+async def _run_engine(folder: Path, device: torch.device, options: dict[str, Any]) -> list[Generation]:
+    capacity = Capacity(kv_tokens=2048, page_tokens=16, sequence_tokens=256)
+    engine = EmbeddedEngine(folder, capacity, device=device, **options)
+    await engine.start()
+    try:
+        requests = [
+            GenerationRequest(number, prompt, _NEW_TOKENS, temperature=0.0)
+            for number, prompt in enumerate(_draw_prompts())
+        ]
+        return list(await asyncio.gather(*map(engine.generate, requests)))
+    finally:
+        await engine.close()
+
+
+def _draw_prompts() -> list[NDArray[np.int32]]:
+    draws = np.random.default_rng(0)
+    return [draws.integers(0, VOCABULARY, length, dtype=np.int32) for length in _PROMPT_LENGTHS]
+
+
+def check_published_weights(device: torch.device) -> Iterator[Measured]:
+    """Float32 weights of a learner on the device, as bfloat16 weights of an engine on the same device, twice."""
+    config = build_small_config()
+    model = build_small_model(config).to(device)
+    engine = FusedWeights(build_small_model(config).to(torch.bfloat16), device)
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+        publisher = WeightPublisher(Path(folder), dict(model.named_parameters()), torch.bfloat16, 2)
+        for version in range(2):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.01)
+            published = publisher.publish(version)
+            assert published is not None
+            load_published(published, engine.parameters, torch.bfloat16)
+            engine.update_derived()
+            expected = [each.to(torch.bfloat16) for each in model.parameters()]
+            found = [engine.parameters[name] for name, _ in model.named_parameters()]
+            yield Measured(f"differing elements of version {version}", float(count_differing(found, expected)), 0.0)
+        publisher.close()

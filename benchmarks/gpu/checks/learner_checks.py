@@ -1,0 +1,140 @@
+"""Steps of the learner on a device against the CPU, its offload, and its collectives."""
+
+import tempfile
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_relative_error, count_differing
+from benchmarks.gpu.checks.model_checks import VOCABULARY, write_small_checkpoint
+from configs.algorithm import LearnerConfig, RlConfig, SftConfig
+from configs.machines import EngineConfig
+from configs.schema import RunConfig
+from configs.sglang_options import SGLangConfig
+from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
+from engine.learner.distributed import RankGroup, all_reduce, gather_full_parameters, get_local, join_ranks
+from engine.learner.offload.state_offload import StateOffload
+from engine.learner.sharding import load_sharded_model
+from engine.learner.trainer import Trainer
+
+_LENGTHS = (200, 3, 57, 120, 31, 90)
+# Adam divides by the size of the gradient, so a gradient of almost 0 moves its weight by the sign of rounding. Measured on
+# a CPU: float32 differs from float64 by 1.1e-4.
+_CHANGE_LIMIT = 2e-3
+_COLD_START_LIMIT = 1e-2  # of losses and norms in bfloat16; 4e-4 on a CPU
+
+
+def make_run(device: torch.device, stage: str, **learner: Any) -> RunConfig:
+    """Of few steps with a high learning rate, and micro batches that hold some of the sequences each."""
+    settings: dict[str, Any] = {"lr": 1e-3, "warmup_steps": 0, "micro_batch_tokens": 256, "mismatch_limit": 0.0}
+    settings |= {"device": "cuda" if device.type == "cuda" else "cpu", "old_logprobs": "engine", "correction": "none"}
+    shares_gpu = learner.get("offload") == "between_steps"
+    return RunConfig(
+        name="check",
+        sft=SftConfig(steps=4 if stage == "sft" else 0, warmup_steps=0, lr=1e-3),
+        rl=RlConfig(steps=4),
+        engine=EngineConfig(kind="sglang" if shares_gpu else "embedded"),
+        sglang=SGLangConfig(colocate=shares_gpu),
+        learner=LearnerConfig(**settings | learner),
+    )
+
+
+@contextmanager
+def training(run: RunConfig) -> Generator[tuple[Trainer, RankGroup]]:
+    """A trainer of the small model, joined and loaded as the learner does it."""
+    ranks = join_ranks(run.learner)
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            write_small_checkpoint(Path(name))
+            model = load_sharded_model(Path(name), ranks, run.learner.dtype)
+        yield Trainer(model, run, ranks), ranks
+    finally:
+        if ranks.mesh is not None:
+            dist.destroy_process_group()
+
+
+def make_sequences() -> list[TrainingSequence]:
+    draws = np.random.default_rng(0)
+    sequences: list[TrainingSequence] = []
+    for number, length in enumerate(_LENGTHS):
+        ids = draws.integers(0, VOCABULARY, length, dtype=np.int32)
+        mask = draws.random(length) < 0.7
+        mask[0], mask[-1] = False, True
+        logprobs = np.where(mask, -np.log(VOCABULARY), 0).astype(np.float32)
+        sequences.append(build_training_sequence(ids, mask, logprobs, float(draws.normal()), number // 2, number))
+    return sequences
+
+
+def check_trainer_step(device: torch.device) -> Iterator[Measured]:
+    """A GRPO step in float32 against the CPU's. Two minibatches: the second gradient depends on the first update."""
+    found, expected = (_run_rl_step(place) for place in (device, torch.device("cpu")))
+    for name in ("loss", "grad_norm", "entropy"):
+        error = abs(found[0][name] - expected[0][name]) / abs(expected[0][name])
+        yield Measured(name, error, FLOAT32_LIMIT)
+    yield Measured("change of weights", compute_relative_error(found[1], expected[1]), _CHANGE_LIMIT)
+
+
+def _run_rl_step(device: torch.device) -> tuple[dict[str, float], Tensor]:
+    """Metrics, and the change of all weights."""
+    with training(make_run(device, "rl", minibatches=2)) as (trainer, _):
+        before = _flatten(gather_full_parameters(trainer.model).values())
+        metrics = trainer.run_rl_step(make_sequences())
+        return metrics, _flatten(gather_full_parameters(trainer.model).values()) - before
+
+
+def _flatten(tensors: Any) -> Tensor:
+    return torch.cat([each.flatten().double() for each in tensors])
+
+
+def check_cold_start(device: torch.device) -> Iterator[Measured]:
+    """Steps in bfloat16 with the learner's process group, against float32 on the CPU."""
+    found, expected = (
+        _run_sft_steps(make_run(place, "sft", dtype=dtype))
+        for place, dtype in ((device, "bfloat16"), (torch.device("cpu"), "float32"))
+    )
+    for number, (ours, reference) in enumerate(zip(found, expected, strict=True), start=1):
+        for name in ("loss", "grad_norm"):
+            error = abs(ours[name] - reference[name]) / abs(reference[name])
+            yield Measured(f"{name} of step {number}", error, _COLD_START_LIMIT)
+
+
+def _run_sft_steps(run: RunConfig) -> list[dict[str, float]]:
+    with training(run) as (trainer, _):
+        return [trainer.run_sft_step(make_sequences()) for _ in range(2)]
+
+
+def check_offload(device: torch.device) -> Iterator[Measured]:
+    """Weights and moments that move to main memory and back, between two steps in bfloat16."""
+    run = make_run(device, "rl", dtype="bfloat16", offload="between_steps")
+    with training(run) as (trainer, ranks):
+        trainer.run_rl_step(make_sequences())
+        offload = StateOffload(run, ranks)
+        before = [get_local(each).cpu().clone() for each in trainer.collect_state()]
+        storages = [get_local(each).untyped_storage() for each in _on_device(trainer.collect_state(), device)]
+        offload.release(trainer.collect_state)
+        yield Measured("bytes left on the device", float(sum(each.nbytes() for each in storages)), 0.0)
+        offload.restore()
+        after = [get_local(each) for each in trainer.collect_state()]
+        yield Measured("differing elements", float(count_differing(after, before)), 0.0)
+        metrics = trainer.run_rl_step(make_sequences())
+        yield Measured("later steps without a finite loss", float(not np.isfinite(metrics["loss"])), 0.0)
+
+
+def _on_device(state: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Without the numbers of steps, which AdamW keeps in main memory."""
+    return [each for each in state if each.device.type == device.type]
+
+
+def check_collectives(device: torch.device) -> Iterator[Measured]:
+    """The group of a single rank (NCCL on a GPU) adds and maximizes."""
+    with training(make_run(device, "rl", dtype="bfloat16")) as (_, ranks):
+        for name, operation in (("sum", dist.ReduceOp.SUM), ("maximum", dist.ReduceOp.MAX)):
+            values = torch.arange(1000, dtype=torch.float64, device=device)
+            reduced = all_reduce(ranks, values.clone(), operation)
+            yield Measured(name, float(count_differing([reduced.float()], [values.float()])), 0.0)

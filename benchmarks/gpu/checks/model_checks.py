@@ -1,0 +1,116 @@
+"""Logits and gradients of each architecture: float32 against the CPU, bfloat16 and compiled layers against float32."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from benchmarks.gpu.checks.measured import (
+    BFLOAT16_LIMIT,
+    FLOAT32_LIMIT,
+    Measured,
+    compute_relative_error,
+    compute_worst_error,
+)
+from engine.model.architectures import ARCHITECTURES
+from engine.model.causal_lm import CausalLM, initialize_weights
+from engine.model.model_config import DecoderConfig, ExpertsConfig
+from engine.model.packed_attention import build_segments
+from policies.losses.token_scores import ScoredTokens, TokenScores
+
+VOCABULARY = 1000
+_LENGTHS = (37, 1, 130, 64)  # of packed sequences
+_STD = 0.05  # of weights: larger than for training, so that attention is not uniform
+
+
+class Computed(NamedTuple):
+    logits_TV: Tensor
+    gradients: dict[str, Tensor]
+
+
+def build_small_config(architecture: str = "qwen3", experts_per_token: int = 2) -> DecoderConfig:
+    """Two layers; with experts, the second one has four."""
+    experts = ExpertsConfig(
+        num_experts=4, experts_per_token=experts_per_token, expert_size=128, normalizes_weights=True, dense_layers=(0,)
+    )
+    return DecoderConfig(
+        model_type=architecture,
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        experts=experts if ARCHITECTURES[architecture].has_experts else None,
+    )
+
+
+def build_small_model(config: DecoderConfig) -> CausalLM:
+    """In float32 in main memory, with the same weights in each call; biases are not 0, and norms not 1."""
+    model = CausalLM(config)
+    initialize_weights(model, seed=0, std=_STD)
+    draws = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5, generator=draws)
+    return model
+
+
+def write_small_checkpoint(folder: Path) -> None:
+    """Without a tokenizer."""
+    model = build_small_model(build_small_config())
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(model.config.to_hf()))
+
+
+def compute(
+    config: DecoderConfig, device: torch.device, dtype: torch.dtype = torch.float32, *, is_compiled: bool = False
+) -> Computed:
+    """Of packed sequences with the same tokens in each call."""
+    model = build_small_model(config).to(device, dtype)
+    model.set_compiled(is_compiled)
+    total = sum(_LENGTHS)
+    draws = torch.Generator().manual_seed(1)
+    ids_T, targets_T = torch.randint(VOCABULARY, (2, total), generator=draws).to(device)
+    weights_T = torch.randn(total, generator=draws).to(device)
+    segments = build_segments(_LENGTHS)
+    segments = segments._replace(offsets=segments.offsets.to(device), positions_T=segments.positions_T.to(device))
+    scores = model(ids_T[None], tokens=ScoredTokens(torch.arange(total, device=device), targets_T), segments=segments)
+    assert isinstance(scores, TokenScores)
+    (scores.logprobs_N * weights_T).sum().backward()
+    gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    with torch.no_grad():
+        hidden_BTE = model(ids_T[None], segments=segments)
+        assert isinstance(hidden_BTE, Tensor)
+        return Computed(model.compute_logits(hidden_BTE[0]), gradients)
+
+
+def compare(found: Computed, expected: Computed, limit: float) -> Iterator[Measured]:
+    yield Measured("logits", compute_relative_error(found.logits_TV, expected.logits_TV), limit)
+    assert found.gradients.keys() == expected.gradients.keys()
+    yield Measured("gradients", compute_worst_error(found.gradients, expected.gradients), limit)
+
+
+def check_float32(architecture: str, device: torch.device) -> Iterator[Measured]:
+    """Against the CPU."""
+    config = build_small_config(architecture)
+    return compare(compute(config, device), compute(config, torch.device("cpu")), FLOAT32_LIMIT)
+
+
+def check_bfloat16(architecture: str, device: torch.device) -> Iterator[Measured]:
+    """Against float32 on the same device. A token uses all experts: a rounded router would choose others."""
+    config = build_small_config(architecture, experts_per_token=4)
+    return compare(compute(config, device, torch.bfloat16), compute(config, device), BFLOAT16_LIMIT)
+
+
+def check_compiled(device: torch.device) -> Iterator[Measured]:
+    """Against eager layers on the same device."""
+    config = build_small_config()
+    return compare(compute(config, device, is_compiled=True), compute(config, device), FLOAT32_LIMIT)

@@ -1,0 +1,128 @@
+"""Runs a program in a process group of its own, within a limit of time, and leaves no process of it behind.
+
+Processes of a run leave the group: the launcher starts some in new sessions. Therefore the program that calls `adopt_orphans`
+becomes the parent of all of them once their parents are dead, and kills them too.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import IO, NamedTuple, NoReturn
+
+from bus.process.parent_death import PARENT_PID_VARIABLE
+
+ROOT = Path(__file__).parents[2]  # of the checkout
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.05
+_END_S = 20.0  # for killed processes; a process in a broken driver may never end
+
+
+class Finished(NamedTuple):
+    code: int | None  # None: killed at the limit
+    output: str
+    errors: str
+    seconds: float
+
+    @property
+    def last_error(self) -> str:
+        return self.errors.strip()[-1000:] or f"exit code {self.code}"
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of orphaned descendants, and end in order on SIGTERM."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+
+
+def build_environment() -> dict[str, str]:
+    """With the checkout on the path of all Python processes, so that the project needs no installation."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    return {**os.environ, "PYTHONPATH": path, PARENT_PID_VARIABLE: str(os.getpid())}
+
+
+def build_command(*arguments: str) -> list[str]:
+    """Of Python in the environment of `build_environment`; the kernel kills the process when its parent dies."""
+    return [sys.executable, "-P", "-m", "bus.process.parent_death", sys.executable, "-P", *arguments]
+
+
+def run_limited(arguments: list[str], limit_s: float, *, progress: Path | None = None) -> Finished:
+    """Run Python with `arguments`. With `progress`, output is shown, and each change of that file restarts the limit.
+
+    All children of this process, and their descendants, are dead when the call returns, or raises SystemExit on SIGTERM.
+    """
+    began = time.monotonic()
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            build_command(*arguments),
+            cwd=ROOT,
+            env=build_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output if progress is None else None,
+            stderr=errors,
+            process_group=0,
+        )
+        try:
+            code = _wait(process, limit_s, progress)
+        finally:
+            _end_group(process)
+        return Finished(code, _read(output), _read(errors), time.monotonic() - began)
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float, progress: Path | None) -> int | None:
+    """The exit code, None at the limit."""
+    deadline, size = time.monotonic() + limit_s, _get_size(progress)
+    while (code := process.poll()) is None:
+        if (new_size := _get_size(progress)) != size:
+            deadline, size = time.monotonic() + limit_s, new_size
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_POLL_S)
+    return code
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill the group and all other descendants. Signals that come meanwhile have no effect."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + _END_S
+    while (children := list(_list_children())) and time.monotonic() < deadline:
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+        time.sleep(_POLL_S)
+    process.poll()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def _list_children() -> Iterator[int]:
+    """Of this process, also dead ones, until it has waited for them."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # the process has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                yield int(path.parent.name)
+
+
+def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def _get_size(path: Path | None) -> int:
+    return path.stat().st_size if path is not None and path.exists() else 0
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

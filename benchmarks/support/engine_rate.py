@@ -1,0 +1,67 @@
+"""Tokens per second of an embedded engine that decodes prompts of equal lengths."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from engine.contract import Capacity, GenerationRequest
+from engine.inference.embedded import EmbeddedEngine
+from engine.model.causal_lm import CausalLM
+from engine.model.model_config import DecoderConfig
+
+PROMPT_TOKENS = 256
+_PAGE_TOKENS = 16
+
+
+async def measure_engine_rate(engine: EmbeddedEngine, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
+    started = time.perf_counter()
+    requests = [GenerationRequest(row, prompt, new_tokens, seed=row) for row, prompt in enumerate(prompts_BT)]
+    generations = await asyncio.gather(*(engine.generate(request) for request in requests))
+    elapsed_s = time.perf_counter() - started
+    assert all(len(generation.token_ids) == new_tokens for generation in generations)
+    for request in requests:
+        engine.release_cache(request.sequence_id)
+    return len(requests) * new_tokens / elapsed_s
+
+
+@torch.no_grad()
+def fill_randomly(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        local.normal_(0.0, 0.02) if local.dim() > 1 else local.fill_(1.0)
+
+
+def write_checkpoint(folder: Path, config: DecoderConfig, device: torch.device) -> None:
+    """Random weights, without a tokenizer."""
+    with device:
+        model = CausalLM(config).to(torch.bfloat16)
+    fill_randomly(model)
+    weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config.to_hf()))
+
+
+async def measure_decode_rate(
+    folder: Path, config: DecoderConfig, device: torch.device, batch: int, new_tokens: int
+) -> float:
+    """Decoded tokens per second in bfloat16, without the prefill of `batch` prompts of PROMPT_TOKENS tokens."""
+    tokens = -(-(PROMPT_TOKENS + new_tokens) // _PAGE_TOKENS) * _PAGE_TOKENS
+    capacity = Capacity(kv_tokens=batch * tokens, page_tokens=_PAGE_TOKENS, sequence_tokens=tokens)
+    engine = EmbeddedEngine(
+        folder, capacity, dtype=torch.bfloat16, device=device, max_running=batch, prefill_tokens=batch * PROMPT_TOKENS
+    )
+    await engine.start()
+    prompts = np.random.default_rng(0).integers(0, config.vocab_size, (batch, PROMPT_TOKENS), dtype=np.int32)
+    await measure_engine_rate(engine, prompts, 4)
+    prefill_s = batch / await measure_engine_rate(engine, prompts, 1)
+    whole_s = batch * new_tokens / await measure_engine_rate(engine, prompts, new_tokens)
+    await engine.close()
+    return batch * (new_tokens - 1) / (whole_s - prefill_s)

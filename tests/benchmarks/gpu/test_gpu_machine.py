@@ -1,0 +1,89 @@
+"""The programs for a GPU need no package beyond those of a machine with torch, and three wheels."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.gpu.gpu_machine import ROOT, build_environment, list_absent_modules
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+# The programs, the command, and what the processes of a run with the process sandbox and the embedded engine import.
+MODULES = (
+    *(
+        "benchmarks.gpu.__main__",
+        "benchmarks.gpu.check",
+        "benchmarks.gpu.checks.check_table",
+        "benchmarks.gpu.training",
+    ),
+    *("benchmarks.gpu.serving", "benchmarks.gpu.runs", "benchmarks.gpu.machine_facts", "actors.cli.main"),
+    *(
+        "actors.cli.run_command",
+        "actors.process",
+        "actors.executor",
+        "actors.engines.embedded_factory",
+        "analysis.summary",
+    ),
+    *("engine.learner.learner", "engine.weight_transfer.weight_server", "sandbox.select_backend", "tasks.tiny.prepare"),
+    *("sandbox.fork_server_sandbox", "tasks.hosting.task_services", "tasks.tiny.tiny_tokenizer"),
+)
+PRINT_LOADED = "import sys, importlib; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return build_environment(tmp_path_factory.mktemp("site"))
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_machine_lacks_the_packages_of_figures_containers_and_checked_answers() -> None:
+    absent = list_absent_modules()
+    assert {"polars", "aiodocker", "math_verify", "latex2sympy2_extended", "rensa"} <= absent
+    assert not {"torch", "msgspec", "structlog", "zmq", "typer", "rich", "configs"} & absent
+
+
+def test_the_modules_of_a_run_and_of_the_programs_import_there(environment: dict[str, str]) -> None:
+    done = run(environment, "-c", PRINT_LOADED, *MODULES)
+    assert done.returncode == 0, done.stderr
+    assert not {"polars", "matplotlib", "aiodocker", "math_verify"} & set(done.stdout.split())
+
+
+def test_a_run_ends_there_without_its_figures(environment: dict[str, str], tmp_path: Path) -> None:
+    settings = ("sandbox.backend=process", "tiny.num_train_questions=64", "tiny.num_test_questions=16", "sft.steps=2")
+    settings += ("tiny.num_sft_dialogues=64", "sft.batch_size=16", "rl.steps=1", "rl.prompts=2", "rl.rollouts=4")
+    flags = [text for each in (*settings, f"runs_folder={tmp_path}") for text in ("--set", each)]
+    checkout = {**environment, "PYTHONPATH": f"{ROOT}:{environment['PYTHONPATH']}"}
+    done = run(checkout, "-m", "actors.cli.main", "run", "configs/tiny.toml", *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "demo"
+    assert f"no curves: the package polars is not installed; with it, `asterism report {folder}` draws them" in (
+        " ".join(done.stdout.split())
+    )
+    assert json.loads((folder / "summary.json").read_text())["replay_identical"] is True
+
+
+def test_the_benchmark_and_its_runs_end_there(environment: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    command = ("-m", "benchmarks.gpu", "--quick", "--only", "run_small,head", "--out", str(out))
+    done = run(environment, *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["run_small.steps"] == 2
+    assert figures["run_small.first_grad_norm"] > 0
+    assert [json.loads(line)["section"] for line in out.read_text().splitlines()] == ["machine", "run_small", "head"]
+
+
+def test_the_checks_pass_there(environment: dict[str, str]) -> None:
+    chosen = "float32_qwen3,segments,weights,graphs,collectives,offload"
+    done = run(environment, "-m", "benchmarks.gpu.check", "--device", "cpu", "--quick", "--only", chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["passed"]
+    assert set(result["seconds"]) == set(chosen.split(","))

@@ -1,0 +1,91 @@
+"""A killed section of benchmarks.gpu leaves no process, in whatever way it ends."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.processes import family, is_running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[3]
+# A section with processes that leave its group and its session, and ignore SIGTERM.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(600)"
+with open(sys.argv[1], "a") as file:
+    children = [subprocess.Popen([sys.executable, "-c", code], stdout=file, start_new_session=True) for _ in range(2)]
+    time.sleep(600)
+"""
+RUN_STUBBORN = """
+import sys
+from benchmarks.gpu.process_group import adopt_orphans, run_limited
+adopt_orphans()
+print(run_limited(["-c", sys.argv[1], sys.argv[2]], 4.0).code)
+"""
+DEMO = ("-m", "benchmarks.gpu", "--quick", "--only", "run_small")
+
+
+def wait_until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@contextmanager
+def starting(*arguments: str) -> Generator[subprocess.Popen[str]]:
+    """Kills the program, if it has not ended."""
+    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_section_at_its_limit_dies_with_the_processes_that_left_its_group(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    with starting("-c", RUN_STUBBORN, STUBBORN, str(pids)) as process:
+        output, _ = process.communicate(timeout=60)
+    assert output.strip() == "None"
+    left = [int(pid) for pid in pids.read_text().split()]
+    assert len(left) == 2
+    assert not [pid for pid in left if is_running(pid)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_run_ends_with_the_program_that_measures_it(number: signal.Signals) -> None:
+    """Of five processes or more: the program, the section, the launcher, and processes of the run."""
+    with starting(*DEMO) as process:
+        wait_until(lambda: len(family(process.pid)) >= 5)
+        members = family(process.pid)
+        process.send_signal(number)
+        code = process.wait(60)
+        if number == signal.SIGKILL:  # the kernel kills one generation after the other
+            wait_until(lambda: not any(map(is_running, members)), 20.0)
+    assert code == {signal.SIGTERM: 128 + number, signal.SIGINT: -number, signal.SIGKILL: -number}[number]
+    assert not [pid for pid in members if is_running(pid)]
+
+
+def test_a_section_that_exceeds_its_limit_is_an_error_and_the_others_run(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    command = ("-m", "benchmarks.gpu", "--quick", "--out", str(out))
+    limited = [sys.executable, *command, "--only", "passes_small", "--limit-s", "0.2"]
+    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert json.loads(done.stdout.splitlines()[-1])["passes_small.error"] == "no result after 0.2 s"
+    again = [sys.executable, *command, "--only", "head,passes_small"]
+    done = subprocess.run(again, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    measured = [(line["section"], "error" in line) for line in lines if line["section"] != "machine"]
+    assert measured == [("passes_small", True), ("head", False), ("passes_small", False)]

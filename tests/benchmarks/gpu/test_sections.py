@@ -1,0 +1,89 @@
+"""The order of the sections, the budget, the file of results, and the lengths of sequences."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu.result_file import Figures, append_result, read_results
+from benchmarks.gpu.runs import alternate_advantages
+from benchmarks.gpu.sections import GpuSection, list_sections
+from benchmarks.gpu.training import draw_lengths, make_sequences
+from benchmarks.support.qwen3_models import read_qwen3
+from engine.learner.micro_batches.packing import split_micro_batches
+from engine.model.training_flops import count_forward_flops
+
+FACTS = {"quick": False, "card": "a card", "torch": "2.11.0", "commit": "abc"}
+
+
+def fail(device: object) -> Figures:
+    raise AssertionError("a section runs in another process")
+
+
+def test_the_most_valuable_sections_come_first_and_variants_last() -> None:
+    names = list(list_sections(is_quick=False))
+    assert names[:5] == ["step_1.7B_8192", "head", "decode_1.7B", "weights_1.7B", "step_4B_8192"]
+    variants = [name for name in names if name.count("_") == 3]
+    assert names[-len(variants) :] == variants
+    assert {"step_1.7B_8192_eager", "step_1.7B_8192_compiled", "step_1.7B_8192_full"} <= set(variants)
+
+
+def test_each_limit_exceeds_the_estimate_and_the_main_sections_fit_into_a_call_of_ten_minutes() -> None:
+    sections = list_sections(is_quick=False)
+    assert all(section.limit_s >= 1.5 * section.estimate_s for section in sections.values())
+    assert sum(section.estimate_s for name, section in list(sections.items())[:10]) < 500
+
+
+def test_a_section_that_does_not_fit_the_rest_of_the_budget_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: dict[str, float] = {}
+
+    def record_limit(name: str, limit_s: float, shared: program.SharedOptions) -> Figures:
+        limits[name] = limit_s
+        return {"x": 1.0}
+
+    monkeypatch.setattr(program, "run_section", record_limit)
+    sections = {
+        "long": GpuSection(fail, 500, 600),
+        "short": GpuSection(fail, 20, 30),
+        "late": GpuSection(fail, 20, 900),
+    }
+    shared = program.SharedOptions(False, None, time.monotonic() + 100, {})
+    found, skipped = program.run_sections(sections, shared)
+    assert (found, skipped) == ({"short": {"x": 1.0}, "late": {"x": 1.0}}, ["long"])
+    assert limits["short"] == 30
+    assert 90 < limits["late"] <= 95  # the rest, less a margin
+
+
+def test_figures_of_a_file_count_in_later_calls_and_errors_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    append_result(path, "machine", {"gpu": "a card"}, 1.0, FACTS)
+    append_result(path, "head", {"head_s": 1.0}, 2.0, FACTS)
+    append_result(path, "demo", {"error": "no result after 9 s"}, 9.0, FACTS)
+    append_result(path, "head", {"head_s": 0.5}, 2.0, FACTS)
+    with path.open("a") as file:
+        file.write('{"section": "passes_8B", "figu')
+    assert read_results(path, is_quick=False) == {"head": {"head_s": 0.5}}
+    assert read_results(path, is_quick=True) == {}
+    line = json.loads(path.read_text().splitlines()[1])
+    assert line.pop("date").startswith("20")
+    assert line == {"section": "head", "figures": {"head_s": 1.0}, "seconds": 2.0, **FACTS}
+
+
+@pytest.mark.parametrize(("model", "tokens"), [("1.7B", 8192), ("4B", 16_384), ("0.6B", 16_384), ("0.6B", 256)])
+def test_sequences_of_unequal_lengths_fill_two_micro_batches(model: str, tokens: int) -> None:
+    lengths = draw_lengths(tokens, 2)
+    assert lengths == draw_lengths(tokens, 2)
+    attention = count_forward_flops(read_qwen3(model)).attention_tokens
+    (micro_batches,) = split_micro_batches(make_sequences(lengths, 100), 1, tokens, attention)
+    assert len(micro_batches) == 2
+    assert sum(lengths) >= 0.96 * 2 * tokens
+    if tokens >= 8192:
+        assert max(lengths) <= 4000
+        assert np.quantile(lengths, 0.9) > 5 * np.quantile(lengths, 0.1)
+
+
+def test_alternating_advantages_add_up_to_nothing() -> None:
+    assert alternate_advantages([0.0, 0.0, 1.0, 0.0]) == [1.0, -1.0, 1.0, -1.0]
