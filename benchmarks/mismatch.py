@@ -24,14 +24,16 @@ For a model in bfloat16 with logits of standard deviation SD, in float32 or bflo
 
 import argparse
 import json
+import statistics
 import sys
+import time
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from benchmarks.support.logits_precision import measure_logits
 from configs.algorithm import LearnerConfig, RlConfig
 from configs.schema import RunConfig
 from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
@@ -39,6 +41,7 @@ from engine.learner.distributed import RankGroup
 from engine.learner.trainer import Trainer
 from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.model_config import DecoderConfig
+from policies.losses.token_scores import compute_token_scores
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "engine": {"old_logprobs": "engine", "correction": "none"},
@@ -55,6 +58,11 @@ ROWS = {
 PROMPT_TOKENS = 4
 GROUP_SIZE = 8
 VOCABULARY = 256
+LOGIT_SPREADS = (1.3, 3.0, 8.0)
+LOGIT_DTYPES = {"bfloat16": False, "float32": True}
+LOGIT_TOKENS, LOGIT_WIDTH, LOGIT_VOCABULARY = 256, 1024, 32_768
+# Tokens, width and vocabulary of benchmarks.learner's model with 17M parameters, of a model with 135M, and of Qwen3.
+COST_SHAPES = ((1536, 512, 2048), (512, 576, 49_152), (256, 1024, 151_936))
 
 
 class GradientRecorder(Trainer):
@@ -150,6 +158,55 @@ def measure(seed: int, sequences: int, tokens: int) -> dict[str, float | bool]:
                 continue
             figures[f"cosine.{correction}.{row}"] = float(torch.cosine_similarity(gradient, true, dim=0))
             figures[f"norm.{correction}.{row}"] = float(gradient.norm() / true.norm())
+    return figures
+
+
+# ---------------------------------------------------------------- dtypes of logits
+
+
+def make_head_inputs(tokens: int, width: int, vocabulary: int, spread: float) -> tuple[Tensor, Tensor, Tensor]:
+    hidden_NE = torch.randn(tokens, width).to(torch.bfloat16)
+    weight_VE = (torch.randn(vocabulary, width) * (spread / width**0.5)).to(torch.bfloat16)
+    return hidden_NE.requires_grad_(), weight_VE.requires_grad_(), torch.randint(vocabulary, (tokens,))
+
+
+@torch.no_grad()
+def measure_logit_errors(tokens: int, vocabulary: int) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for spread in LOGIT_SPREADS:
+        hidden_NE, weight_VE, targets_N = make_head_inputs(tokens, LOGIT_WIDTH, vocabulary, spread)
+        exact_NV = torch.log_softmax(hidden_NE.double() @ weight_VE.double().t(), -1)
+        exact_N = exact_NV.gather(-1, targets_N[:, None]).squeeze(-1)
+        for name, float32_logits in LOGIT_DTYPES.items():
+            scores = compute_token_scores(hidden_NE, weight_VE, targets_N, float32_logits=float32_logits)
+            errors_N = (scores.logprobs_N - exact_N).abs()
+            figures[f"logits_error_{name}_{spread}"] = float(errors_N.mean())
+            figures[f"logits_worst_{name}_{spread}"] = float(errors_N.max())
+    return figures
+
+
+def measure_logit_cost(tokens: int, width: int, vocabulary: int, rounds: int) -> float:
+    hidden_NE, weight_VE, targets_N = make_head_inputs(tokens, width, vocabulary, 1.0)
+    seconds: dict[str, list[float]] = {name: [] for name in LOGIT_DTYPES}
+    for _ in range(rounds + 1):  # the first round does not count
+        for name, float32_logits in LOGIT_DTYPES.items():
+            began = time.process_time()
+            scores = compute_token_scores(hidden_NE, weight_VE, targets_N, float32_logits=float32_logits)
+            torch.autograd.grad(scores.logprobs_N.sum(), [hidden_NE, weight_VE])
+            seconds[name].append(time.process_time() - began)
+    pairs = zip(seconds["float32"][1:], seconds["bfloat16"][1:], strict=True)
+    return statistics.median(one / other for one, other in pairs)
+
+
+def measure_logits(seed: int, rounds: int, *, quick: bool) -> dict[str, float]:
+    """`quick`: few tokens, one round, and the smallest model."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    figures = measure_logit_errors(32, 2048) if quick else measure_logit_errors(LOGIT_TOKENS, LOGIT_VOCABULARY)
+    for shape in COST_SHAPES[:1] if quick else COST_SHAPES:
+        figures[f"logits_cost_{shape[-1]}"] = measure_logit_cost(*shape, 1 if quick else rounds)
+    torch.set_num_threads(threads)
     return figures
 
 
