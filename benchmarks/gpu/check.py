@@ -13,8 +13,8 @@ in one process. A check that raises an exception, crashes or exceeds --limit-s f
     weights          bits of published and loaded weights
     prefill          greedy tokens after prompts in chunks and after whole prompts
     graphs           greedy tokens with CUDA graphs and without
-    collectives      reductions in the learner's group of one rank: NCCL on a GPU
-    cold_start       steps in bfloat16 with this group, against float32 on the CPU
+    collectives      reductions in the learner's group of one rank with FSDP units: NCCL on a GPU
+    cold_start       steps in bfloat16, with this group and without one, against float32 on the CPU
     offload          bits of weights and moments after they were in main memory
     compiled         compiled layers against eager ones
 

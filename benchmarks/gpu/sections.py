@@ -46,9 +46,9 @@ def list_sections(*, is_quick: bool) -> dict[str, GpuSection]:
         "demo": GpuSection(_demo(is_quick=False), 100, 200),
         "run_1.7B": GpuSection(_run(is_quick=False), 90, 180),
         "step_1.7B_8192_eager": _step("1.7B", 8192, 40, compile=False),
-        "step_1.7B_8192_compiled": _step("1.7B", 8192, 60, compile=True),
         "step_1.7B_8192_selective": _step("1.7B", 8192, 45, activation_checkpointing="selective"),
         "step_1.7B_8192_full": _step("1.7B", 8192, 45, activation_checkpointing="full"),
+        "step_4B_8192_attention": _step("4B", 8192, 60, activation_checkpointing="attention"),
         "step_4B_8192_full": _step("4B", 8192, 60, activation_checkpointing="full"),
         "step_1.7B_8192_equal": _step("1.7B", 8192, 45, sequences_per_micro_batch=4),
     }

@@ -2,16 +2,17 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
-from analysis.planning.activation_memory import Checkpointing, compute_activation_memory
+from analysis.planning.activation_memory import compute_activation_memory
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
 from analysis.planning.model_size import measure_model
 from benchmarks.support.engine_rate import fill_randomly
-from configs.algorithm import LearnerConfig, RlConfig
+from configs.algorithm import Checkpointing, LearnerConfig, RlConfig
 from configs.schema import RunConfig
 from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from engine.learner.distributed import RankGroup, join_ranks
@@ -20,9 +21,10 @@ from engine.learner.micro_batches.packing import split_micro_batches
 from engine.learner.sharding import shard_model
 from engine.learner.trainer import Trainer
 from engine.model.causal_lm import CausalLM
+from engine.model.compiled_parts import compile_head_kernels
 from engine.model.model_config import DecoderConfig
 from engine.model.training_flops import count_forward_flops
-from policies.losses.token_scores import ScoredTokens, compute_token_scores
+from policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, compute_token_scores
 
 _MICRO_BATCHES = 2
 _LENGTHS = ((50, 300), (300, 1500), (1500, 4000))  # tokens
@@ -30,7 +32,6 @@ _LENGTH_SHARES = (0.4, 0.45, 0.15)  # of the sequences
 _FILL = 0.97  # of a micro batch: full ones of unequal lengths would need a third one
 _STEPS = 3
 _USABLE_SHARE = 0.93  # of the GPU's memory; the rest has the CUDA context and fragments of the allocator
-_MODES: tuple[Checkpointing, ...] = ("none", "selective", "full")
 _HEAD_WIDTH, _HEAD_VOCABULARY = 2048, 151_936
 
 
@@ -97,23 +98,23 @@ def make_sequences(lengths: Sequence[int], vocabulary: int) -> list[TrainingSequ
     return sequences
 
 
-def plan_rank(config: DecoderConfig, tokens: int, mode: Checkpointing, *, on_gpu: bool) -> RankMemory:
-    activations = compute_activation_memory(config, tokens, 2, mode, has_packed_kernel=on_gpu)
-    return compute_rank_memory(measure_model(config), RankShare(value_bytes=2, has_units=True), activations)
+def plan_rank(config: DecoderConfig, learner: LearnerConfig) -> RankMemory:
+    """The memory of a single rank in bfloat16."""
+    mode, on_gpu = learner.activation_checkpointing, learner.device == "cuda"
+    activations = compute_activation_memory(
+        config, learner.micro_batch_tokens, 2, mode, has_packed_kernel=on_gpu, is_compiled=learner.compiles
+    )
+    return compute_rank_memory(measure_model(config), RankShare(value_bytes=2, keeps_casts=mode == "none"), activations)
 
 
-def choose_mode(
-    config: DecoderConfig, tokens: int, device: torch.device, chosen: Checkpointing | None = None
-) -> tuple[Checkpointing, RankMemory]:
-    """The chosen mode, or the first mode that fits the GPU, as `asterism plan` would choose."""
-    if chosen is not None or device.type == "cpu":
-        mode = chosen or "none"
-        return mode, plan_rank(config, tokens, mode, on_gpu=device.type == "cuda")
-    usable = _USABLE_SHARE * torch.cuda.get_device_properties(device).total_memory
-    for mode in _MODES:
-        planned = plan_rank(config, tokens, mode, on_gpu=True)
-        if planned.total < usable:
-            return mode, planned
+def choose_mode(config: DecoderConfig, learner: LearnerConfig, gpu_bytes: float) -> LearnerConfig:
+    """With the first mode of activation checkpointing that fits the GPU, as `asterism plan` would choose."""
+    usable = _USABLE_SHARE * gpu_bytes
+    for mode in get_args(Checkpointing):
+        chosen = replace(learner, activation_checkpointing=mode)
+        if plan_rank(config, chosen).total < usable:
+            return chosen
+    tokens = learner.micro_batch_tokens
     raise SystemExit(f"{tokens} tokens do not fit into {usable / GIB:.0f} GiB even with full checkpointing")
 
 
@@ -130,8 +131,10 @@ def measure_step(
 
     `sequences_per_micro_batch`: of equal lengths; 0: unequal lengths. `changes`: of the learner's settings.
     """
-    mode, planned = choose_mode(config, tokens, device, changes.get("activation_checkpointing"))
-    learner = make_learner(device, tokens, **{"activation_checkpointing": mode} | changes)
+    learner = make_learner(device, tokens, **changes)
+    if device.type == "cuda" and "activation_checkpointing" not in changes:
+        learner = choose_mode(config, learner, torch.cuda.get_device_properties(device).total_memory)
+    planned = plan_rank(config, learner)
     trainer = make_trainer(config, join_ranks(learner), learner)
     equal = [tokens // max(1, sequences_per_micro_batch)] * (sequences_per_micro_batch * _MICRO_BATCHES)
     lengths = equal or draw_lengths(tokens, _MICRO_BATCHES)
@@ -151,8 +154,8 @@ def measure_step(
         "share_of_gemm": rate / gemm,
         "peak_gib": peak_gib,
         "peak_over_plan": peak_gib * GIB / planned.total,
-        "checkpointing": mode,
-        "compile": str(learner.compile),
+        "checkpointing": learner.activation_checkpointing,
+        "compile": str(learner.compiles),
     }
 
 
@@ -177,6 +180,7 @@ def measure_passes(config: DecoderConfig, tokens: int, device: torch.device, gem
     model.to(torch.bfloat16).to_empty(device=device)
     fill_randomly(model)
     model.set_recomputed("full")
+    model.set_compiled(device.type == "cuda")
     ids = torch.randint(config.vocab_size, (1, tokens), device=device)
     scored = ScoredTokens(torch.arange(tokens - 1, device=device), ids[0, 1:])
 
@@ -196,9 +200,10 @@ def measure_head(tokens: int, device: torch.device, *, vocabulary: int = _HEAD_V
     hidden = torch.randn(tokens, _HEAD_WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
     weight = (0.02 * torch.randn(vocabulary, _HEAD_WIDTH, device=device)).to(torch.bfloat16).requires_grad_()
     targets = torch.randint(vocabulary, (tokens,), device=device)
+    kernels = compile_head_kernels() if device.type == "cuda" else EAGER_KERNELS
 
     def run() -> None:
-        compute_token_scores(hidden, weight, targets).logprobs_N.sum().backward()
+        compute_token_scores(hidden, weight, targets, kernels=kernels).logprobs_N.sum().backward()
         hidden.grad = weight.grad = None
 
     reset_peak_memory(device)

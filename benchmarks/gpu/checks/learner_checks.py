@@ -93,15 +93,14 @@ def _flatten(tensors: Any) -> Tensor:
 
 
 def check_cold_start(device: torch.device) -> Iterator[Measured]:
-    """Steps in bfloat16 with the learner's process group, against float32 on the CPU."""
-    found, expected = (
-        _run_sft_steps(make_run(place, "sft", dtype=dtype))
-        for place, dtype in ((device, "bfloat16"), (torch.device("cpu"), "float32"))
-    )
-    for number, (ours, reference) in enumerate(zip(found, expected, strict=True), start=1):
-        for name in ("loss", "grad_norm"):
-            error = abs(ours[name] - reference[name]) / abs(reference[name])
-            yield Measured(f"{name} of step {number}", error, _COLD_START_LIMIT)
+    """Steps in bfloat16 against float32 on the CPU: of a rank without units, and of FSDP units with the learner's group."""
+    expected = _run_sft_steps(make_run(torch.device("cpu"), "sft"))
+    for kind, offload in (("whole", "none"), ("sharded", "optimizer")):
+        found = _run_sft_steps(make_run(device, "sft", dtype="bfloat16", offload=offload))
+        for number, (ours, reference) in enumerate(zip(found, expected, strict=True), start=1):
+            for name in ("loss", "grad_norm"):
+                error = abs(ours[name] - reference[name]) / abs(reference[name])
+                yield Measured(f"{kind}: {name} of step {number}", error, _COLD_START_LIMIT)
 
 
 def _run_sft_steps(run: RunConfig) -> list[dict[str, float]]:
@@ -132,8 +131,9 @@ def _on_device(state: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def check_collectives(device: torch.device) -> Iterator[Measured]:
-    """The group of a single rank (NCCL on a GPU) adds and maximizes."""
-    with training(make_run(device, "rl", dtype="bfloat16")) as (_, ranks):
+    """The group of a single rank with FSDP units (NCCL on a GPU) adds and maximizes."""
+    with training(make_run(device, "rl", dtype="bfloat16", offload="optimizer")) as (_, ranks):
+        assert ranks.tensor_group is not None
         for name, operation in (("sum", dist.ReduceOp.SUM), ("maximum", dist.ReduceOp.MAX)):
             values = torch.arange(1000, dtype=torch.float64, device=device)
             reduced = all_reduce(ranks, values.clone(), operation)
