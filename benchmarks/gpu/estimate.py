@@ -1,0 +1,106 @@
+"""Estimate the seconds of a GRPO step on an H100 on paper, from the operations of the step on fake CUDA. JSON last.
+
+    python -m benchmarks.gpu.estimate [--only MODEL_TOKENS,...] [--eager]
+
+Needs a CPU build of torch and g++, and no GPU. A step has two micro batches of four equal sequences each, as a single rank with
+80 GiB computes it; the mode of activation checkpointing is the first one that fits by `asterism plan`. The estimate divides the
+counts by assumed rates:
+
+    products of matrices   650 TFLOP/s (8192 x 8192 x 8192 was seen at 798)
+    attention              330 TFLOP/s
+    memory                 2.6 TB/s: each kernel reads its operands and writes its results once
+
+Launches overlap with the work of the GPU and are not counted. Keys: MODEL_TOKENS.step_ms, .mfu (share of 989 TFLOP/s), .share_of_gemm
+(of 798 TFLOP/s), .checkpointing, .kernels, .gib (bytes of all kernels besides products and attention) and the milliseconds of
+each part.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+CASES = (("1.7B", 8192), ("1.7B", 16_384), ("4B", 8192), ("4B", 16_384))
+GEMM_FLOPS, ATTENTION_FLOPS, MEMORY_BYTES = 650e12, 330e12, 2.6e12  # per second
+PEAK_FLOPS, MEASURED_GEMM_FLOPS = 989e12, 798e12
+GPU_BYTES = 80 * 2**30
+SEQUENCES, MICRO_BATCHES = 4, 2
+Figures = dict[str, float | str]
+
+
+def count(model: str, tokens: int, *, is_compiled: bool) -> Figures:
+    """On fake CUDA."""
+    from analysis.planning.model_size import measure_model
+    from benchmarks.gpu.training import choose_mode, make_learner
+    from benchmarks.support.fake_cuda.fake_steps import DEVICE, measure_rl_step
+    from benchmarks.support.fake_cuda.operation_log import running_fake_cuda
+    from benchmarks.support.qwen3_models import read_qwen3
+    from engine.model.training_flops import count_forward_flops
+
+    config = read_qwen3(model)
+    learner = choose_mode(config, make_learner(DEVICE, tokens, compile=is_compiled), GPU_BYTES)
+    with running_fake_cuda() as log:
+        costs = measure_rl_step(log, config, tokens, learner, MICRO_BATCHES)
+    seconds = {
+        "layer_products": costs.parts["layers"].product_flops / GEMM_FLOPS,
+        "head_products": costs.parts["head"].product_flops / GEMM_FLOPS,
+        "attention": costs.total.attention_flops / ATTENTION_FLOPS,
+        **{f"{part}_memory": each.pointwise_bytes / MEMORY_BYTES for part, each in costs.parts.items()},
+        "check_memory": 4 * measure_model(config).total / MEMORY_BYTES,
+    }
+    step_s = sum(seconds.values())
+    lengths = [tokens // SEQUENCES] * SEQUENCES * MICRO_BATCHES
+    rate = count_forward_flops(config).count_training(lengths, sum(lengths)) / step_s
+    return {
+        "step_ms": 1e3 * step_s,
+        "mfu": rate / PEAK_FLOPS,
+        "share_of_gemm": rate / MEASURED_GEMM_FLOPS,
+        "checkpointing": learner.activation_checkpointing,
+        "kernels": float(costs.total.kernels),
+        "gib": costs.total.pointwise_bytes / 2**30,
+        **{f"{part}_ms": 1e3 * each for part, each in seconds.items()},
+    }
+
+
+def count_in_child(model: str, tokens: int, *, is_compiled: bool) -> Figures:
+    """Fake CUDA changes torch for a whole process."""
+    with tempfile.TemporaryDirectory() as folder:
+        into = Path(folder) / "figures.json"
+        flags = ("--count", f"{model}_{tokens}", "--into", str(into), *(() if is_compiled else ("--eager",)))
+        command = [sys.executable, "-m", "benchmarks.support.fake_cuda", "benchmarks.gpu.estimate", *flags]
+        finished = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+        if finished.returncode:
+            raise SystemExit(f"{model}_{tokens}: {finished.stderr[-2000:]}")
+        return json.loads(into.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [f"{model}_{tokens}" for model, tokens in CASES]
+    parser.add_argument("--only", help=f"of {', '.join(names)}")
+    parser.add_argument("--eager", action="store_true", help="without compiled layers and head")
+    parser.add_argument("--count", help=argparse.SUPPRESS)
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.count:
+        model, tokens = options.count.split("_")
+        options.into.write_text(json.dumps(count(model, int(tokens), is_compiled=not options.eager)))
+        return
+    chosen = options.only.split(",") if options.only else names
+    if unknown := set(chosen) - set(names):
+        parser.error(f"--only: unknown case {min(unknown)!r}; known: {', '.join(names)}")
+    found: Figures = {}
+    for name in chosen:
+        model, tokens = name.split("_")
+        figures = count_in_child(model, int(tokens), is_compiled=not options.eager)
+        parts = ", ".join(f"{key[:-3]} {each:.0f}" for key, each in figures.items() if key.endswith("_ms"))
+        print(f"{name}: MFU {figures['mfu']:.3f}, checkpointing {figures['checkpointing']}; ms: {parts}", flush=True)
+        found |= {f"{name}.{key}": each for key, each in figures.items()}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
