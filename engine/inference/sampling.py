@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -25,11 +27,13 @@ class SamplingFlags(NamedTuple):
     any_filtered: bool  # by top-p or top-k
 
     @classmethod
-    def from_tensors(cls, sampling: SamplingTensors) -> SamplingFlags:
+    def from_arrays(
+        cls, temperature: NDArray[np.float32], top_p: NDArray[np.float32], top_k: NDArray[np.int64]
+    ) -> SamplingFlags:
         return cls(
-            all_temperature_one=bool((sampling.temperature == 1).all()),
-            any_greedy=bool((sampling.temperature == 0).any()),
-            any_filtered=bool(((sampling.top_p < 1) | (sampling.top_k > 0)).any()),
+            all_temperature_one=bool((temperature == 1).all()),
+            any_greedy=bool((temperature == 0).any()),
+            any_filtered=bool(((top_p < 1) | (top_k > 0)).any()),
         )
 
 
@@ -40,7 +44,7 @@ def sample(
 
     Logprobs are those of softmax(logits / temperature) before top-p and top-k; of greedy tokens, at temperature 1.
     """
-    flags = flags or SamplingFlags.from_tensors(sampling)
+    flags = flags or SamplingFlags.from_arrays(*(part.numpy(force=True) for part in sampling[:3]))
     if not flags.all_temperature_one:
         divisor = torch.where(sampling.temperature == 0, 1.0, sampling.temperature)
         logits_BV = logits_BV / divisor[:, None]
