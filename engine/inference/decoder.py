@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from engine.inference.fused_weights import FusedWeights, LayerWeights, MlpWeights
 from engine.inference.kernels.attention import AttentionPlan, PagedAttention, RowBlock
-from engine.inference.kernels.matmul import MIN_ROWS, PLAIN, Matmul
+from engine.inference.kernels.matmul import MIN_ROWS, PLAIN, Matmul, compute_logits
 from engine.inference.kv.kv_cache import KvCache
 from engine.model.experts import multiply_grouped, route
 from engine.model.rope import apply_rope, compute_rope_tables
@@ -70,7 +70,8 @@ class Decoder:
                 x, queries = x[:num_rows], queries[:num_rows]
             x = self._add_mm(x, self._attend(number, queries, new, plans, blocks), layer.out)
             x = self._add_mlp(layer, x)
-        return self._mm(self._norm(x, self._weights.norm), self._weights.lm_head)[:num_decode_rows].float()
+        normed = self._norm(x, self._weights.norm)
+        return compute_logits(self._mm, normed, self._weights.lm_head)[:num_decode_rows]
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
