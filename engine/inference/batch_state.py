@@ -20,7 +20,11 @@ from engine.inference.sampling import SamplingFlags, SamplingTensors
 from engine.inference.sequence import MissingPages, Sequence
 
 _ALIGNMENT_BYTES = 8
-_TORCH_DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+_TORCH_DTYPES = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.float32): torch.float32,
+}
 
 
 class RowTensors(NamedTuple):
@@ -165,7 +169,7 @@ def pad_to_bucket(count: int, min_step: int) -> int:
 
 
 def upload(arrays: Ordered[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """The arrays, int64 or float32, on the device: in one copy, on CUDA from page-locked memory without waiting.
+    """The arrays, of _TORCH_DTYPES, on the device: in one copy, on CUDA from page-locked memory without waiting.
 
     On a CPU the tensors share the arrays' memory.
     """

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from engine.inference.batch_state import BatchState, pad_to_bucket
 from engine.inference.decoder import Decoder, ForwardBatch
-from engine.inference.kernels.attention import PagedAttention
+from engine.inference.kernels.attention import CachedAttention
 from engine.inference.kernels.matmul import MIN_ROWS
-from engine.inference.kv.kv_cache import KvCache
+from engine.inference.kv.kv_cache import KeyValueCache
 from engine.inference.pending_step import sample_step
 from engine.inference.sampling import SamplingFlags
 
@@ -30,7 +30,12 @@ class GraphCapture(Protocol):
 
 class DecodeGraphs:
     def __init__(
-        self, decoder: Decoder, cache: KvCache, attention: PagedAttention, state: BatchState, capture: GraphCapture
+        self,
+        decoder: Decoder,
+        cache: KeyValueCache,
+        attention: CachedAttention,
+        state: BatchState,
+        capture: GraphCapture,
     ) -> None:
         """`state` has room for the rows of `pad_to_bucket`."""
         self._decoder, self._cache, self._attention = decoder, cache, attention
@@ -47,7 +52,9 @@ class DecodeGraphs:
         state, cache = self._state, self._cache
         count = len(state.active.rows)
         rows = pad_to_bucket(count, MIN_ROWS)
-        pages = min(pad_to_bucket(cache.count_padded_pages(longest), cache.page_step), self._attention.max_pages)
+        pages = self._attention.max_pages
+        if not self._attention.reads_pages:
+            pages = min(pad_to_bucket(cache.count_padded_pages(longest), cache.page_step), pages)
         flags = state.sampling_flags
         if flags.any_filtered and self._logits is None:
             shape = (state.max_active_rows, self._decoder.config.vocab_size)

@@ -13,9 +13,8 @@ from engine.inference.batch_state import BatchState
 from engine.inference.cuda_graphs import DecodeGraphs, GraphCapture
 from engine.inference.decoder import Decoder
 from engine.inference.fused_weights import FusedWeights
-from engine.inference.kernels.attention import PagedAttention
+from engine.inference.kernels.block_table_attention import build_attention
 from engine.inference.kernels.matmul import PLAIN, Matmul
-from engine.inference.kv.kv_cache import KvCache
 from engine.inference.pending_step import PendingStep, PendingTokens, sample_step
 from engine.inference.running_batch import RunningBatch
 from engine.inference.scheduler import Scheduler, SchedulerActions
@@ -44,6 +43,7 @@ class EngineCore:
 
         With `overlaps_steps`, `step` launches a step and then reads the tokens of the previous step: the device
         computes while the host schedules. The tokens are the same.
+
         `capture` makes graphs of the steps without prompt tokens; without it each operation is launched separately.
         Raises ValueError if the capacity does not hold one sequence of `sequence_tokens`.
         """
@@ -53,18 +53,17 @@ class EngineCore:
         self._busy_s, self._overlaps_steps = 0.0, overlaps_steps
         self._pending: PendingStep | None = None
         self._outcomes: list[SequenceOutcome] = []  # of requests that have ended; `step` returns them
-        page_tokens, max_tokens = capacity.page_tokens, capacity.sequence_tokens
-        num_pages, device = self.capacity.kv_tokens // page_tokens, device or next(model.parameters()).device
-        num_rows = min(max_running, num_pages)
+        device, max_tokens = device or next(model.parameters()).device, capacity.sequence_tokens
+        num_rows = min(max_running, self.capacity.kv_tokens // capacity.page_tokens)
         self._weights = weights = FusedWeights(model, device)
         with torch.inference_mode():
-            self._cache = cache = KvCache(model.config, num_pages, page_tokens, weights.embedding.dtype, device)
-            self._attention = attention = PagedAttention(cache, max_tokens)
+            cache, attention = build_attention(model.config, self.capacity, weights.embedding.dtype, device)
+            self._cache, self._attention = cache, attention
             self._decoder = Decoder(weights, cache, attention, max_tokens, matmul)
             self._state = BatchState(num_rows, max_tokens, attention.max_pages, cache.padding_page, device)
             self._inputs = StepInputs(cache, attention, self._state, keeps_gathered_rows=capture is None)
             self._graphs = self._build_graphs(capture)
-        batch = RunningBatch(self._state, num_rows, page_tokens, attention.order_by_length)
+        batch = RunningBatch(self._state, num_rows, capacity.page_tokens, attention.order_by_length)
         actions = SchedulerActions(self._clear_pages, self._await_tokens)
         self._scheduler = Scheduler(self.capacity, batch, prefill_tokens, version, actions)
 

@@ -4,9 +4,9 @@ Each token attends to the tokens before it in its own segment. H query heads, K 
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +14,24 @@ from torch.nn import functional
 
 try:
     from torch.nn.attention.varlen import varlen_attn
-except ImportError:
+except ImportError:  # torch 2.9
     varlen_attn = None
 
-# Older versions of torch lack the function, or its options for causal attention with fewer key heads.
-_VARLEN_OPTIONS = {"window_size", "enable_gqa"}
-_HAS_VARLEN = varlen_attn is not None and inspect.signature(varlen_attn).parameters.keys() >= _VARLEN_OPTIONS
 _VARLEN_DTYPES = (torch.bfloat16, torch.float16)  # of the flash kernels
+
+
+def find_causal_options(attention: Callable[..., Any]) -> dict[str, Any]:
+    """Options of torch's `varlen_attn` for causal attention with fewer key heads than query heads.
+
+    torch 2.10 has is_causal, later versions have window_size. From 2.12 on, fewer key heads need enable_gqa; before,
+    the kernel accepts them without an option.
+    """
+    known = inspect.signature(attention).parameters
+    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    return options | ({"enable_gqa": True} if "enable_gqa" in known else {})
+
+
+_CAUSAL_OPTIONS = {} if varlen_attn is None else find_causal_options(varlen_attn)
 
 
 class Segments(NamedTuple):
@@ -53,11 +64,9 @@ def attend_segments(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segme
     On a CPU, calls are twice as fast as one call with padded segments, and the backward pass in float32 is three times as
     fast as in bfloat16.
     """
-    if varlen_attn is not None and _HAS_VARLEN and q_THD.is_cuda and q_THD.dtype in _VARLEN_DTYPES:
+    if varlen_attn is not None and q_THD.is_cuda and q_THD.dtype in _VARLEN_DTYPES:
         longest, offsets = max(segments.lengths), segments.offsets
-        out_THD = varlen_attn(
-            q_THD, k_TKD, v_TKD, offsets, offsets, longest, longest, window_size=(-1, 0), enable_gqa=True
-        )
+        out_THD = varlen_attn(q_THD, k_TKD, v_TKD, offsets, offsets, longest, longest, **_CAUSAL_OPTIONS)
         assert isinstance(out_THD, Tensor)
         return out_THD
     dtype = q_THD.dtype
