@@ -175,17 +175,29 @@ def upload(arrays: Ordered[NDArray[Any]], device: torch.device) -> list[Tensor]:
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    sizes = [-(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for array in arrays]
-    starts = [0, *accumulate(sizes)]
+    host = torch.from_numpy(pack_arrays(arrays))
+    return unpack_arrays((host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True), arrays)
+
+
+def pack_arrays(arrays: Ordered[NDArray[Any]]) -> NDArray[np.uint8]:
+    starts = _list_starts(arrays)
     packed = np.zeros(starts[-1], np.uint8)
     for start, array in zip(starts, arrays, strict=False):
         packed[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    host = torch.from_numpy(packed)
-    on_device = (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+    return packed
+
+
+def unpack_arrays(packed: Tensor, arrays: Ordered[NDArray[Any]]) -> list[Tensor]:
+    """Views of the packed bytes, with the dtypes and shapes of the arrays."""
     return [
-        on_device[start : start + array.nbytes].view(_TORCH_DTYPES[array.dtype]).view(array.shape)
-        for start, array in zip(starts, arrays, strict=False)
+        packed[start : start + array.nbytes].view(_TORCH_DTYPES[array.dtype]).view(array.shape)
+        for start, array in zip(_list_starts(arrays), arrays, strict=False)
     ]
+
+
+def _list_starts(arrays: Ordered[NDArray[Any]]) -> list[int]:
+    """Of each array in packed memory, and the end of the last."""
+    return [0, *accumulate(-(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for array in arrays)]
 
 
 def _to_int64(seed: int) -> int:

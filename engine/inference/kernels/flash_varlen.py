@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.model.packed_attention import find_causal_options, varlen_attn
 
+_MASK_OPTIONS = ("window_size", "is_causal")
 _DTYPES = (torch.bfloat16, torch.float16)
 # FlashAttention 2 reads pages of a multiple of this many tokens.
 PAGE_TOKENS_STEP = 256
@@ -30,17 +31,17 @@ class FlashKernel:
     def __init__(self, attention: Callable[..., Any]) -> None:
         known = inspect.signature(attention).parameters
         self._attention = attention
-        self._options = find_causal_options(attention) | {"scale": 1.0}
         self.can_read_pages = known.keys() >= {"block_table", "seqused_k"}
+        self._causal_options = find_causal_options(attention) | {"scale": 1.0}
         if "num_splits" in known:  # with the kernel's own choice, rows of paged keys are NaN in torch 2.13
-            self._options["num_splits"] = 1
+            self._causal_options["num_splits"] = 1
 
     def attend_packed(
         self, q_NHD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, queries: Queries, keys: Queries
     ) -> Tensor:
         """[N, H, D]. Sequence c has the keys of its run in `keys`."""
         offsets, longest = (queries.offsets, keys.offsets), (queries.longest, keys.longest)
-        return self._attention(q_NHD, keys_SKD, values_SKD, *offsets, *longest, **self._options)
+        return self._attention(q_NHD, keys_SKD, values_SKD, *offsets, *longest, **self._get_options(queries))
 
     def attend_pages(
         self,
@@ -58,7 +59,13 @@ class FlashKernel:
         """
         offsets, longest = (queries.offsets, keys.offsets), (queries.longest, keys.longest)
         pages = {"seqused_k": num_keys_C, "block_table": tables_CW}
-        return self._attention(q_NHD, keys_PTKD, values_PTKD, *offsets, *longest, **pages, **self._options)
+        return self._attention(q_NHD, keys_PTKD, values_PTKD, *offsets, *longest, **pages, **self._get_options(queries))
+
+    def _get_options(self, queries: Queries) -> dict[str, Any]:
+        """A single query attends to all keys. Without a mask, the kernel reads them once for all heads of a group."""
+        if queries.longest > 1:
+            return self._causal_options
+        return {name: value for name, value in self._causal_options.items() if name not in _MASK_OPTIONS}
 
 
 def select_flash(device: torch.device, dtype: torch.dtype) -> FlashKernel | None:

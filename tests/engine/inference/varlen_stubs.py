@@ -53,7 +53,7 @@ def varlen_2_11(
     window_size: tuple[int, int] = (-1, -1),
 ) -> Tensor:
     """The signature of torch 2.11."""
-    assert window_size == (-1, 0)
+    assert window_size == get_mask(max_q)
     assert scale is not None
     check_lengths(cu_seq_q, max_q)
     check_lengths(cu_seq_k, max_k)
@@ -78,7 +78,7 @@ def varlen_2_13(
     num_splits: int | None = None,
 ) -> Tensor:
     """The signature of torch 2.13."""
-    assert (window_size, enable_gqa, num_splits) == ((-1, 0), True, 1)
+    assert (window_size, enable_gqa, num_splits) == (get_mask(max_q), True, 1)
     assert scale is not None
     check_lengths(cu_seq_q, max_q)
     if block_table is not None:
@@ -86,6 +86,11 @@ def varlen_2_13(
         assert (seqused_k.dtype, block_table.dtype) == (torch.int32, torch.int32)
         assert max_k == block_table.shape[1] * key.shape[1]
     return attend(query, key, value, cu_seq_q, cu_seq_k, scale, seqused_k, block_table)
+
+
+def get_mask(max_q: int) -> tuple[int, int]:
+    """The option of causal attention; single queries need no mask."""
+    return (-1, 0) if max_q > 1 else (-1, -1)
 
 
 def check_lengths(offsets: Tensor, longest: int) -> None:
