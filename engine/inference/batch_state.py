@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.contract import MAX_STOP_TOKENS
 from engine.inference.kernels.matmul import MIN_ROWS
-from engine.inference.sampling import SamplingFlags, SamplingTensors
+from engine.inference.sampling import SamplingFlags, SamplingTensors, mix_seed
 from engine.inference.sequence import MissingPages, Sequence
 
 _ALIGNMENT_BYTES = 8
@@ -51,7 +51,7 @@ class BatchState:
         self._last_position = np.zeros(num_rows, np.int64)  # of the last token that the request allows
         self._stop_ids = np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32)  # unused: -1
         self._sampling_floats = np.ones((2, num_rows + 1), np.float32)  # temperature, top_p
-        self._sampling_ints = np.zeros((2, num_rows + 1), np.int64)  # top_k, seed
+        self._sampling_ints = np.zeros((2, num_rows + 1), np.int64)  # top_k, mixed seed
         self._newest = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self._tables = torch.full((num_rows + 1, table_pages), padding_page, device=device)
         self.max_active_rows = pad_to_bucket(num_rows, MIN_ROWS)  # with padding
@@ -80,7 +80,7 @@ class BatchState:
         self._last_position[row] = first + request.max_new_tokens - 1
         self._stop_ids[row] = [*request.stop_token_ids, *[-1] * MAX_STOP_TOKENS][:MAX_STOP_TOKENS]
         self._sampling_floats[:, row] = request.temperature, request.top_p
-        self._sampling_ints[:, row] = request.top_k, _to_int64(request.seed)
+        self._sampling_ints[:, row] = request.top_k, mix_seed(request.seed)
 
     def append_pages(self, appended: list[MissingPages]) -> None:
         """The last pages of these sequences are new."""
@@ -134,8 +134,8 @@ class BatchState:
 
     def compute_slots(self, active: RowTensors, page_tokens: int) -> Tensor:
         """The cache slots of the keys and values of these tokens, [N]."""
-        pages_N = self._tables.view(-1)[active.table_offsets + active.positions // page_tokens]
-        return pages_N * page_tokens + active.positions % page_tokens
+        pages_N = self._tables.view(-1)[active.table_offsets + torch.floor_divide(active.positions, page_tokens)]
+        return pages_N * page_tokens + active.positions.remainder(page_tokens)
 
     def advance(self, active: RowTensors, token_ids_N: Tensor) -> None:
         """The next step reads these new tokens."""
@@ -156,10 +156,11 @@ class BatchState:
         positions: NDArray[np.int64],
         token_ids: NDArray[np.int32],
         logprobs: NDArray[np.float32],
-    ) -> NDArray[np.bool_]:
-        """The tokens at these positions are known; returns which rows end with them. All [N]."""
+    ) -> list[int]:
+        """The tokens at these positions are known, all [N]; returns the indices of the rows that end with them."""
         self._token_ids[rows, positions], self._logprobs[rows, positions] = token_ids, logprobs
-        return (token_ids[:, None] == self._stop_ids[rows]).any(-1) | (positions >= self._last_position[rows])
+        stopped = (token_ids[:, None] == self._stop_ids[rows]).any(-1)
+        return (stopped | (positions >= self._last_position[rows])).nonzero()[0].tolist()
 
 
 def pad_to_bucket(count: int, min_step: int) -> int:
@@ -198,9 +199,3 @@ def unpack_arrays(packed: Tensor, arrays: Ordered[NDArray[Any]]) -> list[Tensor]
 def _list_starts(arrays: Ordered[NDArray[Any]]) -> list[int]:
     """Of each array in packed memory, and the end of the last."""
     return [0, *accumulate(-(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for array in arrays)]
-
-
-def _to_int64(seed: int) -> int:
-    """The low 64 bits, as int64."""
-    seed &= (1 << 64) - 1
-    return seed - (1 << 64) if seed >> 63 else seed

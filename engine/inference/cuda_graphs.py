@@ -18,7 +18,7 @@ from engine.inference.decoder import Decoder, ForwardBatch
 from engine.inference.kernels.attention import CachedAttention
 from engine.inference.kernels.matmul import MIN_ROWS
 from engine.inference.kv.kv_cache import KeyValueCache
-from engine.inference.pending_step import sample_step
+from engine.inference.pending_step import pack_tokens, sample_step
 from engine.inference.sampling import SamplingFlags
 
 
@@ -67,7 +67,7 @@ class DecodeGraphs:
         replay()
         if self._logits is None or not flags.any_filtered:
             return self._packed[: 2 * rows].view(2, rows)
-        return sample_step(self._logits[:count], state, state.active, flags)
+        return pack_tokens(*sample_step(self._logits[:count], state, state.active, flags))
 
     def _run(self, rows: int, pages: int, flags: SamplingFlags) -> None:
         state, active, page_tokens = self._state, self._state.get_padded_rows(rows), self._cache.page_tokens
@@ -80,7 +80,7 @@ class DecodeGraphs:
             assert self._logits is not None
             self._logits[:rows] = logits
         else:
-            self._packed[: 2 * rows].view(2, rows).copy_(sample_step(logits, state, active, flags))
+            self._packed[: 2 * rows].view(2, rows).copy_(pack_tokens(*sample_step(logits, state, active, flags)))
 
 
 class CudaGraphCapture:

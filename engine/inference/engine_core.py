@@ -15,7 +15,7 @@ from engine.inference.decoder import Decoder
 from engine.inference.fused_weights import FusedWeights
 from engine.inference.kernels.block_table_attention import build_attention
 from engine.inference.kernels.matmul import PLAIN, Matmul
-from engine.inference.pending_step import PendingStep, PendingTokens, sample_step
+from engine.inference.pending_step import PackedTokens, PendingStep, PendingTokens, sample_step, start_copy
 from engine.inference.running_batch import RunningBatch
 from engine.inference.scheduler import Scheduler, SchedulerActions
 from engine.inference.sequence import PrefillChunk, SequenceOutcome
@@ -152,26 +152,29 @@ class EngineCore:
         if not running.sequences and not chunks:
             return None
         running.arrange()
-        packed = self._compute_tokens(running, chunks)
-        return None if packed is None else PendingStep(running.launch(), PendingTokens(packed))
+        tokens = self._compute_tokens(running, chunks)
+        return None if tokens is None else PendingStep(running.launch(), tokens)
 
-    def _compute_tokens(self, running: RunningBatch, chunks: list[PrefillChunk]) -> Tensor | None:
-        """The next tokens of the running sequences as `pack_tokens` returns them; None without running sequences."""
+    def _compute_tokens(self, running: RunningBatch, chunks: list[PrefillChunk]) -> PendingTokens | None:
+        """The next tokens of the running sequences; None without running sequences."""
         state = self._state
         if self._graphs is not None and not chunks:
-            return self._graphs.run_step(int(running.positions.max()) + 1)
+            return PackedTokens(self._graphs.run_step(int(running.positions.max()) + 1))
         logits_BV = self._decoder.forward(self._inputs.build_batch(running, chunks))
-        return None if logits_BV is None else sample_step(logits_BV, state, state.active, state.sampling_flags)
+        if logits_BV is None:
+            return None
+        return start_copy(*sample_step(logits_BV, state, state.active, state.sampling_flags))
 
     def _read_tokens(self, step: PendingStep | None) -> None:
         """Record the tokens of the step, and the outcomes of sequences that end with it. Waits for the device."""
         if step is None:
             return
         launched, (token_ids, logprobs) = step.launched, step.read()
-        (valid,) = self._scheduler.batch.mark_known(launched).nonzero()
-        rows, positions = launched.rows[valid], launched.positions[valid]
-        ends = self._state.record_tokens(rows, positions, token_ids[valid], logprobs[valid])
-        self._outcomes += self._scheduler.on_tokens_known(launched, len(valid), valid[ends].tolist())
+        valid = self._scheduler.batch.mark_known(launched)
+        if valid is not None:
+            launched, token_ids, logprobs = launched.select(valid), token_ids[valid], logprobs[valid]
+        finished = self._state.record_tokens(launched.rows, launched.positions, token_ids, logprobs)
+        self._outcomes += self._scheduler.on_tokens_known(launched, finished)
 
     def _await_tokens(self) -> None:
         step, self._pending = self._pending, None

@@ -4,6 +4,8 @@ A step is launched before its tokens are known: `launch` counts one more token o
 sequences after their last tokens have become known.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -36,6 +38,12 @@ class LaunchedStep(NamedTuple):
     positions: NDArray[np.int64]  # of the new tokens
     rows: NDArray[np.int64]
     join_ids: NDArray[np.int64]
+    num_drops: int  # RunningBatch.num_drops at the launch
+
+    def select(self, indices: NDArray[np.int64]) -> LaunchedStep:
+        sequences = [self.sequences[index] for index in indices.tolist()]
+        positions, rows, join_ids = self.positions[indices], self.rows[indices], self.join_ids[indices]
+        return LaunchedStep(sequences, positions, rows, join_ids, self.num_drops)
 
 
 class RunningBatch:
@@ -50,7 +58,7 @@ class RunningBatch:
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._join_id_by_row = np.zeros(num_rows, np.int64)  # 0: the row is free
         self._is_arranged = True
-        self.num_joins = 0
+        self.num_joins = self.num_drops = 0  # num_drops counts calls of drop_ended
         self.num_unknown = 0  # launched steps with unknown tokens
 
     @property
@@ -108,11 +116,13 @@ class RunningBatch:
     def retire_at_limit(self) -> None:
         """Take the sequences out of the batch that have all tokens of their requests; they keep their rows until these
         tokens are known."""
-        (kept,) = (self._state[0] < self._state[1]).nonzero()
-        self._keep(kept)
+        if self.num_unknown:
+            (kept,) = (self._state[0] < self._state[1]).nonzero()
+            self._keep(kept)
 
     def drop_ended(self, ended: list[EndedSequence]) -> None:
         """Copy the tokens of these sequences out of their rows and free the rows."""
+        self.num_drops += 1
         for sequence, num_tokens in ended:
             self._release_row(sequence, num_tokens)
         (kept,) = (self._join_id_by_row[self._state[2]] == self._state[4]).nonzero()
@@ -142,13 +152,15 @@ class RunningBatch:
         """Each sequence gets a token, which is unknown until `mark_known`."""
         self.advance()
         self.num_unknown += 1
-        positions, _, rows, _, join_ids = self._state
-        return LaunchedStep(self.sequences, positions.copy(), rows, join_ids)
+        state = self._state
+        return LaunchedStep(self.sequences, state[0].copy(), state[2], state[4], self.num_drops)
 
-    def mark_known(self, step: LaunchedStep) -> NDArray[np.bool_]:
-        """Which sequences of the step, [B], have a token: the others had ended before the step."""
+    def mark_known(self, step: LaunchedStep) -> NDArray[np.int64] | None:
+        """Indices of the sequences with a token, as the others had ended before the step; None: all have one."""
         self.num_unknown -= 1
-        return self._join_id_by_row[step.rows] == step.join_ids
+        if step.num_drops == self.num_drops:
+            return None
+        return (self._join_id_by_row[step.rows] == step.join_ids).nonzero()[0]
 
     def advance(self, steps: int = 1) -> None:
         """Each sequence has so many more tokens."""

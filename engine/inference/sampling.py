@@ -16,7 +16,7 @@ class SamplingTensors(NamedTuple):
     temperature: Tensor  # float32; 0 is greedy
     top_p: Tensor  # float32; 1: no filter
     top_k: Tensor  # int64; 0: no filter
-    seed: Tensor  # int64, any bits
+    mixed_seed: Tensor  # int64: mix_seed of the request's seed
 
 
 class SamplingFlags(NamedTuple):
@@ -52,7 +52,7 @@ def sample(
     weights_BV = logprobs_BV.exp()
     if flags.any_filtered:
         weights_BV = _filter_top_p_top_k(weights_BV, sampling.top_p, sampling.top_k)
-    tokens_B = inverse_cdf(weights_BV, draw_uniform(sampling.seed, positions_B))
+    tokens_B = inverse_cdf(weights_BV, draw_uniform(sampling.mixed_seed, positions_B))
     if flags.any_greedy:
         tokens_B = torch.where(sampling.temperature == 0, logits_BV.argmax(-1), tokens_B)
     return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None]).squeeze(-1)
@@ -83,6 +83,7 @@ def _to_int64(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
+_MASK = (1 << 64) - 1
 _GOLDEN_GAMMA = _to_int64(0x9E3779B97F4A7C15)
 _MIX_FACTOR_1 = _to_int64(0xBF58476D1CE4E5B9)
 _MIX_FACTOR_2 = _to_int64(0x94D049BB133111EB)
@@ -93,9 +94,17 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def draw_uniform(seed_B: Tensor, positions_B: Tensor) -> Tensor:
+def mix_seed(seed: int) -> int:
+    """The first round of splitmix64 over the low 64 bits of the seed; int64, for `draw_uniform`."""
+    x = (seed + 0x9E3779B97F4A7C15) & _MASK
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    return _to_int64(x ^ (x >> 31))
+
+
+def draw_uniform(mixed_seed_B: Tensor, positions_B: Tensor) -> Tensor:
     """float32 in [0, 1), 24 bits of splitmix64 (Steele et al. 2014) over seed, then position. Wrapping int64."""
-    x = _mix(_mix(seed_B + _GOLDEN_GAMMA) + (positions_B + 1) * _GOLDEN_GAMMA)
+    x = _mix(mixed_seed_B + (positions_B + 1) * _GOLDEN_GAMMA)
     return _shift_right(x, 40).to(torch.float32) * 2.0**-24
 
 

@@ -177,12 +177,13 @@ class Scheduler:
     def on_tokens_generated(self, finished: list[int]) -> list[SequenceOutcome]:
         """Each running sequence has one more token; those at the indices `finished` of the batch end with it."""
         step = self.batch.launch()
-        return self.on_tokens_known(step, int(self.batch.mark_known(step).sum()), finished)
+        self.batch.mark_known(step)
+        return self.on_tokens_known(step, finished)
 
-    def on_tokens_known(self, step: LaunchedStep, num_tokens: int, finished: list[int]) -> list[SequenceOutcome]:
-        """Sequences at the indices `finished` of the step end with its tokens; `num_tokens` are not discarded."""
-        self._decode_steps += num_tokens > 0
-        self._generated_tokens += num_tokens
+    def on_tokens_known(self, step: LaunchedStep, finished: list[int]) -> list[SequenceOutcome]:
+        """Sequences at the indices `finished` of the step end with its tokens, of which none is surplus."""
+        self._decode_steps += bool(step.sequences)
+        self._generated_tokens += len(step.sequences)
         ended = [(step.sequences[index], int(step.positions[index]) + 1) for index in finished]
         return self._finish(ended, None) if ended else []
 
