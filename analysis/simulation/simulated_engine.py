@@ -18,8 +18,9 @@ from analysis.simulation.workload import TrajectoryPlan
 from bus.messages import EngineLoadReported, ProtocolError, TurnGenerated, TurnRequested
 from engine.contract import Capacity, EngineLoad, GenerationRequest
 from engine.inference.running_batch import RunningBatch
-from engine.inference.scheduler import Scheduler
+from engine.inference.scheduler import Scheduler, SchedulerActions
 from engine.inference.sequence import PrefillChunk, SequenceOutcome
+from engine.inference.sequence import Sequence as GeneratedSequence
 from engine.prefix_tracker import PrefixTracker
 
 REPORT_INTERVAL_S = 0.25
@@ -49,9 +50,8 @@ class SimulatedEngine:
         self._cost, self._environment, self._timeline = cluster.cost, environment, environment.timeline
         self._batch = RunningBatch(_SimulatedRows(), cluster.max_running, cluster.page_tokens)
         capacity = Capacity(self.num_pages * cluster.page_tokens, cluster.page_tokens, cluster.kv_tokens)
-        self._scheduler = Scheduler(
-            capacity, self._batch, cluster.chunk_tokens, 0, lambda _: None, environment.prefix_tracker
-        )
+        actions = SchedulerActions(clear_pages=_do_nothing, await_tokens=_do_nothing)
+        self._scheduler = Scheduler(capacity, self._batch, cluster.chunk_tokens, 0, actions, environment.prefix_tracker)
         self._kv_manager = self._scheduler.kv_manager
         self._requests: dict[int, TurnRequested] = {}  # the latest of each trajectory, until its cache is released
         self._generating: set[int] = set()  # trajectories
@@ -194,14 +194,18 @@ class SimulatedEngine:
             self._timeline.call_at(self._timeline.now + REPORT_INTERVAL_S, self._report_load, None)
 
 
+def _do_nothing(*_: object) -> None: ...
+
+
 class _SimulatedRows:
     """Implements engine.inference.running_batch.BatchRows."""
 
     def __init__(self) -> None:
         self._assigned: dict[int, tuple[int, NDArray[np.int32]]] = {}  # trajectory and token ids, by row
 
-    def assign(self, row: int, request: GenerationRequest, token_ids: NDArray[np.int32], *_: object) -> None:
-        self._assigned[row] = request.sequence_id, token_ids
+    def assign(self, joining: list[GeneratedSequence]) -> None:
+        for sequence in joining:
+            self._assigned[sequence.row] = sequence.sequence_id, sequence.token_ids
 
     def append_pages(self, *_: object) -> None: ...
 

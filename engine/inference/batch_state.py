@@ -1,115 +1,201 @@
-"""The state of the running sequences as tensors, one row each, so that a step does no Python work per row.
+"""The state of the running sequences, one row each, so that a step does no Python work per row.
 
-The active rows are those of the current batch, in the order of DenseKvCache.order_by_length
+Token ids and logprobs are in main memory. The device has what the next step reads: each row's newest token and block
+table. The active rows are those of the current batch, in the order of DenseKvCache.order_by_length
 (engine/inference/kv/contiguous_kv.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Ordered
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.contract import MAX_STOP_TOKENS, GenerationRequest
-from engine.inference.sampling import SamplingFlags, SamplingTensors
-from engine.inference.sequence import MissingPages
+from engine.contract import MAX_STOP_TOKENS
+from engine.inference.kernels.matmul import MIN_ROWS
+from engine.inference.sampling import SamplingFlags, SamplingTensors, mix_seed
+from engine.inference.sequence import MissingPages, Sequence
+
+_ALIGNMENT_BYTES = 8
+_TORCH_DTYPES = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.float32): torch.float32,
+}
+
+
+class RowTensors(NamedTuple):
+    """Of N active rows, some of them padding; all int64 [N]. They keep their addresses."""
+
+    rows: Tensor
+    positions: Tensor  # of the tokens that the next step reads
+    advances: Tensor  # new tokens per step: 1, and 0 in padding rows
+    table_offsets: Tensor  # of each row's block table
+    sampling: SamplingTensors
 
 
 class BatchState:
-    """R rows of up to T tokens; B of them are active."""
+    """R rows of up to T tokens, and row R for padding; B rows are active."""
 
     def __init__(
-        self, num_rows: int, max_tokens: int, table_pages: int, padding_page: int, device: torch.device | str
+        self, num_rows: int, max_tokens: int, table_pages: int, padding_page: int, device: torch.device
     ) -> None:
         """`table_pages`: the length of a block table; its unused entries are `padding_page`."""
-
-        def make_zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self._padding_page = padding_page
+        self._device, self._padding_page = device, padding_page
         self.revision = 0  # counts changes of the active rows and their pages
-        self._token_ids = make_zeros(num_rows, max_tokens)  # prompt and generated tokens
-        self._logprobs = make_zeros(num_rows, max_tokens, dtype=torch.float32)  # of generated tokens
-        self._tables = torch.full((num_rows, table_pages), padding_page, device=device)
-        self._last_position = make_zeros(num_rows)  # of the last token that the request allows
-        self._stop_ids = make_zeros(num_rows, MAX_STOP_TOKENS)  # unused: -1
-        self._sampling_floats = make_zeros(num_rows, 2, dtype=torch.float32)  # temperature, top_p
-        self._sampling_ints = make_zeros(num_rows, 2)  # top_k, seed
+        self._token_ids = np.zeros((num_rows, max_tokens), np.int32)  # prompt and generated tokens
+        self._logprobs = np.zeros((num_rows, max_tokens), np.float32)  # of generated tokens
+        self._last_position = np.zeros(num_rows, np.int64)  # of the last token that the request allows
+        self._stop_ids = np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32)  # unused: -1
+        self._sampling_floats = np.ones((2, num_rows + 1), np.float32)  # temperature, top_p
+        self._sampling_ints = np.zeros((2, num_rows + 1), np.int64)  # top_k, mixed seed
+        self._newest = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
+        self._tables = torch.full((num_rows + 1, table_pages), padding_page, device=device)
+        self.max_active_rows = pad_to_bucket(num_rows, MIN_ROWS)  # with padding
+        self._active_ints = torch.zeros((6, self.max_active_rows), dtype=torch.int64, device=device)
+        self._active_floats = torch.ones((2, self.max_active_rows), device=device)
         self.activate(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
-    def assign(
-        self,
-        row: int,
-        request: GenerationRequest,
-        token_ids: NDArray[np.int32],
-        logprobs: NDArray[np.float32],
-        pages: Sequence[int],
-    ) -> None:
-        """`token_ids`: the request's and the generated tokens; `logprobs`: of the generated tokens."""
-        self._token_ids[row, : len(token_ids)] = torch.from_numpy(token_ids.astype(np.int64))
-        if len(logprobs):
-            self._logprobs[row, len(request.token_ids) : len(token_ids)] = torch.from_numpy(logprobs)
-        self._tables[row, : len(pages)] = torch.tensor(pages, device=self._tables.device)
-        self._tables[row, len(pages) :] = self._padding_page
-        self._last_position[row] = len(request.token_ids) + request.max_new_tokens - 1
-        stops = [*request.stop_token_ids, *[-1] * MAX_STOP_TOKENS][:MAX_STOP_TOKENS]
-        self._stop_ids[row] = torch.tensor(stops)
-        self._sampling_floats[row] = torch.tensor((request.temperature, request.top_p))
-        self._sampling_ints[row] = torch.tensor((request.top_k, _to_int64(request.seed)))
+    def assign(self, joining: list[Sequence]) -> None:
+        """These sequences have got rows."""
+        rows = np.array([sequence.row for sequence in joining])
+        tables = np.full((len(joining), self._tables.shape[1]), self._padding_page)
+        for table, sequence in zip(tables, joining, strict=True):
+            table[: len(sequence.pages)] = sequence.pages
+            self._assign_row(sequence)
+        newest = np.array([sequence.token_ids[-1] for sequence in joining], np.int64)
+        on_device = upload((rows, tables, newest), self._device)
+        self._tables.index_copy_(0, on_device[0], on_device[1])
+        self._newest.index_copy_(0, on_device[0], on_device[2])
+
+    def _assign_row(self, sequence: Sequence) -> None:
+        request, row, num_tokens = sequence.request, sequence.row, len(sequence.token_ids)
+        assert request is not None
+        first = len(request.token_ids)
+        self._token_ids[row, :num_tokens] = sequence.token_ids
+        self._logprobs[row, first:num_tokens] = sequence.logprobs
+        self._last_position[row] = first + request.max_new_tokens - 1
+        self._stop_ids[row] = [*request.stop_token_ids, *[-1] * MAX_STOP_TOKENS][:MAX_STOP_TOKENS]
+        self._sampling_floats[:, row] = request.temperature, request.top_p
+        self._sampling_ints[:, row] = request.top_k, mix_seed(request.seed)
 
     def append_pages(self, appended: list[MissingPages]) -> None:
         """The last pages of these sequences are new."""
-        for sequence, count in appended:
-            for number in range(len(sequence.pages) - count, len(sequence.pages)):
-                self._tables[sequence.row, number] = sequence.pages[number]
+        width = self._tables.shape[1]
+        addresses = [
+            sequence.row * width + number
+            for sequence, count in appended
+            for number in range(len(sequence.pages) - count, len(sequence.pages))
+        ]
+        pages = [page for sequence, count in appended for page in sequence.pages[len(sequence.pages) - count :]]
+        on_device = upload((np.array(addresses), np.array(pages)), self._device)
+        self._tables.view(-1).index_copy_(0, *on_device)
         self.revision += 1
 
     def read_back(self, row: int, first: int, end: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Copies of the ids of [0, end) and the logprobs of [first, end)."""
-        token_ids = self._token_ids[row, :end].cpu().numpy().astype(np.int32)
-        return token_ids, self._logprobs[row, first:end].cpu().numpy().copy()
+        return self._token_ids[row, :end].copy(), self._logprobs[row, first:end].copy()
 
     # ------------------------------------------------------------ the batch
 
     def activate(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         """Make these rows the batch, in this order; the next step reads the tokens at `positions`."""
         self.revision += 1
-        device = self._last_position.device
-        self._rows_B = torch.tensor(rows, dtype=torch.int64, device=device)
-        self.position_B = torch.tensor(positions, dtype=torch.int64, device=device)
-        self._row_offset_B = self._rows_B * self._token_ids.shape[1]
-        self._table_offset_B = self._rows_B * self._tables.shape[1]
-        self._last_position_B, self._stop_ids_B = self._last_position[self._rows_B], self._stop_ids[self._rows_B]
-        floats_B2, ints_B2 = self._sampling_floats[self._rows_B], self._sampling_ints[self._rows_B]
-        temperature_B, top_p_B = floats_B2.unbind(1)
-        self.sampling = SamplingTensors(temperature_B, top_p_B, *ints_B2.unbind(1))
-        self.sampling_flags = SamplingFlags.from_tensors(self.sampling)
+        count = self.max_active_rows
+        padded = np.full(count, len(self._token_ids))
+        padded[: len(rows)] = rows
+        ints = np.zeros((6, count), np.int64)
+        ints[0], ints[3], ints[4:] = padded, padded * self._tables.shape[1], self._sampling_ints[:, padded]
+        ints[1, : len(rows)], ints[2, : len(rows)] = positions, 1
+        floats = self._sampling_floats[:, padded]
+        self.sampling_flags = SamplingFlags.from_arrays(floats[0], floats[1], ints[4])
+        for static, new in zip(
+            (self._active_ints, self._active_floats), upload((ints, floats), self._device), strict=True
+        ):
+            static.copy_(new)
+        self.active = self.get_padded_rows(len(rows))
 
-    def gather_block_tables(self) -> Tensor:
-        """The batch's block tables, int64 [B, pages]."""
-        return self._tables[self._rows_B]
+    def get_padded_rows(self, count: int) -> RowTensors:
+        """The active rows, padded to `count`."""
+        rows, positions, advances, offsets, top_k, seed = self._active_ints[:, :count].unbind(0)
+        temperature, top_p = self._active_floats[:, :count].unbind(0)
+        return RowTensors(rows, positions, advances, offsets, SamplingTensors(temperature, top_p, top_k, seed))
 
-    def gather_input_ids(self) -> Tensor:
-        """The token ids that the next step reads, [B]."""
-        return self._token_ids.view(-1)[self._row_offset_B + self.position_B]
+    def gather_block_tables(self, active: RowTensors, pages: int | None = None) -> Tensor:
+        """The block tables, int64 [N, pages]."""
+        return self._tables[:, :pages].index_select(0, active.rows)
 
-    def compute_slots(self, page_tokens: int) -> Tensor:
-        """The cache slots of the keys and values of these tokens, [B]."""
-        pages_B = self._tables.view(-1)[self._table_offset_B + self.position_B // page_tokens]
-        return pages_B * page_tokens + self.position_B % page_tokens
+    def gather_input_ids(self, active: RowTensors) -> Tensor:
+        """The token ids that the next step reads, [N]."""
+        return self._newest.index_select(0, active.rows)
 
-    def append_tokens(self, token_ids_B: Tensor, logprobs_B: Tensor) -> list[int]:
-        """Write the new tokens and advance; returns the indices of finished sequences in the batch."""
-        self.position_B.add_(1)
-        addresses_B = self._row_offset_B + self.position_B
-        self._token_ids.view(-1)[addresses_B] = token_ids_B
-        self._logprobs.view(-1)[addresses_B] = logprobs_B
-        stopped_B = (token_ids_B[:, None] == self._stop_ids_B).any(-1)
-        return (stopped_B | (self.position_B >= self._last_position_B)).nonzero().flatten().tolist()
+    def compute_slots(self, active: RowTensors, page_tokens: int) -> Tensor:
+        """The cache slots of the keys and values of these tokens, [N]."""
+        pages_N = self._tables.view(-1)[active.table_offsets + torch.floor_divide(active.positions, page_tokens)]
+        return pages_N * page_tokens + active.positions.remainder(page_tokens)
+
+    def advance(self, active: RowTensors, token_ids_N: Tensor) -> None:
+        """The next step reads these new tokens."""
+        self._newest.index_copy_(0, active.rows, token_ids_N)
+        active.positions.add_(active.advances)
+
+    def copy_progress(self) -> tuple[Tensor, Tensor]:
+        """What `advance` changes."""
+        return self._newest.clone(), self._active_ints.clone()
+
+    def restore_progress(self, progress: tuple[Tensor, Tensor]) -> None:
+        self._newest.copy_(progress[0])
+        self._active_ints.copy_(progress[1])
+
+    def record_tokens(
+        self,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        token_ids: NDArray[np.int32],
+        logprobs: NDArray[np.float32],
+    ) -> list[int]:
+        """The tokens at these positions are known, all [N]; returns the indices of the rows that end with them."""
+        self._token_ids[rows, positions], self._logprobs[rows, positions] = token_ids, logprobs
+        stopped = (token_ids[:, None] == self._stop_ids[rows]).any(-1)
+        return (stopped | (positions >= self._last_position[rows])).nonzero()[0].tolist()
 
 
-def _to_int64(seed: int) -> int:
-    """The low 64 bits, as int64."""
-    seed &= (1 << 64) - 1
-    return seed - (1 << 64) if seed >> 63 else seed
+def pad_to_bucket(count: int, min_step: int) -> int:
+    """The next graph size: multiples of `min_step`; from 8 * `min_step` on, four sizes per doubling."""
+    step = max(min_step, (1 << (count - 1).bit_length()) // 8)
+    return -(-count // step) * step
+
+
+def upload(arrays: Ordered[NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """The arrays, of _TORCH_DTYPES, on the device: in one copy, on CUDA from page-locked memory without waiting.
+
+    On a CPU the tensors share the arrays' memory.
+    """
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    host = torch.from_numpy(pack_arrays(arrays))
+    return unpack_arrays((host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True), arrays)
+
+
+def pack_arrays(arrays: Ordered[NDArray[Any]]) -> NDArray[np.uint8]:
+    starts = _list_starts(arrays)
+    packed = np.zeros(starts[-1], np.uint8)
+    for start, array in zip(starts, arrays, strict=False):
+        packed[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return packed
+
+
+def unpack_arrays(packed: Tensor, arrays: Ordered[NDArray[Any]]) -> list[Tensor]:
+    """Views of the packed bytes, with the dtypes and shapes of the arrays."""
+    return [
+        packed[start : start + array.nbytes].view(_TORCH_DTYPES[array.dtype]).view(array.shape)
+        for start, array in zip(_list_starts(arrays), arrays, strict=False)
+    ]
+
+
+def _list_starts(arrays: Ordered[NDArray[Any]]) -> list[int]:
+    """Of each array in packed memory, and the end of the last."""
+    return [0, *accumulate(-(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for array in arrays)]

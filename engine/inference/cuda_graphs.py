@@ -1,8 +1,9 @@
 """Decode steps as graphs: the operations of a step without prompts are captured once, then launched as one.
 
-Each graph has a fixed number of rows and of pages. A batch is padded to both, with rows that read token 0 into the
-padding page. All memory of a graph keeps its address: the weights, the cache, attention's buffer, and the inputs and
-logits of this class.
+Each graph has a fixed number of rows and of pages. A batch is padded to both, with rows that read a token into the
+padding page. A graph reads its inputs from BatchState, samples (except with top-p or top-k) and advances the rows, so
+that a step launches only the graph. All memory of a graph keeps its address: the weights, the cache, attention's
+buffer, the state of the batch, and the results of this class.
 """
 
 import threading
@@ -12,10 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.inference.batch_state import BatchState, pad_to_bucket
 from engine.inference.decoder import Decoder, ForwardBatch
-from engine.inference.kernels.attention import PagedAttention
+from engine.inference.kernels.attention import CachedAttention
 from engine.inference.kernels.matmul import MIN_ROWS
-from engine.inference.kv.kv_cache import KvCache
+from engine.inference.kv.kv_cache import KeyValueCache
+from engine.inference.pending_step import pack_tokens, sample_step
+from engine.inference.sampling import SamplingFlags
 
 
 class GraphCapture(Protocol):
@@ -26,49 +30,57 @@ class GraphCapture(Protocol):
 
 class DecodeGraphs:
     def __init__(
-        self, decoder: Decoder, cache: KvCache, attention: PagedAttention, capture: GraphCapture, max_rows: int
+        self,
+        decoder: Decoder,
+        cache: KeyValueCache,
+        attention: CachedAttention,
+        state: BatchState,
+        capture: GraphCapture,
     ) -> None:
-        self._decoder, self._cache, self._attention, self._capture = decoder, cache, attention, capture
-        rows, device = pad_to_bucket(max_rows, MIN_ROWS), cache.memory.device
-        self._token_ids, self._positions, self._slots = torch.zeros((3, rows), dtype=torch.int64, device=device)
-        self._tables = torch.full((rows, attention.max_pages), cache.padding_page, device=device)
-        self._logits = torch.zeros((rows, decoder.config.vocab_size), device=device)
-        self._replays: dict[tuple[int, int], Callable[[], None]] = {}
+        """`state` has room for the rows of `pad_to_bucket`."""
+        self._decoder, self._cache, self._attention = decoder, cache, attention
+        self._state, self._capture = state, capture
+        self._packed = torch.zeros(2 * state.max_active_rows, dtype=torch.int32, device=cache.memory.device)
+        self._logits: Tensor | None = None  # allocated for the first batch that is sampled outside of a graph
+        self._replays: dict[tuple[int, int, SamplingFlags], Callable[[], None]] = {}
 
-    def forward(
-        self, token_ids_B: Tensor, positions_B: Tensor, slots_B: Tensor, tables_BN: Tensor, tokens: int
-    ) -> Tensor:
-        """Logits float32 [B, V], valid until the next call, of B sequences of at most `tokens` tokens."""
-        count, cache = len(token_ids_B), self._cache
+    def run_step(self, longest: int) -> Tensor:
+        """Give the active rows, sequences of at most `longest` tokens, a token; returns it as `pack_tokens` does.
+
+        The result has columns for padding rows, and is valid until the next call.
+        """
+        state, cache = self._state, self._cache
+        count = len(state.active.rows)
         rows = pad_to_bucket(count, MIN_ROWS)
-        pages = min(pad_to_bucket(cache.count_padded_pages(tokens), cache.page_step), self._attention.max_pages)
-        inputs = ((self._token_ids, token_ids_B, 0), (self._positions, positions_B, 0))
-        inputs += ((self._slots, slots_B, cache.padding_page * cache.page_tokens),)
-        for static, new_B, padding in inputs:
-            static[:count] = new_B
-            static[count:rows] = padding
-        self._tables[:count, :pages] = tables_BN[:, :pages]
-        self._tables[count:rows, :pages] = cache.padding_page
-        replay = self._replays.get((rows, pages))
+        pages = self._attention.max_pages
+        if not self._attention.reads_pages:
+            pages = min(pad_to_bucket(cache.count_padded_pages(longest), cache.page_step), pages)
+        flags = state.sampling_flags
+        if flags.any_filtered and self._logits is None:
+            shape = (state.max_active_rows, self._decoder.config.vocab_size)
+            self._logits = torch.zeros(shape, device=cache.memory.device)
+        replay = self._replays.get((rows, pages, flags))
         if replay is None:
-            replay = self._replays[rows, pages] = self._capture(lambda: self._run(rows, pages))
+            progress = state.copy_progress()
+            replay = self._replays[rows, pages, flags] = self._capture(lambda: self._run(rows, pages, flags))
+            state.restore_progress(progress)
         replay()
-        return self._logits[:count]
+        if self._logits is None or not flags.any_filtered:
+            return self._packed[: 2 * rows].view(2, rows)
+        return pack_tokens(*sample_step(self._logits[:count], state, state.active, flags))
 
-    def _run(self, rows: int, pages: int) -> None:
-        blocks = self._attention.build_row_blocks(
-            0, [pages * self._cache.page_tokens] * rows, self._tables[:rows, :pages]
-        )
-        inputs = (self._token_ids[:rows], self._positions[:rows], self._slots[:rows])
+    def _run(self, rows: int, pages: int, flags: SamplingFlags) -> None:
+        state, active, page_tokens = self._state, self._state.get_padded_rows(rows), self._cache.page_tokens
+        tables = state.gather_block_tables(active, pages)
+        blocks = self._attention.build_row_blocks(0, [pages * page_tokens] * rows, tables)
+        inputs = (state.gather_input_ids(active), active.positions, state.compute_slots(active, page_tokens))
         logits = self._decoder.forward(ForwardBatch(*inputs, blocks, []))
         assert logits is not None
-        self._logits[:rows] = logits
-
-
-def pad_to_bucket(count: int, min_step: int) -> int:
-    """The next graph size: multiples of `min_step`; from 8 * `min_step` on, four sizes per doubling."""
-    step = max(min_step, (1 << (count - 1).bit_length()) // 8)
-    return -(-count // step) * step
+        if flags.any_filtered:  # sorting the vocabulary in a graph would keep its memory
+            assert self._logits is not None
+            self._logits[:rows] = logits
+        else:
+            self._packed[: 2 * rows].view(2, rows).copy_(pack_tokens(*sample_step(logits, state, active, flags)))
 
 
 class CudaGraphCapture:

@@ -4,16 +4,16 @@ One pass reads tokens of any sequences: one token of each running sequence, and 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine.inference.fused_weights import FusedWeights, LayerWeights, MlpWeights
-from engine.inference.kernels.attention import AttentionPlan, PagedAttention, RowBlock
-from engine.inference.kernels.matmul import MIN_ROWS, PLAIN, Matmul
-from engine.inference.kv.kv_cache import KvCache
+from engine.inference.kernels.attention import CachedAttention
+from engine.inference.kernels.matmul import MIN_ROWS, PLAIN, Matmul, compute_logits
+from engine.inference.kv.kv_cache import KeyValueCache
 from engine.model.experts import multiply_grouped, route
 from engine.model.rope import apply_rope, compute_rope_tables
 
@@ -27,16 +27,16 @@ class ForwardBatch(NamedTuple):
     token_ids: Tensor  # int64 [N]
     positions: Tensor  # int64 [N]
     slots: Tensor  # int64 [N], where keys and values are written: page * page_tokens + offset in the page
-    decode_blocks: Sequence[RowBlock]  # of the rows [0, B)
-    prefill_blocks: Sequence[RowBlock]  # of the rows [B, N)
+    decode_blocks: Sequence[Any]  # of attention, for the rows [0, B)
+    prefill_blocks: Sequence[Any]  # for the rows [B, N)
 
 
 class Decoder:
     def __init__(
         self,
         weights: FusedWeights,
-        cache: KvCache,
-        attention: PagedAttention,
+        cache: KeyValueCache,
+        attention: CachedAttention,
         max_sequence_tokens: int,
         matmul: Matmul = PLAIN,
     ) -> None:
@@ -70,7 +70,8 @@ class Decoder:
                 x, queries = x[:num_rows], queries[:num_rows]
             x = self._add_mm(x, self._attend(number, queries, new, plans, blocks), layer.out)
             x = self._add_mlp(layer, x)
-        return self._mm(self._norm(x, self._weights.norm), self._weights.lm_head)[:num_decode_rows].float()
+        normed = self._norm(x, self._weights.norm)
+        return compute_logits(self._mm, normed, self._weights.lm_head)[:num_decode_rows]
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
@@ -112,7 +113,7 @@ class Decoder:
         return token_ids, positions, torch.cat((batch.slots, padding))
 
     def _attend(
-        self, layer: int, q_NHD: Tensor, new_NJD: Tensor, plans: Sequence[AttentionPlan], blocks: Sequence[RowBlock]
+        self, layer: int, q_NHD: Tensor, new_NJD: Tensor, plans: Sequence[Any], blocks: Sequence[Any]
     ) -> Tensor:
         """[N, H * D]; zeros in padding rows, which no block covers."""
         seen = self._attention(layer, q_NHD, new_NJD, plans, blocks)

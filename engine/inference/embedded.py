@@ -216,6 +216,7 @@ class EmbeddedEngine:
             capture=CudaGraphCapture() if self._cuda_graphs and self._can_capture(model.config) else None,
             matmul=self._find_matmul(model.config) if self._strict else PLAIN,
             device=self._device,
+            overlaps_steps=self._device.type == "cuda",
         )
 
     def _can_capture(self, config: DecoderConfig) -> bool:

@@ -1,4 +1,4 @@
-"""The embedded engine's core: the scheduler, the model and the KV cache, one step at a time. Synchronous, one thread."""
+"""The embedded engine's core: the scheduler, the model and the KV cache, one step at a time. One thread."""
 
 import time
 from collections.abc import Mapping
@@ -13,12 +13,11 @@ from engine.inference.batch_state import BatchState
 from engine.inference.cuda_graphs import DecodeGraphs, GraphCapture
 from engine.inference.decoder import Decoder
 from engine.inference.fused_weights import FusedWeights
-from engine.inference.kernels.attention import PagedAttention
+from engine.inference.kernels.block_table_attention import build_attention
 from engine.inference.kernels.matmul import PLAIN, Matmul
-from engine.inference.kv.kv_cache import KvCache
+from engine.inference.pending_step import PackedTokens, PendingStep, PendingTokens, sample_step, start_copy
 from engine.inference.running_batch import RunningBatch
-from engine.inference.sampling import sample
-from engine.inference.scheduler import Scheduler
+from engine.inference.scheduler import Scheduler, SchedulerActions
 from engine.inference.sequence import PrefillChunk, SequenceOutcome
 from engine.inference.step_inputs import StepInputs
 from engine.model.causal_lm import CausalLM
@@ -38,34 +37,40 @@ class EngineCore:
         capture: GraphCapture | None = None,
         matmul: Matmul = PLAIN,
         device: torch.device | None = None,
+        overlaps_steps: bool = False,
     ) -> None:
         """Copies the model's weights to `device`, by default the model's.
+
+        With `overlaps_steps`, `step` launches a step and then reads the tokens of the previous step: the device
+        computes while the host schedules. The tokens are the same.
 
         `capture` makes graphs of the steps without prompt tokens; without it each operation is launched separately.
         Raises ValueError if the capacity does not hold one sequence of `sequence_tokens`.
         """
         if prefill_tokens < 1 or max_running < 1:
             raise ValueError("prefill_tokens and max_running must be at least 1")
-        self.capacity = _round_down_to_pages(capacity)
-        self.vocab_size = model.config.vocab_size
-        self._busy_s = 0.0
-        page_tokens, max_tokens = capacity.page_tokens, capacity.sequence_tokens
-        num_pages = self.capacity.kv_tokens // page_tokens
-        num_rows = min(max_running, num_pages)
-        device = device or next(model.parameters()).device
+        self.capacity, self.vocab_size = _round_down_to_pages(capacity), model.config.vocab_size
+        self._busy_s, self._overlaps_steps = 0.0, overlaps_steps
+        self._pending: PendingStep | None = None
+        self._outcomes: list[SequenceOutcome] = []  # of requests that have ended; `step` returns them
+        device, max_tokens = device or next(model.parameters()).device, capacity.sequence_tokens
+        num_rows = min(max_running, self.capacity.kv_tokens // capacity.page_tokens)
         self._weights = weights = FusedWeights(model, device)
         with torch.inference_mode():
-            self._cache = cache = KvCache(model.config, num_pages, page_tokens, weights.embedding.dtype, device)
-            self._attention = attention = PagedAttention(cache, max_tokens)
+            cache, attention = build_attention(model.config, self.capacity, weights.embedding.dtype, device)
+            self._cache, self._attention = cache, attention
             self._decoder = Decoder(weights, cache, attention, max_tokens, matmul)
-            table_pages = cache.count_padded_pages(max_tokens)
-            self._state = BatchState(num_rows, max_tokens, table_pages, cache.padding_page, device)
+            self._state = BatchState(num_rows, max_tokens, attention.max_pages, cache.padding_page, device)
             self._inputs = StepInputs(cache, attention, self._state, keeps_gathered_rows=capture is None)
-            self._graphs: DecodeGraphs | None = None
-            if capture is not None:
-                self._graphs = DecodeGraphs(self._decoder, cache, attention, capture, num_rows)
-        batch = RunningBatch(self._state, num_rows, page_tokens, attention.order_by_length)
-        self._scheduler = Scheduler(self.capacity, batch, prefill_tokens, version, self._clear_pages)
+            self._graphs = self._build_graphs(capture)
+        batch = RunningBatch(self._state, num_rows, capacity.page_tokens, attention.order_by_length)
+        actions = SchedulerActions(self._clear_pages, self._await_tokens)
+        self._scheduler = Scheduler(self.capacity, batch, prefill_tokens, version, actions)
+
+    def _build_graphs(self, capture: GraphCapture | None) -> DecodeGraphs | None:
+        if capture is None:
+            return None
+        return DecodeGraphs(self._decoder, self._cache, self._attention, self._state, capture)
 
     # ------------------------------------------------------------ between steps
 
@@ -75,7 +80,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._pending is not None or bool(self._outcomes)
 
     def submit(self, request: GenerationRequest) -> None:
         """See Scheduler.submit."""
@@ -83,11 +88,23 @@ class EngineCore:
 
     @torch.inference_mode()
     def abort(self, sequence_id: int) -> list[SequenceOutcome]:
-        return self._scheduler.abort(sequence_id)
+        """Also returns outcomes of other requests that have ended."""
+        if self._scheduler.is_running(sequence_id):
+            self._await_tokens()
+        return self._take_outcomes() + self._scheduler.abort(sequence_id)
 
     @torch.inference_mode()
     def release_cache(self, sequence_id: int) -> list[SequenceOutcome]:
-        return self._scheduler.release_cache(sequence_id)
+        """Also returns outcomes of other requests that have ended."""
+        if self._scheduler.is_running(sequence_id):
+            self._await_tokens()
+        return self._take_outcomes() + self._scheduler.release_cache(sequence_id)
+
+    @torch.inference_mode()
+    def finish_step(self) -> list[SequenceOutcome]:
+        """Wait for the tokens of the launched step; returns the requests that have ended."""
+        self._await_tokens()
+        return self._take_outcomes()
 
     @torch.inference_mode()
     def read_generated(self, sequence_id: int, first: int) -> NDArray[np.int32]:
@@ -106,6 +123,7 @@ class EngineCore:
     @torch.inference_mode()
     def on_weights_changed(self, version: int) -> None:
         """See Scheduler.on_weights_changed."""
+        self._await_tokens()
         self._weights.update_derived()
         self._scheduler.on_weights_changed(version)
 
@@ -116,28 +134,55 @@ class EngineCore:
 
     @torch.inference_mode()
     def step(self) -> list[SequenceOutcome]:
-        """Prefill as many prompt tokens as one step may, and give every running sequence a token."""
-        started = time.perf_counter()
-        chunks = self._scheduler.schedule_step()
-        logits_BV = self._forward(chunks)
-        outcomes = self._sample(logits_BV) if logits_BV is not None else []
-        self._busy_s += time.perf_counter() - started
-        return outcomes
+        """Prefill as many prompt tokens as one step may, and give every running sequence a token.
 
-    def _forward(self, chunks: list[PrefillChunk]) -> Tensor | None:
-        """Logits of the running sequences, float32 [B, V]; None without running sequences."""
-        running, state = self._scheduler.batch, self._state
+        Returns the requests that have ended.
+        """
+        started = time.perf_counter()
+        launched = self._launch(self._scheduler.schedule_step())
+        if self._overlaps_steps:
+            self._pending, launched = launched, self._pending
+        self._read_tokens(launched)
+        self._busy_s += time.perf_counter() - started
+        return self._take_outcomes()
+
+    def _launch(self, chunks: list[PrefillChunk]) -> PendingStep | None:
+        """None without running sequences."""
+        running = self._scheduler.batch
         if not running.sequences and not chunks:
             return None
-        if self._graphs is not None and not chunks:
-            longest = int(running.positions.max()) + 1
-            return self._graphs.forward(*self._inputs.build_decode_inputs(), state.gather_block_tables(), longest)
-        return self._decoder.forward(self._inputs.build_batch(running, chunks))
+        running.arrange()
+        tokens = self._compute_tokens(running, chunks)
+        return None if tokens is None else PendingStep(running.launch(), tokens)
 
-    def _sample(self, logits_BV: Tensor) -> list[SequenceOutcome]:
+    def _compute_tokens(self, running: RunningBatch, chunks: list[PrefillChunk]) -> PendingTokens | None:
+        """The next tokens of the running sequences; None without running sequences."""
         state = self._state
-        tokens_B, logprobs_B = sample(logits_BV, state.position_B + 1, state.sampling, state.sampling_flags)
-        return self._scheduler.on_tokens_generated(state.append_tokens(tokens_B, logprobs_B))
+        if self._graphs is not None and not chunks:
+            return PackedTokens(self._graphs.run_step(int(running.positions.max()) + 1))
+        logits_BV = self._decoder.forward(self._inputs.build_batch(running, chunks))
+        if logits_BV is None:
+            return None
+        return start_copy(*sample_step(logits_BV, state, state.active, state.sampling_flags))
+
+    def _read_tokens(self, step: PendingStep | None) -> None:
+        """Record the tokens of the step, and the outcomes of sequences that end with it. Waits for the device."""
+        if step is None:
+            return
+        launched, (token_ids, logprobs) = step.launched, step.read()
+        valid = self._scheduler.batch.mark_known(launched)
+        if valid is not None:
+            launched, token_ids, logprobs = launched.select(valid), token_ids[valid], logprobs[valid]
+        finished = self._state.record_tokens(launched.rows, launched.positions, token_ids, logprobs)
+        self._outcomes += self._scheduler.on_tokens_known(launched, finished)
+
+    def _await_tokens(self) -> None:
+        step, self._pending = self._pending, None
+        self._read_tokens(step)
+
+    def _take_outcomes(self) -> list[SequenceOutcome]:
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
 
     def _clear_pages(self, pages: list[int]) -> None:
         self._cache.zero_pages([*pages, self._cache.padding_page])

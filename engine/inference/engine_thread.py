@@ -95,6 +95,7 @@ class EngineThread:
 
     def set_paused(self, paused: bool, future: asyncio.Future[None]) -> None:
         self._paused = paused
+        self._add_resolutions(self.core.finish_step())
         self._resolutions.append((future, None))
 
     def sleep(self, future: asyncio.Future[None]) -> None:
@@ -106,6 +107,7 @@ class EngineThread:
 
     def load_weights(self, write_weights: Callable[[EngineCore], int], future: asyncio.Future[int]) -> None:
         """`write_weights` overwrites the model's weights and returns their version, or raises and changes nothing."""
+        self._add_resolutions(self.core.finish_step())
         try:
             version = write_weights(self.core)
         except EngineFailure as failure:

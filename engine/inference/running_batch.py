@@ -1,30 +1,28 @@
-"""The running sequences, each in a row, with their positions and pages. No tensors."""
+"""The running sequences, each in a row, with their positions and pages. No tensors.
+
+A step is launched before its tokens are known: `launch` counts one more token of each sequence, and `drop_ended` removes
+sequences after their last tokens have become known.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract import GenerationRequest
 from engine.inference.sequence import MissingPages, Sequence
 
 # (join ids, positions) -> the order in which to run the sequences, as indices into both
 BatchOrder = Callable[[list[int], list[int]], list[int]]
+EndedSequence = tuple[Sequence, int]  # and the number of its tokens
 
 
 class BatchRows(Protocol):
     """Where the tokens and pages of running sequences are stored: engine.inference.batch_state.BatchState."""
 
-    def assign(
-        self,
-        row: int,
-        request: GenerationRequest,
-        token_ids: NDArray[np.int32],
-        logprobs: NDArray[np.float32],
-        pages: list[int],
-        /,
-    ) -> None: ...
+    def assign(self, joining: list[Sequence], /) -> None: ...
 
     def append_pages(self, appended: list[MissingPages], /) -> None: ...
 
@@ -33,17 +31,35 @@ class BatchRows(Protocol):
     def activate(self, rows: NDArray[np.int64], positions: NDArray[np.int64], /) -> None: ...
 
 
+class LaunchedStep(NamedTuple):
+    """One token of each of these B sequences, which the device may still compute."""
+
+    sequences: list[Sequence]
+    positions: NDArray[np.int64]  # of the new tokens
+    rows: NDArray[np.int64]
+    join_ids: NDArray[np.int64]
+    num_drops: int  # RunningBatch.num_drops at the launch
+
+    def select(self, indices: NDArray[np.int64]) -> LaunchedStep:
+        sequences = [self.sequences[index] for index in indices.tolist()]
+        positions, rows, join_ids = self.positions[indices], self.rows[indices], self.join_ids[indices]
+        return LaunchedStep(sequences, positions, rows, join_ids, self.num_drops)
+
+
 class RunningBatch:
     """B sequences; `sequences` and `positions` are in the order of the active rows."""
 
     def __init__(self, rows: BatchRows, num_rows: int, page_tokens: int, order: BatchOrder | None = None) -> None:
         """Without `order`, sequences run in the order in which they join."""
         self.sequences: list[Sequence] = []
-        # of each: position, last position that the request allows, row, number of pages
-        self._state = np.zeros((4, 0), np.int64)
+        # of each: position, last position that the request allows, row, number of pages, join id
+        self._state = np.zeros((5, 0), np.int64)
         self._rows, self._page_tokens, self._order = rows, page_tokens, order
         self._free_rows = list(range(num_rows - 1, -1, -1))
-        self.num_joins = 0
+        self._join_id_by_row = np.zeros(num_rows, np.int64)  # 0: the row is free
+        self._is_arranged = True
+        self.num_joins = self.num_drops = 0  # num_drops counts calls of drop_ended
+        self.num_unknown = 0  # launched steps with unknown tokens
 
     @property
     def positions(self) -> NDArray[np.int64]:
@@ -62,6 +78,8 @@ class RunningBatch:
         """Indices of the sequences that reach this limit in the next step."""
         return (self._state[1] - self._state[0] <= 1).nonzero()[0].tolist()
 
+    # ------------------------------------------------------------ pages
+
     def count_missing_pages(self, steps: int) -> int:
         """Pages that the sequences lack for so many further tokens each."""
         return int(self._compute_missing_pages(steps).sum())
@@ -78,63 +96,96 @@ class RunningBatch:
             self._state[3] += self._compute_missing_pages(1)
             self._rows.append_pages(appended)
 
+    def _compute_missing_pages(self, steps: int) -> NDArray[np.int64]:
+        """Of each sequence, [B]; a sequence never has more pages than it needs for its next token."""
+        return (self._state[0] + (steps - 1 + self._page_tokens)) // self._page_tokens - self._state[3]
+
+    # ------------------------------------------------------------ members
+
     def join(self, joining: list[Sequence], version: int) -> None:
         """Give each sequence a free row; its next token has this policy version."""
         for sequence in joining:
             sequence.row = self._free_rows.pop()
             self.num_joins += 1
-            sequence.join_id = self.num_joins
+            sequence.join_id = self._join_id_by_row[sequence.row] = self.num_joins
             sequence.record_version(len(sequence.token_ids), version)
-            assert sequence.request is not None
-            self._rows.assign(sequence.row, sequence.request, sequence.token_ids, sequence.logprobs, sequence.pages)
+        self._rows.assign(joining)
         state = np.array([_describe_state(sequence) for sequence in joining]).T
-        self._arrange([*self.sequences, *joining], np.concatenate((self._state, state), axis=1))
+        self._set_members([*self.sequences, *joining], np.concatenate((self._state, state), axis=1))
 
-    def remove(self, removed: list[Sequence]) -> None:
+    def retire_at_limit(self) -> None:
+        """Take the sequences out of the batch that have all tokens of their requests; they keep their rows until these
+        tokens are known."""
+        if self.num_unknown:
+            (kept,) = (self._state[0] < self._state[1]).nonzero()
+            self._keep(kept)
+
+    def drop_ended(self, ended: list[EndedSequence]) -> None:
         """Copy the tokens of these sequences out of their rows and free the rows."""
-        stays = np.ones(len(self.sequences), np.bool_)
-        for sequence in removed:
-            index = self.sequences.index(sequence)
-            stays[index] = False
-            self._release_row(sequence, int(self.positions[index]) + 1)
-        for sequence in removed:
-            self.sequences.remove(sequence)
-        self._arrange(self.sequences, self._state[:, stays])
+        self.num_drops += 1
+        for sequence, num_tokens in ended:
+            self._release_row(sequence, num_tokens)
+        (kept,) = (self._join_id_by_row[self._state[2]] == self._state[4]).nonzero()
+        self._keep(kept)
+
+    def count_tokens(self, sequence: Sequence) -> int:
+        """The known tokens of a running sequence."""
+        return int(self.positions[self.sequences.index(sequence)]) + 1 - self.num_unknown
 
     def read_tokens(self, sequence: Sequence, first: int) -> NDArray[np.int32]:
-        """The tokens of a running sequence from position `first` on."""
-        end = int(self.positions[self.sequences.index(sequence)]) + 1
-        return self._rows.read_back(sequence.row, first, end)[0][first:]
+        """The known tokens of a running sequence from position `first` on."""
+        return self._rows.read_back(sequence.row, first, self.count_tokens(sequence))[0][first:]
+
+    # ------------------------------------------------------------ one step
+
+    def arrange(self) -> None:
+        """Make these sequences the active rows, in the order that suits attention."""
+        if self._is_arranged:
+            return
+        if self._order is not None:
+            order = self._order(self._state[4].tolist(), self._state[0].tolist())
+            self.sequences, self._state = [self.sequences[index] for index in order], self._state[:, order]
+        self._rows.activate(self._state[2], self._state[0])
+        self._is_arranged = True
+
+    def launch(self) -> LaunchedStep:
+        """Each sequence gets a token, which is unknown until `mark_known`."""
+        self.advance()
+        self.num_unknown += 1
+        state = self._state
+        return LaunchedStep(self.sequences, state[0].copy(), state[2], state[4], self.num_drops)
+
+    def mark_known(self, step: LaunchedStep) -> NDArray[np.int64] | None:
+        """Indices of the sequences with a token, as the others had ended before the step; None: all have one."""
+        self.num_unknown -= 1
+        if step.num_drops == self.num_drops:
+            return None
+        return (self._join_id_by_row[step.rows] == step.join_ids).nonzero()[0]
 
     def advance(self, steps: int = 1) -> None:
         """Each sequence has so many more tokens."""
         self._state[0] += steps
 
-    def _compute_missing_pages(self, steps: int) -> NDArray[np.int64]:
-        """Of each sequence, [B]; a sequence never has more pages than it needs for its next token."""
-        return (self._state[0] + (steps - 1 + self._page_tokens)) // self._page_tokens - self._state[3]
+    def _keep(self, kept: NDArray[np.int64]) -> None:
+        if len(kept) < len(self.sequences):
+            self._set_members([self.sequences[index] for index in kept.tolist()], self._state[:, kept])
 
-    def _arrange(self, running: list[Sequence], state: NDArray[np.int64]) -> None:
-        """Make these sequences the batch, in the order that suits attention."""
-        if self._order is not None:
-            order = self._order([sequence.join_id for sequence in running], state[0].tolist())
-            running, state = [running[index] for index in order], state[:, order]
-        self.sequences, self._state = running, state
-        self._rows.activate(state[2], state[0])
+    def _set_members(self, running: list[Sequence], state: NDArray[np.int64]) -> None:
+        self.sequences, self._state, self._is_arranged = running, state, False
 
-    def _release_row(self, sequence: Sequence, end: int) -> None:
-        """`end`: tokens of the sequence."""
+    def _release_row(self, sequence: Sequence, num_tokens: int) -> None:
         assert sequence.request is not None
         first = len(sequence.request.token_ids)
-        sequence.token_ids, sequence.logprobs = self._rows.read_back(sequence.row, first, end)
-        sequence.cached_tokens = end - 1  # the model has not read the last token
-        sequence.computed_tokens = max(sequence.computed_tokens, end - 1)
+        sequence.token_ids, sequence.logprobs = self._rows.read_back(sequence.row, first, num_tokens)
+        sequence.cached_tokens = num_tokens - 1  # the model has not read the last token
+        sequence.computed_tokens = max(sequence.computed_tokens, num_tokens - 1)
         self._free_rows.append(sequence.row)
+        self._join_id_by_row[sequence.row] = 0
         sequence.row = -1
 
 
-def _describe_state(sequence: Sequence) -> tuple[int, int, int, int]:
+def _describe_state(sequence: Sequence) -> tuple[int, int, int, int, int]:
     """The sequence's column of RunningBatch._state when it joins."""
     assert sequence.request is not None
     last_position = len(sequence.request.token_ids) + sequence.request.max_new_tokens - 1
-    return len(sequence.token_ids) - 1, last_position, sequence.row, len(sequence.pages)
+    return len(sequence.token_ids) - 1, last_position, sequence.row, len(sequence.pages), sequence.join_id

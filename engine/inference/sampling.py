@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -14,7 +16,7 @@ class SamplingTensors(NamedTuple):
     temperature: Tensor  # float32; 0 is greedy
     top_p: Tensor  # float32; 1: no filter
     top_k: Tensor  # int64; 0: no filter
-    seed: Tensor  # int64, any bits
+    mixed_seed: Tensor  # int64: mix_seed of the request's seed
 
 
 class SamplingFlags(NamedTuple):
@@ -25,11 +27,13 @@ class SamplingFlags(NamedTuple):
     any_filtered: bool  # by top-p or top-k
 
     @classmethod
-    def from_tensors(cls, sampling: SamplingTensors) -> SamplingFlags:
+    def from_arrays(
+        cls, temperature: NDArray[np.float32], top_p: NDArray[np.float32], top_k: NDArray[np.int64]
+    ) -> SamplingFlags:
         return cls(
-            all_temperature_one=bool((sampling.temperature == 1).all()),
-            any_greedy=bool((sampling.temperature == 0).any()),
-            any_filtered=bool(((sampling.top_p < 1) | (sampling.top_k > 0)).any()),
+            all_temperature_one=bool((temperature == 1).all()),
+            any_greedy=bool((temperature == 0).any()),
+            any_filtered=bool(((top_p < 1) | (top_k > 0)).any()),
         )
 
 
@@ -40,7 +44,7 @@ def sample(
 
     Logprobs are those of softmax(logits / temperature) before top-p and top-k; of greedy tokens, at temperature 1.
     """
-    flags = flags or SamplingFlags.from_tensors(sampling)
+    flags = flags or SamplingFlags.from_arrays(*(part.numpy(force=True) for part in sampling[:3]))
     if not flags.all_temperature_one:
         divisor = torch.where(sampling.temperature == 0, 1.0, sampling.temperature)
         logits_BV = logits_BV / divisor[:, None]
@@ -48,7 +52,7 @@ def sample(
     weights_BV = logprobs_BV.exp()
     if flags.any_filtered:
         weights_BV = _filter_top_p_top_k(weights_BV, sampling.top_p, sampling.top_k)
-    tokens_B = inverse_cdf(weights_BV, draw_uniform(sampling.seed, positions_B))
+    tokens_B = inverse_cdf(weights_BV, draw_uniform(sampling.mixed_seed, positions_B))
     if flags.any_greedy:
         tokens_B = torch.where(sampling.temperature == 0, logits_BV.argmax(-1), tokens_B)
     return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None]).squeeze(-1)
@@ -79,6 +83,7 @@ def _to_int64(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
+_MASK = (1 << 64) - 1
 _GOLDEN_GAMMA = _to_int64(0x9E3779B97F4A7C15)
 _MIX_FACTOR_1 = _to_int64(0xBF58476D1CE4E5B9)
 _MIX_FACTOR_2 = _to_int64(0x94D049BB133111EB)
@@ -89,9 +94,17 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def draw_uniform(seed_B: Tensor, positions_B: Tensor) -> Tensor:
+def mix_seed(seed: int) -> int:
+    """The first round of splitmix64 over the low 64 bits of the seed; int64, for `draw_uniform`."""
+    x = (seed + 0x9E3779B97F4A7C15) & _MASK
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    return _to_int64(x ^ (x >> 31))
+
+
+def draw_uniform(mixed_seed_B: Tensor, positions_B: Tensor) -> Tensor:
     """float32 in [0, 1), 24 bits of splitmix64 (Steele et al. 2014) over seed, then position. Wrapping int64."""
-    x = _mix(_mix(seed_B + _GOLDEN_GAMMA) + (positions_B + 1) * _GOLDEN_GAMMA)
+    x = _mix(mixed_seed_B + (positions_B + 1) * _GOLDEN_GAMMA)
     return _shift_right(x, 40).to(torch.float32) * 2.0**-24
 
 

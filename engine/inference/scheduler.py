@@ -10,20 +10,30 @@ its tokens once there is room.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.contract import Capacity, EngineFailure, EngineLoad, GenerationRequest, RequestRefused
 from engine.inference.kv.kv_cache_manager import KvCacheManager
-from engine.inference.running_batch import RunningBatch
+from engine.inference.running_batch import EndedSequence, LaunchedStep, RunningBatch
 from engine.inference.sequence import PrefillChunk, Sequence, SequenceOutcome
 from engine.prefix_tracker import PrefixTracker
 
 
+class SchedulerActions(NamedTuple):
+    clear_pages: Callable[[list[int]], None]  # zeroes pages with keys or values that are not finite
+    await_tokens: Callable[[], None]  # makes the tokens of all launched steps known
+
+
 class Scheduler:
-    """One step is `schedule_step`, the model's pass, and `on_tokens_generated`; other calls come between steps."""
+    """One step is `schedule_step`, the model's pass, and `on_tokens_generated`; other calls come between steps.
+
+    An engine that launches a step before it knows the tokens of the previous step calls `batch.launch` after
+    `schedule_step` and `on_tokens_known` later. A sequence may then run for one step more than its tokens; that token
+    is discarded. `abort` of a running sequence and `on_weights_changed` require that all tokens are known.
+    """
 
     def __init__(
         self,
@@ -31,10 +41,10 @@ class Scheduler:
         batch: RunningBatch,
         prefill_tokens: int,
         version: int,
-        clear_pages: Callable[[list[int]], None],
+        actions: SchedulerActions,
         prefix_tracker: PrefixTracker | None = None,
     ) -> None:
-        """`capacity`: whole pages. `clear_pages` zeroes pages with keys or values that are not finite.
+        """`capacity`: whole pages.
 
         Engines with a common `prefix_tracker` count tokens as recomputed that another of them has computed.
         """
@@ -42,7 +52,7 @@ class Scheduler:
         self.version = version
         self._page_tokens = capacity.page_tokens
         self._prefill_tokens = prefill_tokens
-        self._clear_pages = clear_pages
+        self._actions = actions
         self.kv_manager = KvCacheManager(capacity.kv_tokens // capacity.page_tokens, capacity.page_tokens)
         self._sequences: dict[int, Sequence] = {}  # until release_cache
         self._prefix_tracker = prefix_tracker or PrefixTracker()
@@ -86,13 +96,17 @@ class Scheduler:
         sequence.start_request(request, self._num_arrivals)
         self.kv_manager.touch(sequence)
 
+    def is_running(self, sequence_id: int) -> bool:
+        sequence = self._sequences.get(sequence_id)
+        return sequence is not None and sequence.row >= 0
+
     def abort(self, sequence_id: int) -> list[SequenceOutcome]:
         """The tokens that the pending request has generated; empty without a pending request."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None or sequence.request is None:
             return []
         if sequence.row >= 0:
-            return self._finish([sequence], "abort")
+            return self._finish([(sequence, self.batch.count_tokens(sequence))], "abort")
         if sequence is self._prefilling:
             self._prefilling = None
             self.kv_manager.mark_idle(sequence)
@@ -156,15 +170,22 @@ class Scheduler:
 
         A sequence joins the batch in the step that prefills its last tokens.
         """
+        self.batch.retire_at_limit()
         self._allocate_decode_pages()
         return self._schedule_prefill()
 
     def on_tokens_generated(self, finished: list[int]) -> list[SequenceOutcome]:
         """Each running sequence has one more token; those at the indices `finished` of the batch end with it."""
-        self.batch.advance()
-        self._decode_steps += 1
-        self._generated_tokens += len(self.batch.sequences)
-        return self._finish([self.batch.sequences[index] for index in finished], None) if finished else []
+        step = self.batch.launch()
+        self.batch.mark_known(step)
+        return self.on_tokens_known(step, finished)
+
+    def on_tokens_known(self, step: LaunchedStep, finished: list[int]) -> list[SequenceOutcome]:
+        """Sequences at the indices `finished` of the step end with its tokens, of which none is surplus."""
+        self._decode_steps += bool(step.sequences)
+        self._generated_tokens += len(step.sequences)
+        ended = [(step.sequences[index], int(step.positions[index]) + 1) for index in finished]
+        return self._finish(ended, None) if ended else []
 
     # ------------------------------------------------------------ many steps at once
 
@@ -184,14 +205,14 @@ class Scheduler:
             self._generated_tokens += steps * len(self.batch.sequences)
             self._allocate_decode_pages()
 
-    def _finish(self, finished: list[Sequence], reason: Literal["abort"] | None) -> list[SequenceOutcome]:
+    def _finish(self, ended: list[EndedSequence], reason: Literal["abort"] | None) -> list[SequenceOutcome]:
         """Take these sequences out of the batch and keep their cached tokens."""
-        self.batch.remove(finished)
+        self.batch.drop_ended(ended)
         outcomes: list[SequenceOutcome] = []
-        for sequence in finished:
+        for sequence, _ in ended:
             outcomes.append(sequence.finish_request(reason))
             if isinstance(outcomes[-1][1], EngineFailure):
-                self._clear_pages(self.kv_manager.free(sequence))
+                self._actions.clear_pages(self.kv_manager.free(sequence))
             else:
                 self.kv_manager.mark_idle(sequence)
         return outcomes
@@ -200,7 +221,10 @@ class Scheduler:
 
     def _allocate_decode_pages(self) -> None:
         while not self.kv_manager.append_pages(missing := self.batch.list_missing_pages()):
-            self._preempt()
+            if self.batch.num_unknown:
+                self._actions.await_tokens()  # sequences that have ended free their pages
+            else:
+                self._preempt()
         self.batch.on_pages_appended(missing)
 
     def _preempt(self) -> None:
@@ -210,7 +234,7 @@ class Scheduler:
         if newest is self._prefilling:
             self._prefilling = None
         else:
-            self.batch.remove([newest])
+            self.batch.drop_ended([(newest, self.batch.count_tokens(newest))])
         self.kv_manager.free(newest)
         self._priority_waiting.appendleft(newest)
         self.num_preempted += 1

@@ -1,6 +1,6 @@
 """One sequence in the embedded engine: its tokens, its pages, and how far they are filled."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -85,7 +85,7 @@ class PrefillChunk(NamedTuple):
         return np.array(self.sequence.pages)[positions // page_tokens] * page_tokens + positions % page_tokens
 
 
-def enumerate_chunks(chunks: list[PrefillChunk]) -> Iterator[tuple[int, PrefillChunk]]:
+def enumerate_chunks(chunks: Iterable[PrefillChunk]) -> Iterator[tuple[int, PrefillChunk]]:
     """Each chunk with the number of tokens in the chunks before it."""
     first = 0
     for chunk in chunks:

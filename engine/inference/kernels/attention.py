@@ -9,14 +9,24 @@ gathered in each pass.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.inference.kernels.attention_kernels import select_kernels
+from engine.inference.kernels.flash_varlen import FlashKernel
+from engine.inference.kernels.packed_prompts import (
+    PackedPrompts,
+    attend_prompts,
+    build_packed_prompts,
+    list_prompt_arrays,
+)
 from engine.inference.kv.contiguous_kv import DenseKvBlock, DenseKvCache
 from engine.inference.kv.kv_cache import KvCache
+from engine.inference.sequence import PrefillChunk, enumerate_chunks
 
 MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # of keys and values of one layer, in one block
 MAX_ROWWISE_TOKENS = 16  # a prefill chunk of at most this size is read row by row: pages are gathered for each row
@@ -31,18 +41,57 @@ class RowBlock(NamedTuple):
     page_index: Tensor | None  # the index of KvCache.gather; None with a dense block
     dense_block: DenseKvBlock | None = None
     is_shared: bool = False
+    prompts: PackedPrompts | None = None
 
 
 class AttentionPlan(NamedTuple):
     """The mask of a block, for all layers of a pass."""
 
-    mask_R1W: Tensor  # 0 and -inf
+    mask_R1W: Tensor  # 0 and -inf; of width 0 for packed prompts
     addresses: Tensor | None  # where the dense block stores the new tokens
 
 
+class CachedAttention(Protocol):
+    """PagedAttention, or engine.inference.kernels.block_table_attention.BlockTableAttention, with their own blocks."""
+
+    max_pages: int  # of a block table
+
+    @property
+    def reads_pages(self) -> bool:
+        """Whether a wider block table costs no time."""
+        ...
+
+    def build_row_blocks(self, first: int, tokens_R: Sequence[int], tables_RN: Tensor) -> Sequence[Any]: ...
+
+    def build_decode_blocks(
+        self, join_ids: Sequence[int], tokens_B: Sequence[int], tables_BN: Tensor
+    ) -> Sequence[Any]: ...
+
+    def list_prefill_arrays(self, chunks: Sequence[PrefillChunk]) -> list[NDArray[Any]]: ...
+
+    def build_prefill_blocks(
+        self, first: int, chunks: Sequence[PrefillChunk], arrays: Sequence[Tensor]
+    ) -> Sequence[Any]: ...
+
+    def order_by_length(self, join_ids: Sequence[int], tokens: Sequence[int]) -> list[int]: ...
+
+    def clear_dense_cache(self) -> None: ...
+
+    def plan(self, positions_N: Tensor, blocks: Sequence[Any]) -> Sequence[Any]: ...
+
+    def __call__(
+        self, layer: int, q_NHD: Tensor, new_NJD: Tensor, plans: Sequence[Any], blocks: Sequence[Any]
+    ) -> Tensor: ...
+
+
 class PagedAttention:
-    def __init__(self, cache: KvCache, max_sequence_tokens: int) -> None:
-        self._cache = cache
+    """Implements CachedAttention."""
+
+    reads_pages = False
+
+    def __init__(self, cache: KvCache, max_sequence_tokens: int, flash: FlashKernel | None = None) -> None:
+        """`flash`: the kernel for prompts, where the device has one."""
+        self._cache, self._flash = cache, flash
         memory = cache.memory
         self._kernels = select_kernels(memory.device)
         self.max_pages = cache.count_padded_pages(max_sequence_tokens)
@@ -77,10 +126,35 @@ class PagedAttention:
             start = end
         return blocks
 
-    def build_chunk_block(self, first: int, count: int, table_N: Tensor) -> RowBlock:
-        """One block for the rows [first, first + count), which belong to one sequence."""
-        width = len(table_N) * self._cache.page_tokens
-        return RowBlock(first, first + count, width, self._cache.build_page_index(table_N[None]), is_shared=True)
+    def list_prefill_arrays(self, chunks: Sequence[PrefillChunk]) -> list[NDArray[Any]]:
+        """What `build_prefill_blocks` needs on the device."""
+        if self._flash is not None:
+            return [*list_prompt_arrays(chunks, self._cache.page_tokens)]
+        return [self._build_block_table(chunk) for chunk in chunks]
+
+    def build_prefill_blocks(
+        self, first: int, chunks: Sequence[PrefillChunk], arrays: Sequence[Tensor]
+    ) -> list[RowBlock]:
+        """Blocks for the tokens of the chunks, in the rows from `first` on. `arrays`: those of `list_prefill_arrays`."""
+        blocks: list[RowBlock] = []
+        if self._flash is not None and chunks:
+            prompts = build_packed_prompts(self._cache, first, chunks, arrays)
+            return [RowBlock(prompts.first, prompts.end, 0, None, prompts=prompts)]
+        for (start, chunk), table_N in zip(enumerate_chunks(chunks), arrays, strict=True):
+            count, row = chunk.end - chunk.start, first + start
+            if count > MAX_ROWWISE_TOKENS:
+                width, index = len(table_N) * self._cache.page_tokens, self._cache.build_page_index(table_N[None])
+                blocks.append(RowBlock(row, row + count, width, index, is_shared=True))
+            else:
+                blocks += self.build_row_blocks(row, [chunk.end] * count, table_N.expand(count, -1))
+        return blocks
+
+    def _build_block_table(self, chunk: PrefillChunk) -> NDArray[np.int64]:
+        """The pages of the sequence's first `end` tokens, padded as KvCache.build_page_index expects."""
+        table_N = np.full(self._cache.count_padded_pages(chunk.end), self._cache.padding_page)
+        num_pages = self._cache.count_pages(chunk.end)
+        table_N[:num_pages] = chunk.sequence.pages[:num_pages]
+        return table_N
 
     def order_by_length(self, join_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """See DenseKvCache.order_by_length."""
@@ -134,7 +208,11 @@ class PagedAttention:
         for block, plan in zip(blocks, plans, strict=False):
             rows = slice(block.first * heads, block.end * heads)
             q, out = q_XGD[rows], out_XGD[rows]
-            if block.dense_block is not None and plan.addresses is not None:
+            if block.prompts is not None and self._flash is not None:
+                q_RHD, new_RJD = q_NHD[block.first : block.end], new_NJD[block.first : block.end]
+                seen_RHD = attend_prompts(self._flash, self._cache, layer, q_RHD, new_RJD, block.prompts)
+                out.view(seen_RHD.shape).copy_(seen_RHD)
+            elif block.dense_block is not None and plan.addresses is not None:
                 keys, values = block.dense_block.update(layer, plan.addresses, new_NJD[block.first : block.end])
                 self._kernels.attend_per_row(q, keys, values, plan.mask_R1W, out)
             elif block.page_index is not None:

@@ -5,6 +5,7 @@ fit the L2 cache, so that main memory is read once.
 """
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,29 @@ from engine.model.model_config import DecoderConfig
 
 # The number of gathered tokens is a multiple of it: the kernels then sum in the same order at every width.
 WIDTH_STEP = 32
+
+
+class KeyValueCache(Protocol):
+    """KvCache, or engine.inference.kv.token_major_cache.TokenMajorCache."""
+
+    page_tokens: int
+    padding_page: int
+    memory: Tensor
+
+    @property
+    def page_step(self) -> int:
+        """The number of pages that attention reads of a sequence is a multiple of it."""
+        ...
+
+    def count_pages(self, tokens: int) -> int: ...
+
+    def count_padded_pages(self, tokens: int) -> int: ...
+
+    def compute_addresses(self, slots_N: Tensor) -> Tensor: ...
+
+    def write(self, layer: int, addresses: Tensor, new_NJD: Tensor) -> None: ...
+
+    def zero_pages(self, pages: list[int]) -> None: ...
 
 
 class KvCache:
@@ -60,6 +84,16 @@ class KvCache:
         pages = self._page_views[layer]
         out = buffer[: index.shape[0] * pages.shape[1]].view(-1, pages.shape[1])
         return torch.index_select(pages, 0, index, out=out)
+
+    def compute_head_addresses(self, slots_S: Tensor) -> Tensor:
+        """The index of `gather_tokens`: int64 [2 * K * S]."""
+        return (self._head_token_offsets[:, None] + slots_S).flatten()
+
+    def gather_tokens(self, layer: int, addresses: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values of S tokens, each [K, S, D]."""
+        tokens = self._token_views[layer].index_select(0, addresses)
+        keys_KSD, values_KSD = tokens.view(2, self.num_kv_heads, -1, self.head_dim).unbind(0)
+        return keys_KSD, values_KSD
 
     def zero_pages(self, pages: list[int]) -> None:
         """For keys or values that are not finite: masked attention would still multiply them by 0."""

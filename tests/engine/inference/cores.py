@@ -24,6 +24,7 @@ def new_core(
     prefill_tokens: int = 512,
     max_running: int = 256,
     capture: GraphCapture | None = None,
+    overlaps_steps: bool = False,
 ) -> EngineCore:
     capacity = Capacity(pages * page_tokens, page_tokens, min(LONGEST, pages * page_tokens))
     return EngineCore(
@@ -33,6 +34,7 @@ def new_core(
         max_running=max_running,
         capture=capture,
         matmul=get_batch_invariant_matmul(model.config),
+        overlaps_steps=overlaps_steps,
     )
 
 

@@ -1,23 +1,23 @@
 """Runs the engine's steps on a device that this machine does not have, in a separate process, because it patches torch.
 
 Tensors have a shape, a type and a device, but no values, so that an operation on two devices raises, as on a GPU.
-Operations that need a value get a default: no sequence finishes.
+No sequence finishes.
 """
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.backend_registration as backends
+from numpy.typing import NDArray
 from torch import Tensor
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from engine.contract import Capacity, GenerationRequest
-from engine.inference.batch_state import BatchState
 from engine.inference.engine_core import EngineCore
-from engine.inference.sampling import SamplingFlags
+from engine.inference.pending_step import PendingStep
 from engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import random_ids, small_config
 
@@ -42,18 +42,17 @@ def _there(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
 
 
-def _finish_no_sequence(append: Callable[..., list[int]]) -> Callable[..., list[int]]:
-    def appended(rows: BatchState, token_ids_B: Tensor, logprobs_B: Tensor) -> list[int]:
-        try:
-            return append(rows, token_ids_B, logprobs_B)
-        except DynamicOutputShapeException:  # its last operation, which lists finished sequences
-            return []
-
-    return appended
+def _read_first_tokens(self: PendingStep) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """No values arrive: each token is 0, which ends no sequence."""
+    count = len(self.launched.sequences)
+    return np.zeros(count, np.int32), np.zeros(count, np.float32)
 
 
 def take_steps(dtype: torch.dtype, *, graphs: bool) -> int:
-    """Prompts of several sizes, prefilled in chunks while other sequences run; then new weights."""
+    """Prompts of several sizes, prefilled in chunks while other sequences run; then new weights.
+
+    Greedy and filtered sampling, a temperature, and plain sampling.
+    """
     torch.set_default_dtype(dtype)
     with torch.device(DEVICE):
         model = CausalLM(small_config())
@@ -61,9 +60,9 @@ def take_steps(dtype: torch.dtype, *, graphs: bool) -> int:
     capture = (lambda run: run) if graphs else None
     core = EngineCore(model, Capacity(512, 8, 96), prefill_tokens=20, capture=capture)
     for number in range(6):
-        core.submit(
-            GenerationRequest(number, random_ids(4 + 9 * number, number), 30, temperature=0.7, top_p=0.9, seed=number)
-        )
+        temperature, top_p = ((1.0, 1.0), (0.7, 1.0), (0.7, 0.9), (0.0, 0.9))[min(number, 3)]
+        ids = random_ids(4 + 9 * number, number)
+        core.submit(GenerationRequest(number, ids, 30, temperature=temperature, top_p=top_p, seed=number))
         for _ in range(3):
             core.step()
     core.on_weights_changed(1)
@@ -73,10 +72,7 @@ def take_steps(dtype: torch.dtype, *, graphs: bool) -> int:
 
 def main() -> None:
     backends._setup_privateuseone_for_python_backend(DEVICE)  # pyright: ignore[reportPrivateUsage]
-    BatchState.append_tokens = _finish_no_sequence(BatchState.append_tokens)
-    SamplingFlags.from_tensors = lambda settings: SamplingFlags(
-        all_temperature_one=False, any_greedy=True, any_filtered=True
-    )
+    PendingStep.read = _read_first_tokens
     with FakeTensorMode(allow_non_fake_inputs=True), Moves():
         for dtype in (torch.float32, torch.bfloat16):
             for graphs in (False, True):

@@ -236,13 +236,21 @@ def random_life(
     page_tokens: int,
     prefill_tokens: int,
     capture: GraphCapture | None = None,
+    overlaps_steps: bool = False,
 ) -> EngineLoad:
     """Groups of siblings with several turns each, in a cache that is too small.
 
     Every generation must equal that of the same request in a batch of one; counters are checked after every step.
     """
     draws = np.random.default_rng(seed)
-    core = new_core(model, pages, page_tokens=page_tokens, prefill_tokens=prefill_tokens, capture=capture)
+    core = new_core(
+        model,
+        pages,
+        page_tokens=page_tokens,
+        prefill_tokens=prefill_tokens,
+        capture=capture,
+        overlaps_steps=overlaps_steps,
+    )
     longest = core.capacity.sequence_tokens
     live: dict[int, GenerationRequest] = {}
     for group in range(4):

@@ -7,7 +7,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.inference.sampling import SamplingTensors, draw_uniform, inverse_cdf, sample
+from engine.inference.sampling import SamplingTensors, draw_uniform, inverse_cdf, mix_seed, sample
 from tests.engine.closeness import assert_close
 
 
@@ -16,12 +16,12 @@ def settings(rows: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int
         temperature=torch.full((rows,), temperature),
         top_p=torch.full((rows,), top_p),
         top_k=torch.full((rows,), top_k),
-        seed=torch.arange(rows),
+        mixed_seed=torch.tensor([mix_seed(seed) for seed in range(rows)]),
     )
 
 
 def frequencies(logits_V: Tensor, asked: SamplingTensors) -> Tensor:
-    rows = len(asked.seed)
+    rows = len(asked.mixed_seed)
     tokens, _ = sample(logits_V.expand(rows, -1), torch.full((rows,), 11), asked)
     return torch.bincount(tokens, minlength=len(logits_V)) / rows
 
@@ -93,7 +93,7 @@ def test_every_drawn_token_has_weight(weights: list[float], share: float) -> Non
 
 
 def test_uniforms_are_uniform_and_differ_by_seed_and_position() -> None:
-    grid = draw_uniform(torch.arange(-100, 100)[:, None], torch.arange(200))
+    grid = draw_uniform(torch.tensor([[mix_seed(seed)] for seed in range(-100, 100)]), torch.arange(200))
     assert grid.min() >= 0
     assert grid.max() < 1
     counts = torch.histc(grid, bins=20, min=0, max=1) / grid.numel()
@@ -105,7 +105,8 @@ def test_uniforms_are_uniform_and_differ_by_seed_and_position() -> None:
 
 
 def test_the_generator_is_the_same_on_every_machine() -> None:
-    drawn = draw_uniform(torch.tensor([0, 1, -1, 2**62]), torch.tensor([0, 1, 5, 1000]))
+    seeds = torch.tensor([mix_seed(seed) for seed in (0, 1, -1, 2**62)])
+    drawn = draw_uniform(seeds, torch.tensor([0, 1, 5, 1000]))
     assert (drawn * 2**24).to(torch.int64).tolist() == [
         reference(0, 0),
         reference(1, 1),

@@ -1,0 +1,77 @@
+"""torch's variable-length flash attention (`varlen_attn`) as the engine calls it: causal, with scaled queries.
+
+It serves GPUs in 16 bits. Its options differ between versions of torch: see `select_flash`.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.model.packed_attention import find_causal_options, varlen_attn
+
+_MASK_OPTIONS = ("window_size", "is_causal")
+_DTYPES = (torch.bfloat16, torch.float16)
+# FlashAttention 2 reads pages of a multiple of this many tokens.
+PAGE_TOKENS_STEP = 256
+
+
+class Queries(NamedTuple):
+    """C runs of consecutive tokens, each of one sequence: the first is at offset 0, the last ends at the number of rows."""
+
+    offsets: Tensor  # int32 [C + 1]
+    longest: int  # tokens of a run
+
+
+class FlashKernel:
+    """Query i of a run of n attends to the first S - n + 1 + i of the S keys of its sequence."""
+
+    def __init__(self, attention: Callable[..., Any]) -> None:
+        known = inspect.signature(attention).parameters
+        self._attention = attention
+        self.can_read_pages = known.keys() >= {"block_table", "seqused_k"}
+        self._causal_options = find_causal_options(attention) | {"scale": 1.0}
+        if "num_splits" in known:  # with the kernel's own choice, rows of paged keys are NaN in torch 2.13
+            self._causal_options["num_splits"] = 1
+
+    def attend_packed(
+        self, q_NHD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, queries: Queries, keys: Queries
+    ) -> Tensor:
+        """[N, H, D]. Sequence c has the keys of its run in `keys`."""
+        offsets, longest = (queries.offsets, keys.offsets), (queries.longest, keys.longest)
+        return self._attention(q_NHD, keys_SKD, values_SKD, *offsets, *longest, **self._get_options(queries))
+
+    def attend_pages(
+        self,
+        q_NHD: Tensor,
+        keys_PTKD: Tensor,
+        values_PTKD: Tensor,
+        queries: Queries,
+        keys: Queries,
+        tables_CW: Tensor,
+        num_keys_C: Tensor,
+    ) -> Tensor:
+        """[N, H, D]. Sequence c has `num_keys_C[c]` keys in the pages `tables_CW[c]` of T tokens; both are int32.
+
+        `keys`: valid offsets of at most W * T keys each, which torch requires and the kernel does not read.
+        """
+        offsets, longest = (queries.offsets, keys.offsets), (queries.longest, keys.longest)
+        pages = {"seqused_k": num_keys_C, "block_table": tables_CW}
+        return self._attention(q_NHD, keys_PTKD, values_PTKD, *offsets, *longest, **pages, **self._get_options(queries))
+
+    def _get_options(self, queries: Queries) -> dict[str, Any]:
+        """A single query attends to all keys. Without a mask, the kernel reads them once for all heads of a group."""
+        if queries.longest > 1:
+            return self._causal_options
+        return {name: value for name, value in self._causal_options.items() if name not in _MASK_OPTIONS}
+
+
+def select_flash(device: torch.device, dtype: torch.dtype) -> FlashKernel | None:
+    """None if this device, dtype or version of torch (2.9) has no such kernel."""
+    if varlen_attn is None or device.type != "cuda" or dtype not in _DTYPES:
+        return None
+    if "scale" not in inspect.signature(varlen_attn).parameters:
+        return None
+    return FlashKernel(varlen_attn)

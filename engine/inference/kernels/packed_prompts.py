@@ -1,0 +1,61 @@
+"""Attention of all prompt tokens of a pass in one call per layer, over keys without padding.
+
+Keys and values of prompts that are prefilled from their first token come from the pass; if a prompt has cached tokens,
+those of all prompts are gathered from the cache.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.inference.kernels.flash_varlen import FlashKernel, Queries
+from engine.inference.kv.kv_cache import KvCache
+from engine.inference.sequence import PrefillChunk
+
+
+class PackedPrompts(NamedTuple):
+    """The rows [first, end): the tokens of C chunks of prompts."""
+
+    first: int
+    end: int
+    queries: Queries
+    keys: Queries
+    addresses: Tensor | None  # where the cache has the keys and values, int64 [2 * K * S]; None: only new ones
+
+
+def list_prompt_arrays(chunks: Sequence[PrefillChunk], page_tokens: int) -> list[NDArray[np.int64] | NDArray[np.int32]]:
+    """What `build_packed_prompts` needs on the device: offsets of queries, offsets of keys, slots of keys."""
+    offsets = [_accumulate([chunk.end - chunk.start for chunk in chunks]), _accumulate([chunk.end for chunk in chunks])]
+    if not any(chunk.start for chunk in chunks):
+        return [*offsets, np.zeros(0, np.int64)]
+    return [*offsets, np.concatenate([chunk._replace(start=0).compute_slots(page_tokens) for chunk in chunks])]
+
+
+def build_packed_prompts(
+    cache: KvCache, first: int, chunks: Sequence[PrefillChunk], arrays: Sequence[Tensor]
+) -> PackedPrompts:
+    """`arrays`: those of `list_prompt_arrays`, on the device."""
+    lengths = [chunk.end - chunk.start for chunk in chunks]
+    queries, keys = Queries(arrays[0], max(lengths)), Queries(arrays[1], max(chunk.end for chunk in chunks))
+    addresses = cache.compute_head_addresses(arrays[2]) if len(arrays[2]) else None
+    return PackedPrompts(first, first + sum(lengths), queries, keys, addresses)
+
+
+def attend_prompts(
+    flash: FlashKernel, cache: KvCache, layer: int, q_NHD: Tensor, new_NJD: Tensor, prompts: PackedPrompts
+) -> Tensor:
+    """[N, H, D] for the rows of the prompts. `new_NJD`: their keys and values in this pass; J = 2 * K."""
+    if prompts.addresses is None:
+        keys_SKD, values_SKD = new_NJD.split(cache.num_kv_heads, 1)
+    else:
+        keys_KSD, values_KSD = cache.gather_tokens(layer, prompts.addresses)
+        keys_SKD, values_SKD = keys_KSD.transpose(0, 1), values_KSD.transpose(0, 1)
+    return flash.attend_packed(q_NHD, keys_SKD, values_SKD, prompts.queries, prompts.keys)
+
+
+def _accumulate(lengths: Sequence[int]) -> NDArray[np.int32]:
+    """[C + 1], from 0 to the sum."""
+    return np.cumsum([0, *lengths]).astype(np.int32)

@@ -1,0 +1,73 @@
+"""The tokens of a launched step: sampled on the device, and copied to main memory while the host continues."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.inference.batch_state import BatchState, RowTensors
+from engine.inference.running_batch import LaunchedStep
+from engine.inference.sampling import SamplingFlags, sample
+
+
+class PendingTokens(Protocol):
+    def read(self, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Token ids and logprobs of the first `count` rows. Waits for them, and for nothing that is launched later."""
+        ...
+
+
+class PendingStep(NamedTuple):
+    launched: LaunchedStep
+    tokens: PendingTokens
+
+    def read(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Token ids and logprobs, [B]. Waits until the device has computed them."""
+        return self.tokens.read(len(self.launched.sequences))
+
+
+def sample_step(
+    logits_NV: Tensor, state: BatchState, active: RowTensors, flags: SamplingFlags
+) -> tuple[Tensor, Tensor]:
+    """Give these rows their next tokens; returns the tokens and their logprobs, [N]."""
+    tokens_N, logprobs_N = sample(logits_NV, active.positions + 1, active.sampling, flags)
+    state.advance(active, tokens_N)
+    return tokens_N, logprobs_N
+
+
+def pack_tokens(token_ids_N: Tensor, logprobs_N: Tensor) -> Tensor:
+    """int32 [2, N]: token ids, and the bits of the logprobs. One copy takes both to main memory."""
+    return torch.stack((token_ids_N.to(torch.int32), logprobs_N.view(torch.int32)))
+
+
+def start_copy(token_ids_N: Tensor, logprobs_N: Tensor) -> PendingTokens:
+    """For tensors that later steps do not overwrite."""
+    if token_ids_N.device.type == "cpu":
+        return _HostTokens(token_ids_N, logprobs_N)
+    return PackedTokens(pack_tokens(token_ids_N, logprobs_N))
+
+
+class _HostTokens(NamedTuple):
+    token_ids: Tensor
+    logprobs: Tensor
+
+    def read(self, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        return self.token_ids[:count].numpy(), self.logprobs[:count].numpy()
+
+
+class PackedTokens:
+    """A copy that the device makes of the result of `pack_tokens`, which may then change."""
+
+    def __init__(self, packed_2N: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._packed_2N = packed_2N.to("cpu", non_blocking=True, copy=True)  # from CUDA into page-locked memory
+        if packed_2N.is_cuda:
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        if self._event is not None:
+            self._event.synchronize()
+        token_ids, bits = self._packed_2N[:, :count].numpy()
+        return token_ids, bits.view(np.float32)

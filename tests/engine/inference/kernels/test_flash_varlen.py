@@ -1,0 +1,112 @@
+"""Attention by variable-length kernels, computed by stand-ins: the tokens and logprobs of the training forward."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.contract import Capacity, GenerationRequest
+from engine.inference.engine_core import EngineCore
+from engine.inference.kernels.attention import PagedAttention
+from engine.inference.kernels.block_table_attention import BlockTableAttention, build_attention
+from engine.inference.kernels.flash_varlen import FlashKernel, select_flash
+from engine.model.causal_lm import CausalLM
+from tests.engine.inference.cores import PAGE, assert_greedy, generate, new_core, submit, training_logprobs
+from tests.engine.inference.recorded_graph import Recorded
+from tests.engine.inference.varlen_stubs import varlen_2_11, varlen_2_13
+from tests.engine.tiny_models import random_ids, small_config, small_model
+
+Use = Callable[[Callable[..., Any], int], None]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
+    def use_kernel(attention: Callable[..., Any], page_tokens: int) -> None:
+        """Select this kernel on a CPU; it reads pages of a multiple of `page_tokens`."""
+        place = "engine.inference.kernels.block_table_attention"
+        monkeypatch.setattr(f"{place}.select_flash", lambda *_: FlashKernel(attention))
+        monkeypatch.setattr(f"{place}.PAGE_TOKENS_STEP", page_tokens)
+
+    return use_kernel
+
+
+def assert_generates_as_trained(core: EngineCore, model: CausalLM) -> None:
+    """Prompts of several lengths, with common prefixes, in chunks, while other sequences run; and second turns."""
+    prompts = [random_ids(length, 1 + length // 30) for length in (3, 50, 9, 61, 64, 17, 40)]
+    requests = [GenerationRequest(number, ids, 12, temperature=0) for number, ids in enumerate(prompts)]
+    submit(core, requests[:3])
+    for _ in range(2):
+        core.step()
+    found = generate(core, *requests[3:])
+    for request in requests[:3]:
+        ids = np.concatenate((request.token_ids, found[request.sequence_id].token_ids, random_ids(5, 9)))
+        requests.append(GenerationRequest(request.sequence_id + 20, ids, 12, temperature=0))
+        requests.append(GenerationRequest(request.sequence_id, ids, 12, temperature=0))
+    second = generate(core, *requests[7:])
+    for asked, generations in ((requests[:7], found), (requests[7:], second)):
+        for request in asked:
+            generation = generations[request.sequence_id]
+            assert_greedy(model, request.token_ids, generation)
+            wanted = training_logprobs(model, request.token_ids, generation.token_ids, 1.0)
+            np.testing.assert_allclose(generation.logprobs, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize(("attention", "page_tokens"), [(varlen_2_11, 1), (varlen_2_13, PAGE + 1), (varlen_2_13, PAGE)])
+@pytest.mark.parametrize("prefill_tokens", [20, 512])
+def test_generations_are_those_of_the_training_forward(
+    model: CausalLM, use: Use, attention: Callable[..., Any], page_tokens: int, prefill_tokens: int
+) -> None:
+    use(attention, page_tokens)
+    core = new_core(model, prefill_tokens=prefill_tokens)
+    assert_generates_as_trained(core, model)
+    assert core.get_load().prefilled_tokens < sum((3, 50, 9, 61, 64, 17, 40)) + 200  # prefixes were cached
+
+
+@pytest.mark.parametrize("attention", [varlen_2_11, varlen_2_13])
+def test_graphs_with_overlapped_steps_give_the_same(use: Use, attention: Callable[..., Any]) -> None:
+    use(attention, PAGE)
+    model, capture = small_model(config=small_config(num_kv_heads=1)), Recorded()
+    core = new_core(model, prefill_tokens=20, capture=capture, overlaps_steps=True)
+    assert_generates_as_trained(core, model)
+    assert capture.replays > 10
+    if attention is varlen_2_13:
+        assert capture.graphs <= 2  # one for each number of rows: 4 and 8
+
+
+def test_a_page_of_256_tokens_and_block_tables_select_the_kernel_that_reads_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, where = small_config(), "engine.inference.kernels.block_table_attention.select_flash"
+
+    def select(attention: Callable[..., Any] | None, page_tokens: int) -> type:
+        monkeypatch.setattr(where, lambda *_: attention and FlashKernel(attention))
+        capacity = Capacity(4 * page_tokens, page_tokens, 32)
+        return type(build_attention(config, capacity, torch.float32, torch.device("cpu"))[1])
+
+    assert select(varlen_2_13, 256) is BlockTableAttention
+    assert select(varlen_2_13, 512) is BlockTableAttention
+    assert select(varlen_2_13, 16) is PagedAttention
+    assert select(varlen_2_11, 256) is PagedAttention
+    assert select(None, 256) is PagedAttention
+
+
+def test_only_16_bits_on_cuda_use_the_flash_kernel() -> None:
+    assert select_flash(torch.device("cpu"), torch.bfloat16) is None
+    assert select_flash(torch.device("cuda"), torch.float32) is None
+    assert isinstance(select_flash(torch.device("cuda"), torch.bfloat16), FlashKernel)
+
+
+def test_logits_that_are_not_finite_leave_no_trace_in_the_pages(use: Use) -> None:
+    use(varlen_2_13, PAGE)
+    broken, whole = small_model(), small_model()
+    broken.get_parameter("model.layers.0.self_attn.v_proj.weight").fill_(float("inf"))
+    core = new_core(broken, pages=12)
+    core.submit(GenerationRequest(1, random_ids(8, 1), 3))
+    while not core.step():
+        pass
+    core.release_cache(1)
+    core.install_weights(1, whole.state_dict())
+    found = generate(core, GenerationRequest(2, random_ids(60, 2), 3, temperature=0))[2]
+    assert_greedy(whole, random_ids(60, 2), found)

@@ -1,0 +1,227 @@
+"""Steps that are launched before the tokens of the previous step are known: the same generations as without overlap."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.contract import EngineFailure, EngineLoad, Generation, GenerationRequest
+from engine.inference.engine_core import EngineCore
+from engine.model.causal_lm import CausalLM
+from tests.engine.inference.cores import PAGE, alone, assert_same, generate, new_core, submit
+from tests.engine.inference.recorded_graph import Recorded
+from tests.engine.inference.test_paging import random_life
+from tests.engine.tiny_models import random_ids, small_config, small_model
+
+MODEL, NEW_MODEL = small_model(), small_model(seed=5)
+STOPS = (3, 11, 19, 40, 57, 80)
+
+
+def request(
+    number: int, new_tokens: int = 24, stops: tuple[int, ...] = STOPS, prompt_tokens: int = 9
+) -> GenerationRequest:
+    return GenerationRequest(number, random_ids(prompt_tokens, number), new_tokens, stop_token_ids=stops, seed=number)
+
+
+def assert_equal(found: Generation, wanted: Generation) -> None:
+    assert_same(found, wanted)
+    assert found.finish == wanted.finish
+    assert found.versions.tolist() == wanted.versions.tolist()
+    assert found.cached_tokens == wanted.cached_tokens
+
+
+# ---------------------------------------------------------------- scripts of commands
+
+
+class Command(NamedTuple):
+    before_step: int
+    kind: str  # submit, abort, release or weights
+    number: int  # of the sequence
+
+
+class Life(NamedTuple):
+    outcomes: dict[int, Generation]
+    load: EngineLoad
+    streams: dict[int, list[int]]
+
+
+def run_script(core: EngineCore, commands: list[Command], requests: dict[int, GenerationRequest]) -> Life:
+    """Steps until all commands are given and no work is left. Every request has a listener."""
+    outcomes: dict[int, Generation] = {}
+    streams: dict[int, list[int]] = {}
+    number = 0
+    while core.has_work or any(command.before_step >= number for command in commands):
+        for command in commands:
+            if command.before_step == number:
+                record(give(core, command, requests), outcomes, streams)
+                if command.kind == "submit":
+                    streams.setdefault(command.number, [])
+        record(core.step(), outcomes, streams)
+        for sequence_id, tokens in streams.items():
+            if sequence_id not in outcomes:
+                tokens += core.read_generated(sequence_id, len(tokens)).tolist()
+        number += 1
+    return Life(outcomes, core.get_load(), streams)
+
+
+def give(
+    core: EngineCore, command: Command, requests: dict[int, GenerationRequest]
+) -> list[tuple[int, Generation | EngineFailure]]:
+    match command.kind:
+        case "submit":
+            core.submit(requests[command.number])
+        case "abort":
+            return core.abort(command.number)
+        case "release":
+            return core.release_cache(command.number)
+        case _:
+            core.install_weights(core.version + 1, (NEW_MODEL if core.version % 2 == 0 else MODEL).state_dict())
+    return []
+
+
+def record(
+    ended: list[tuple[int, Generation | EngineFailure]], outcomes: dict[int, Generation], streams: dict[int, list[int]]
+) -> None:
+    for sequence_id, found in ended:
+        assert isinstance(found, Generation)
+        assert sequence_id not in outcomes
+        tokens = found.token_ids.tolist()
+        assert streams[sequence_id] == tokens[: len(streams[sequence_id])]
+        streams[sequence_id], outcomes[sequence_id] = tokens, found
+
+
+def assert_equal_lives(commands: list[Command], requests: dict[int, GenerationRequest], pages: int) -> None:
+    lives = [
+        run_script(new_core(MODEL, pages, overlaps_steps=overlaps), commands, requests) for overlaps in (False, True)
+    ]
+    wanted, found = lives
+    assert found.outcomes.keys() == wanted.outcomes.keys()
+    for number, generation in wanted.outcomes.items():
+        assert_equal(found.outcomes[number], generation)
+    assert found.streams == wanted.streams
+    for counter in ("used_tokens", "cached_tokens", "generated_tokens", "decode_steps", "prefilled_tokens", "waiting"):
+        assert getattr(found.load, counter) == getattr(wanted.load, counter), counter
+
+
+def draw_script(draws: np.random.Generator) -> tuple[list[Command], dict[int, GenerationRequest]]:
+    """Requests, aborts, releases and new weights at random steps; all sequences have room at once."""
+    requests = {
+        number: request(
+            number, int(draws.integers(1, 30)), STOPS[: int(draws.integers(0, 7))], int(draws.integers(1, 40))
+        )
+        for number in range(8)
+    }
+    commands = [Command(int(draws.integers(0, 20)), "submit", number) for number in requests]
+    for command in list(commands):
+        if kind := draws.choice(["", "abort", "release"], p=[0.5, 0.3, 0.2]):
+            commands.append(Command(command.before_step + int(draws.integers(0, 16)), str(kind), command.number))
+    commands += [Command(int(draws.integers(1, 30)), "weights", 0) for _ in range(int(draws.integers(0, 3)))]
+    return commands, requests
+
+
+def test_a_script_of_all_commands_gives_equal_generations_and_counters() -> None:
+    assert_equal_lives(*draw_script(np.random.default_rng(1)), pages=128)
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 10_000))
+def test_random_scripts_give_equal_generations_and_counters(seed: int) -> None:
+    assert_equal_lives(*draw_script(np.random.default_rng(seed)), pages=128)
+
+
+# ---------------------------------------------------------------- capacity
+
+
+def test_a_row_of_an_ended_sequence_serves_the_next_sequence() -> None:
+    core = new_core(MODEL, max_running=2, overlaps_steps=True)
+    requests = [request(number) for number in range(7)]
+    found = generate(core, *requests)
+    for each in requests:
+        assert_same(found[each.sequence_id], alone(MODEL, each))
+    assert {generation.finish for generation in found.values()} == {"stop", "length"}
+
+
+def test_a_surplus_token_is_not_counted_and_its_page_is_freed() -> None:
+    wanted = alone(MODEL, request(1, 40, ()))
+    stop = int(wanted.token_ids[PAGE - 1])  # the surplus token needs a new page
+    first = wanted.token_ids.tolist().index(stop)
+    core = new_core(MODEL, overlaps_steps=True)
+    found = generate(core, request(1, 40, (stop,)))[1]
+    assert (found.finish, found.token_ids.tolist()) == ("stop", wanted.token_ids.tolist()[: first + 1])
+    load = core.get_load()
+    assert (load.generated_tokens, load.decode_steps) == (first + 1, first + 1)
+    assert load.used_tokens == -(-(9 + first) // PAGE) * PAGE
+    core.release_cache(1)
+    assert core.get_load().used_tokens == 0
+
+
+def test_preemption_waits_until_launched_tokens_are_known() -> None:
+    requests = [request(number, 6 * PAGE, (), 3 * PAGE) for number in range(2)]
+    core = new_core(MODEL, pages=12, overlaps_steps=True)
+    submit(core, requests)
+    found = generate(core)
+    for each in requests:
+        assert_same(found[each.sequence_id], alone(MODEL, each))
+    load = core.get_load()
+    assert (load.preempted, load.recomputed_tokens, load.generated_tokens) == (1, 6 * PAGE, 2 * 6 * PAGE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("graphs", [False, True])
+def test_sharing_eviction_and_preemption_do_not_change_bits(seed: int, graphs: bool) -> None:
+    model = small_model(config=small_config(num_kv_heads=1))
+    capture = Recorded() if graphs else None
+    load = random_life(model, seed, pages=30, page_tokens=5, prefill_tokens=23, capture=capture, overlaps_steps=True)
+    assert min(load.evicted_tokens, load.preempted) > 0
+
+
+# ---------------------------------------------------------------- commands between launch and reading
+
+
+def test_an_abort_returns_the_launched_token_too() -> None:
+    core = new_core(MODEL, overlaps_steps=True)
+    core.submit(request(1, stops=()))
+    for _ in range(3):
+        core.step()
+    assert len(core.read_generated(1, 0)) == 2  # the third token is unknown
+    [(_, found)] = core.abort(1)
+    assert isinstance(found, Generation)
+    assert found.token_ids.tolist() == alone(MODEL, request(1, stops=())).token_ids.tolist()[:3]
+    assert not core.has_work
+
+
+def test_an_abort_returns_the_requests_that_end_with_the_launched_token() -> None:
+    core = new_core(MODEL, overlaps_steps=True)
+    core.submit(request(1, 2, ()))
+    core.submit(request(2, 20, ()))
+    assert core.step() + core.step() == []
+    ended = dict(core.abort(2))
+    assert [(number, found.finish) for number, found in ended.items() if isinstance(found, Generation)] == [
+        (1, "length"),
+        (2, "abort"),
+    ]
+
+
+def test_logits_that_are_not_finite_fail_only_their_request() -> None:
+    broken = small_model()
+    broken.get_parameter("model.layers.0.mlp.down_proj.weight").fill_(float("inf"))
+    core = new_core(broken, overlaps_steps=True)
+    core.submit(request(1, 3, ()))
+    while not (outcomes := core.step()):
+        pass
+    assert isinstance(outcomes[0][1], EngineFailure)
+    core.release_cache(1)
+    core.install_weights(1, MODEL.state_dict())
+    assert_same(generate(core, request(2))[2], alone(MODEL, request(2)))
+
+
+def test_the_last_step_leaves_no_work(model: CausalLM) -> None:
+    core = new_core(model, overlaps_steps=True)
+    core.submit(request(1, 1, ()))
+    assert core.step() == []
+    assert [number for number, _ in core.step()] == [1]
+    assert not core.has_work
