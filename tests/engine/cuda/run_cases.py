@@ -28,7 +28,6 @@ from benchmarks.support.qwen3_models import read_qwen3
 from configs.algorithm import LearnerConfig
 from engine.contract import Capacity, GenerationRequest
 from engine.inference.engine_core import EngineCore
-from engine.inference.sampling import SamplingFlags
 from engine.learner.distributed import RankGroup
 from engine.model.causal_lm import DecoderLayer
 from engine.model.model_config import DecoderConfig
@@ -83,12 +82,8 @@ class _FakeCapture:
 def run_engine_case(case: EngineCase, log: OperationLog) -> tuple[StepCosts, list[str]]:
     """The phase after the steps that it needs before."""
     capture = _FakeCapture(log)
-    read_flags = SamplingFlags.from_tensors
-    SamplingFlags.from_tensors = lambda sampling: read_flags(sampling)._replace(
-        all_temperature_one=not case.sampling, any_greedy=False, any_filtered=bool(case.sampling)
-    )
     model = build_fake_model(small_config(), _MODEL)
-    core = EngineCore(model, Capacity(1024, 16, 96), capture=capture if case.has_graphs else None)
+    core = EngineCore(model, Capacity(1024, 16, 96), capture=capture if case.has_graphs else None, overlaps_steps=True)
     for number in range(6):
         core.submit(GenerationRequest(number, random_ids(20 + 3 * number, number), 60, seed=number, **case.sampling))
     changes: dict[str, Callable[[], object]] = {"weights": lambda: core.on_weights_changed(1), "prefill": core.step}
