@@ -1,9 +1,9 @@
 """Estimate the seconds of a GRPO step on an H100 on paper, from the operations of the step on fake CUDA. JSON last.
 
-    python -m benchmarks.gpu.estimate [--only MODEL_TOKENS,...] [--eager]
+    python -m benchmarks.gpu.estimate [--only MODEL_TOKENS,...] [--eager] [--quick]
 
 Needs a CPU build of torch and g++, and no GPU. A step has two micro batches of four equal sequences each, as a single rank with
-80 GiB computes it; the mode of activation checkpointing is the first one that fits by `asterism plan`. The estimate divides the
+80 GiB computes it; the mode of activation checkpointing is the first mode that fits. The estimate divides the
 counts by assumed rates:
 
     products of matrices   650 TFLOP/s (8192 x 8192 x 8192 was seen at 798)
@@ -31,8 +31,10 @@ SEQUENCES, MICRO_BATCHES = 4, 2
 Figures = dict[str, float | str]
 
 
-def count(model: str, tokens: int, *, is_compiled: bool) -> Figures:
-    """On fake CUDA."""
+def count(model: str, tokens: int, *, is_compiled: bool, layers: int) -> Figures:
+    """On fake CUDA. `layers`: 0 for all."""
+    from msgspec.structs import replace
+
     from analysis.planning.model_size import measure_model
     from benchmarks.gpu.training import choose_mode, make_learner
     from benchmarks.support.fake_cuda.fake_steps import DEVICE, measure_rl_step
@@ -41,6 +43,7 @@ def count(model: str, tokens: int, *, is_compiled: bool) -> Figures:
     from engine.model.training_flops import count_forward_flops
 
     config = read_qwen3(model)
+    config = replace(config, num_layers=layers or config.num_layers)
     learner = choose_mode(config, make_learner(DEVICE, tokens, compile=is_compiled), GPU_BYTES)
     with running_fake_cuda() as log:
         costs = measure_rl_step(log, config, tokens, learner, MICRO_BATCHES)
@@ -65,15 +68,15 @@ def count(model: str, tokens: int, *, is_compiled: bool) -> Figures:
     }
 
 
-def count_in_child(model: str, tokens: int, *, is_compiled: bool) -> Figures:
+def count_in_child(name: str, switches: list[str]) -> Figures:
     """Fake CUDA changes torch for a whole process."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "figures.json"
-        flags = ("--count", f"{model}_{tokens}", "--into", str(into), *(() if is_compiled else ("--eager",)))
+        flags = ("--count", name, "--into", str(into), *switches)
         command = [sys.executable, "-m", "benchmarks.support.fake_cuda", "benchmarks.gpu.estimate", *flags]
         finished = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
         if finished.returncode:
-            raise SystemExit(f"{model}_{tokens}: {finished.stderr[-2000:]}")
+            raise SystemExit(f"{name}: {finished.stderr[-2000:]}")
         return json.loads(into.read_text())
 
 
@@ -82,20 +85,22 @@ def main() -> None:
     names = [f"{model}_{tokens}" for model, tokens in CASES]
     parser.add_argument("--only", help=f"of {', '.join(names)}")
     parser.add_argument("--eager", action="store_true", help="without compiled layers and head")
+    parser.add_argument("--quick", action="store_true", help="the first case, with two layers: a test of the program")
     parser.add_argument("--count", help=argparse.SUPPRESS)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.count:
         model, tokens = options.count.split("_")
-        options.into.write_text(json.dumps(count(model, int(tokens), is_compiled=not options.eager)))
+        found = count(model, int(tokens), is_compiled=not options.eager, layers=2 if options.quick else 0)
+        options.into.write_text(json.dumps(found))
         return
-    chosen = options.only.split(",") if options.only else names
+    chosen = options.only.split(",") if options.only else names[:1] if options.quick else names
     if unknown := set(chosen) - set(names):
         parser.error(f"--only: unknown case {min(unknown)!r}; known: {', '.join(names)}")
     found: Figures = {}
     for name in chosen:
-        model, tokens = name.split("_")
-        figures = count_in_child(model, int(tokens), is_compiled=not options.eager)
+        switches = [flag for flag, is_set in (("--eager", options.eager), ("--quick", options.quick)) if is_set]
+        figures = count_in_child(name, switches)
         parts = ", ".join(f"{key[:-3]} {each:.0f}" for key, each in figures.items() if key.endswith("_ms"))
         print(f"{name}: MFU {figures['mfu']:.3f}, checkpointing {figures['checkpointing']}; ms: {parts}", flush=True)
         found |= {f"{name}.{key}": each for key, each in figures.items()}

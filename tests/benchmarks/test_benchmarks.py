@@ -57,6 +57,9 @@ KEYS: dict[str, tuple[str, ...]] = {
         *("passes_small.passes_s", "head.head_gib", "weights_small.weights_s", "decode_small.share_of_bandwidth"),
         *("demo.cpu_first_reward", "demo.device_first_reward", "demo.device_last_reward", "run_small.train_s"),
     ),
+    "gpu.estimate": tuple(
+        f"1.7B_8192.{key}" for key in ("step_ms", "mfu", "share_of_gemm", "checkpointing", "kernels", "gib")
+    ),
     "learner": (
         *("tokens_per_s", "ratio_padded", "ratio_padded_small", "ratio_sorted", "bf16_ratio_17m", "fill"),
         *("lockstep_loss_4096_rows_64_ranks", "plan_s", "tokens_per_s_eager", "ratio_sorted_eager", "compile_s"),

@@ -90,7 +90,6 @@ NEEDS = {
     "asterism serve": "SGLang (tests/sglang)",
     "make sglang-environment": "SGLang (tests/sglang)",
     "python -m benchmarks.sglang": "SGLang (tests/sglang)",
-    "make bench-gpu": "a GPU (tests/benchmarks/test_benchmarks.py runs it with --quick on the CPU)",
     "make bench-trl": "TRL (tests/benchmarks/test_trl.py)",
     "pytest": "a test suite of its own",
 }
