@@ -2,7 +2,8 @@
 
 A dispatch mode does not see inside compiled code. Here, Dynamo and AOTAutograd trace a function on fake CUDA tensors, with its
 checkpointing, and divide it into a forward and a backward graph as torch.compile does. Inductor lowers each graph and fuses
-its operations for Triton. Neither a GPU nor Triton is needed, because no code is generated.
+its operations for Triton. Neither a GPU nor Triton is needed, because no code is generated. With Triton, `generate_code` returns
+the code of a graph.
 
 Differences from torch.compile on a GPU: sizes are static, the passes that match patterns of a whole graph do not run, and
 memory within compiled code is not counted, only its outputs and the tensors that it saves.
@@ -11,7 +12,8 @@ memory within compiled code is not counted, only its outputs and the tensors tha
 # pyright: reportPrivateUsage=false
 # Reason: torch has no public names for what this file needs.
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -34,6 +36,8 @@ from benchmarks.support.fake_cuda.operation_log import get_active_log
 
 _compile = torch.compile  # before torch_patches.py replaces it
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+GraphListener = Callable[[GraphModule, Sequence[Any]], None]
+_listeners: list[GraphListener] = []
 
 
 class CompiledCount(NamedTuple):
@@ -94,6 +98,8 @@ class _CountingBackend:
 
     def _compile_graph(self, direction: str, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., list[Any]]:
         count, outputs = count_graph(graph, inputs), _GraphOutputs(graph)
+        for listener in _listeners:
+            listener(graph, inputs)
         self.counts[direction].append(count)
 
         def run(given: list[Any]) -> list[Any]:
@@ -160,9 +166,36 @@ def _count_flops(node: Node) -> int:
 
 def _schedule(graph: GraphModule, inputs: Sequence[Any]) -> list[tuple[bool, int]]:
     """The kernels of a graph: whether one is a product, and its bytes."""
+    from torch._inductor.scheduler import NopKernelSchedulerNode
+
+    with _lowered(graph, inputs) as lowering:
+        lowering.init_wrapper_code()
+        lowering._update_scheduler()
+        kernels = [node for node in lowering.scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
+        return [(_is_product(node), node.get_read_write_buffers_sizes()) for node in kernels]
+
+
+def generate_code(graph: GraphModule, inputs: Sequence[Any]) -> str:
+    """The Python code of a graph with its kernels for Triton, which must be installed and have an active driver."""
+    with _lowered(graph, inputs) as lowering:
+        return lowering.codegen()[0].value
+
+
+@contextmanager
+def listening(listener: GraphListener) -> Generator[None]:
+    """Call the listener with each graph that is compiled within the context."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+@contextmanager
+def _lowered(graph: GraphModule, inputs: Sequence[Any]) -> Generator[Any]:
+    """Inductor's GraphLowering, within the handlers that it needs."""
     from torch._inductor.debug import DebugContext
     from torch._inductor.graph import GraphLowering
-    from torch._inductor.scheduler import NopKernelSchedulerNode
     from torch._inductor.virtualized import V
 
     _allow_cuda_without_triton()
@@ -170,10 +203,7 @@ def _schedule(graph: GraphModule, inputs: Sequence[Any]) -> list[tuple[bool, int
         lowering = GraphLowering(graph, example_inputs=inputs)
         with V.set_graph_handler(lowering), V.set_extern_kernel_nodes([]), V.set_debug_handler(DebugContext()):
             lowering.run(*inputs)
-            lowering.init_wrapper_code()
-            lowering._update_scheduler()
-            kernels = [node for node in lowering.scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
-            return [(_is_product(node), node.get_read_write_buffers_sizes()) for node in kernels]
+            yield lowering
 
 
 def _is_product(node: Any) -> bool:
