@@ -18,7 +18,7 @@ from engine.model.causal_lm import CausalLM
 from engine.model.model_config import DecoderConfig
 
 PROMPT_TOKENS = 256
-_PAGE_TOKENS = 16
+_PAGE_TOKENS = 256  # which kernels of GPUs read in place
 
 
 async def measure_engine_rate(engine: EmbeddedEngine, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
