@@ -11,8 +11,9 @@ counts by assumed rates:
     memory                 2.6 TB/s: each kernel reads its operands and writes its results once
 
 Launches overlap with the work of the GPU and are not counted. Keys: MODEL_TOKENS.step_ms, .mfu (share of 989 TFLOP/s), .share_of_gemm
-(of 798 TFLOP/s), .checkpointing, .kernels, .gib (bytes of all kernels besides products and attention) and the milliseconds of
-each part.
+(of 798 TFLOP/s), .checkpointing, .kernels, .gib (bytes of all kernels besides products and attention), .product_tflop,
+.attention_tflop and the milliseconds of each part; .head_gib: memory for the log probabilities of 16,384 tokens and their gradients,
+besides hidden states and output matrix.
 """
 
 import argparse
@@ -22,12 +23,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from engine.model.model_config import DecoderConfig
+
 _ROOT = Path(__file__).parents[2]
 CASES = (("1.7B", 8192), ("1.7B", 16_384), ("4B", 8192), ("4B", 16_384))
 GEMM_FLOPS, ATTENTION_FLOPS, MEMORY_BYTES = 650e12, 330e12, 2.6e12  # per second
 PEAK_FLOPS, MEASURED_GEMM_FLOPS = 989e12, 798e12
 GPU_BYTES = 80 * 2**30
 SEQUENCES, MICRO_BATCHES = 4, 2
+HEAD_TOKENS = 16_384
 Figures = dict[str, float | str]
 
 
@@ -64,8 +68,32 @@ def count(model: str, tokens: int, *, is_compiled: bool, layers: int) -> Figures
         "checkpointing": learner.activation_checkpointing,
         "kernels": float(costs.total.kernels),
         "gib": costs.total.pointwise_bytes / 2**30,
+        "product_tflop": costs.total.product_flops / 1e12,
+        "attention_tflop": costs.total.attention_flops / 1e12,
+        "head_gib": count_head_bytes(config, is_compiled=is_compiled) / 2**30,
         **{f"{part}_ms": 1e3 * each for part, each in seconds.items()},
     }
+
+
+def count_head_bytes(config: DecoderConfig, *, is_compiled: bool) -> int:
+    """The peak of live tensors on fake CUDA, in bfloat16."""
+    import torch
+
+    from benchmarks.support.fake_cuda.fake_steps import DEVICE
+    from benchmarks.support.fake_cuda.operation_log import running_fake_cuda
+    from engine.model.compiled_parts import compile_head_kernels
+    from policies.losses.token_scores import EAGER_KERNELS, compute_token_scores
+
+    with running_fake_cuda() as log:
+        hidden_NE, weight_VE = (
+            torch.empty(rows, config.hidden_size, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
+            for rows in (HEAD_TOKENS, config.vocab_size)
+        )
+        targets_N = torch.zeros(HEAD_TOKENS, dtype=torch.int64, device=DEVICE)
+        before = log.memory.peak_bytes
+        kernels = compile_head_kernels() if is_compiled else EAGER_KERNELS
+        compute_token_scores(hidden_NE, weight_VE, targets_N, kernels=kernels).logprobs_N.sum().backward()
+        return log.memory.peak_bytes - before
 
 
 def count_in_child(name: str, switches: list[str]) -> Figures:

@@ -87,12 +87,16 @@ class _Scores(Function):
         logprobs_N = hidden_NE.new_zeros(len(targets_N), dtype=exact)
         entropies_N, log_sums_N = torch.zeros_like(logprobs_N), torch.zeros_like(logprobs_N)
         used_VE, kept_CV = weight_VE.to(hidden_NE.dtype), None
-        for chunk in options.list_chunks(0, len(targets_N)):
+
+        def score(chunk: slice) -> Tensor | None:
             logits_CV = compute_logits(hidden_NE[chunk], used_VE, float32_logits=options.float32_logits)
             scores = options.kernels.score(logits_CV, targets_N[chunk], options.temperature)
             logprobs_N[chunk], entropies_N[chunk] = scores.logprobs_C, scores.entropies_C
             log_sums_N[chunk] = scores.log_sums_C
-            kept_CV = scores.log_p_CV if chunk == slice(0, len(targets_N)) else None
+            return scores.log_p_CV if chunk == slice(0, len(targets_N)) else None
+
+        for chunk in options.list_chunks(0, len(targets_N)):
+            kept_CV = score(chunk)
         ctx.save_for_backward(hidden_NE, weight_VE, targets_N, entropies_N, log_sums_N, kept_CV)
         ctx.options = options
         if not options.entropy_gradient:
@@ -115,8 +119,9 @@ class _Scores(Function):
             gradients = gradients_N[0][chunk], gradients_N[1][chunk] if options.entropy_gradient else None
             options.kernels.differentiate(logits_CV, targets_N[chunk], given, options.temperature, gradients, out_CV)
 
+        buffer_GV = hidden_NE.new_empty(min(options.group_tokens, len(targets_N)), len(weight_VE))
         for group in options.list_groups(len(targets_N)):
-            gradient_GV = hidden_NE.new_empty(group.stop - group.start, len(weight_VE))
+            gradient_GV = buffer_GV[: group.stop - group.start]
             for chunk in options.list_chunks(group.start, group.stop):
                 differentiate(chunk, gradient_GV[chunk.start - group.start : chunk.stop - group.start])
             if hidden_gradient is not None:
