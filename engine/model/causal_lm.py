@@ -133,7 +133,7 @@ class CausalLM(nn.Module):
         self.model = Backbone(config)
         head_sizes = config.hidden_size, config.vocab_size
         self.lm_head = None if config.tie_word_embeddings else OutputHead(*head_sizes, bias=False)
-        self._head_kernels: HeadKernels = EAGER_KERNELS
+        self._is_compiled = False
 
     def forward(
         self,
@@ -155,9 +155,10 @@ class CausalLM(nn.Module):
         if tokens is None:
             return hidden_BTE
         hidden_NE = hidden_BTE.flatten(0, 1).index_select(0, tokens.positions_N)
+        kernels = compile_head_kernels() if self._is_compiled and hidden_NE.is_cuda else EAGER_KERNELS
         if self.lm_head is not None:
-            return self.lm_head(hidden_NE, tokens, self._head_kernels)
-        return score_tokens(hidden_NE, self.model.embed_tokens.weight, tokens, self._head_kernels)
+            return self.lm_head(hidden_NE, tokens, kernels)
+        return score_tokens(hidden_NE, self.model.embed_tokens.weight, tokens, kernels)
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Dtype of activations and products. The parameters keep their dtype: layers convert them in each pass."""
@@ -173,8 +174,7 @@ class CausalLM(nn.Module):
         """Whether torch.compile compiles the layers without their attention and experts, and on a GPU the pointwise part of
         the head: engine/model/compiled_parts.py.
         """
-        is_on_gpu = self.model.embed_tokens.weight.device.type == "cuda"
-        self._head_kernels = compile_head_kernels() if is_compiled and is_on_gpu else EAGER_KERNELS
+        self._is_compiled = is_compiled
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer)
             layer.is_compiled = is_compiled
