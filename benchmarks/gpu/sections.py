@@ -110,7 +110,7 @@ def _decode(config: DecoderConfig, batch: int, new_tokens: int, copied_bytes: in
 
 def _weights(config: DecoderConfig) -> Work:
     def work(device: torch.device) -> Figures:
-        from benchmarks.gpu.transfer import measure_weights
+        from benchmarks.gpu.serving import measure_weights
 
         return measure_weights(config, device)
 
