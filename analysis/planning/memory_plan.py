@@ -131,11 +131,15 @@ def _plan_device_buckets(inputs: PlanInputs, count: int, bucket: float) -> PlanI
 
 
 def _compute_bucket_bytes(inputs: PlanInputs) -> float:
-    """Of a part of the weights that a server receives at once; 0 without parts."""
+    """Return the bytes of the weights that a server receives at once; 0 without buckets.
+
+    A parameter that exceeds sglang.bucket_mib is a bucket of its own.
+    """
     run = inputs.run
     if not inputs.has_servers or run.sglang.weights == "disk":
         return 0.0
-    return float(min(run.sglang.bucket_mib * 2**20, count_version_bytes(inputs.size.total, run)))
+    largest = max(run.sglang.bucket_mib * 2**20, count_version_bytes(inputs.size.largest_matrix, run))
+    return float(min(largest, count_version_bytes(inputs.size.total, run)))
 
 
 # ---------------------------------------------------------------- resources

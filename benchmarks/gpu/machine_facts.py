@@ -5,7 +5,9 @@ import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 from torch.cuda import nccl
@@ -42,6 +44,8 @@ def collect_facts() -> Figures:
         facts |= {f"{name}_gib": usage.total / _GIB, f"{name}_free_gib": usage.free / _GIB}
     facts |= {name: _run(command) or "works" for name, command in _PROBES.items()}
     facts |= {package: _find_version(package) for package in _PACKAGES}
+    facts["c_compiler"] = shutil.which(os.environ.get("CC", "gcc")) or "absent: set learner.compile = false"
+    facts["python_headers"] = str((Path(sysconfig.get_path("include")) / "Python.h").exists())
     absent = [name for name in _OPTIONAL if importlib.util.find_spec(name) is None]
     return facts | {"absent": ", ".join(absent)}
 

@@ -64,7 +64,7 @@ class PackedTokens:
         self._packed_2N = packed_2N.to("cpu", non_blocking=True, copy=True)  # from CUDA into page-locked memory
         if packed_2N.is_cuda:
             self._event = torch.cuda.Event()
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(packed_2N.device))
 
     def read(self, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         if self._event is not None:

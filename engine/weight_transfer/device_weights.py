@@ -65,6 +65,9 @@ class DeviceWeightsWriter:
         buffer = self._allocate()
         if buffer is None:
             return None
+        if self._record is not None:  # the last publication failed
+            os.close(self._record)
+            self._record = None
         record = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not try_lock(record):
             os.close(record)

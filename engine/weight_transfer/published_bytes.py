@@ -36,8 +36,9 @@ def count_folder_bytes(parameters: int, run: RunConfig) -> int:
 
 def shares_gpu_weights(run: RunConfig) -> bool:
     """Whether the learner keeps the published weights on its GPU for the embedded engine there: only a single rank, which
-    has whole parameters, and only whole weights."""
+    has whole parameters on its GPU, and only whole weights."""
     is_on_gpu = run.learner.device == "cuda" == run.engine.device and run.engine.kind == "embedded"
+    is_on_gpu = is_on_gpu and run.learner.offload != "optimizer"
     has_one_rank = run.learner.ranks * run.cluster.learner_nodes == 1
     return run.engine.share_gpu_weights and is_on_gpu and has_one_rank and run.learner.lora_publish == "merged"
 

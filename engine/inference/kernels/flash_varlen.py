@@ -69,7 +69,7 @@ class FlashKernel:
 
 
 def select_flash(device: torch.device, dtype: torch.dtype) -> FlashKernel | None:
-    """None if this device, dtype or version of torch (2.9) has no such kernel."""
+    """Return None if this device, dtype or version of torch (2.9 and 2.10) has no such kernel."""
     if varlen_attn is None or device.type != "cuda" or dtype not in _DTYPES:
         return None
     if "scale" not in inspect.signature(varlen_attn).parameters:

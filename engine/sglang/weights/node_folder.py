@@ -12,8 +12,10 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+
+import structlog
 
 from engine.weight_transfer.file_lock import LOCK_POLL_S, is_locked, try_lock, wait_for_lock
 from engine.weight_transfer.published_bytes import MAX_FOLDERS
@@ -35,6 +37,7 @@ class NodeFolders:
         `write`: fills an empty folder; at most one process of the node runs it, the others wait. Its errors are raised,
         and OSError if the memory is full.
         """
+        self.release()  # an update that was cancelled twice may have left a folder
         folder = self._root / key
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         while not stop.is_set():
@@ -53,8 +56,13 @@ class NodeFolders:
             return
         os.close(self._held)
         self._held = None
-        with suppress(FileNotFoundError), self._locked(threading.Event()):  # the launcher may have removed all
-            self._remove_unused()
+        try:
+            with self._locked(threading.Event()):
+                self._remove_unused()
+        except FileNotFoundError:
+            return  # the launcher has removed all
+        except OSError as error:  # the next acquire removes the rest
+            structlog.get_logger().warning("weights.folder_not_removed", cause=str(error))
 
     def _hold(self, folder: Path) -> None:
         self._held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -15,7 +15,7 @@ from engine.weight_transfer.published_bytes import MAX_FOLDERS, count_slot_bytes
 from tests.analysis.planning.test_run_plan import STAGES, find, get_bytes, make_inputs, make_machines
 
 WHOLE = 2 * 14_768_307_200  # of Qwen3-14B in bfloat16
-BUCKET = 512 * 2**20
+BUCKET = 2 * 151_936 * 5120  # the embedding, which exceeds sglang.bucket_mib
 
 
 def make_14b(*overrides: str) -> PlanInputs:
