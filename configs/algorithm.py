@@ -267,6 +267,10 @@ class LearnerConfig(Section, frozen=True):
             'lora_publish = "adapters" needs adapters: set lora_rank, or lora_publish = "merged"',
         )
         require(
+            self.head_dtype != "bfloat16" or self.dtype == "bfloat16",
+            'head_dtype = "bfloat16" needs dtype = "bfloat16"',
+        )
+        require(
             self.clip_dual == 0 or self.clip_dual > 1,
             f"clip_dual must exceed 1, or be 0 for no dual clip: {self.clip_dual:g}",
         )

@@ -42,6 +42,7 @@ def measure_weights(config: DecoderConfig, device: torch.device) -> dict[str, fl
     ours, theirs = context.Pipe()
     engine = context.Process(target=_run_engine, args=(theirs, config, device), daemon=True)
     engine.start()
+    theirs.close()  # so that the end of the process ends a wait for its answer
     slot = _measure_path(model, ours, device, has_buffer=False)
     fastest = _measure_path(model, ours, device, has_buffer=True) if device.type == "cuda" else slot
     ours.send(None)
@@ -60,8 +61,11 @@ def _measure_path(model: CausalLM, engine: Connection, device: torch.device, *, 
             began = time.perf_counter()
             published = publisher.publish(version)
             publish_s = time.perf_counter() - began
-            engine.send(published)
-            load_s, found = engine.recv()
+            try:
+                engine.send(published)
+                load_s, found = engine.recv()
+            except (EOFError, BrokenPipeError):
+                raise SystemExit("the engine's process ended; its error is above") from None
             if found != expected:
                 raise SystemExit(f"the engine holds other weights than the learner: {found} instead of {expected}")
             taken.append((publish_s, load_s))

@@ -3,8 +3,7 @@ of the output head.
 
 All layers of a model share the compiled code, for any number of tokens. torch compiles a part separately for training, for
 passes without gradients, and for frozen weights. It stores the code in TORCHINDUCTOR_CACHE_DIR, by default
-/tmp/torchinductor_USER, so that a restarted learner loads it. After 8 compilations of a part, torch logs a warning with
-the cause of the last one and computes eagerly.
+/tmp/torchinductor_USER, so that a restarted learner loads it. torch raises an error at more than _MAX_COMPILATIONS of a part.
 """
 
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from engine.model.recomputation import run_recomputed
 from policies.losses.head_kernels import FusedHeadKernels, HeadKernels
 
 Result = TypeVar("Result")
+_MAX_COMPILATIONS = 32  # 8 are few: cold start, adapters, a reference, passes without gradients, and sizes of chunks
 
 
 def run_eagerly(
@@ -42,10 +42,20 @@ def _compile(part: Callable[..., Result], recomputed: Checkpointing) -> Callable
     def run(layer: nn.Module, x_BTE: Tensor, *inputs: Tensor) -> Result:
         return run_eagerly(part, recomputed, layer, x_BTE, *inputs)
 
+    _raise_limit()
+    # torch limits and counts the compilations of a code object: each part and mode has its own one.
+    run.__code__ = run.__code__.replace(co_name=f"{part.__name__}_{recomputed}")
     return torch.compile(run, dynamic=True, fullgraph=True)
 
 
 @cache
 def compile_head_kernels() -> HeadKernels:
     """The size of the vocabulary is fixed in the compiled code, so that kernels read several values at once."""
+    _raise_limit()
     return FusedHeadKernels(partial(torch.compile, fullgraph=True))
+
+
+def _raise_limit() -> None:
+    from torch._dynamo import config  # slow to import
+
+    config.recompile_limit = _MAX_COMPILATIONS

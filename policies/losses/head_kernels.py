@@ -99,7 +99,8 @@ class EagerHeadKernels:
 
 
 class FusedHeadKernels:
-    """The same formulas as one expression each, for torch.compile: a pass that reads the logits, and a pass that also writes.
+    """The same formulas as one expression each, for torch.compile: two reads of the logits in the forward pass, and
+    a pass that reads and writes in the backward pass.
 
     `compile_function` compiles an expression; without it, the expressions run eagerly.
     """
@@ -130,11 +131,13 @@ class FusedHeadKernels:
 def score_logits(logits_CV: Tensor, targets_C: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """Log probabilities, entropies and logs of sums, each [C]."""
     scaled_CV = logits_CV / temperature
-    log_sums_C = scaled_CV.logsumexp(-1)
-    log_p_CV = scaled_CV - log_sums_C[:, None]
-    entropies_C = -(log_p_CV.exp() * log_p_CV).sum(-1)
+    largest_C = scaled_CV.amax(-1)
+    differences_CV = scaled_CV - largest_C[:, None]
+    powers_CV = differences_CV.exp()
+    sums_C, products_C = powers_CV.sum(-1), (powers_CV * differences_CV).sum(-1)
+    log_sums_C = largest_C + sums_C.log()
     logprobs_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1) / temperature - log_sums_C
-    return logprobs_C, entropies_C, log_sums_C
+    return logprobs_C, sums_C.log() - products_C / sums_C, log_sums_C
 
 
 def differentiate_logits(

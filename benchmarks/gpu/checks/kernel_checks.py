@@ -6,14 +6,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_relative_error
+from engine.model.compiled_parts import compile_head_kernels
 from engine.model.packed_attention import attend_rows, attend_segments, build_segments
-from policies.losses.token_scores import compute_token_scores
+from policies.losses.head_kernels import FusedHeadKernels, HeadKernels
+from policies.losses.token_scores import EAGER_KERNELS, compute_token_scores
 
 _LENGTHS = (300, 1, 64, 700)  # of packed sequences
 _BFLOAT16_LIMIT = 2e-2  # of single kernels; on a CPU up to 0.003, up to 0.009 with 150,000 logits
 _HEADS, _KV_HEADS, _HEAD_DIM = 8, 2, 128
 # Mean difference of a log probability. Logits that are rounded to bfloat16 would cost 0.0015, float32 logits cost 1e-6.
 _LOGPROB_LIMIT = 1e-5
+_TEMPERATURE = 0.7
+_BLOCK_TOKENS = 500  # whose logits are in memory in float64
 
 
 def check_segments(device: torch.device) -> Iterator[Measured]:
@@ -39,34 +43,53 @@ def check_segments(device: torch.device) -> Iterator[Measured]:
 
 
 def check_head(device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> Iterator[Measured]:
-    """Against the same inputs in float64. The large vocabulary needs several chunks."""
-    tokens, width, vocabulary = (200, 128, 2000) if is_quick else (900, 1024, 151_936)
+    """Against the same inputs in float64. The large vocabulary needs several chunks and groups of chunks."""
+    tokens, width, vocabulary = (200, 128, 2000) if is_quick else (3700, 256, 151_936)
     draws = torch.Generator(device).manual_seed(0)
     hidden_NE = torch.randn(tokens, width, device=device, generator=draws).to(dtype)
     weight_VE = (torch.randn(vocabulary, width, device=device, generator=draws) * 1.3 / width**0.5).to(dtype)
     targets_N = torch.randint(vocabulary, (tokens,), device=device, generator=draws)
-    gradients_N = torch.randn(tokens, device=device, generator=draws)
-    found = hidden_NE.requires_grad_(), weight_VE.requires_grad_()
-    scores = compute_token_scores(*found, targets_N)
-    (scores.logprobs_N * gradients_N).sum().backward()
-    exact = hidden_NE.detach().double(), weight_VE.detach().double()
-    logprobs_N, entropies_N, *gradients = _compute_exactly(*exact, targets_N, gradients_N.double())
-    yield Measured("log probabilities", _mean_difference(scores.logprobs_N, logprobs_N), _LOGPROB_LIMIT)
-    yield Measured("entropies", _mean_difference(scores.entropies_N, entropies_N), _LOGPROB_LIMIT)
+    factors_2N = torch.randn(2, tokens, device=device, generator=draws)
+    exact = [each.double().requires_grad_() for each in (hidden_NE, weight_VE)]
+    logprobs_N, entropies_N = _score_exactly(exact[0], exact[1], targets_N, factors_2N.double())
     limit = FLOAT32_LIMIT if dtype == torch.float32 else _BFLOAT16_LIMIT
-    for name, parameter, expected in zip(("hidden states", "matrix"), found, gradients, strict=True):
-        assert parameter.grad is not None
-        yield Measured(f"gradient of {name}", compute_relative_error(parameter.grad, expected), limit)
+    for name, kernels in _list_kernels(device).items():
+        found = [each.clone().requires_grad_() for each in (hidden_NE, weight_VE)]
+        scores = compute_token_scores(
+            found[0], found[1], targets_N, _TEMPERATURE, entropy_gradient=True, kernels=kernels
+        )
+        (torch.stack(scores) * factors_2N).sum().backward()
+        error = _mean_difference(scores.logprobs_N, logprobs_N)
+        yield Measured(f"{name}: log probabilities", error, _LOGPROB_LIMIT)
+        yield Measured(f"{name}: entropies", _mean_difference(scores.entropies_N, entropies_N), _LOGPROB_LIMIT)
+        for part, parameter, expected in zip(("hidden states", "matrix"), found, exact, strict=True):
+            assert parameter.grad is not None and expected.grad is not None
+            error = compute_relative_error(parameter.grad, expected.grad)
+            yield Measured(f"{name}: gradient of {part}", error, limit)
 
 
-def _compute_exactly(hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, gradients_N: Tensor) -> list[Tensor]:
-    """Log probabilities, entropies, and the gradients of hidden states and of the matrix."""
-    log_p_NV = torch.log_softmax(hidden_NE @ weight_VE.t(), -1)
-    p_NV = log_p_NV.exp()
-    entropies_N = -(p_NV * log_p_NV).sum(-1)
-    logprobs_N = log_p_NV.gather(-1, targets_N[:, None]).squeeze(-1)
-    logit_gradients_NV = p_NV.mul_(-gradients_N[:, None]).scatter_add_(-1, targets_N[:, None], gradients_N[:, None])
-    return [logprobs_N, entropies_N, logit_gradients_NV @ weight_VE, logit_gradients_NV.t() @ hidden_NE]
+def _list_kernels(device: torch.device) -> dict[str, HeadKernels]:
+    """On a CPU the fused kernels run as they are: nothing is compiled there."""
+    fused = compile_head_kernels() if device.type == "cuda" else FusedHeadKernels()
+    return {"eager": EAGER_KERNELS, "fused": fused}
+
+
+def _score_exactly(
+    hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, factors_2N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log probabilities and entropies; adds the gradients of their sums with these factors to the inputs."""
+    found: list[Tensor] = []
+    blocks = zip(
+        hidden_NE.split(_BLOCK_TOKENS), targets_N.split(_BLOCK_TOKENS), factors_2N.split(_BLOCK_TOKENS, 1), strict=True
+    )
+    for hidden_CE, targets_C, factors_2C in blocks:
+        log_p_CV = torch.log_softmax(hidden_CE @ weight_VE.t() / _TEMPERATURE, -1)
+        logprobs_C = log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1)
+        scores_2C = torch.stack((logprobs_C, -(log_p_CV.exp() * log_p_CV).sum(-1)))
+        (scores_2C * factors_2C).sum().backward()
+        found.append(scores_2C.detach())
+    logprobs_N, entropies_N = torch.cat(found, 1)
+    return logprobs_N, entropies_N
 
 
 def _mean_difference(found: Tensor, expected: Tensor) -> float:

@@ -366,4 +366,4 @@ def test_ranks_that_export_a_checkpoint_hold_its_largest_tensors() -> None:
 
 def test_servers_that_receive_weights_need_two_buckets_each() -> None:
     host = get_bytes(plan_host(make_inputs("4B", "engine.kind=sglang", "sglang.weights=group", "engine.num_engines=3")))
-    assert host["weight buckets"] == 3 * 2 * 4 * 151_936 * 2560  # the embedding exceeds sglang.bucket_mib
+    assert host["weight buckets"] == 3 * 2 * 2 * 151_936 * 2560  # the embedding exceeds sglang.bucket_mib

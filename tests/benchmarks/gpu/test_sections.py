@@ -34,7 +34,8 @@ def test_the_most_valuable_sections_come_first_and_variants_last() -> None:
 def test_each_limit_exceeds_the_estimate_and_the_main_sections_fit_into_a_call_of_ten_minutes() -> None:
     sections = list_sections(is_quick=False)
     assert all(section.limit_s >= 1.5 * section.estimate_s for section in sections.values())
-    assert sum(section.estimate_s for name, section in list(sections.items())[:10]) < 500
+    main = list(sections)[: list(sections).index("run_1.7B") + 1]
+    assert sum(sections[name].estimate_s for name in main) < 560  # the budget in docs/gpu.md
 
 
 def test_a_section_that_does_not_fit_the_rest_of_the_budget_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

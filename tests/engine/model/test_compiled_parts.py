@@ -1,6 +1,7 @@
 """Compiled layers give the gradients of the others, and are compiled once for all lengths."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from configs.algorithm import Checkpointing
+from engine.model import compiled_parts
 from engine.model.architectures import ARCHITECTURES
 from engine.model.causal_lm import CausalLM
 from engine.model.packed_attention import build_segments
@@ -62,6 +64,28 @@ def test_compiled_layers_give_the_same_gradients_for_all_lengths(model_type: str
         for one, other in zip(expected, found, strict=True):
             torch.testing.assert_close(other, one, rtol=0, atol=1e-6 * float(one.norm()))
         assert any(not torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_each_part_and_mode_of_a_process_has_a_budget_of_compilations_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cold start, RL with frozen weights, and passes without gradients, with each mode of checkpointing."""
+    compile_eagerly = partial(torch.compile, backend="eager")
+    monkeypatch.setattr(compiled_parts.torch, "compile", compile_eagerly)
+    compiled_parts._compile.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    model = small_model(config=small_architecture("qwen2"), std=0.1).requires_grad_(True)
+    model.set_compiled(True)
+    with torch._dynamo.config.patch(recompile_limit=8):  # pyright: ignore
+        monkeypatch.setattr(compiled_parts, "_raise_limit", lambda: None)
+        for recomputed in CHECKPOINTING:
+            model.set_recomputed(recomputed)
+            for is_frozen in (False, True):
+                model.model.embed_tokens.requires_grad_(not is_frozen)
+                score(model, LENGTHS).sum().backward()
+                with torch.no_grad():
+                    score(model, LENGTHS)
+    assert compiled_parts._compile.cache_info().currsize > 2  # pyright: ignore[reportPrivateUsage]
+    compiled_parts._compile.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
 def test_passes_without_gradients_have_compiled_code_of_their_own() -> None:
