@@ -73,8 +73,10 @@ def write_small_checkpoint(folder: Path) -> None:
 def compute(
     config: DecoderConfig, device: torch.device, dtype: torch.dtype = torch.float32, *, is_compiled: bool = False
 ) -> Computed:
-    """Of packed sequences with the same tokens in each call."""
-    model = build_small_model(config).to(device, dtype)
+    """Score packed sequences with the same tokens in each call. Parameters and gradients are float32, as in the learner."""
+    model = build_small_model(config).to(device)
+    if dtype != torch.float32:
+        model.set_compute_dtype(dtype)
     model.set_compiled(is_compiled)
     total = sum(_LENGTHS)
     draws = torch.Generator().manual_seed(1)
@@ -86,6 +88,7 @@ def compute(
     assert isinstance(scores, TokenScores)
     (scores.logprobs_N * weights_T).sum().backward()
     gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    assert {each.dtype for each in gradients.values()} == {torch.float32}
     with torch.no_grad():
         hidden_BTE = model(ids_T[None], segments=segments)
         assert isinstance(hidden_BTE, Tensor)
