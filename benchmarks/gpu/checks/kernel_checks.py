@@ -17,7 +17,7 @@ _HEADS, _KV_HEADS, _HEAD_DIM = 8, 2, 128
 # Mean difference of a log probability. Logits that are rounded to bfloat16 would cost 0.0015, float32 logits cost 1e-6.
 _LOGPROB_LIMIT = 1e-5
 _TEMPERATURE = 0.7
-_BLOCK_TOKENS = 500  # whose logits are in memory in float64
+_BLOCK_TOKENS = 500  # with logits in float64 in memory at the same time
 
 
 def check_segments(device: torch.device) -> Iterator[Measured]:
