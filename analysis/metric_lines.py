@@ -77,7 +77,7 @@ def _read_task_rewards(line: dict[str, Any]) -> dict[str, float]:
 
 
 def decode_metric_lines(path: Path) -> list[dict[str, Any]]:
-    """Without an incomplete last line, as a live or killed run leaves it. Raises AnalysisError."""
+    """Read all lines, without an incomplete last line, as a live or killed run leaves it. Raises AnalysisError."""
     texts = read_bytes(path).splitlines(keepends=True)
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(texts, start=1):

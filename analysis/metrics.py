@@ -37,7 +37,7 @@ class StageSteps(NamedTuple):
 
 
 def read_stage_steps(folder: StagesFolder) -> list[StageSteps]:
-    """Of the stages that have begun RL. Raises AnalysisError, OSError and msgspec.MsgspecError."""
+    """Read the steps of the stages that have begun RL. Raises AnalysisError, OSError and msgspec.MsgspecError."""
     stages: list[StageSteps] = []
     first = 0
     for stage in folder.list_begun():
