@@ -10,7 +10,10 @@ _PACKAGES = ("polars", "matplotlib")
 
 
 def draw_all_curves(folder: RunFolder) -> list[Path]:
-    """Draw the figures of the cold start and of RL, if the run has begun them. Raises AnalysisError, OSError and ModuleNotFoundError."""
+    """Draw the figures of the cold start and of RL, if the run has begun them.
+
+    Raises AnalysisError, OSError and ModuleNotFoundError.
+    """
     if not folder.metrics.exists():
         return []
     metrics = read_metric_lines(folder.path)

@@ -249,7 +249,7 @@ def _count_written_bytes(inputs: PlanInputs, ranks: int) -> float:
 
 
 def list_shared_items(inputs: PlanInputs) -> list[PlanItem]:
-    """List what is in shared memory: slots of published weights, and folders that the servers of the node read."""
+    """List the parts of shared memory: slots of published weights, and folders that the servers of the node read."""
     run, parameters = inputs.run, inputs.size.total
     slots = count_slot_bytes(inputs.config, parameters, run)
     items = [PlanItem("published weights", slots, f"{_describe_slots(inputs)} in {run.engine.dtype}")]
