@@ -57,7 +57,8 @@ def run_section(name: str, limit_s: float, shared: SharedOptions) -> Figures:
     """In another process. Its figures, or its error. Both are printed and appended to the file."""
     arguments = ["-m", "benchmarks.gpu", "--section", name, *(["--quick"] if shared.is_quick else [])]
     finished = run_limited(arguments, limit_s)
-    figures: Figures = {"error": f"no result after {limit_s:.1f} s: {finished.errors.strip()[-1000:]}"}
+    printed = finished.errors.strip()[-1000:]
+    figures: Figures = {"error": f"no result after {limit_s:.1f} s" + (f": {printed}" if printed else "")}
     if finished.code is not None:
         lines = finished.output.splitlines()
         has_figures = finished.code == 0 and bool(lines)
