@@ -13,6 +13,8 @@ from torch import Tensor
 
 from policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, LogitsMemory
 
+_MAX_BLOCK_LOGITS = 1024
+_MIN_BLOCK_LOGITS = 64  # with fewer, partial sums cost more than a second read
 _CAST_BYTES = 8 << 20  # of the output matrix that a CPU converts to float32 at once: it stays in the cache
 
 
@@ -99,7 +101,7 @@ class EagerHeadKernels:
 
 
 class FusedHeadKernels:
-    """The same formulas as one expression each, for torch.compile: two reads of the logits in the forward pass, and
+    """The same formulas as one expression each, for torch.compile: one read of the logits in the forward pass, and
     a pass that reads and writes in the backward pass.
 
     `compile_function` compiles an expression; without it, the expressions run eagerly.
@@ -129,15 +131,40 @@ class FusedHeadKernels:
 
 
 def score_logits(logits_CV: Tensor, targets_C: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log probabilities, entropies and logs of sums, each [C]."""
-    scaled_CV = logits_CV / temperature
-    largest_C = scaled_CV.amax(-1)
-    differences_CV = scaled_CV - largest_C[:, None]
-    powers_CV = differences_CV.exp()
-    sums_C, products_C = powers_CV.sum(-1), (powers_CV * differences_CV).sum(-1)
+    """Log probabilities, entropies and logs of sums, each [C].
+
+    A row is summed in K blocks of B logits, and then over the blocks. A compiled kernel keeps a block in registers between the
+    maximum and the sums, so that it reads the logits once; a whole row of a large vocabulary would be read twice. The sums of
+    the blocks are vectors, because Inductor pads the rows of a matrix, and then does not keep blocks in registers.
+    """
+    num_rows, vocab_size = logits_CV.shape
+    scaled_LB = logits_CV.view(-1, count_block_logits(vocab_size)) / temperature  # L = C * K
+    largest_L = scaled_LB.amax(-1)
+    powers = _sum_powers(scaled_LB - largest_L[:, None])
+    largest_CK, sums_CK, products_CK = (each_L.view(num_rows, -1) for each_L in (largest_L, *powers))
+    largest_C = largest_CK.amax(-1)
+    differences_CK = largest_CK - largest_C[:, None]
+    factors_CK = differences_CK.exp()
+    sums_C = (factors_CK * sums_CK).sum(-1)
+    products_C = (factors_CK * (products_CK + sums_CK * differences_CK)).sum(-1)
     log_sums_C = largest_C + sums_C.log()
     logprobs_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1) / temperature - log_sums_C
     return logprobs_C, sums_C.log() - products_C / sums_C, log_sums_C
+
+
+def count_block_logits(vocab_size: int) -> int:
+    """The largest power of two that divides the vocabulary, up to the longest row that Inductor keeps in registers.
+
+    Without such a divisor, a block is the whole row.
+    """
+    block = min(vocab_size & -vocab_size, _MAX_BLOCK_LOGITS)
+    return block if block >= _MIN_BLOCK_LOGITS else vocab_size
+
+
+def _sum_powers(x_LB: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of e^x and of x e^x over B, each [L]."""
+    powers_LB = x_LB.exp()
+    return powers_LB.sum(-1), (powers_LB * x_LB).sum(-1)
 
 
 def differentiate_logits(

@@ -12,9 +12,12 @@ memory within compiled code is not counted, only its outputs and the tensors tha
 # pyright: reportPrivateUsage=false
 # Reason: torch has no public names for what this file needs.
 
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import chain
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +39,17 @@ from benchmarks.support.fake_cuda.operation_log import get_active_log
 
 _compile = torch.compile  # before torch_patches.py replaces it
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_CACHED_ROW_BYTES = 128 << 10  # each multiprocessor of an H100 has 384 KB of the second-level cache
 GraphListener = Callable[[GraphModule, Sequence[Any]], None]
 _listeners: list[GraphListener] = []
+
+
+class _Read(NamedTuple):
+    """Of a buffer by one operation of a fused kernel."""
+
+    loop: int
+    num_bytes: int
+    is_gather: bool
 
 
 class CompiledCount(NamedTuple):
@@ -172,7 +184,45 @@ def _schedule(graph: GraphModule, inputs: Sequence[Any]) -> list[tuple[bool, int
         lowering.init_wrapper_code()
         lowering._update_scheduler()
         kernels = [node for node in lowering.scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
-        return [(_is_product(node), node.get_read_write_buffers_sizes()) for node in kernels]
+        return [(_is_product(node), _count_bytes(node)) for node in kernels]
+
+
+def _count_bytes(kernel: Any) -> int:
+    """Reads and writes. Inductor counts each whole buffer once, but a kernel reads a row again in each of its loops if the
+    caches cannot hold the row, and a gather reads only the elements that it returns.
+    """
+    from torch._inductor.virtualized import V
+
+    accesses = kernel.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
+    for name, reads in _collect_reads(kernel).items():
+        row_bytes = int(kernel.group[1][1]) * V.graph.get_dtype(name).itemsize
+        if name in accesses and all(read.is_gather for read in reads):
+            accesses[name] = min(accesses[name], sum(read.num_bytes for read in reads))
+        elif name in accesses and row_bytes > _CACHED_ROW_BYTES:
+            by_loop = {read.loop: read.num_bytes for read in reads if not read.is_gather}
+            accesses[name] += sum(by_loop.values()) - max(by_loop.values())
+    return sum(accesses.values())
+
+
+def _collect_reads(kernel: Any) -> Mapping[str, list[_Read]]:
+    """By buffer. A loop over the rows follows the loops with the reductions that it needs."""
+    from torch._inductor.dependencies import MemoryDep
+    from torch._inductor.scheduler import SchedulerNode
+    from torch._inductor.virtualized import V
+
+    known: dict[str, int] = {}  # by buffer: the first loop that can use its value
+    reads: defaultdict[str, list[_Read]] = defaultdict(list)
+    for node in kernel.get_nodes():
+        if not isinstance(node, SchedulerNode):
+            continue
+        needed = [each for each in node.read_writes.reads if isinstance(each, MemoryDep)]
+        loop = max((known.get(each.name, 0) for each in needed), default=0)
+        known.update({each.name: loop + node.is_reduction() for each in node.read_writes.writes})
+        for each in needed:
+            elements = prod(map(int, chain(*node.get_ranges()))) if each.is_indirect() else each.numel_hint()
+            itemsize = V.graph.get_dtype(each.name).itemsize
+            reads[each.name].append(_Read(loop, elements * itemsize, each.is_indirect()))
+    return reads
 
 
 def generate_code(graph: GraphModule, inputs: Sequence[Any]) -> str:

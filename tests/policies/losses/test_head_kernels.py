@@ -5,7 +5,14 @@ import torch
 from torch import Tensor
 
 from policies.losses import token_scores
-from policies.losses.head_kernels import EagerHeadKernels, FusedHeadKernels, HeadKernels, compute_logits
+from policies.losses.head_kernels import (
+    EagerHeadKernels,
+    FusedHeadKernels,
+    HeadKernels,
+    compute_logits,
+    count_block_logits,
+    score_logits,
+)
 from policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, count_chunk_tokens, count_group_tokens
 from policies.losses.token_scores import compute_token_scores
 from tests.engine.closeness import assert_close
@@ -55,6 +62,24 @@ def test_scores_and_gradients_are_those_of_a_softmax_in_float64(
     gradients = torch.autograd.grad(combine(*found, entropy_factor), inputs)
     for one, other in zip(gradients, torch.autograd.grad(combine(*expected, entropy_factor), inputs), strict=True):
         assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("vocab_size", "block"), [(23, 23), (96, 96), (192, 64), (151_936, 128), (3 << 12, 1024)])
+def test_a_row_is_summed_in_blocks_of_a_power_of_two(vocab_size: int, block: int) -> None:
+    assert count_block_logits(vocab_size) == block
+    generator = torch.Generator().manual_seed(1)
+    logits_CV = 40.0 * torch.randn(5, vocab_size, generator=generator, dtype=torch.float64)
+    logits_CV[0] += 1e4  # powers of such logits overflow without the maximum
+    logits_CV[1, : vocab_size - 1] = -1e4  # all blocks but one add nothing
+    targets_C = torch.randint(vocab_size, (5,), generator=generator)
+    log_p_CV = torch.log_softmax(logits_CV / 0.7, -1)
+    expected = (
+        log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1),
+        -(log_p_CV.exp() * log_p_CV).sum(-1),
+        torch.logsumexp(logits_CV / 0.7, -1),
+    )
+    for one, other in zip(score_logits(logits_CV, targets_C, 0.7), expected, strict=True):
+        assert_close(one, other, rtol=1e-12, atol=1e-10)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
