@@ -19,9 +19,11 @@ from torch import Tensor
 from engine.inference.kernels.attention_kernels import select_kernels
 from engine.inference.kernels.flash_varlen import FlashKernel
 from engine.inference.kernels.packed_prompts import (
+    NUM_ARRAYS,
     PackedPrompts,
     attend_prompts,
     build_packed_prompts,
+    group_prompts,
     list_prompt_arrays,
 )
 from engine.inference.kv.contiguous_kv import DenseKvBlock, DenseKvCache
@@ -129,7 +131,8 @@ class PagedAttention:
     def list_prefill_arrays(self, chunks: Sequence[PrefillChunk]) -> list[NDArray[Any]]:
         """What `build_prefill_blocks` needs on the device."""
         if self._flash is not None:
-            return [*list_prompt_arrays(chunks, self._cache.page_tokens)]
+            page_tokens, groups = self._cache.page_tokens, group_prompts(chunks, self._max_block_tokens)
+            return [array for group in groups for array in list_prompt_arrays(group, page_tokens)]
         return [self._build_block_table(chunk) for chunk in chunks]
 
     def build_prefill_blocks(
@@ -137,9 +140,12 @@ class PagedAttention:
     ) -> list[RowBlock]:
         """Blocks for the tokens of the chunks, in the rows from `first` on. `arrays`: those of `list_prefill_arrays`."""
         blocks: list[RowBlock] = []
-        if self._flash is not None and chunks:
-            prompts = build_packed_prompts(self._cache, first, chunks, arrays)
-            return [RowBlock(prompts.first, prompts.end, 0, None, prompts=prompts)]
+        if self._flash is not None:
+            for number, group in enumerate(group_prompts(chunks, self._max_block_tokens)):
+                prompts = build_packed_prompts(first, group, arrays[number * NUM_ARRAYS : (number + 1) * NUM_ARRAYS])
+                blocks.append(RowBlock(prompts.first, prompts.end, 0, None, prompts=prompts))
+                first = prompts.end
+            return blocks
         for (start, chunk), table_N in zip(enumerate_chunks(chunks), arrays, strict=True):
             count, row = chunk.end - chunk.start, first + start
             if count > MAX_ROWWISE_TOKENS:
@@ -210,7 +216,7 @@ class PagedAttention:
             q, out = q_XGD[rows], out_XGD[rows]
             if block.prompts is not None and self._flash is not None:
                 q_RHD, new_RJD = q_NHD[block.first : block.end], new_NJD[block.first : block.end]
-                seen_RHD = attend_prompts(self._flash, self._cache, layer, q_RHD, new_RJD, block.prompts)
+                seen_RHD = attend_prompts(self._flash, self._cache, layer, q_RHD, new_RJD, block.prompts, self._buffer)
                 out.view(seen_RHD.shape).copy_(seen_RHD)
             elif block.dense_block is not None and plan.addresses is not None:
                 keys, values = block.dense_block.update(layer, plan.addresses, new_NJD[block.first : block.end])
