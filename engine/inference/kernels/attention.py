@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.inference.buffer_sizes import count_gather_tokens
 from engine.inference.kernels.attention_kernels import select_kernels
 from engine.inference.kernels.flash_varlen import FlashKernel
 from engine.inference.kernels.packed_prompts import (
@@ -30,7 +31,6 @@ from engine.inference.kv.contiguous_kv import DenseKvBlock, DenseKvCache
 from engine.inference.kv.kv_cache import KvCache
 from engine.inference.sequence import PrefillChunk, enumerate_chunks
 
-MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # of keys and values of one layer, in one block
 MAX_ROWWISE_TOKENS = 16  # a prefill chunk of at most this size is read row by row: pages are gathered for each row
 
 
@@ -98,8 +98,7 @@ class PagedAttention:
         self._kernels = select_kernels(memory.device)
         self.max_pages = cache.count_padded_pages(max_sequence_tokens)
         widest = self.max_pages * cache.page_tokens
-        limit = MAX_GATHER_BYTES.get(memory.device.type, MAX_GATHER_BYTES["cuda"])
-        self._max_block_tokens = max(limit // cache.token_bytes, widest)
+        self._max_block_tokens = count_gather_tokens(memory.device.type, cache.token_bytes, widest)
         size = self._max_block_tokens * 2 * cache.num_kv_heads * cache.head_dim
         self._buffer = torch.empty(size, dtype=memory.dtype, device=memory.device)
         self._positions = torch.arange(widest, device=memory.device)

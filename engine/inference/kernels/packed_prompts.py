@@ -30,7 +30,7 @@ class PackedPrompts(NamedTuple):
 
 
 def group_prompts(chunks: Sequence[PrefillChunk], max_tokens: int) -> list[Sequence[PrefillChunk]]:
-    """Groups of adjacent chunks whose sequences have at most `max_tokens` tokens together, or of one chunk.
+    """Groups of adjacent chunks that end within `max_tokens` tokens together, or of one chunk.
 
     Without cached tokens nothing is gathered, and all chunks are one group.
     """

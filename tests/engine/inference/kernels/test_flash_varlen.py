@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from engine.contract import Capacity, GenerationRequest
+from engine.inference.buffer_sizes import MAX_GATHER_BYTES
 from engine.inference.engine_core import EngineCore
-from engine.inference.kernels.attention import MAX_GATHER_BYTES, PagedAttention
+from engine.inference.kernels.attention import PagedAttention
 from engine.inference.kernels.block_table_attention import BlockTableAttention, build_attention
 from engine.inference.kernels.flash_varlen import FlashKernel, select_flash
 from engine.model.causal_lm import CausalLM
