@@ -192,11 +192,12 @@ class SlowSteps:
         self.waited_s = 0
         self._read = PendingStep.read
         monkeypatch.setattr("time.perf_counter", lambda: float(self.waited_s))
-        monkeypatch.setattr(PendingStep, "read", lambda step: self._wait(step))
 
-    def _wait(self, step: PendingStep) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        self.waited_s += 1
-        return self._read(step)
+        def read(step: PendingStep) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+            self.waited_s += 1
+            return self._read(step)
+
+        monkeypatch.setattr(PendingStep, "read", read)
 
 
 FINISHING: dict[str, Callable[[EngineCore], object]] = {
