@@ -37,7 +37,7 @@ class PausedThread:
         thread.post(partial(thread.set_paused, True, make_future()))
         thread.post(partial(thread.submit, REQUEST, make_future(), lambda _: None))
         for _ in range(3):
-            thread.post(lambda: thread.core.step() and None)
+            thread.post(partial(call, lambda: thread.core.step()))
         for command in commands:
             thread.post(partial(call, command, thread, make_future()))
         thread.stop()
