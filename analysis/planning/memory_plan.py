@@ -7,6 +7,7 @@ from analysis.planning.learner_memory import RankMemory, RankShare, compute_offl
 from analysis.planning.plan_inputs import GIB, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
 from configs.sglang_options import SPARE_TOKENS
+from engine.inference.buffer_sizes import PAGE_TOKENS_STEP, BufferShape, count_buffer_bytes
 from engine.learner.batches.sample_files import BYTES_PER_TOKEN
 from engine.weight_transfer.published_bytes import (
     count_folder_bytes,
@@ -117,9 +118,29 @@ def _list_engine_items(inputs: PlanInputs, count: int) -> list[PlanItem]:
         PlanItem("engine weights", count * compute_engine_weights(inputs), f"{engines}, {inputs.run.engine.dtype}"),
         PlanItem("KV cache", count * cache, f"{tokens:,} tokens" if tokens is not None else "of one trajectory"),
     ]
+    if not inputs.has_servers:
+        note = f"sampling of {inputs.run.engine.max_running} sequences, gathered keys and values"
+        items.append(PlanItem("engine buffers", count * _count_buffer_bytes(inputs), note))
     if inputs.run.engine.device == "cuda" and (bucket := _compute_bucket_bytes(inputs)):
         items.append(_plan_device_buckets(inputs, count, bucket))
     return items
+
+
+def _count_buffer_bytes(inputs: PlanInputs) -> int:
+    """Of one embedded engine. With bfloat16 on a GPU, torch 2.12 or later is assumed: attention may read pages in place."""
+    run, engine, config = inputs.run, inputs.run.engine, inputs.config
+    is_gpu, asked = engine.device == "cuda", (run.sampling, run.evaluation)
+    shape = BufferShape(
+        rows=min(engine.max_running, engine.kv_tokens // engine.page_tokens),
+        vocab_size=config.vocab_size,
+        sequence_tokens=run.sequence_tokens,
+        token_bytes=int(compute_cached_token_bytes(inputs)) // config.num_layers,
+        device=engine.device,
+        has_graphs=is_gpu and engine.cuda_graphs,
+        has_filter=any(each.top_p < 1 or each.top_k > 0 for each in asked),
+        reads_pages=is_gpu and engine.dtype == "bfloat16" and engine.page_tokens % PAGE_TOKENS_STEP == 0,
+    )
+    return count_buffer_bytes(shape)
 
 
 def _plan_device_buckets(inputs: PlanInputs, count: int, bucket: float) -> PlanItem:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.contract import MAX_STOP_TOKENS
-from engine.inference.kernels.matmul import MIN_ROWS
+from engine.inference.buffer_sizes import MIN_ROWS, pad_to_bucket
 from engine.inference.sampling import SamplingFlags, SamplingTensors, mix_seed
 from engine.inference.sequence import MissingPages, Sequence
 
@@ -161,12 +161,6 @@ class BatchState:
         self._token_ids[rows, positions], self._logprobs[rows, positions] = token_ids, logprobs
         stopped = (token_ids[:, None] == self._stop_ids[rows]).any(-1)
         return (stopped | (positions >= self._last_position[rows])).nonzero()[0].tolist()
-
-
-def pad_to_bucket(count: int, min_step: int) -> int:
-    """The next graph size: multiples of `min_step`; from 8 * `min_step` on, four sizes per doubling."""
-    step = max(min_step, (1 << (count - 1).bit_length()) // 8)
-    return -(-count // step) * step
 
 
 def upload(arrays: Ordered[NDArray[Any]], device: torch.device) -> list[Tensor]:

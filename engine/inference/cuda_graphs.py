@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.inference.batch_state import BatchState, pad_to_bucket
+from engine.inference.batch_state import BatchState
+from engine.inference.buffer_sizes import MIN_ROWS, pad_to_bucket
 from engine.inference.decoder import Decoder, ForwardBatch
 from engine.inference.kernels.attention import CachedAttention
-from engine.inference.kernels.matmul import MIN_ROWS
 from engine.inference.kv.kv_cache import KeyValueCache
 from engine.inference.pending_step import pack_tokens, sample_step
 from engine.inference.sampling import SamplingFlags

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.inference.buffer_sizes import MIN_ROWS
 from engine.inference.fused_weights import FusedWeights, LayerWeights, MlpWeights
 from engine.inference.kernels.attention import CachedAttention
-from engine.inference.kernels.matmul import MIN_ROWS, PLAIN, Matmul, compute_logits
+from engine.inference.kernels.matmul import PLAIN, Matmul, compute_logits
 from engine.inference.kv.kv_cache import KeyValueCache
 from engine.model.experts import multiply_grouped, route
 from engine.model.rope import apply_rope, compute_rope_tables

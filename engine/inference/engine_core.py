@@ -90,20 +90,20 @@ class EngineCore:
     def abort(self, sequence_id: int) -> list[SequenceOutcome]:
         """Also returns outcomes of other requests that have ended."""
         if self._scheduler.is_running(sequence_id):
-            self._await_tokens()
+            self._finish_pending()
         return self._take_outcomes() + self._scheduler.abort(sequence_id)
 
     @torch.inference_mode()
     def release_cache(self, sequence_id: int) -> list[SequenceOutcome]:
         """Also returns outcomes of other requests that have ended."""
         if self._scheduler.is_running(sequence_id):
-            self._await_tokens()
+            self._finish_pending()
         return self._take_outcomes() + self._scheduler.release_cache(sequence_id)
 
     @torch.inference_mode()
     def finish_step(self) -> list[SequenceOutcome]:
         """Wait for the tokens of the launched step; returns the requests that have ended."""
-        self._await_tokens()
+        self._finish_pending()
         return self._take_outcomes()
 
     @torch.inference_mode()
@@ -123,7 +123,7 @@ class EngineCore:
     @torch.inference_mode()
     def on_weights_changed(self, version: int) -> None:
         """See Scheduler.on_weights_changed."""
-        self._await_tokens()
+        self._finish_pending()
         self._weights.update_derived()
         self._scheduler.on_weights_changed(version)
 
@@ -175,6 +175,12 @@ class EngineCore:
             launched, token_ids, logprobs = launched.select(valid), token_ids[valid], logprobs[valid]
         finished = self._state.record_tokens(launched.rows, launched.positions, token_ids, logprobs)
         self._outcomes += self._scheduler.on_tokens_known(launched, finished)
+
+    def _finish_pending(self) -> None:
+        """Between steps: the wait for the launched step counts as busy. `step` counts the waits within it."""
+        started = time.perf_counter()
+        self._await_tokens()
+        self._busy_s += time.perf_counter() - started
 
     def _await_tokens(self) -> None:
         step, self._pending = self._pending, None

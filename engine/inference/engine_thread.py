@@ -1,8 +1,8 @@
 """The thread that owns the embedded engine's model: it runs commands between steps, and steps while there is work.
 
-Consumes commands from any thread; produces resolutions (a future, and its result or new tokens of it), one list per step. Blocks without
-work, and while the engine is paused or asleep; a command unblocks it. Ends at `stop` or with an error; `on_end` is its
-last call.
+Consumes commands from any thread; produces resolutions (a future, and its result or new tokens of it), one list per
+step and one before each load of weights. Blocks without work, and while the engine is paused or asleep; a command
+unblocks it. Ends at `stop` or with an error; `on_end` is its last call.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class EngineThread:
 
     def set_paused(self, paused: bool, future: asyncio.Future[None]) -> None:
         self._paused = paused
-        self._add_resolutions(self.core.finish_step())
+        self._finish_step()
         self._resolutions.append((future, None))
 
     def sleep(self, future: asyncio.Future[None]) -> None:
@@ -107,7 +107,8 @@ class EngineThread:
 
     def load_weights(self, write_weights: Callable[[EngineCore], int], future: asyncio.Future[int]) -> None:
         """`write_weights` overwrites the model's weights and returns their version, or raises and changes nothing."""
-        self._add_resolutions(self.core.finish_step())
+        self._finish_step()
+        self._deliver_resolutions()  # the load takes seconds
         try:
             version = write_weights(self.core)
         except EngineFailure as failure:
@@ -138,12 +139,20 @@ class EngineThread:
             if not self._paused and not self._asleep and not self._stopped:
                 self._add_resolutions(self.core.step())
                 self._report_new_tokens()
-            if self._resolutions:
-                resolutions, self._resolutions = self._resolutions, []
-                self._resolve_futures(resolutions)
+            self._deliver_resolutions()
 
     def _mark_stopped(self) -> None:
         self._stopped = True
+
+    def _deliver_resolutions(self) -> None:
+        if self._resolutions:
+            resolutions, self._resolutions = self._resolutions, []
+            self._resolve_futures(resolutions)
+
+    def _finish_step(self) -> None:
+        """Wait for the launched step. Its tokens are reported now: the next step may come much later."""
+        self._add_resolutions(self.core.finish_step())
+        self._report_new_tokens()
 
     def _add_resolutions(self, outcomes: list[SequenceOutcome]) -> None:
         for sequence_id, result in outcomes:

@@ -1,7 +1,18 @@
 """The running sequences, each in a row, with their positions and pages. No tensors.
 
-A step is launched before its tokens are known: `launch` counts one more token of each sequence, and `drop_ended` removes
-sequences after their last tokens have become known.
+A step is launched before its tokens are known. Of a step that reads the tokens at positions p, where u is 1 if the tokens
+of the step before are unknown, and v is 1 if the next step is launched already (both 0 without overlapping steps):
+
+    state      after          positions              num_unknown  EngineCore._pending  new tokens
+    ---------  -------------  ---------------------  -----------  -------------------  -------------------------------
+    scheduled  schedule_step  p                      u            the step before      none yet; they have pages
+    launched   launch         p + 1                  u + 1        this step            on the device
+    known      mark_known     p + 1 + v              v            the next step        in main memory (record_tokens)
+    dropped    drop_ended     p + 1 + v, those kept  v            the next step        of ended sequences: in Sequence
+
+`_pending` is None where there is no such step, and always without overlapping steps. A sequence that ends with a stop token
+takes part in the next step if that is launched already; `mark_known` skips its surplus token. A sequence with all
+tokens of its request leaves `sequences` at the next `schedule_step` (`retire_at_limit`), and its row at `drop_ended`.
 """
 
 from __future__ import annotations

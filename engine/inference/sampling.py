@@ -43,40 +43,47 @@ def sample(
     """The tokens at `positions_B`, int64 [B], and their logprobs, float32 [B].
 
     Logprobs are those of softmax(logits / temperature) before top-p and top-k; of greedy tokens, at temperature 1.
+    Overwrites the logits: engine.inference.buffer_sizes.count_sampling_bytes lists what this function allocates.
     """
     flags = flags or SamplingFlags.from_arrays(*(part.numpy(force=True) for part in sampling[:3]))
     if not flags.all_temperature_one:
         divisor = torch.where(sampling.temperature == 0, 1.0, sampling.temperature)
-        logits_BV = logits_BV / divisor[:, None]
+        logits_BV.div_(divisor[:, None])
+    heaviest_B = logits_BV.argmax(-1) if flags.any_greedy else None
     logprobs_BV = logits_BV.log_softmax(-1)
-    weights_BV = logprobs_BV.exp()
+    weights_BV = torch.exp(logprobs_BV, out=logits_BV)
     if flags.any_filtered:
-        weights_BV = _filter_top_p_top_k(weights_BV, sampling.top_p, sampling.top_k)
+        _filter_top_p_top_k(weights_BV, sampling.top_p, sampling.top_k)
     tokens_B = inverse_cdf(weights_BV, draw_uniform(sampling.mixed_seed, positions_B))
-    if flags.any_greedy:
-        tokens_B = torch.where(sampling.temperature == 0, logits_BV.argmax(-1), tokens_B)
+    if heaviest_B is not None:
+        tokens_B = torch.where(sampling.temperature == 0, heaviest_B, tokens_B)
     return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None]).squeeze(-1)
 
 
 def inverse_cdf(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """The first token with a cumulative weight above uniform * total: never a token of weight 0, never V."""
-    sums_BV = weights_BV.cumsum(-1)
+    """The first token with a cumulative weight above uniform * total: never a token of weight 0, never V.
+
+    Overwrites the weights with their sums.
+    """
+    sums_BV = weights_BV.cumsum_(-1)
     total_B = sums_BV[:, -1]
     share_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
     tokens_B = torch.searchsorted(sums_BV, share_B[:, None], right=True).squeeze(-1)
     return tokens_B.clamp_(max=weights_BV.shape[-1] - 1)  # only NaN reaches V, and the caller reports NaN
 
 
-def _filter_top_p_top_k(weights_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:
+def _filter_top_p_top_k(weights_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> None:
     """Zero the weights outside the k heaviest, then those outside the smallest set that holds top_p of the rest."""
     ordered_BV, order_BV = torch.sort(weights_BV, dim=-1, descending=True, stable=True)
     ranks_V = torch.arange(weights_BV.shape[-1], device=weights_BV.device)
     limit_B = torch.where(top_k_B > 0, top_k_B, weights_BV.shape[-1])
-    ordered_BV = ordered_BV.masked_fill(ranks_V >= limit_B[:, None], 0.0)
+    ordered_BV.masked_fill_(ranks_V >= limit_B[:, None], 0.0)
     sums_BV = ordered_BV.cumsum(-1)
-    before_BV = sums_BV - ordered_BV
-    outside_BV = (before_BV >= top_p_B[:, None] * sums_BV[:, -1:]) & (top_p_B < 1)[:, None] & (ranks_V > 0)
-    return torch.zeros_like(weights_BV).scatter_(-1, order_BV, ordered_BV.masked_fill(outside_BV, 0.0))
+    bound_B1 = top_p_B[:, None] * sums_BV[:, -1:]
+    before_BV = sums_BV.sub_(ordered_BV)
+    outside_BV = before_BV >= bound_B1
+    outside_BV.logical_and_((top_p_B < 1)[:, None]).logical_and_(ranks_V > 0)
+    weights_BV.scatter_(-1, order_BV, ordered_BV.masked_fill_(outside_BV, 0.0))
 
 
 def _to_int64(value: int) -> int:

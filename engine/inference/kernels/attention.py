@@ -9,46 +9,59 @@ gathered in each pass.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, assert_never
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.inference.buffer_sizes import count_gather_tokens
 from engine.inference.kernels.attention_kernels import select_kernels
 from engine.inference.kernels.flash_varlen import FlashKernel
 from engine.inference.kernels.packed_prompts import (
+    NUM_ARRAYS,
     PackedPrompts,
     attend_prompts,
     build_packed_prompts,
+    group_prompts,
     list_prompt_arrays,
 )
 from engine.inference.kv.contiguous_kv import DenseKvBlock, DenseKvCache
 from engine.inference.kv.kv_cache import KvCache
 from engine.inference.sequence import PrefillChunk, enumerate_chunks
 
-MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # of keys and values of one layer, in one block
 MAX_ROWWISE_TOKENS = 16  # a prefill chunk of at most this size is read row by row: pages are gathered for each row
 
 
-class RowBlock(NamedTuple):
-    """The rows [first, end), which are computed together. Each has its own pages, or all share the same pages."""
+class GatheredBlock(NamedTuple):
+    """The rows [first, end), with pages that are gathered in each layer of a pass."""
 
     first: int
     end: int
     width: int  # tokens per row, with padding
-    page_index: Tensor | None  # the index of KvCache.gather; None with a dense block
-    dense_block: DenseKvBlock | None = None
-    is_shared: bool = False
-    prompts: PackedPrompts | None = None
+    page_index: Tensor  # of KvCache.gather
+    is_shared: bool = False  # all rows have the same pages, which are gathered once
+
+
+class DenseBlock(NamedTuple):
+    """The rows [first, end), with copies of their keys and values that are kept between passes."""
+
+    first: int
+    end: int
+    width: int
+    dense: DenseKvBlock
+
+
+# Rows that are computed together: each kind has `first` and `end`.
+RowBlock = GatheredBlock | DenseBlock | PackedPrompts
 
 
 class AttentionPlan(NamedTuple):
-    """The mask of a block, for all layers of a pass."""
+    """What a block needs in all layers of a pass."""
 
-    mask_R1W: Tensor  # 0 and -inf; of width 0 for packed prompts
-    addresses: Tensor | None  # where the dense block stores the new tokens
+    mask_R1W: Tensor  # 0 and -inf; empty for packed prompts
+    addresses: Tensor  # where a dense block stores the new tokens; else empty
 
 
 class CachedAttention(Protocol):
@@ -96,11 +109,11 @@ class PagedAttention:
         self._kernels = select_kernels(memory.device)
         self.max_pages = cache.count_padded_pages(max_sequence_tokens)
         widest = self.max_pages * cache.page_tokens
-        limit = MAX_GATHER_BYTES.get(memory.device.type, MAX_GATHER_BYTES["cuda"])
-        self._max_block_tokens = max(limit // cache.token_bytes, widest)
+        self._max_block_tokens = count_gather_tokens(memory.device.type, cache.token_bytes, widest)
         size = self._max_block_tokens * 2 * cache.num_kv_heads * cache.head_dim
         self._buffer = torch.empty(size, dtype=memory.dtype, device=memory.device)
         self._positions = torch.arange(widest, device=memory.device)
+        self._empty = self._positions[:0]
         self._masked, self._unmasked = (self._buffer.new_tensor(value) for value in (float("-inf"), 0.0))
         self._dense_cache = DenseKvCache(cache, self._buffer)
 
@@ -122,14 +135,15 @@ class PagedAttention:
                     break
                 end, pages = end + 1, wider
             index = self._cache.build_page_index(tables_RN[start:end, :pages])
-            blocks.append(RowBlock(first + start, first + end, pages * self._cache.page_tokens, index))
+            blocks.append(GatheredBlock(first + start, first + end, pages * self._cache.page_tokens, index))
             start = end
         return blocks
 
     def list_prefill_arrays(self, chunks: Sequence[PrefillChunk]) -> list[NDArray[Any]]:
         """What `build_prefill_blocks` needs on the device."""
         if self._flash is not None:
-            return [*list_prompt_arrays(chunks, self._cache.page_tokens)]
+            page_tokens, groups = self._cache.page_tokens, group_prompts(chunks, self._max_block_tokens)
+            return [array for group in groups for array in list_prompt_arrays(group, page_tokens)]
         return [self._build_block_table(chunk) for chunk in chunks]
 
     def build_prefill_blocks(
@@ -137,14 +151,17 @@ class PagedAttention:
     ) -> list[RowBlock]:
         """Blocks for the tokens of the chunks, in the rows from `first` on. `arrays`: those of `list_prefill_arrays`."""
         blocks: list[RowBlock] = []
-        if self._flash is not None and chunks:
-            prompts = build_packed_prompts(self._cache, first, chunks, arrays)
-            return [RowBlock(prompts.first, prompts.end, 0, None, prompts=prompts)]
+        if self._flash is not None:
+            for number, group in enumerate(group_prompts(chunks, self._max_block_tokens)):
+                prompts = build_packed_prompts(first, group, arrays[number * NUM_ARRAYS : (number + 1) * NUM_ARRAYS])
+                blocks.append(prompts)
+                first = prompts.end
+            return blocks
         for (start, chunk), table_N in zip(enumerate_chunks(chunks), arrays, strict=True):
             count, row = chunk.end - chunk.start, first + start
             if count > MAX_ROWWISE_TOKENS:
                 width, index = len(table_N) * self._cache.page_tokens, self._cache.build_page_index(table_N[None])
-                blocks.append(RowBlock(row, row + count, width, index, is_shared=True))
+                blocks.append(GatheredBlock(row, row + count, width, index, is_shared=True))
             else:
                 blocks += self.build_row_blocks(row, [chunk.end] * count, table_N.expand(count, -1))
         return blocks
@@ -170,10 +187,10 @@ class PagedAttention:
         """
         blocks: list[RowBlock] = []
         first = 0
-        for dense_block in self._dense_cache.assign_blocks(join_ids, tokens_B, tables_BN):
-            end = first + dense_block.num_rows
+        for dense in self._dense_cache.assign_blocks(join_ids, tokens_B, tables_BN):
+            end = first + dense.num_rows
             width = self._cache.count_padded_pages(max(tokens_B[first:end])) * self._cache.page_tokens
-            blocks.append(RowBlock(first, end, width, None, dense_block))
+            blocks.append(DenseBlock(first, end, width, dense))
             first = end
         return blocks + self.build_row_blocks(first, tokens_B[first:], tables_BN[first:])
 
@@ -188,11 +205,22 @@ class PagedAttention:
         return [self._plan_block(positions_N[block.first : block.end], block) for block in blocks]
 
     def _plan_block(self, positions_R: Tensor, block: RowBlock) -> AttentionPlan:
-        masked_R1W = self._positions[: block.width] > positions_R[:, None, None]
-        mask_R1W = torch.where(masked_R1W, self._masked, self._unmasked)
-        return AttentionPlan(
-            mask_R1W, None if block.dense_block is None else block.dense_block.compute_addresses(positions_R)
-        )
+        match block:
+            case PackedPrompts():
+                return AttentionPlan(self._empty, self._empty)
+            case DenseBlock():
+                return AttentionPlan(
+                    self._build_mask(positions_R, block.width), block.dense.compute_addresses(positions_R)
+                )
+            case GatheredBlock():
+                return AttentionPlan(self._build_mask(positions_R, block.width), self._empty)
+            case _:
+                assert_never(block)
+
+    def _build_mask(self, positions_R: Tensor, width: int) -> Tensor:
+        """[R, 1, W]"""
+        masked_R1W = self._positions[:width] > positions_R[:, None, None]
+        return torch.where(masked_R1W, self._masked, self._unmasked)
 
     def __call__(
         self, layer: int, q_NHD: Tensor, new_NJD: Tensor, plans: Sequence[AttentionPlan], blocks: Sequence[RowBlock]
@@ -202,23 +230,32 @@ class PagedAttention:
         `new_NJD`: the keys and values of the pass, already in the cache; J = 2 * K. `plans` may have more entries than
         `blocks`.
         """
-        count, size, heads = blocks[-1].end, q_NHD.shape[-1], self._cache.num_kv_heads
-        q_XGD = q_NHD[:count].reshape(count * heads, -1, size)
+        count, heads = blocks[-1].end, self._cache.num_kv_heads
+        q_XGD = q_NHD[:count].reshape(count * heads, -1, q_NHD.shape[-1])
         out_XGD = torch.empty_like(q_XGD)
         for block, plan in zip(blocks, plans, strict=False):
             rows = slice(block.first * heads, block.end * heads)
-            q, out = q_XGD[rows], out_XGD[rows]
-            if block.prompts is not None and self._flash is not None:
-                q_RHD, new_RJD = q_NHD[block.first : block.end], new_NJD[block.first : block.end]
-                seen_RHD = attend_prompts(self._flash, self._cache, layer, q_RHD, new_RJD, block.prompts)
-                out.view(seen_RHD.shape).copy_(seen_RHD)
-            elif block.dense_block is not None and plan.addresses is not None:
-                keys, values = block.dense_block.update(layer, plan.addresses, new_NJD[block.first : block.end])
-                self._kernels.attend_per_row(q, keys, values, plan.mask_R1W, out)
-            elif block.page_index is not None:
+            new_RJD = new_NJD[block.first : block.end]
+            self._attend_block(layer, q_XGD[rows], new_RJD, block, plan, out_XGD[rows])
+        return out_XGD.view(count, -1)
+
+    def _attend_block(
+        self, layer: int, q_XGD: Tensor, new_RJD: Tensor, block: RowBlock, plan: AttentionPlan, out_XGD: Tensor
+    ) -> None:
+        """X = R * K, for the R rows of the block."""
+        size = q_XGD.shape[-1]
+        match block:
+            case PackedPrompts():
+                assert self._flash is not None
+                q_RHD, out_RHD = (part.view(len(new_RJD), -1, size) for part in (q_XGD, out_XGD))
+                out_RHD.copy_(attend_prompts(self._flash, self._cache, layer, q_RHD, new_RJD, block, self._buffer))
+            case DenseBlock():
+                keys, values = block.dense.update(layer, plan.addresses, new_RJD)
+                self._kernels.attend_per_row(q_XGD, keys, values, plan.mask_R1W, out_XGD)
+            case GatheredBlock():
                 both = self._cache.gather(layer, block.page_index, self._buffer)
                 keys, values = both.view(2, -1, block.width, size).unbind(0)
-                (self._kernels.attend_shared if block.is_shared else self._kernels.attend_per_row)(
-                    q, keys, values, plan.mask_R1W, out
-                )
-        return out_XGD.view(count, -1)
+                attend = self._kernels.attend_shared if block.is_shared else self._kernels.attend_per_row
+                attend(q_XGD, keys, values, plan.mask_R1W, out_XGD)
+            case _:
+                assert_never(block)

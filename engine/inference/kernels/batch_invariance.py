@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from configs.errors import UnusableInput
+from engine.inference.buffer_sizes import MIN_ROWS
 from engine.inference.kernels.attention_kernels import AttentionKernels
-from engine.inference.kernels.matmul import MIN_ROWS, PLAIN, Matmul, build_tiled
+from engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
 from engine.inference.kv.kv_cache import WIDTH_STEP
 from engine.model.model_config import DecoderConfig
 

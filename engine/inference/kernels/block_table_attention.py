@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.contract import Capacity
+from engine.inference.buffer_sizes import PAGE_TOKENS_STEP
 from engine.inference.kernels.attention import CachedAttention, PagedAttention
-from engine.inference.kernels.flash_varlen import PAGE_TOKENS_STEP, FlashKernel, Queries, select_flash
+from engine.inference.kernels.flash_varlen import FlashKernel, Queries, select_flash
 from engine.inference.kv.kv_cache import KeyValueCache, KvCache
 from engine.inference.kv.token_major_cache import TokenMajorCache
 from engine.inference.sequence import PrefillChunk

@@ -14,8 +14,6 @@ from engine.model.packed_attention import find_causal_options, varlen_attn
 
 _MASK_OPTIONS = ("window_size", "is_causal")
 _DTYPES = (torch.bfloat16, torch.float16)
-# FlashAttention 2 reads pages of a multiple of this many tokens.
-PAGE_TOKENS_STEP = 256
 
 
 class Queries(NamedTuple):

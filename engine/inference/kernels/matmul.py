@@ -11,9 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# A pass of fewer rows is padded: with fewer, a matrix product sums in another order, and last bits would differ.
-MIN_ROWS = 4
-
 
 class Matmul(NamedTuple):
     """N rows of K, by a matrix [K, F]."""

@@ -1,7 +1,8 @@
 """Attention of all prompt tokens of a pass in one call per layer, over keys without padding.
 
 Keys and values of prompts that are prefilled from their first token come from the pass; if a prompt has cached tokens,
-those of all prompts are gathered from the cache.
+those of all prompts are gathered from the cache, into attention's buffer. If they exceed it, there is one call for each
+group of prompts that fits.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from engine.inference.kernels.flash_varlen import FlashKernel, Queries
 from engine.inference.kv.kv_cache import KvCache
 from engine.inference.sequence import PrefillChunk
 
+NUM_ARRAYS = 3  # of each group of prompts
+
 
 class PackedPrompts(NamedTuple):
     """The rows [first, end): the tokens of C chunks of prompts."""
@@ -23,35 +26,60 @@ class PackedPrompts(NamedTuple):
     end: int
     queries: Queries
     keys: Queries
-    addresses: Tensor | None  # where the cache has the keys and values, int64 [2 * K * S]; None: only new ones
+    slots: Tensor | None  # where the cache has the keys and values, int64 [S]; None: only new ones
+
+
+def group_prompts(chunks: Sequence[PrefillChunk], max_tokens: int) -> list[Sequence[PrefillChunk]]:
+    """Groups of adjacent chunks that end within `max_tokens` tokens together, or of one chunk.
+
+    Without cached tokens nothing is gathered, and all chunks are one group.
+    """
+    if not any(chunk.start for chunk in chunks):
+        return [chunks] if chunks else []
+    groups: list[list[PrefillChunk]] = []
+    tokens = 0
+    for chunk in chunks:
+        tokens += chunk.end
+        if groups and tokens <= max_tokens:
+            groups[-1].append(chunk)
+        else:
+            groups.append([chunk])
+            tokens = chunk.end
+    return [*groups]
 
 
 def list_prompt_arrays(chunks: Sequence[PrefillChunk], page_tokens: int) -> list[NDArray[np.int64] | NDArray[np.int32]]:
-    """What `build_packed_prompts` needs on the device: offsets of queries, offsets of keys, slots of keys."""
+    """What `build_packed_prompts` needs on the device, NUM_ARRAYS: offsets of queries, offsets of keys, slots of keys."""
     offsets = [_accumulate([chunk.end - chunk.start for chunk in chunks]), _accumulate([chunk.end for chunk in chunks])]
     if not any(chunk.start for chunk in chunks):
         return [*offsets, np.zeros(0, np.int64)]
     return [*offsets, np.concatenate([chunk._replace(start=0).compute_slots(page_tokens) for chunk in chunks])]
 
 
-def build_packed_prompts(
-    cache: KvCache, first: int, chunks: Sequence[PrefillChunk], arrays: Sequence[Tensor]
-) -> PackedPrompts:
+def build_packed_prompts(first: int, chunks: Sequence[PrefillChunk], arrays: Sequence[Tensor]) -> PackedPrompts:
     """`arrays`: those of `list_prompt_arrays`, on the device."""
     lengths = [chunk.end - chunk.start for chunk in chunks]
     queries, keys = Queries(arrays[0], max(lengths)), Queries(arrays[1], max(chunk.end for chunk in chunks))
-    addresses = cache.compute_head_addresses(arrays[2]) if len(arrays[2]) else None
-    return PackedPrompts(first, first + sum(lengths), queries, keys, addresses)
+    return PackedPrompts(first, first + sum(lengths), queries, keys, arrays[2] if len(arrays[2]) else None)
 
 
 def attend_prompts(
-    flash: FlashKernel, cache: KvCache, layer: int, q_NHD: Tensor, new_NJD: Tensor, prompts: PackedPrompts
+    flash: FlashKernel,
+    cache: KvCache,
+    layer: int,
+    q_NHD: Tensor,
+    new_NJD: Tensor,
+    prompts: PackedPrompts,
+    buffer: Tensor,
 ) -> Tensor:
-    """[N, H, D] for the rows of the prompts. `new_NJD`: their keys and values in this pass; J = 2 * K."""
-    if prompts.addresses is None:
+    """[N, H, D] for the rows of the prompts.
+
+    `new_NJD`: their keys and values in this pass; J = 2 * K. `buffer`: for gathered keys and values.
+    """
+    if prompts.slots is None:
         keys_SKD, values_SKD = new_NJD.split(cache.num_kv_heads, 1)
     else:
-        keys_KSD, values_KSD = cache.gather_tokens(layer, prompts.addresses)
+        keys_KSD, values_KSD = cache.gather_tokens(layer, prompts.slots, buffer)
         keys_SKD, values_SKD = keys_KSD.transpose(0, 1), values_KSD.transpose(0, 1)
     return flash.attend_packed(q_NHD, keys_SKD, values_SKD, prompts.queries, prompts.keys)
 

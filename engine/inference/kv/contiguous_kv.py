@@ -14,10 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.inference.buffer_sizes import DENSE_CACHE_BYTES
 from engine.inference.kv.kv_cache import KvCache
 
-# Of gathered keys and values of all layers; rows beyond the limit are gathered at every step.
-DENSE_CACHE_BYTES = 256 << 20
 # With fewer rows a step makes more calls; with more, attention reads more padding of short sequences.
 DENSE_BLOCK_ROWS = 64
 _EMPTY = -1

@@ -85,14 +85,16 @@ class KvCache:
         out = buffer[: index.shape[0] * pages.shape[1]].view(-1, pages.shape[1])
         return torch.index_select(pages, 0, index, out=out)
 
-    def compute_head_addresses(self, slots_S: Tensor) -> Tensor:
-        """The index of `gather_tokens`: int64 [2 * K * S]."""
-        return (self._head_token_offsets[:, None] + slots_S).flatten()
+    def gather_tokens(self, layer: int, slots_S: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of S tokens, each [K, S, D], copied into `buffer`, as `gather` does.
 
-    def gather_tokens(self, layer: int, addresses: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of the keys and values of S tokens, each [K, S, D]."""
-        tokens = self._token_views[layer].index_select(0, addresses)
-        keys_KSD, values_KSD = tokens.view(2, self.num_kv_heads, -1, self.head_dim).unbind(0)
+        Addresses are computed for each layer: those of many prompts would take 8 * 2 * K bytes per token in a pass.
+        """
+        tokens, addresses = self._token_views[layer], (self._head_token_offsets[:, None] + slots_S).flatten()
+        out = torch.index_select(
+            tokens, 0, addresses, out=buffer[: len(addresses) * self.head_dim].view(-1, self.head_dim)
+        )
+        keys_KSD, values_KSD = out.view(2, self.num_kv_heads, -1, self.head_dim).unbind(0)
         return keys_KSD, values_KSD
 
     def zero_pages(self, pages: list[int]) -> None:

@@ -128,7 +128,7 @@ def test_a_cache_that_does_not_fit_names_a_smaller_one() -> None:
     machines = make_machines("h100", gpus=1)
     plan = build_plan(make_inputs("1.7B", "engine.kv_tokens=262144", file="qwen3_1.7b_1gpu", machines=machines))
     (change,) = (each for each in plan.changes if "engine.kv_tokens" in each.changes)
-    assert change.changes == {"engine.kv_tokens": 131_072}  # 8/16
+    assert change.changes == {"engine.kv_tokens": 114_688}  # 7/16
 
 
 @pytest.mark.parametrize("overrides", [(), ("stage=12k",)])
@@ -200,6 +200,28 @@ def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None
     assert gpu is not None
     assert get_bytes(gpu)["KV cache"] == 65_536 * 114_688
     assert get_bytes(gpu)["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # the tied embedding twice
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("engine.max_running=64", 64 * 151_936 * (8 + 8) + 256 * 2**20),  # in graphs and outside; attention's buffer
+        ("engine.page_tokens=256", 64 * 151_936 * (8 + 8)),  # attention reads the pages
+        ("engine.cuda_graphs=false", 64 * 151_936 * 8 + 2 * 256 * 2**20),
+        ("evaluation.top_p=0.9", 64 * 151_936 * (25 + 8) + 256 * 2**20),
+        ("engine.max_running=250", 256 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs pad the rows
+    ],
+)
+def test_an_embedded_engine_has_buffers_for_sampling_and_attention(override: str, expected: int) -> None:
+    gpu = plan_gpu(make_inputs("1.7B", override, file="qwen3_1.7b_1gpu", machines=make_machines("h100", gpus=1)))
+    assert gpu is not None
+    assert get_bytes(gpu)["engine buffers"] == expected
+
+
+def test_servers_have_no_buffers_of_their_own() -> None:
+    gpu = plan_gpu(make_inputs("4B"))
+    assert gpu is not None
+    assert "engine buffers" not in get_bytes(gpu)
 
 
 def test_tensor_parallel_gpus_share_weights_and_heads_but_not_more_ways_than_heads() -> None:

@@ -73,6 +73,31 @@ ENGINE_CASES: dict[str, EngineCase] = {
 }
 
 
+class SamplingCase(NamedTuple):
+    """Sampling of rows with the vocabulary of Qwen3, alone or as part of a decode step."""
+
+    rows: int
+    sampling: Mapping[str, Any] = {}  # fields of GenerationRequest
+    has_graphs: bool = False
+
+    @property
+    def has_filter(self) -> bool:
+        return "top_p" in self.sampling or "top_k" in self.sampling
+
+
+SAMPLING_VOCABULARY = 151_936
+SAMPLING_CASES: dict[str, SamplingCase] = {
+    f"{name}, {rows} rows": SamplingCase(rows, sampling, has_graphs)
+    for rows, has_graphs in ((8, False), (40, True))
+    for name, sampling in {
+        "plain": {},
+        "temperature": {"temperature": 0.7},
+        "greedy": {"temperature": 0.0},
+        "filtered": {"temperature": 0.7, "top_p": 0.9, "top_k": 20},
+    }.items()
+}
+
+
 class WideCase(NamedTuple):
     """A GRPO step with the widths of Qwen3-1.7B: two micro batches of packed tokens, in bfloat16."""
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks.support.fake_cuda tests.engine.cuda.run_cases GROUPS`: prints the reports of their cases as JSON, last.
 
-The groups are learner, engine, wide, parts, and planted. Each case has a fake CUDA of its own.
+The groups are learner, engine, sampling, wide, parts, and planted. Each case has a fake CUDA of its own.
 """
 
 import sys
@@ -37,9 +37,12 @@ from tests.engine.cuda.case_table import (
     LEARNER_CASES,
     PART_CASES,
     PLANTED_CASES,
+    SAMPLING_CASES,
+    SAMPLING_VOCABULARY,
     WIDE_CASES,
     EngineCase,
     LearnerCase,
+    SamplingCase,
     WideCase,
 )
 from tests.engine.cuda.checked_collectives import NoGroup, checking_collectives
@@ -95,6 +98,25 @@ def run_engine_case(case: EngineCase, log: OperationLog) -> tuple[StepCosts, lis
         core.step()
     action = changes.get(case.phase, core.step)
     return measure_step_costs(log, lambda: (action() and {}) or {}, 1, warmups=0), capture.waits
+
+
+def run_sampling_case(case: SamplingCase, log: OperationLog) -> tuple[StepCosts, list[str]]:
+    """The second decode step of a small model with a wide vocabulary; the peak is what the step allocates."""
+    capture = _FakeCapture(log)
+    model = build_fake_model(small_config(vocab_size=SAMPLING_VOCABULARY), _MODEL)
+    capacity = Capacity(64 * case.rows, 16, 64)
+    core = EngineCore(model, capacity, capture=capture if case.has_graphs else None, max_running=case.rows)
+    for number in range(case.rows):
+        core.submit(GenerationRequest(number, random_ids(2, number), 60, seed=number, **case.sampling))
+
+    def step() -> dict[str, float]:
+        core.step()
+        return {}
+
+    step()
+    before = log.memory.live_bytes
+    costs = measure_step_costs(log, step, 1, warmups=0)
+    return costs._replace(peak_bytes=costs.peak_bytes - before), capture.waits
 
 
 # ---------------------------------------------------------------- wide models
@@ -176,6 +198,7 @@ def _describe(costs: StepCosts, waits: list[str], wrong: list[str], sent: int) -
 _GROUPS: Mapping[str, tuple[Mapping[str, Any], Callable[[Any, OperationLog], Any]]] = {
     "learner": (LEARNER_CASES, run_learner_case),
     "engine": (ENGINE_CASES, run_engine_case),
+    "sampling": (SAMPLING_CASES, run_sampling_case),
     "wide": (WIDE_CASES, run_wide_case),
     "parts": (PART_CASES, run_part_case),
 }

@@ -8,7 +8,7 @@ import pytest
 from torch.utils import backend_registration
 
 from engine.contract import Capacity, Generation, GenerationRequest
-from engine.inference.batch_state import pad_to_bucket
+from engine.inference.buffer_sizes import pad_to_bucket
 from engine.inference.engine_core import EngineCore
 from engine.inference.kernels.attention_kernels import SdpaKernels
 from engine.model.causal_lm import CausalLM

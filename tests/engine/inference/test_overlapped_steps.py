@@ -1,14 +1,17 @@
 """Steps that are launched before the tokens of the previous step are known: the same generations as without overlap."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from engine.contract import EngineFailure, EngineLoad, Generation, GenerationRequest
 from engine.inference.engine_core import EngineCore
+from engine.inference.pending_step import PendingStep
 from engine.model.causal_lm import CausalLM
 from tests.engine.inference.cores import PAGE, alone, assert_same, generate, new_core, submit
 from tests.engine.inference.recorded_graph import Recorded
@@ -177,6 +180,52 @@ def test_sharing_eviction_and_preemption_do_not_change_bits(seed: int, graphs: b
     capture = Recorded() if graphs else None
     load = random_life(model, seed, pages=30, page_tokens=5, prefill_tokens=23, capture=capture, overlaps_steps=True)
     assert min(load.evicted_tokens, load.preempted) > 0
+
+
+# ---------------------------------------------------------------- busy time
+
+
+class SlowSteps:
+    """A clock that advances only while the engine waits for a step: by a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waited_s = 0
+        self._read = PendingStep.read
+        monkeypatch.setattr("time.perf_counter", lambda: float(self.waited_s))
+
+        def read(step: PendingStep) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+            self.waited_s += 1
+            return self._read(step)
+
+        monkeypatch.setattr(PendingStep, "read", read)
+
+
+FINISHING: dict[str, Callable[[EngineCore], object]] = {
+    "finish_step": EngineCore.finish_step,
+    "abort": lambda core: core.abort(1),
+    "release": lambda core: core.release_cache(1),
+    "weights": lambda core: core.install_weights(1, NEW_MODEL.state_dict()),
+}
+
+
+@pytest.mark.parametrize("command", FINISHING)
+def test_a_wait_between_steps_is_busy_time(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, slow = new_core(MODEL, overlaps_steps=True), SlowSteps(monkeypatch)
+    submit(core, [request(1, stops=()), request(2, stops=())])
+    core.step()
+    core.step()
+    assert slow.waited_s == core.get_load().busy_s == 1  # the second step is unknown
+    FINISHING[command](core)
+    assert slow.waited_s == core.get_load().busy_s == 2
+    FINISHING[command](core)  # without a launched step
+    assert slow.waited_s == core.get_load().busy_s == 2
+
+
+def test_waits_within_steps_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, core = SlowSteps(monkeypatch), new_core(MODEL, pages=12, overlaps_steps=True)
+    generate(core, *(request(number, 6 * PAGE, (), 3 * PAGE) for number in range(2)))
+    assert core.get_load().preempted == 1  # which waits while pages are allocated
+    assert slow.waited_s == core.get_load().busy_s
 
 
 # ---------------------------------------------------------------- commands between launch and reading

@@ -22,7 +22,7 @@ def settings(rows: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int
 
 def frequencies(logits_V: Tensor, asked: SamplingTensors) -> Tensor:
     rows = len(asked.mixed_seed)
-    tokens, _ = sample(logits_V.expand(rows, -1), torch.full((rows,), 11), asked)
+    tokens, _ = sample(logits_V.repeat(rows, 1), torch.full((rows,), 11), asked)
     return torch.bincount(tokens, minlength=len(logits_V)) / rows
 
 
@@ -53,20 +53,20 @@ def test_a_tiny_top_p_keeps_the_heaviest_token() -> None:
 
 def test_temperature_0_takes_the_heaviest_token_in_any_batch() -> None:
     asked = settings(4)._replace(temperature=torch.tensor([0.0, 1.0, 0.0, 2.0]))
-    tokens, logprobs = sample(LOGITS.expand(4, -1), torch.full((4,), 3), asked)
+    tokens, logprobs = sample(LOGITS.repeat(4, 1), torch.full((4,), 3), asked)
     assert tokens[[0, 2]].tolist() == [0, 0]
     assert_close(logprobs[[0, 2]], LOGITS.log_softmax(-1)[[0, 0]])
 
 
 def test_a_logprob_is_taken_before_top_p_and_top_k() -> None:
-    tokens, logprobs = sample(LOGITS.expand(8, -1), torch.arange(8), settings(8, 0.7, top_p=0.5, top_k=2))
+    tokens, logprobs = sample(LOGITS.repeat(8, 1), torch.arange(8), settings(8, 0.7, top_p=0.5, top_k=2))
     assert_close(logprobs, (LOGITS / 0.7).log_softmax(-1)[tokens])
 
 
 def test_a_row_draws_the_same_in_any_batch() -> None:
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
     positions, asked = torch.arange(5), settings(5)
-    together, _ = sample(logits, positions, asked)
+    together, _ = sample(logits.clone(), positions, asked)
     alone = [
         sample(
             logits[row : row + 1], positions[row : row + 1], SamplingTensors(*(field[row : row + 1] for field in asked))
@@ -89,7 +89,7 @@ def test_draws_at_the_ends_of_the_interval_are_tokens_with_weight() -> None:
 )
 def test_every_drawn_token_has_weight(weights: list[float], share: float) -> None:
     row = torch.tensor([weights])
-    assert row[0, int(inverse_cdf(row, torch.tensor([share])))] > 0
+    assert row[0, int(inverse_cdf(row.clone(), torch.tensor([share])))] > 0
 
 
 def test_uniforms_are_uniform_and_differ_by_seed_and_position() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.contract import Capacity, GenerationRequest
+from engine.inference.buffer_sizes import MAX_GATHER_BYTES
 from engine.inference.engine_core import EngineCore
 from engine.inference.kernels.attention import PagedAttention
 from engine.inference.kernels.block_table_attention import BlockTableAttention, build_attention
@@ -110,3 +111,27 @@ def test_logits_that_are_not_finite_leave_no_trace_in_the_pages(use: Use) -> Non
     core.install_weights(1, whole.state_dict())
     found = generate(core, GenerationRequest(2, random_ids(60, 2), 3, temperature=0))[2]
     assert_greedy(whole, random_ids(60, 2), found)
+
+
+@pytest.mark.parametrize(("cached_tokens", "num_keys"), [(0, [7 * 44]), (40, [2 * 44, 2 * 44, 2 * 44, 44])])
+def test_cached_prompts_are_gathered_in_groups_that_fit_the_buffer(
+    model: CausalLM, use: Use, monkeypatch: pytest.MonkeyPatch, cached_tokens: int, num_keys: list[int]
+) -> None:
+    """The buffer holds 96 tokens. Prompts without cached tokens need no gather, and take one call."""
+    seen: list[int] = []  # keys of each call; the last layer computes none for prompts
+
+    def attend(*args: Any, scale: float | None = None, window_size: tuple[int, int] = (-1, -1)) -> Any:
+        seen.append(len(args[1]))
+        return varlen_2_11(*args, scale=scale, window_size=window_size)
+
+    use(attend, 1)
+    monkeypatch.setitem(MAX_GATHER_BYTES, "cpu", 1)
+    core = new_core(model, pages=128)
+    generate(core, *(GenerationRequest(n, random_ids(cached_tokens, n), 2) for n in range(7) if cached_tokens))
+    seen.clear()
+    requests = [GenerationRequest(n, random_ids(45, n), 6, temperature=0) for n in range(7)]
+    found = generate(core, *requests)
+    assert seen == num_keys * (model.config.num_layers - 1)
+    for asked in requests:
+        assert found[asked.sequence_id].cached_tokens >= cached_tokens
+        assert_greedy(model, asked.token_ids, found[asked.sequence_id])
