@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}
-_WRITES_FIRST = {"copy_", "fill_", "zero_", "normal_", "uniform_"}  # do not read their first operand
+# They do not read their first operand.
+_WRITES_FIRST = {"copy_", "_foreach_copy_", "fill_", "zero_", "normal_", "uniform_"}
 # Their first operand is read or written only at the selected places.
 _SELECTED = {
     *("embedding", "gather", "index_select", "index"),
@@ -112,7 +113,7 @@ def _count_bytes(base: str, args: Sequence[Any], given: Sequence[Tensor], made: 
     read = [count_memory(each) for each in given if is_on_cuda(each)]
     written = sum(count_memory(each) for each in made if is_on_cuda(each))
     if base in _WRITES_FIRST:
-        return sum(read[1:]) + written
+        return sum(read[len(list_tensors(args[0])) :]) + written
     if base not in _SELECTED:
         return sum(read) + written
     if base.endswith("_"):  # reads indices and values, and writes as much as the values have
