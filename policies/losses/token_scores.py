@@ -7,7 +7,7 @@ output matrix and with the hidden states follow once for a group of chunks, beca
 gradient of the whole matrix.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from policies.losses.head_kernels import ChunkSums, EagerHeadKernels, HeadKernels, add_weight_gradient, compute_logits
+from policies.losses.head_kernels import EagerHeadKernels, HeadKernels, ScoredChunk, add_weight_gradient, compute_logits
 from policies.losses.logits_chunks import count_chunk_tokens, count_group_tokens
 
 EAGER_KERNELS = EagerHeadKernels()
@@ -107,17 +107,25 @@ def _score_chunk(inputs: _HeadInputs, chunk: slice, sums: _TokenSums) -> Tensor 
     return scores.log_p_CV if chunk == slice(0, len(inputs.targets_N)) else None
 
 
-def _differentiate_chunk(
+def _collect_chunk(
     inputs: _HeadInputs,
     chunk: slice,
-    sums: ChunkSums,
-    gradients: tuple[Tensor, Tensor | None],
-    out_CV: Tensor,
-) -> None:
-    """Write the gradient of the chunk's logits. `gradients`: of its log probabilities and entropies, each [C]."""
-    logits_CV = inputs.compute_logits(chunk) if sums.log_p_CV is None else sums.log_p_CV
-    options = inputs.options
-    options.kernels.differentiate(logits_CV, inputs.targets_N[chunk], sums, options.temperature, gradients, out_CV)
+    log_sums_N: Tensor,
+    entropies_N: Tensor,
+    kept_CV: Tensor | None,
+    gradients_N: Sequence[Tensor],
+) -> ScoredChunk:
+    """Compute the chunk's logits again unless its log probabilities were kept. `gradients_N`: of the two outputs."""
+    return ScoredChunk(
+        inputs.compute_logits(chunk) if kept_CV is None else kept_CV,
+        inputs.targets_N[chunk],
+        inputs.options.temperature,
+        log_sums_N[chunk],
+        entropies_N[chunk],
+        kept_CV,
+        gradients_N[0][chunk],
+        gradients_N[1][chunk] if inputs.options.entropy_gradient else None,
+    )
 
 
 class _Scores(Function):
@@ -150,10 +158,10 @@ class _Scores(Function):
         for group in options.list_groups(len(targets_N)):
             gradient_GV = buffer_GV[: group.stop - group.start]
             for chunk in options.list_chunks(group.start, group.stop):
-                sums = ChunkSums(log_sums_N[chunk], entropies_N[chunk], kept_CV)
-                given = gradients_N[0][chunk], gradients_N[1][chunk] if options.entropy_gradient else None
-                out_CV = gradient_GV[chunk.start - group.start : chunk.stop - group.start]
-                _differentiate_chunk(inputs, chunk, sums, given, out_CV)
+                options.kernels.differentiate(
+                    _collect_chunk(inputs, chunk, log_sums_N, entropies_N, kept_CV, gradients_N),
+                    gradient_GV[chunk.start - group.start : chunk.stop - group.start],
+                )
             if hidden_gradient is not None:
                 torch.mm(gradient_GV, inputs.used_VE, out=hidden_gradient[group])
             if needs_weight:
