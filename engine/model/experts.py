@@ -114,12 +114,11 @@ class _GroupedLinear(Function):
         x_SI, ends_X, *weights_OI = ctx.saved_tensors
         gradient_SO: Tensor = gradients[0].contiguous()
         x_gradient = multiply_grouped(gradient_SO, _stack_as(x_SI, weights_OI), ends_X)
+        if not ctx.needs_input_grad[2]:  # frozen experts, with adapters of attention
+            return x_gradient, None, *(None for _ in weights_OI)
         gradients_XOI = _multiply_transposed(gradient_SO, x_SI, ends_X)
-        return (
-            x_gradient,
-            None,
-            *gradients_XOI.to(weights_OI[0].dtype).unbind(),
-        )  # autograd would convert them one by one
+        # Autograd would convert them one by one.
+        return x_gradient, None, *gradients_XOI.to(weights_OI[0].dtype).unbind()
 
 
 def _apply_linear(x_SI: Tensor, layers: Sequence[nn.Linear], ends_X: Tensor) -> Tensor:

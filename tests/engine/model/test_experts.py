@@ -96,6 +96,17 @@ def test_experts_without_tokens_get_gradients_of_0() -> None:
     assert gradients.keys() == {"output", "input", *dict(layer.named_parameters())}
 
 
+def test_frozen_experts_pass_the_gradient_on_without_products_for_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(1))
+    expected = run_and_collect_gradients(build_layer(), x)
+    frozen = build_layer()
+    frozen.experts.requires_grad_(False)
+    monkeypatch.setattr(experts, "_multiply_transposed", None)
+    found = run_and_collect_gradients(frozen, x)
+    assert found.keys() == {"output", "input", "gate.weight"}
+    assert all(torch.equal(each, expected[name]) for name, each in found.items())
+
+
 def test_a_pass_without_tokens_gives_every_parameter_a_gradient() -> None:
     layer = build_layer()
     gradients = run_and_collect_gradients(layer, torch.zeros(0, 5, 16))
