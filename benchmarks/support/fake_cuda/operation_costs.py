@@ -1,7 +1,8 @@
 """What one operation costs a GPU: kernels, bytes of memory traffic, and floating-point operations of products.
 
 Bytes are those of the operands and results, each once, as if no cache held them. A gather or scatter touches only the rows
-that it selects. Products count 2 FLOPs per multiplication and addition; causal attention counts half of the square.
+that it selects. Products count 2 FLOPs per multiplication and addition; causal attention counts half of the square. An operation on lists of tensors
+counts as one kernel, although a GPU needs several for long lists.
 """
 
 # pyright: reportPrivateUsage=false
