@@ -41,15 +41,17 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure_seconds(work: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """The shortest of the rounds, after a first one, which does not count."""
+    """The shortest of the rounds, after a first one, which compiles and does not count. Peak memory counts from its end."""
+    work()
+    reset_peak_memory(device)
     taken: list[float] = []
-    for _ in range(rounds + 1):
+    for _ in range(rounds):
         synchronize(device)
         began = time.perf_counter()
         work()
         synchronize(device)
         taken.append(time.perf_counter() - began)
-    return min(taken[1:])
+    return min(taken)
 
 
 def measure_gemm(device: torch.device, size: int, dtype: torch.dtype = torch.bfloat16) -> float:
@@ -139,7 +141,6 @@ def measure_step(
     equal = [tokens // max(1, sequences_per_micro_batch)] * (sequences_per_micro_batch * _MICRO_BATCHES)
     lengths = equal or draw_lengths(tokens, _MICRO_BATCHES)
     sequences = make_sequences(lengths, config.vocab_size)
-    reset_peak_memory(device)
     step_s = measure_seconds(lambda: trainer.run_rl_step(sequences), device, _STEPS)
     peak_gib = measure_peak_memory(device)["peak_memory_gib"]
     rate = trainer.flops.count_training(lengths, sum(lengths)) / step_s
@@ -188,7 +189,6 @@ def measure_passes(config: DecoderConfig, tokens: int, device: torch.device, gem
         model(ids, tokens=scored).logprobs_N.sum().backward()
         model.zero_grad()
 
-    reset_peak_memory(device)
     passes_s = measure_seconds(run, device, _STEPS)
     rate = count_forward_flops(config).count_training([tokens], tokens - 1) / passes_s
     gemm = measure_gemm(device, gemm_size)

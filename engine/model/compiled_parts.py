@@ -50,7 +50,10 @@ def _compile(part: Callable[..., Result], recomputed: Checkpointing) -> Callable
 
 @cache
 def compile_head_kernels() -> HeadKernels:
-    """The size of the vocabulary is fixed in the compiled code, so that kernels read several values at once."""
+    """The size of the vocabulary is fixed in the compiled code, so that kernels read several values at once.
+
+    So is the first temperature; the code for a second one serves all others.
+    """
     _raise_limit()
     return FusedHeadKernels(partial(torch.compile, fullgraph=True))
 

@@ -100,7 +100,8 @@ def _list_rows(ends_X: Tensor) -> list[tuple[int, slice]]:
 class _GroupedLinear(Function):
     """Saves each expert's matrix rather than the stacked copy, which only one product at a time needs.
 
-    Experts without tokens get gradients of zero: all ranks then reduce the gradients of the same parameters.
+    The weights may have another dtype than x; the products have that of x. Experts without tokens get gradients of zero:
+    all ranks then reduce the gradients of the same parameters.
     """
 
     @staticmethod
@@ -113,7 +114,11 @@ class _GroupedLinear(Function):
         x_SI, ends_X, *weights_OI = ctx.saved_tensors
         gradient_SO: Tensor = gradients[0].contiguous()
         x_gradient = multiply_grouped(gradient_SO, _stack_as(x_SI, weights_OI), ends_X)
-        return x_gradient, None, *_multiply_transposed(gradient_SO, x_SI, ends_X).unbind()
+        if not ctx.needs_input_grad[2]:  # frozen experts, with adapters of attention
+            return x_gradient, None, *(None for _ in weights_OI)
+        gradients_XOI = _multiply_transposed(gradient_SO, x_SI, ends_X)
+        # Autograd would convert them one by one.
+        return x_gradient, None, *gradients_XOI.to(weights_OI[0].dtype).unbind()
 
 
 def _apply_linear(x_SI: Tensor, layers: Sequence[nn.Linear], ends_X: Tensor) -> Tensor:
@@ -122,8 +127,11 @@ def _apply_linear(x_SI: Tensor, layers: Sequence[nn.Linear], ends_X: Tensor) -> 
 
 
 def _stack_as(x_SI: Tensor, weights_OI: Sequence[Tensor]) -> Tensor:
-    """[X, O, I] in the dtype of x."""
-    return torch.stack([weight_OI.to(x_SI.dtype) for weight_OI in weights_OI])
+    """[X, O, I] in the dtype of x. On a GPU, each kernel converts many matrices."""
+    stacked_XOI = x_SI.new_empty(len(weights_OI), *weights_OI[0].shape)
+    # torch has no public function for it.
+    torch._foreach_copy_(stacked_XOI.unbind(), list(weights_OI))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    return stacked_XOI
 
 
 # ---------------------------------------------------------------- the layer

@@ -25,12 +25,17 @@ class ChunkScores(NamedTuple):
     log_p_CV: Tensor | None = None  # log probabilities, if the kernels compute them anyway
 
 
-class ChunkSums(NamedTuple):
-    """What the backward pass has of a chunk's forward pass, besides its logits."""
+class ScoredChunk(NamedTuple):
+    """The backward pass reads it: inputs and results of the forward pass, and the gradients of the results."""
 
+    logits_CV: Tensor
+    targets_C: Tensor
+    temperature: float
     log_sums_C: Tensor
     entropies_C: Tensor
-    log_p_CV: Tensor | None  # of a chunk that is not recomputed
+    log_p_CV: Tensor | None  # of a chunk that is not recomputed; the logits are then unused
+    of_logprobs_C: Tensor  # gradients
+    of_entropies_C: Tensor | None
 
 
 class HeadKernels(Protocol):
@@ -43,19 +48,9 @@ class HeadKernels(Protocol):
         """May overwrite the logits."""
         ...
 
-    def differentiate(
-        self,
-        logits_CV: Tensor,
-        targets_C: Tensor,
-        sums: ChunkSums,
-        temperature: float,
-        gradients: tuple[Tensor, Tensor | None],
-        out_CV: Tensor,
-    ) -> None:
+    def differentiate(self, chunk: ScoredChunk, out_CV: Tensor) -> None:
         """Write the gradient of the logits: (1[target] - p) / temperature for each log probability, and
-        -p (log p + entropy) / temperature for each entropy.
-
-        `gradients`: of the log probabilities and of the entropies, each [C]. May overwrite the logits.
+        -p (log p + entropy) / temperature for each entropy. May overwrite the logits.
         """
         ...
 
@@ -73,27 +68,19 @@ class EagerHeadKernels:
         entropies_C = torch.linalg.vecdot(torch.exp(log_p_CV, out=scaled_CV), log_p_CV).neg_()
         return ChunkScores(logprobs_C, entropies_C, log_sums_C, log_p_CV)
 
-    def differentiate(
-        self,
-        logits_CV: Tensor,
-        targets_C: Tensor,
-        sums: ChunkSums,
-        temperature: float,
-        gradients: tuple[Tensor, Tensor | None],
-        out_CV: Tensor,
-    ) -> None:
-        log_p_CV = sums.log_p_CV
+    def differentiate(self, chunk: ScoredChunk, out_CV: Tensor) -> None:
+        log_p_CV, temperature = chunk.log_p_CV, chunk.temperature
         if log_p_CV is None:
-            scaled_CV = logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
-            log_p_CV = scaled_CV.sub_(sums.log_sums_C[:, None])
-        of_logprobs_C, of_entropies_C = gradients
+            scaled_CV = chunk.logits_CV if temperature == 1.0 else chunk.logits_CV.div_(temperature)
+            log_p_CV = scaled_CV.sub_(chunk.log_sums_C[:, None])
+        targets_C1, of_logprobs_C1 = chunk.targets_C[:, None], chunk.of_logprobs_C[:, None]
         gradient_CV = torch.exp(log_p_CV, out=out_CV) if out_CV.dtype == log_p_CV.dtype else log_p_CV.exp()
-        if of_entropies_C is None:
-            gradient_CV.mul_(-of_logprobs_C[:, None])
+        if chunk.of_entropies_C is None:
+            gradient_CV.mul_(-of_logprobs_C1)
         else:
-            factors_CV = (log_p_CV + sums.entropies_C[:, None]).mul_(of_entropies_C[:, None])
-            gradient_CV.mul_(factors_CV.add_(of_logprobs_C[:, None])).neg_()
-        gradient_CV.scatter_add_(-1, targets_C[:, None], of_logprobs_C[:, None])
+            factors_CV = (log_p_CV + chunk.entropies_C[:, None]).mul_(chunk.of_entropies_C[:, None])
+            gradient_CV.mul_(factors_CV.add_(of_logprobs_C1)).neg_()
+        gradient_CV.scatter_add_(-1, targets_C1, of_logprobs_C1)
         if temperature != 1.0:
             gradient_CV.div_(temperature)
         if gradient_CV is not out_CV:
@@ -118,16 +105,8 @@ class FusedHeadKernels:
     def score(self, logits_CV: Tensor, targets_C: Tensor, temperature: float) -> ChunkScores:
         return ChunkScores(*self._score(logits_CV, targets_C, temperature))
 
-    def differentiate(
-        self,
-        logits_CV: Tensor,
-        targets_C: Tensor,
-        sums: ChunkSums,
-        temperature: float,
-        gradients: tuple[Tensor, Tensor | None],
-        out_CV: Tensor,
-    ) -> None:
-        self._differentiate(logits_CV, targets_C, sums.log_sums_C, sums.entropies_C, temperature, *gradients, out_CV)
+    def differentiate(self, chunk: ScoredChunk, out_CV: Tensor) -> None:
+        self._differentiate(chunk, out_CV)
 
 
 def score_logits(logits_CV: Tensor, targets_C: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,23 +146,14 @@ def _sum_powers(x_LB: Tensor) -> tuple[Tensor, Tensor]:
     return powers_LB.sum(-1), (powers_LB * x_LB).sum(-1)
 
 
-def differentiate_logits(
-    logits_CV: Tensor,
-    targets_C: Tensor,
-    log_sums_C: Tensor,
-    entropies_C: Tensor,
-    temperature: float,
-    of_logprobs_C: Tensor,
-    of_entropies_C: Tensor | None,
-    out_CV: Tensor,
-) -> None:
-    log_p_CV = logits_CV / temperature - log_sums_C[:, None]
-    factors_CV = of_logprobs_C[:, None]
-    if of_entropies_C is not None:
-        factors_CV = factors_CV + of_entropies_C[:, None] * (log_p_CV + entropies_C[:, None])
-    is_target_CV = torch.arange(logits_CV.shape[-1], device=logits_CV.device) == targets_C[:, None]
-    ones_CV = torch.where(is_target_CV, of_logprobs_C[:, None], 0.0)
-    out_CV.copy_((ones_CV - log_p_CV.exp() * factors_CV) / temperature)
+def differentiate_logits(chunk: ScoredChunk, out_CV: Tensor) -> None:
+    log_p_CV = chunk.logits_CV / chunk.temperature - chunk.log_sums_C[:, None]
+    of_logprobs_C1 = factors_CV = chunk.of_logprobs_C[:, None]
+    if chunk.of_entropies_C is not None:
+        factors_CV = factors_CV + chunk.of_entropies_C[:, None] * (log_p_CV + chunk.entropies_C[:, None])
+    is_target_CV = torch.arange(out_CV.shape[-1], device=out_CV.device) == chunk.targets_C[:, None]
+    ones_CV = torch.where(is_target_CV, of_logprobs_C1, 0.0)
+    out_CV.copy_((ones_CV - log_p_CV.exp() * factors_CV) / chunk.temperature)
 
 
 # ---------------------------------------------------------------- products

@@ -7,7 +7,7 @@ output matrix and with the hidden states follow once for a group of chunks, beca
 gradient of the whole matrix.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from policies.losses.head_kernels import ChunkSums, EagerHeadKernels, HeadKernels, add_weight_gradient, compute_logits
+from policies.losses.head_kernels import EagerHeadKernels, HeadKernels, ScoredChunk, add_weight_gradient, compute_logits
 from policies.losses.logits_chunks import count_chunk_tokens, count_group_tokens
 
 EAGER_KERNELS = EagerHeadKernels()
@@ -76,6 +76,58 @@ def _cut(first: int, end: int, size: int) -> Iterator[slice]:
     return (slice(*ends) for ends in pairwise([*range(first, end, size), end]))
 
 
+class _HeadInputs(NamedTuple):
+    hidden_NE: Tensor
+    used_VE: Tensor  # the output matrix in the dtype of the hidden states
+    targets_N: Tensor
+    options: _HeadOptions
+
+    def compute_logits(self, chunk: slice) -> Tensor:
+        return compute_logits(self.hidden_NE[chunk], self.used_VE, float32_logits=self.options.float32_logits)
+
+
+class _TokenSums(NamedTuple):
+    """The forward pass writes them for each token."""
+
+    logprobs_N: Tensor
+    entropies_N: Tensor
+    log_sums_N: Tensor
+
+
+def _score_chunk(inputs: _HeadInputs, chunk: slice, sums: _TokenSums) -> Tensor | None:
+    """Write the chunk's rows of `sums`. Returns the log probabilities of a single chunk, [C, V], if the kernels keep them.
+
+    Those of other chunks are freed before the next chunk.
+    """
+    scores = inputs.options.kernels.score(
+        inputs.compute_logits(chunk), inputs.targets_N[chunk], inputs.options.temperature
+    )
+    sums.logprobs_N[chunk], sums.entropies_N[chunk] = scores.logprobs_C, scores.entropies_C
+    sums.log_sums_N[chunk] = scores.log_sums_C
+    return scores.log_p_CV if chunk == slice(0, len(inputs.targets_N)) else None
+
+
+def _collect_chunk(
+    inputs: _HeadInputs,
+    chunk: slice,
+    log_sums_N: Tensor,
+    entropies_N: Tensor,
+    kept_CV: Tensor | None,
+    gradients_N: Sequence[Tensor],
+) -> ScoredChunk:
+    """Compute the chunk's logits again unless its log probabilities were kept. `gradients_N`: of the two outputs."""
+    return ScoredChunk(
+        inputs.compute_logits(chunk) if kept_CV is None else kept_CV,
+        inputs.targets_N[chunk],
+        inputs.options.temperature,
+        log_sums_N[chunk],
+        entropies_N[chunk],
+        kept_CV,
+        gradients_N[0][chunk],
+        gradients_N[1][chunk] if inputs.options.entropy_gradient else None,
+    )
+
+
 class _Scores(Function):
     """Saves the log probabilities of a single chunk if the kernels compute them; other logits are recomputed."""
 
@@ -85,23 +137,15 @@ class _Scores(Function):
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden_NE.dtype, torch.float32)
         logprobs_N = hidden_NE.new_zeros(len(targets_N), dtype=exact)
-        entropies_N, log_sums_N = torch.zeros_like(logprobs_N), torch.zeros_like(logprobs_N)
-        used_VE, kept_CV = weight_VE.to(hidden_NE.dtype), None
-
-        def score(chunk: slice) -> Tensor | None:
-            logits_CV = compute_logits(hidden_NE[chunk], used_VE, float32_logits=options.float32_logits)
-            scores = options.kernels.score(logits_CV, targets_N[chunk], options.temperature)
-            logprobs_N[chunk], entropies_N[chunk] = scores.logprobs_C, scores.entropies_C
-            log_sums_N[chunk] = scores.log_sums_C
-            return scores.log_p_CV if chunk == slice(0, len(targets_N)) else None
-
+        sums = _TokenSums(logprobs_N, torch.zeros_like(logprobs_N), torch.zeros_like(logprobs_N))
+        inputs, kept_CV = _HeadInputs(hidden_NE, weight_VE.to(hidden_NE.dtype), targets_N, options), None
         for chunk in options.list_chunks(0, len(targets_N)):
-            kept_CV = score(chunk)
-        ctx.save_for_backward(hidden_NE, weight_VE, targets_N, entropies_N, log_sums_N, kept_CV)
+            kept_CV = _score_chunk(inputs, chunk, sums)
+        ctx.save_for_backward(hidden_NE, weight_VE, targets_N, sums.entropies_N, sums.log_sums_N, kept_CV)
         ctx.options = options
         if not options.entropy_gradient:
-            ctx.mark_non_differentiable(entropies_N)
-        return logprobs_N, entropies_N
+            ctx.mark_non_differentiable(sums.entropies_N)
+        return sums.logprobs_N, sums.entropies_N
 
     @staticmethod
     def backward(ctx: Any, *gradients_N: Any) -> Any:
@@ -109,23 +153,17 @@ class _Scores(Function):
         options: _HeadOptions = ctx.options
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         hidden_gradient = torch.zeros_like(hidden_NE) if needs_hidden else None
-        used_VE, weight_gradient = weight_VE.to(hidden_NE.dtype), None
-
-        def differentiate(chunk: slice, out_CV: Tensor) -> None:
-            logits_CV = kept_CV
-            if kept_CV is None:
-                logits_CV = compute_logits(hidden_NE[chunk], used_VE, float32_logits=options.float32_logits)
-            given = ChunkSums(log_sums_N[chunk], entropies_N[chunk], kept_CV)
-            gradients = gradients_N[0][chunk], gradients_N[1][chunk] if options.entropy_gradient else None
-            options.kernels.differentiate(logits_CV, targets_N[chunk], given, options.temperature, gradients, out_CV)
-
+        inputs, weight_gradient = _HeadInputs(hidden_NE, weight_VE.to(hidden_NE.dtype), targets_N, options), None
         buffer_GV = hidden_NE.new_empty(min(options.group_tokens, len(targets_N)), len(weight_VE))
         for group in options.list_groups(len(targets_N)):
             gradient_GV = buffer_GV[: group.stop - group.start]
             for chunk in options.list_chunks(group.start, group.stop):
-                differentiate(chunk, gradient_GV[chunk.start - group.start : chunk.stop - group.start])
+                options.kernels.differentiate(
+                    _collect_chunk(inputs, chunk, log_sums_N, entropies_N, kept_CV, gradients_N),
+                    gradient_GV[chunk.start - group.start : chunk.stop - group.start],
+                )
             if hidden_gradient is not None:
-                torch.mm(gradient_GV, used_VE, out=hidden_gradient[group])
+                torch.mm(gradient_GV, inputs.used_VE, out=hidden_gradient[group])
             if needs_weight:
                 weight_gradient = add_weight_gradient(weight_gradient, gradient_GV, hidden_NE[group])
         if needs_weight and weight_gradient is None:  # without tokens

@@ -1,7 +1,8 @@
 """What one operation costs a GPU: kernels, bytes of memory traffic, and floating-point operations of products.
 
 Bytes are those of the operands and results, each once, as if no cache held them. A gather or scatter touches only the rows
-that it selects. Products count 2 FLOPs per multiplication and addition; causal attention counts half of the square.
+that it selects. Products count 2 FLOPs per multiplication and addition; causal attention counts half of the square. An operation on lists of tensors
+counts as one kernel, although a GPU needs several for long lists.
 """
 
 # pyright: reportPrivateUsage=false
@@ -18,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}
-_WRITES_FIRST = {"copy_", "fill_", "zero_", "normal_", "uniform_"}  # do not read their first operand
+# They do not read their first operand.
+_WRITES_FIRST = {"copy_", "_foreach_copy_", "fill_", "zero_", "normal_", "uniform_"}
 # Their first operand is read or written only at the selected places.
 _SELECTED = {
     *("embedding", "gather", "index_select", "index"),
@@ -112,7 +114,7 @@ def _count_bytes(base: str, args: Sequence[Any], given: Sequence[Tensor], made: 
     read = [count_memory(each) for each in given if is_on_cuda(each)]
     written = sum(count_memory(each) for each in made if is_on_cuda(each))
     if base in _WRITES_FIRST:
-        return sum(read[1:]) + written
+        return sum(read[len(list_tensors(args[0])) :]) + written
     if base not in _SELECTED:
         return sum(read) + written
     if base.endswith("_"):  # reads indices and values, and writes as much as the values have

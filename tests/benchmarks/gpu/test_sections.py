@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.gpu import __main__ as program
+from benchmarks.gpu import training
 from benchmarks.gpu.result_file import Figures, append_result, read_results
 from benchmarks.gpu.runs import alternate_advantages
 from benchmarks.gpu.sections import GpuSection, list_sections
@@ -88,3 +90,10 @@ def test_sequences_of_unequal_lengths_fill_two_micro_batches(model: str, tokens:
 
 def test_alternating_advantages_add_up_to_nothing() -> None:
     assert alternate_advantages([0.0, 0.0, 1.0, 0.0]) == [1.0, -1.0, 1.0, -1.0]
+
+
+def test_the_peak_of_memory_does_not_count_the_first_round_which_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(training, "reset_peak_memory", lambda device: calls.append(f"reset {device}"))
+    training.measure_seconds(lambda: calls.append("work"), torch.device("cpu"), rounds=2)
+    assert calls == ["work", "reset cpu", "work", "work"]

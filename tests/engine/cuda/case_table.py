@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
+from msgspec.structs import replace
+
+from benchmarks.support.qwen3_models import read_qwen3
 from configs.algorithm import Checkpointing, LearnerConfig, SftConfig, SftFileConfig
+from engine.model.model_config import DecoderConfig, ExpertsConfig
 
 
 class LearnerCase(NamedTuple):
@@ -105,11 +109,19 @@ class WideCase(NamedTuple):
     compiles: bool = True
     tokens: int = 8192  # of a micro batch
     layers: int = 4
+    experts: ExpertsConfig | None = None
+
+    def build_config(self) -> DecoderConfig:
+        model_type = "qwen3" if self.experts is None else "qwen3_moe"
+        return replace(read_qwen3("1.7B"), num_layers=self.layers, experts=self.experts, model_type=model_type)
 
 
+# Of the width and size of Qwen3-30B-A3B's, and half as many.
+_EXPERTS = ExpertsConfig(num_experts=64, experts_per_token=8, expert_size=768, normalizes_weights=True)
 WIDE_CASES: dict[str, WideCase] = {
     "eager, none": WideCase("none", compiles=False),
     **{f"compiled, {mode}": WideCase(mode) for mode in get_args(Checkpointing)},
+    "experts": WideCase("full", layers=1, experts=_EXPERTS),
 }
 PART_CASES = {"project": "project", "finish": "finish"}  # methods of DecoderLayer, compiled alone
 # By the name of the defect (planted_defects.py): group and name of the case that finds it.

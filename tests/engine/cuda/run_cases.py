@@ -24,13 +24,11 @@ from benchmarks.support.fake_cuda.fake_steps import (
 from benchmarks.support.fake_cuda.inductor_counts import count_compiled_part
 from benchmarks.support.fake_cuda.operation_costs import KernelCount, is_on_cuda
 from benchmarks.support.fake_cuda.operation_log import OperationLog, running_fake_cuda
-from benchmarks.support.qwen3_models import read_qwen3
 from configs.algorithm import LearnerConfig
 from engine.contract import Capacity, GenerationRequest
 from engine.inference.engine_core import EngineCore
 from engine.learner.distributed import RankGroup
 from engine.model.causal_lm import DecoderLayer
-from engine.model.model_config import DecoderConfig
 from tests.engine.cuda.case_reports import CaseReport, PartCount
 from tests.engine.cuda.case_table import (
     ENGINE_CASES,
@@ -122,10 +120,6 @@ def run_sampling_case(case: SamplingCase, log: OperationLog) -> tuple[StepCosts,
 # ---------------------------------------------------------------- wide models
 
 
-def build_wide_config(case: WideCase) -> DecoderConfig:
-    return msgspec.structs.replace(read_qwen3("1.7B"), num_layers=case.layers)
-
-
 def run_wide_case(case: WideCase, log: OperationLog) -> StepCosts:
     learner = LearnerConfig(
         device="cuda",
@@ -136,7 +130,7 @@ def run_wide_case(case: WideCase, log: OperationLog) -> StepCosts:
         correction="none",
         mismatch_limit=0.0,
     )
-    return measure_rl_step(log, build_wide_config(case), case.tokens, learner)
+    return measure_rl_step(log, case.build_config(), case.tokens, learner)
 
 
 def run_part_case(part: str, log: OperationLog) -> StepCosts:

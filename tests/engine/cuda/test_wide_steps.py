@@ -4,12 +4,10 @@ of live tensors near the plan of memory (analysis/planning)."""
 from typing import Any, cast
 
 import pytest
-from msgspec.structs import replace
 
 from analysis.planning.activation_memory import compute_activation_memory
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
 from analysis.planning.model_size import measure_model
-from benchmarks.support.qwen3_models import read_qwen3
 from tests.engine.cuda.case_reports import CaseReport, run_groups
 from tests.engine.cuda.case_table import WIDE_CASES, WideCase
 from tests.engine.cuda.ceilings import count_wide_case, list_exceeded, read_ceilings
@@ -22,7 +20,7 @@ TOKENS, WIDTH, INNER, HEADS, KV_HEADS = 64, 32, 48, 64, 32  # of the small model
 
 def plan_case(case: WideCase) -> RankMemory:
     """As `asterism plan` does for one rank on a GPU in bfloat16."""
-    config = replace(read_qwen3("1.7B"), num_layers=case.layers)
+    config = case.build_config()
     mode = cast(Any, case.mode)
     activations = compute_activation_memory(
         config, case.tokens, _VALUE_BYTES, mode, has_packed_kernel=True, is_compiled=case.compiles

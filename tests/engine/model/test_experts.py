@@ -1,10 +1,12 @@
 """Routing, grouped products and the load of experts; test_architectures.py compares with transformers."""
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model import experts
 from engine.model.experts import (
@@ -94,6 +96,17 @@ def test_experts_without_tokens_get_gradients_of_0() -> None:
     assert gradients.keys() == {"output", "input", *dict(layer.named_parameters())}
 
 
+def test_frozen_experts_pass_the_gradient_on_without_products_for_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(1))
+    expected = run_and_collect_gradients(build_layer(), x)
+    frozen = build_layer()
+    frozen.experts.requires_grad_(False)
+    monkeypatch.setattr(experts, "_multiply_transposed", None)
+    found = run_and_collect_gradients(frozen, x)
+    assert found.keys() == {"output", "input", "gate.weight"}
+    assert all(torch.equal(each, expected[name]) for name, each in found.items())
+
+
 def test_a_pass_without_tokens_gives_every_parameter_a_gradient() -> None:
     layer = build_layer()
     gradients = run_and_collect_gradients(layer, torch.zeros(0, 5, 16))
@@ -106,6 +119,38 @@ def test_grouped_products_equal_products_in_a_loop(monkeypatch: pytest.MonkeyPat
     by_kernel = run_and_collect_gradients(build_layer(), x)
     monkeypatch.undo()
     assert_close(by_kernel, run_and_collect_gradients(build_layer(), x), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("stored", "computed"), [(torch.float32, torch.bfloat16), (torch.float64, torch.float32)])
+def test_wider_weights_get_the_gradients_of_their_narrow_copies(stored: torch.dtype, computed: torch.dtype) -> None:
+    x = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(1)).to(computed)
+    wide = run_and_collect_gradients(build_layer().to(stored), x)
+    narrow = run_and_collect_gradients(build_layer().to(computed), x)
+    for name, parameter in build_layer().to(stored).named_parameters():
+        assert wide[name].dtype == parameter.dtype
+    assert all(torch.equal(wide[name], each.to(wide[name].dtype)) for name, each in narrow.items())
+
+
+def test_conversions_of_weights_are_as_many_for_more_experts() -> None:
+    x = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+    def count(num_experts: int) -> int:
+        layer = build_layer(config=ExpertsConfig(num_experts=num_experts, experts_per_token=2, expert_size=8))
+        with ConversionCounter() as counter:
+            run_and_collect_gradients(layer, x)
+        return counter.conversions
+
+    assert count(4) == count(12)
+
+
+class ConversionCounter(TorchDispatchMode):
+    """Counts operations that copy tensors into another dtype."""
+
+    conversions = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.conversions += "_copy" in func.name()
+        return func(*args, **(kwargs or {}))
 
 
 def test_only_the_matrix_of_a_rows_own_expert_is_used() -> None:

@@ -1,5 +1,8 @@
 """The kernels of the output head against float64, and the products of each dtype."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -112,6 +115,29 @@ def test_a_float32_weight_is_used_in_the_dtype_of_the_hidden_states_and_gets_a_f
     (narrow,) = torch.autograd.grad(scores[0].logprobs_N.sum(), weight_VE)
     assert gradient.dtype == torch.float32
     assert torch.equal(gradient.bfloat16(), narrow)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # which torch's compiler uses
+def test_the_code_for_a_second_temperature_serves_all_others() -> None:
+    graphs: list[Any] = []
+
+    def count_graph(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    kernels = FusedHeadKernels(partial(torch.compile, fullgraph=True, backend=count_graph))
+    hidden_NE, weight_VE, targets_N = make_inputs(torch.float32)
+    compiled: list[int] = []
+    for temperature in (1.0, 0.7, 0.9, 1.3):
+        logprobs_N, _ = compute_token_scores(hidden_NE, weight_VE, targets_N, temperature, kernels=kernels)
+        logprobs_N.sum().backward()
+        compiled.append(len(graphs))
+        expected, _ = score_exactly(hidden_NE, weight_VE, targets_N, temperature)
+        assert_close(logprobs_N, expected.float(), rtol=1e-5, atol=1e-5)
+    assert compiled == [2, 4, 4, 4]  # the forward and the backward pass
+    torch.compiler.reset()
 
 
 def test_logits_cast_in_blocks_equal_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
