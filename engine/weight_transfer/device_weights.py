@@ -4,7 +4,10 @@ The learner writes each version into one buffer, in the layout of a slot, and co
 in the folder of the slots has the version, its digest, a checksum of the buffer, and a handle of its memory:
 
     learner    locks the record exclusively and empties it, writes the buffer, fills the record and unlocks it
-    engine     locks the record, maps the buffer once for each handle, compares the checksum on the GPU, and copies
+    engine     locks the record, maps the buffer, compares the checksum on the GPU, copies, and unmaps the buffer
+
+Between loads no engine has the buffer mapped, so the GPU gets the memory back when the learner ends. torch counts one
+release of the memory per load: the lock, not this count, keeps the learner from writing while an engine copies.
 
 An engine that cannot use the buffer loads the slot: it is on another GPU or node, the record has another version or is
 locked, the learner has ended, or the memory cannot be mapped.
@@ -117,7 +120,6 @@ class DeviceWeightsReader:
     def __init__(self, sharing: MemorySharing) -> None:
         self.num_loads = self.num_fallbacks = 0
         self._sharing = sharing
-        self._handle, self._body = b"", torch.empty(0, dtype=torch.uint8)  # of the mapped buffer
 
     def load(self, published: WeightsPublished, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
         """Copy the published weights into `parameters`. False, without a change, if they must come from the slot."""
@@ -133,6 +135,7 @@ class DeviceWeightsReader:
         return True
 
     def _load(self, published: WeightsPublished, parameters: Mapping[str, Tensor], layout: WeightLayout) -> None:
+        """Raises SharingFailed. Only variables of this call refer to the mapped buffer: its end unmaps it."""
         path = Path(published.path).with_name(RECORD_NAME)
         try:
             with opened(path) as file:
@@ -155,13 +158,10 @@ class DeviceWeightsReader:
             raise SharingFailed(f"the buffer has {record.num_bytes} bytes, but the model needs {layout.num_bytes}")
         if not Path(f"/proc/{record.process}").exists():
             raise SharingFailed(f"the process {record.process} has ended, which had the buffer")
-        if record.handle != self._handle:
-            self._handle, self._body = b"", torch.empty(0, dtype=torch.uint8)  # the earlier learner's
-            self._body = self._sharing.open(record.handle, record.num_bytes)
-            self._handle = record.handle
-        if compute_checksum(self._body) != record.checksum:
+        body = self._sharing.open(record.handle, record.num_bytes)
+        if compute_checksum(body) != record.checksum:
             raise SharingFailed(f"the buffer of version {record.version} has another checksum")
-        return self._body
+        return body
 
 
 def _read_record(file: int) -> DeviceRecord:

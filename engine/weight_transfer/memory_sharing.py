@@ -35,7 +35,7 @@ class MemorySharing(Protocol):
         ...
 
     def open(self, handle: bytes, num_bytes: int) -> Tensor:
-        """The memory of another process, uint8 [num_bytes]. Raises SharingFailed."""
+        """Map the memory of another process, uint8 [num_bytes], as long as the tensor lives. Raises SharingFailed."""
         ...
 
 
