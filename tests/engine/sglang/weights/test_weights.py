@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +9,12 @@ import pytest
 import torch
 from aiohttp import web
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from bus.messages import WeightsPublished
 from engine.contract import EngineFailure, WeightsRefused
 from engine.sglang.client import SGLangClient
+from engine.sglang.http_api import UpdateRefused
 from engine.sglang.weights import WeightTransport, build_extra_key, disk_transport, ipc_transport, tensor_handles
 from engine.sglang.weights.checksums import ChecksumRegistry
 from engine.sglang.weights.disk_transport import DiskTransport
@@ -71,6 +73,7 @@ def make(checkpoint: Path, tmp_path: Path) -> Make:
         folder: Path = tmp_path,
         bucket: int = SMALL_BUCKET,
         timeout_s: float = 20.0,
+        device: str = "cpu",
     ) -> WeightTransport:
         layout, checksums = load_layout(checkpoint, dtype), ChecksumRegistry(tmp_path / "checksums", "sglang-0")
         match name:
@@ -79,7 +82,7 @@ def make(checkpoint: Path, tmp_path: Path) -> Make:
             case "tensor":
                 return TensorTransport(layout, checksums, bucket)
             case "ipc":
-                return IpcTransport(layout, checksums, bucket, torch.device("cpu"))
+                return IpcTransport(layout, checksums, bucket, torch.device(device))
             case _:
                 return ProcessGroupTransport(layout, checksums, bucket, timeout_s=timeout_s, response_timeout_s=0.1)
 
@@ -338,6 +341,25 @@ async def test_a_part_for_which_memory_is_missing_is_refused(
     with pytest.raises(WeightsRefused, match="cannot be shared: CUDA error: out of memory"):
         await update(make("ipc"), server, weights)
     assert server.paths[-2:] == [END, RESUME]
+
+
+async def test_an_error_of_the_clean_up_is_logged_and_does_not_hide_the_error_of_the_update(
+    make: Make, server: FakeWeightServer, weights: WeightsPublished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> dict[str, torch.Tensor]:
+        raise UpdateRefused("a part of the weights cannot be copied to cuda:1")
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(ipc_transport, "_stage", refuse)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "ipc_collect", fail)
+    with capture_logs() as logged, pytest.raises(WeightsRefused, match="cannot be copied to cuda:1"):
+        await update(make("ipc", device="cuda:1"), server, weights)
+    assert server.paths[-2:] == [END, RESUME]
+    (line,) = (line for line in logged if line["event"] == "weights.buckets_not_freed")
+    assert (line["device"], line["cause"]) == ("cuda:1", "CUDA error: an illegal memory access was encountered")
 
 
 def test_a_gpu_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
