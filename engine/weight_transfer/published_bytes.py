@@ -1,5 +1,6 @@
 """Bytes of published weights on their way to the engines, without torch: for the checks and the plan of a run."""
 
+from configs.machines import list_sharing_needs
 from configs.schema import RunConfig
 from engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
 from engine.model.model_config import DecoderConfig
@@ -35,12 +36,9 @@ def count_folder_bytes(parameters: int, run: RunConfig) -> int:
 
 
 def shares_gpu_weights(run: RunConfig) -> bool:
-    """Whether the learner keeps the published weights on its GPU for the embedded engine there: only a single rank, which
-    has whole parameters on its GPU, and only whole weights."""
-    is_on_gpu = run.learner.device == "cuda" == run.engine.device and run.engine.kind == "embedded"
-    is_on_gpu = is_on_gpu and run.learner.offload != "optimizer"
-    has_one_rank = run.learner.ranks * run.cluster.learner_nodes == 1
-    return run.engine.share_gpu_weights and is_on_gpu and has_one_rank and run.learner.lora_publish == "merged"
+    """Whether the learner keeps the published weights on its GPU too, for the embedded engine there."""
+    needs = list_sharing_needs(run.engine, run.learner, run.cluster.learner_nodes)
+    return run.engine.share_gpu_weights is not False and not needs
 
 
 def count_version_bytes(parameters: int, run: RunConfig) -> int:
