@@ -1,4 +1,4 @@
-"""The newest published weights in the memory of the learner's GPU, for engines on the same GPU.
+"""Keeps the newest published weights in the memory of the learner's GPU, for engines on the same GPU.
 
 The learner writes each version into one buffer, in the layout of a slot, and copies it from there into the slot. A record
 in the folder of the slots has the version, its digest, a checksum of the buffer, and a handle of its memory:
@@ -45,7 +45,7 @@ class DeviceRecord(msgspec.Struct, frozen=True):
 
 
 def compute_checksum(body: Tensor) -> int:
-    """Of uint8 [num_bytes], a multiple of 8, computed on its device."""
+    """Return a checksum of uint8 [num_bytes], a multiple of 8, computed on its device."""
     sums = [values.sum() for values in body.view(torch.int64).split(_CHECKSUM_VALUES)]
     total = 0
     for part in torch.stack(sums).tolist():
@@ -54,7 +54,7 @@ def compute_checksum(body: Tensor) -> int:
 
 
 class DeviceWeightsWriter:
-    """The learner's side. Without a free record or memory, a version is only in its slot."""
+    """Writes the buffer, in the learner. Without a free record or memory, a version is only in its slot."""
 
     def __init__(self, folder: Path, num_bytes: int, sharing: MemorySharing) -> None:
         """`folder`: of the slots."""
@@ -64,7 +64,7 @@ class DeviceWeightsWriter:
         self._record: int | None = None  # the open record while the buffer is written
 
     def begin(self) -> Tensor | None:
-        """The buffer, to be written, until `finish`. None if an engine still copies the version before."""
+        """Return the buffer, to be written until `finish`; None if an engine still copies the version before."""
         buffer = self._allocate()
         if buffer is None:
             return None
@@ -81,7 +81,7 @@ class DeviceWeightsWriter:
         return buffer.body
 
     def finish(self, published: WeightsPublished) -> None:
-        """The buffer holds these weights."""
+        """Fill the record: the buffer holds these weights."""
         if self._record is None or self._buffer is None:
             return
         record = DeviceRecord(
@@ -115,7 +115,7 @@ class DeviceWeightsWriter:
 
 
 class DeviceWeightsReader:
-    """An engine's side."""
+    """Loads weights from the buffer, in an engine."""
 
     def __init__(self, sharing: MemorySharing) -> None:
         self.num_loads = self.num_fallbacks = 0
@@ -135,7 +135,10 @@ class DeviceWeightsReader:
         return True
 
     def _load(self, published: WeightsPublished, parameters: Mapping[str, Tensor], layout: WeightLayout) -> None:
-        """Raises SharingFailed. Only variables of this call refer to the mapped buffer: its end unmaps it."""
+        """Load from the buffer. Raises SharingFailed.
+
+        Only variables of this call refer to the mapped buffer: its end unmaps the buffer.
+        """
         path = Path(published.path).with_name(RECORD_NAME)
         try:
             with opened(path) as file:
@@ -165,7 +168,7 @@ class DeviceWeightsReader:
 
 
 def _read_record(file: int) -> DeviceRecord:
-    """Empty if the learner was killed while it wrote the buffer."""
+    """Read the record, which is empty if the learner was killed while it wrote the buffer. Raises SharingFailed."""
     try:
         return msgspec.msgpack.decode(os.pread(file, os.fstat(file).st_size, 0), type=DeviceRecord)
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""Page-locked memory of mapped slots: a GPU copies it asynchronously, and at the full rate of its link.
+"""Locks the pages of mapped slots: a GPU copies it asynchronously, and at the full rate of its link.
 
 Memory is registered once for each mapping, since that takes about as long as a copy, and not for each version.
 """
@@ -17,7 +17,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
 
 class PageLocker(Protocol):
     def register(self, address: int, num_bytes: int) -> bool:
-        """False if the memory stays pageable."""
+        """Lock the pages; False if the memory stays pageable."""
         ...
 
     def unregister(self, address: int) -> None: ...
@@ -56,7 +56,7 @@ def _get_cudart() -> Any:  # torch's stubs do not describe it
 
 
 def make_page_locker(device: torch.device) -> PageLocker | None:
-    """None for a device that reads main memory itself."""
+    """Return None for a device that reads main memory itself."""
     return CudaPageLocker(device) if device.type == "cuda" else None
 
 

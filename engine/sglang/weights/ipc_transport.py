@@ -56,7 +56,7 @@ class IpcTransport:
 
 
 def _stage(bucket: Bucket, device: torch.device) -> dict[str, Tensor]:
-    """Copies in new memory. Raises UpdateRefused if there is too little."""
+    """Copy the bucket into new memory. Raises UpdateRefused if there is too little."""
     dtype = next(iter(bucket.values())).dtype
     layout = get_layout(bucket, dtype)
     try:
