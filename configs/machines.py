@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from configs.algorithm import LearnerConfig
 from configs.schema_tree import Count, FilePath, Port, PositiveFloat, PositiveInt, PositiveShare, Section, require
 
 SinkName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
@@ -23,14 +24,42 @@ class EngineConfig(Section, frozen=True):
     device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU per engine; engines share GPUs if there are fewer
     load_timeout_s: PositiveFloat = 600.0  # of a transfer and load of new weights; then the engine is restarted
     cuda_graphs: bool = True  # on cuda: launch steps without prefill as one graph
-    # On cuda, embedded: a learner with one rank keeps its published weights on its GPU, for the engine there.
-    share_gpu_weights: bool = True
+    # A learner with one rank keeps its published weights on its GPU, for the embedded engine there. auto: if there is one
+    share_gpu_weights: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         require(
             self.kv_tokens > 0 or (self.kv_tokens == 0 and self.kind != "embedded"),
             'kv_tokens must be positive; 0 leaves it to the server if kind = "sglang" or "openai"',
         )
+
+
+def list_sharing_needs(engine: EngineConfig, learner: LearnerConfig, learner_nodes: int) -> list[str]:
+    """List the settings without which a copy on the learner's GPU has no reader or no writer; empty if all of them hold.
+
+    With all of them the copy has a reader: engine 0 of node 0 and the only rank use the first GPU of their node.
+    """
+    needs = {
+        'engine.kind = "embedded"': (engine.kind == "embedded", "servers have transports of their own, sglang.weights"),
+        'engine.device = "cuda"': (engine.device == "cuda", "no engine uses the learner's GPU"),
+        'learner.device = "cuda"': (learner.device == "cuda", "the learner has no GPU"),
+        "learner.ranks = 1": (learner.ranks == 1, "each rank has only a part of the parameters"),
+        "cluster.learner_nodes = 1": (learner_nodes == 1, "each rank has only a part of the parameters"),
+        'learner.offload = "none"': (learner.offload != "optimizer", "the parameters are in main memory"),
+        'learner.lora_publish = "merged"': (learner.lora_publish == "merged", "adapters are loaded from slots"),
+    }
+    return [f"{wanted} ({why})" for wanted, (holds, why) in needs.items() if not holds]
+
+
+def check_gpu_sharing(
+    engine: EngineConfig, learner: LearnerConfig, learner_nodes: int, *, only_evaluates: bool
+) -> None:
+    """Raise ValueError if engine.share_gpu_weights = true has no effect. An evaluation has no learner."""
+    needs = list_sharing_needs(engine, learner, learner_nodes)
+    require(
+        engine.share_gpu_weights is not True or only_evaluates or not needs,
+        f'engine.share_gpu_weights = true needs {", and ".join(needs)}; "auto" shares weights only if a run meets this',
+    )
 
 
 class OpenAIConfig(Section, frozen=True):

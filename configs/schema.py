@@ -32,6 +32,7 @@ from configs.machines import (
     OpenAIConfig,
     SandboxConfig,
     SupervisionConfig,
+    check_gpu_sharing,
     check_openai,
 )
 from configs.schema_tree import Count, FilePath, Section, require
@@ -106,6 +107,7 @@ class RunConfig(Section, frozen=True):
             check_openai(self.openai, self.engine.num_engines, only_evaluates=self.evaluation.only)
         _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
+        check_gpu_sharing(self.engine, self.learner, self.cluster.learner_nodes, only_evaluates=self.evaluation.only)
         _require_useful_offload(self.learner, self.sft, self.sglang)
         _require_no_cold_start(self.sft, self.learner)
         require(

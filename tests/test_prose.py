@@ -29,6 +29,15 @@ PATTERN = re.compile(
     r"(?<![\w-])(" + "|".join(phrase.replace(" ", r"\s+") for phrase in STOP_LIST) + r")(?![\w-])", re.IGNORECASE
 )
 WORD = re.compile(r"[\w-]+")
+# Words with which no sentence with a subject, and no imperative, begins; in the folders that are free of such docstrings.
+FRAGMENT = re.compile(
+    r"(Of|In|At|By|For|As|From|Under|Without|Whether|None|Empty|Independent|Bytes|Views|Since|How|What|Whole) "
+)
+WHOLE_SENTENCES = (
+    *(ROOT / "engine" / "weight_transfer").glob("*.py"),
+    *(ROOT / "engine" / "sglang" / "weights").glob("*.py"),
+    ROOT / "analysis" / "planning" / "memory_plan.py",
+)
 HELP_KEYWORDS = ("help", "description", "epilog")
 HELP_ARGUMENT = re.compile(rf"\b({'|'.join(HELP_KEYWORDS)})\s*=")
 
@@ -90,3 +99,13 @@ def test_no_prose_has_a_word_of_the_stop_list() -> None:
     modules = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
     violations = [violation for path in (*pages, *modules) for violation in find_violations(path)]
     assert violations == [], f"{len(violations)} violations"
+
+
+def test_docstrings_of_weights_begin_with_a_subject_or_an_imperative() -> None:
+    nodes = ((path, node) for path in WHOLE_SENTENCES for node in (parse(path), *list_definitions(path)))
+    fragments = [
+        f"{path.relative_to(ROOT)}:{node.body[0].lineno}: {docstring.partition(chr(10))[0]}"
+        for path, node in nodes
+        if FRAGMENT.match(docstring := ast.get_docstring(node) or "")
+    ]
+    assert fragments == []

@@ -1,4 +1,4 @@
-"""Memory of a GPU and of a node's host: learner, engines, weights on their way between them."""
+"""Plans the memory of a GPU and of a node's host: learner, engines, weights on their way between them."""
 
 from math import prod
 
@@ -74,7 +74,10 @@ def _make_share(inputs: PlanInputs) -> RankShare:
 
 
 def compute_engine_weights(inputs: PlanInputs) -> float:
-    """Of one GPU of an engine, or of an engine on a CPU. An embedded engine has a tied embedding twice."""
+    """Return the bytes of the weights on one GPU of an engine, or of an engine on a CPU.
+
+    An embedded engine has a tied embedding twice.
+    """
     size = inputs.size
     parameters = size.total if inputs.has_servers or size.head else size.total + size.embedding
     shared_by = inputs.run.sglang.tensor_parallel if inputs.has_servers else 1
@@ -82,14 +85,17 @@ def compute_engine_weights(inputs: PlanInputs) -> float:
 
 
 def compute_cached_token_bytes(inputs: PlanInputs) -> float:
-    """Of one KV token on one GPU. With more GPUs than key heads, several GPUs hold the same head."""
+    """Return the bytes of one KV token on a GPU. With more GPUs than key heads, several GPUs hold the same head."""
     config, shared_by = inputs.config, inputs.run.sglang.tensor_parallel if inputs.has_servers else 1
     heads = -(-config.num_kv_heads // shared_by)
     return 2 * config.num_layers * heads * config.head_dim * inputs.engine_value_bytes
 
 
 def compute_cache_tokens(inputs: PlanInputs) -> int | None:
-    """KV tokens of one copy of the model; with engine.kv_tokens = 0 those of sglang.memory_share, None without a GPU."""
+    """Return the KV tokens of one copy of the model.
+
+    With engine.kv_tokens = 0 they are those of sglang.memory_share, and None without a GPU.
+    """
     run, gpu = inputs.run, inputs.machines.gpu
     if run.engine.kv_tokens:
         return run.engine.kv_tokens // (run.sglang.data_parallel if inputs.has_servers else 1)
@@ -144,7 +150,7 @@ def _count_buffer_bytes(inputs: PlanInputs) -> int:
 
 
 def _plan_device_buckets(inputs: PlanInputs, count: int, bucket: float) -> PlanItem:
-    """On a GPU, of `count` servers."""
+    """Plan the buckets of `count` servers on a GPU."""
     if inputs.run.sglang.weights == "ipc":
         note = f"{IPC_BUCKETS} of sglang.bucket_mib during an update, and the generator's CUDA context"
         return PlanItem("weight bucket", count * (IPC_BUCKETS * bucket + CONTEXT_BYTES), note)
@@ -167,7 +173,7 @@ def _compute_bucket_bytes(inputs: PlanInputs) -> float:
 
 
 def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
-    """The most loaded GPU: the first one of the first node. None if the run uses no GPU."""
+    """Plan the most loaded GPU: the first one of the first node. None if the run uses no GPU."""
     run, gpu = inputs.run, inputs.machines.gpu
     trains, generates = run.learner.device == "cuda", run.engine.device == "cuda"
     if not (trains or generates):
@@ -194,14 +200,14 @@ def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
 
 
 def _take_turns(learner: list[PlanItem], engine: list[PlanItem], inputs: PlanInputs) -> list[PlanItem]:
-    """With sglang.colocate: the larger of a step's peak and of the engines with the learner's state between steps."""
+    """Return the larger of a step's peak and of the engines with the learner's state between steps: sglang.colocate."""
     held = 0.0 if inputs.run.learner.offload == "between_steps" else compute_learner_rank(inputs).held
     generating = [PlanItem("learner between steps", held, "master weights and moments"), *engine] if held else engine
     return max(learner, generating, key=lambda items: sum(item.bytes for item in items))
 
 
 def _list_rank_items(rank: RankMemory, inputs: PlanInputs, count: int = 1) -> list[PlanItem]:
-    """Of `count` equal ranks."""
+    """List the memory of `count` equal ranks."""
     checkpointing = inputs.run.learner.activation_checkpointing
     tokens = f"{inputs.micro_batch_tokens:,} tokens, checkpointing {checkpointing}"
     items = [
@@ -217,7 +223,7 @@ def _list_rank_items(rank: RankMemory, inputs: PlanInputs, count: int = 1) -> li
 
 
 def _list_offloaded_items(inputs: PlanInputs, ranks: int) -> list[PlanItem]:
-    """In main memory, of a learner on GPUs."""
+    """List the main memory of a learner on GPUs."""
     if inputs.run.learner.offload == "between_steps":
         return [PlanItem("learner between steps", ranks * compute_learner_rank(inputs).held, "page-locked")]
     return _list_rank_items(compute_offloaded_memory(inputs.size, _make_share(inputs)), inputs, ranks)
@@ -229,7 +235,7 @@ def _describe_share(inputs: PlanInputs) -> str:
 
 
 def plan_host(inputs: PlanInputs) -> PlannedResource:
-    """Main memory of the first node. The sandbox's calls are not counted: its limits bound them."""
+    """Plan the main memory of the first node. The sandbox's calls are not counted: its limits bound them."""
     run, machines = inputs.run, inputs.machines
     ranks, engines = run.learner.ranks, run.engine.num_engines
     items, keys = list[PlanItem](), list[str]()
@@ -289,5 +295,5 @@ def _describe_slots(inputs: PlanInputs) -> str:
 
 
 def count_batch_bytes(inputs: PlanInputs) -> float:
-    """Files of one step's batch; a step of the cold start has none."""
+    """Return the bytes of the files of one step's batch; a step of the cold start has none."""
     return inputs.trained_tokens * BYTES_PER_TOKEN if inputs.has_rl else 0.0

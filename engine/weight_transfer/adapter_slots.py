@@ -1,4 +1,4 @@
-"""Published adapters: a small slot that names its base, the frozen weights in a slot of their own.
+"""Publishes and loads adapters: a small slot names its base, the frozen weights in a slot of their own.
 
 The body of the slot of a version, with its digest over all of it:
 
@@ -44,7 +44,7 @@ class AdapterBase(NamedTuple):
         return record.ljust(BASE_RECORD_BYTES, b"\0")
 
     def locate(self, adapters: WeightsPublished) -> WeightsPublished:
-        """The base of these adapters, on the same machine."""
+        """Return the base of these adapters, on the same machine."""
         path = get_slot_path(Path(adapters.path).parent, self.slot)
         return WeightsPublished(BASE_VERSION, str(path), self.num_bytes, self.digest)
 
@@ -56,7 +56,7 @@ def parse_base(body: bytes) -> AdapterBase:
 
 
 def read_base(adapters: WeightsPublished) -> AdapterBase:
-    """From the slot of the adapters. Raises WeightsRefused if it holds other weights."""
+    """Read the base from the slot of the adapters. Raises WeightsRefused if it holds other weights."""
     try:
         with Path(adapters.path).open("rb", buffering=0) as file:
             header = parse_header(file.read(HEADER.size))

@@ -1,4 +1,4 @@
-"""Digests of the chunks of a slot by several threads: XXH3 releases Python's lock while it hashes a chunk."""
+"""Computes digests of the chunks of a slot by several threads: XXH3 releases Python's lock while it hashes a chunk."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ MAX_THREADS = 8  # more do not help: memory limits the rate
 
 
 def count_threads(processes: int = 1) -> int:
-    """Of each of the processes that digest at the same time."""
+    """Return the number of threads of each of the `processes` that digest at the same time."""
     return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // processes))
 
 
 def count_device_threads(device: torch.device, processes: int = 1) -> int:
-    """For a learner or engine on this device. On a CPU the other threads compute: only one digests."""
+    """Return the number of threads of a learner or engine on this device.
+
+    On a CPU the other threads compute: only one digests.
+    """
     return count_threads(processes) if device.type == "cuda" else 1
 
 
@@ -39,14 +42,14 @@ def write_digests(slot: memoryview, num_bytes: int, numbers: Sequence[int], thre
 
 
 def find_damaged_chunk(slot: memoryview, num_bytes: int, threads: int) -> int | None:
-    """The first chunk of the parameters that does not match the chunk table."""
+    """Find the first chunk of the parameters that does not match the chunk table; None if all match."""
     numbers = range(count_digest_chunks(num_bytes))
     matches = _map_chunks(partial(has_chunk_digest, slot, num_bytes), numbers, threads)
     return next((number for number, is_equal in zip(numbers, matches, strict=True) if not is_equal), None)
 
 
 def _map_chunks(function: Callable[[int], Result], numbers: Sequence[int], threads: int) -> list[Result]:
-    """A single chunk is not worth a thread."""
+    """Call the function for each chunk, in threads. A single chunk is not worth a thread."""
     if min(len(numbers), threads) <= 1:
         return [function(number) for number in numbers]
     with ThreadPoolExecutor(min(len(numbers), threads)) as pool:
@@ -82,7 +85,7 @@ class RunningDigests:
         write_chunk_digest(self._slot, self._num_bytes, number)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Raises the error of a thread."""
+        """Raise the error of a thread."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=error is not None)
         if error is None:

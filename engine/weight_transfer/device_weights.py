@@ -1,10 +1,13 @@
-"""The newest published weights in the memory of the learner's GPU, for engines on the same GPU.
+"""Keeps the newest published weights in the memory of the learner's GPU, for engines on the same GPU.
 
 The learner writes each version into one buffer, in the layout of a slot, and copies it from there into the slot. A record
 in the folder of the slots has the version, its digest, a checksum of the buffer, and a handle of its memory:
 
     learner    locks the record exclusively and empties it, writes the buffer, fills the record and unlocks it
-    engine     locks the record, maps the buffer once for each handle, compares the checksum on the GPU, and copies
+    engine     locks the record, maps the buffer, compares the checksum on the GPU, copies, and unmaps the buffer
+
+Between loads no engine has the buffer mapped, so the GPU gets the memory back when the learner ends. torch counts one
+release of the memory per load: the lock, not this count, keeps the learner from writing while an engine copies.
 
 An engine that cannot use the buffer loads the slot: it is on another GPU or node, the record has another version or is
 locked, the learner has ended, or the memory cannot be mapped.
@@ -42,7 +45,7 @@ class DeviceRecord(msgspec.Struct, frozen=True):
 
 
 def compute_checksum(body: Tensor) -> int:
-    """Of uint8 [num_bytes], a multiple of 8, computed on its device."""
+    """Return a checksum of uint8 [num_bytes], a multiple of 8, computed on its device."""
     sums = [values.sum() for values in body.view(torch.int64).split(_CHECKSUM_VALUES)]
     total = 0
     for part in torch.stack(sums).tolist():
@@ -51,7 +54,7 @@ def compute_checksum(body: Tensor) -> int:
 
 
 class DeviceWeightsWriter:
-    """The learner's side. Without a free record or memory, a version is only in its slot."""
+    """Writes the buffer, in the learner. Without a free record or memory, a version is only in its slot."""
 
     def __init__(self, folder: Path, num_bytes: int, sharing: MemorySharing) -> None:
         """`folder`: of the slots."""
@@ -61,7 +64,7 @@ class DeviceWeightsWriter:
         self._record: int | None = None  # the open record while the buffer is written
 
     def begin(self) -> Tensor | None:
-        """The buffer, to be written, until `finish`. None if an engine still copies the version before."""
+        """Return the buffer, to be written until `finish`; None if an engine still copies the version before."""
         buffer = self._allocate()
         if buffer is None:
             return None
@@ -78,7 +81,7 @@ class DeviceWeightsWriter:
         return buffer.body
 
     def finish(self, published: WeightsPublished) -> None:
-        """The buffer holds these weights."""
+        """Fill the record: the buffer holds these weights."""
         if self._record is None or self._buffer is None:
             return
         record = DeviceRecord(
@@ -112,12 +115,11 @@ class DeviceWeightsWriter:
 
 
 class DeviceWeightsReader:
-    """An engine's side."""
+    """Loads weights from the buffer, in an engine."""
 
     def __init__(self, sharing: MemorySharing) -> None:
         self.num_loads = self.num_fallbacks = 0
         self._sharing = sharing
-        self._handle, self._body = b"", torch.empty(0, dtype=torch.uint8)  # of the mapped buffer
 
     def load(self, published: WeightsPublished, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
         """Copy the published weights into `parameters`. False, without a change, if they must come from the slot."""
@@ -133,6 +135,10 @@ class DeviceWeightsReader:
         return True
 
     def _load(self, published: WeightsPublished, parameters: Mapping[str, Tensor], layout: WeightLayout) -> None:
+        """Load from the buffer. Raises SharingFailed.
+
+        Only variables of this call refer to the mapped buffer: its end unmaps the buffer.
+        """
         path = Path(published.path).with_name(RECORD_NAME)
         try:
             with opened(path) as file:
@@ -155,17 +161,14 @@ class DeviceWeightsReader:
             raise SharingFailed(f"the buffer has {record.num_bytes} bytes, but the model needs {layout.num_bytes}")
         if not Path(f"/proc/{record.process}").exists():
             raise SharingFailed(f"the process {record.process} has ended, which had the buffer")
-        if record.handle != self._handle:
-            self._handle, self._body = b"", torch.empty(0, dtype=torch.uint8)  # the earlier learner's
-            self._body = self._sharing.open(record.handle, record.num_bytes)
-            self._handle = record.handle
-        if compute_checksum(self._body) != record.checksum:
+        body = self._sharing.open(record.handle, record.num_bytes)
+        if compute_checksum(body) != record.checksum:
             raise SharingFailed(f"the buffer of version {record.version} has another checksum")
-        return self._body
+        return body
 
 
 def _read_record(file: int) -> DeviceRecord:
-    """Empty if the learner was killed while it wrote the buffer."""
+    """Read the record, which is empty if the learner was killed while it wrote the buffer. Raises SharingFailed."""
     try:
         return msgspec.msgpack.decode(os.pread(file, os.fstat(file).st_size, 0), type=DeviceRecord)
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""Locks of files and folders that several processes share. The kernel releases the locks of a dead process."""
+"""Locks files and folders that several processes share. The kernel releases the locks of a dead process."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ def wait_for_lock(file: int, stop: threading.Event) -> bool:
 
 
 def try_lock(file: int, *, shared: bool = False) -> bool:
-    """False if another open file has a lock that excludes this one."""
+    """Lock the open file; False if another open file has a lock that excludes this one."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -33,14 +33,14 @@ def unlock(file: int) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has a lock on the file or folder."""
+    """Return whether a process has a lock on the file or folder."""
     with opened(path) as file:
         return not try_lock(file)
 
 
 @contextmanager
 def opened(path: Path) -> Generator[int]:
-    """The descriptor of the file or folder, for reading; no child process inherits it."""
+    """Yield the descriptor of the file or folder, for reading; no child process inherits it."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield file

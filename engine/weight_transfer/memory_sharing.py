@@ -1,4 +1,4 @@
-"""Memory of a device that another process of the machine maps by a handle: CUDA IPC.
+"""Shares memory of a device with other processes of the machine, which map it by a handle: CUDA IPC.
 
 MemorySharing is the seam: the tests use files in shared memory in place of a GPU's memory.
 """
@@ -22,25 +22,25 @@ class SharedBuffer(NamedTuple):
 class MemorySharing(Protocol):
     @property
     def kind(self) -> str:
-        """Of the handles."""
+        """Return the name of the kind of handles."""
         ...
 
     @property
     def device_id(self) -> str:
-        """The same in all processes of the machine, and unique on it."""
+        """Return the name of the device, the same in all processes of the machine and unique on it."""
         ...
 
     def allocate(self, num_bytes: int) -> SharedBuffer:
-        """Raises SharingFailed."""
+        """Allocate shared memory. Raises SharingFailed."""
         ...
 
     def open(self, handle: bytes, num_bytes: int) -> Tensor:
-        """The memory of another process, uint8 [num_bytes]. Raises SharingFailed."""
+        """Map the memory of another process, uint8 [num_bytes], as long as the tensor lives. Raises SharingFailed."""
         ...
 
 
 class _CudaHandle(msgspec.Struct, frozen=True, array_like=True):
-    """What torch.UntypedStorage._share_cuda_ returns after the device, and _new_shared_cuda takes."""
+    """A handle has what torch.UntypedStorage._share_cuda_ returns after the device, and _new_shared_cuda takes."""
 
     memory: bytes
     num_bytes: int
@@ -52,7 +52,7 @@ class _CudaHandle(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CudaSharing:
-    """A process cannot open its own handles."""
+    """Shares memory of a GPU. A process cannot open its own handles."""
 
     kind = "cuda"
 
@@ -61,7 +61,7 @@ class CudaSharing:
 
     @property
     def device_id(self) -> str:
-        """Independent of CUDA_VISIBLE_DEVICES."""
+        """Return the UUID of the GPU, which is independent of CUDA_VISIBLE_DEVICES."""
         return str(torch.cuda.get_device_properties(self._device).uuid)
 
     def allocate(self, num_bytes: int) -> SharedBuffer:

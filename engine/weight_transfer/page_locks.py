@@ -1,4 +1,4 @@
-"""Page-locked memory of mapped slots: a GPU copies it asynchronously, and at the full rate of its link.
+"""Locks the pages of mapped slots: a GPU copies it asynchronously, and at the full rate of its link.
 
 Memory is registered once for each mapping, since that takes about as long as a copy, and not for each version.
 """
@@ -17,14 +17,14 @@ _PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
 
 class PageLocker(Protocol):
     def register(self, address: int, num_bytes: int) -> bool:
-        """False if the memory stays pageable."""
+        """Lock the pages; False if the memory stays pageable."""
         ...
 
     def unregister(self, address: int) -> None: ...
 
 
 class CudaPageLocker:
-    """A failure is logged and leaves the memory pageable: copies are then slower, but right."""
+    """Locks pages for a GPU. A failure is logged: memory that stays pageable makes copies slower, but not wrong."""
 
     def __init__(self, device: torch.device) -> None:
         """`device`: another one than the process uses would get a CUDA context, which takes memory."""
@@ -32,17 +32,23 @@ class CudaPageLocker:
 
     def register(self, address: int, num_bytes: int) -> bool:
         with torch.cuda.device(self._device):
-            error = int(_get_cudart().cudaHostRegister(address, num_bytes, _PORTABLE))
-            if error == 0:
-                return True
-            with suppress(RuntimeError):  # the next launch of a kernel reports this error again, and clears it
-                torch.zeros(1, device=self._device)
-        structlog.get_logger().warning("weights.pages_not_locked", cuda_error=error, bytes=num_bytes)
-        return False
+            error = _get_cudart().cudaHostRegister(address, num_bytes, _PORTABLE)
+            return self._has_succeeded(error, "weights.pages_not_locked", bytes=num_bytes)
 
     def unregister(self, address: int) -> None:
         with torch.cuda.device(self._device):
-            _get_cudart().cudaHostUnregister(address)
+            error = _get_cudart().cudaHostUnregister(address)
+            self._has_succeeded(error, "weights.pages_not_unlocked")
+
+    def _has_succeeded(self, error: Any, event: str, **details: int) -> bool:
+        """Log an error by its name, and clear it. `error`: a call's result, of torch's type cudaError."""
+        if int(error) == 0:
+            return True
+        with suppress(RuntimeError):  # the next launch of a kernel reports this error again, and clears it
+            torch.zeros(1, device=self._device)
+        cause = str(_get_cudart().cudaGetErrorString(error))
+        structlog.get_logger().warning(event, cause=cause, cuda_error=int(error), **details)
+        return False
 
 
 def _get_cudart() -> Any:  # torch's stubs do not describe it
@@ -50,7 +56,7 @@ def _get_cudart() -> Any:  # torch's stubs do not describe it
 
 
 def make_page_locker(device: torch.device) -> PageLocker | None:
-    """None for a device that reads main memory itself."""
+    """Return None for a device that reads main memory itself."""
     return CudaPageLocker(device) if device.type == "cuda" else None
 
 

@@ -1,5 +1,9 @@
-"""Bytes of published weights on their way to the engines, without torch: for the checks and the plan of a run."""
+"""Counts the bytes of published weights on their way to the engines, for the checks and the plan of a run.
 
+It does not import torch.
+"""
+
+from configs.machines import list_sharing_needs
 from configs.schema import RunConfig
 from engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
 from engine.model.model_config import DecoderConfig
@@ -9,8 +13,9 @@ _VALUE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def count_slot_bytes(config: DecoderConfig, parameters: int, run: RunConfig) -> int:
-    """Of all versions in shared memory: whole weights in engine.dtype, or one base and adapters in float32.
+    """Return the bytes of all versions in shared memory.
 
+    They are whole weights in engine.dtype, or one base and adapters in float32.
     `parameters`: of the model of `config`, without adapters.
     """
     base = count_version_bytes(parameters, run)
@@ -21,7 +26,7 @@ def count_slot_bytes(config: DecoderConfig, parameters: int, run: RunConfig) -> 
 
 
 def count_folders(run: RunConfig) -> int:
-    """Folders of whole weights that the servers of a node read at the same time.
+    """Return the number of folders of whole weights that the servers of a node read at the same time.
 
     A second one exists while an engine that restarts still reads the version before. Several servers share a folder.
     """
@@ -35,14 +40,11 @@ def count_folder_bytes(parameters: int, run: RunConfig) -> int:
 
 
 def shares_gpu_weights(run: RunConfig) -> bool:
-    """Whether the learner keeps the published weights on its GPU for the embedded engine there: only a single rank, which
-    has whole parameters on its GPU, and only whole weights."""
-    is_on_gpu = run.learner.device == "cuda" == run.engine.device and run.engine.kind == "embedded"
-    is_on_gpu = is_on_gpu and run.learner.offload != "optimizer"
-    has_one_rank = run.learner.ranks * run.cluster.learner_nodes == 1
-    return run.engine.share_gpu_weights and is_on_gpu and has_one_rank and run.learner.lora_publish == "merged"
+    """Return whether the learner keeps the published weights on its GPU too, for the embedded engine there."""
+    needs = list_sharing_needs(run.engine, run.learner, run.cluster.learner_nodes)
+    return run.engine.share_gpu_weights is not False and not needs
 
 
 def count_version_bytes(parameters: int, run: RunConfig) -> int:
-    """Of whole weights in engine.dtype."""
+    """Return the bytes of whole weights in engine.dtype."""
     return parameters * _VALUE_BYTES[run.engine.dtype]

@@ -1,4 +1,4 @@
-"""How an embedded engine loads a published version.
+"""Loads a published version into an embedded engine.
 
 adapters                     from a slot, merged with their base
 weights of a learner with    from the memory of that GPU; if it cannot be used, from the slot. Never run on a GPU

@@ -24,9 +24,10 @@ _TRANSPOSED_ROWS = 64  # of a matrix that are transposed at once, in the process
 def open_published(
     published: WeightsPublished, layout: WeightLayout, mappings: SlotMappings | None = None, *, threads: int = 1
 ) -> Generator[dict[str, Tensor]]:
-    """Views of the published parameters, verified; valid and unchanged inside the context.
+    """Yield views of the published parameters, verified; valid and unchanged inside the context.
 
-    `mappings`: of an engine that loads each version. `threads`: that verify it, without mappings. Raises WeightsRefused if the slot does not hold these weights.
+    `mappings`: of an engine that loads each version. `threads`: that verify it, without mappings. Raises WeightsRefused if
+    the slot does not hold these weights.
     """
     with open_body(published, layout, mappings, threads=threads) as body:
         yield layout.view(body)
@@ -36,7 +37,7 @@ def open_published(
 def open_body(
     published: WeightsPublished, layout: WeightLayout, mappings: SlotMappings | None = None, *, threads: int = 1
 ) -> Generator[Tensor]:
-    """As open_published: the prefix and the parameters, uint8 [num_bytes]."""
+    """Yield the prefix and the parameters, uint8 [num_bytes]; otherwise as open_published."""
     if published.num_bytes != layout.num_bytes:
         raise WeightsRefused(f"weights have {published.num_bytes} bytes, but the model needs {layout.num_bytes}")
     with _opened(Path(published.path)) as file, _share_locked(file):
@@ -63,7 +64,7 @@ def load_published(
 
 
 def wait_for_copies(parameters: Mapping[str, Tensor]) -> None:
-    """The slot may be overwritten only after the GPU has read it."""
+    """Wait until the GPU has read the slot: only then it may be overwritten."""
     for device in {parameter.device for parameter in parameters.values()}:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
@@ -90,7 +91,7 @@ def _share_locked(file: int) -> Generator[None]:
 
 
 def _verify(content: mmap.mmap, published: WeightsPublished, threads: int) -> None:
-    """Raises WeightsRefused."""
+    """Check the header and all digests. Raises WeightsRefused."""
     header, view = parse_header(content[:64]), memoryview(content)
     if header is None or (header.version, header.num_bytes) != (published.version, published.num_bytes):
         held = "no weights" if header is None else f"version {header.version}"
@@ -102,8 +103,10 @@ def _verify(content: mmap.mmap, published: WeightsPublished, threads: int) -> No
 
 
 def copy_into(parameter: Tensor, source: Tensor) -> None:
-    """Without waiting for a GPU. Engines store matrices transposed, which torch copies on a CPU several times more slowly
-    at once than in blocks."""
+    """Copy without waiting for a GPU.
+
+    Engines store matrices transposed, which torch copies on a CPU several times more slowly at once than in blocks.
+    """
     is_transposed = (
         parameter.dim() == 2 and parameter.device.type == "cpu" and parameter.stride(0) < parameter.stride(1)
     )

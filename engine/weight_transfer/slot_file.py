@@ -1,4 +1,4 @@
-"""The file format of published weights, and the requests for chunks of it over the network.
+"""Defines the file format of published weights, and the requests for chunks of it over the network.
 
     offset 0          header: magic, policy version, bytes of the parameters, digest of the chunk table
     offset 64         chunk table: the XXH3-128 digest of each DIGEST_CHUNK_BYTES of the parameters
@@ -52,7 +52,7 @@ def parse_header(content: bytes | memoryview) -> SlotHeader | None:
 
 
 def has_weights(slot: Path, published: WeightsPublished) -> bool:
-    """Whether the slot holds these weights, by its header and file size."""
+    """Return whether the slot holds these weights, by its header and file size."""
     try:
         with slot.open("rb", buffering=0) as file:
             has_size = os.fstat(file.fileno()).st_size == compute_file_bytes(published.num_bytes)
@@ -69,7 +69,7 @@ def count_digest_chunks(num_bytes: int) -> int:
 
 
 def get_body_offset(num_bytes: int) -> int:
-    """Of the parameters, in a slot with `num_bytes` of them."""
+    """Return the offset of the parameters in a slot with `num_bytes` of them."""
     end = _TABLE_OFFSET + _DIGEST_BYTES * count_digest_chunks(num_bytes)
     return -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
 
@@ -79,12 +79,12 @@ def compute_file_bytes(num_bytes: int) -> int:
 
 
 def get_chunk_table(slot: memoryview, num_bytes: int) -> memoryview:
-    """The bytes of the chunk table in the content of a slot."""
+    """Return the bytes of the chunk table in the content of a slot."""
     return slot[_TABLE_OFFSET : _TABLE_OFFSET + _DIGEST_BYTES * count_digest_chunks(num_bytes)]
 
 
 def digest_chunk(slot: memoryview, num_bytes: int, number: int) -> bytes:
-    """The digest of chunk `number` of the parameters in the content of a slot."""
+    """Return the digest of chunk `number` of the parameters in the content of a slot."""
     start = number * DIGEST_CHUNK_BYTES
     body = get_body_offset(num_bytes)
     return xxhash.xxh3_128_digest(slot[body + start : body + min(start + DIGEST_CHUNK_BYTES, num_bytes)])
@@ -96,12 +96,12 @@ def write_chunk_digest(slot: memoryview, num_bytes: int, number: int) -> None:
 
 
 def digest_table(table: memoryview | bytes, num_bytes: int) -> str:
-    """The digest of the weights, from their chunk table."""
+    """Return the digest of the weights, from their chunk table."""
     return xxhash.xxh3_128_hexdigest(bytes(table) + num_bytes.to_bytes(8, "little"))
 
 
 def has_chunk_digest(slot: memoryview, num_bytes: int, number: int) -> bool:
-    """Whether chunk `number` of the parameters matches the chunk table."""
+    """Return whether chunk `number` of the parameters matches the chunk table."""
     table = get_chunk_table(slot, num_bytes)
     return digest_chunk(slot, num_bytes, number) == bytes(table[_DIGEST_BYTES * number : _DIGEST_BYTES * (number + 1)])
 
@@ -132,7 +132,7 @@ decode_request = msgspec.msgpack.Decoder(ChunkRequest).decode
 
 
 def read_chunk(folder: Path, request: ChunkRequest) -> bytes | None:
-    """None if the slot does not hold these weights, or ends before the chunk does. Raises OSError."""
+    """Read a chunk; None if the slot does not hold these weights, or ends before the chunk does. Raises OSError."""
     try:
         with get_slot_path(folder, request.slot).open("rb", buffering=0) as file:
             slot = file.fileno()

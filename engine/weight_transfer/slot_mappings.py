@@ -1,4 +1,4 @@
-"""The slots that an engine has mapped.
+"""Keeps the slots that an engine has mapped.
 
 The learner overwrites a slot in place, so the mapping of its file stays valid, and its pages are locked once for a GPU.
 A slot of another node is a new file in each version. So a mapping is kept only if its file is mapped a second time.
@@ -34,7 +34,7 @@ class SlotMappings:
         self._kept: dict[Path, _KeptMapping] = {}
 
     def map(self, path: Path, file: int) -> mmap.mmap:
-        """The content of the open file, which `path` named."""
+        """Return the content of the open file, which `path` named."""
         self._drop_replaced()
         status = os.fstat(file)
         file_id = _FileId(status.st_dev, status.st_ino)
@@ -47,7 +47,7 @@ class SlotMappings:
         return self._kept[path].content
 
     def _drop_replaced(self) -> None:
-        """Files that a path no longer names would keep their memory."""
+        """Drop files that a path no longer names: they would keep their memory."""
         for path, file_id in list(self._seen.items()):
             if _identify(path) != file_id:
                 del self._seen[path]
@@ -55,7 +55,7 @@ class SlotMappings:
 
 
 def map_privately(file: int) -> mmap.mmap:
-    """Writable for torch, but never written."""
+    """Map the file writable for torch, but never written."""
     content = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
     with suppress(OSError):
         content.madvise(_MADV_POPULATE_READ)  # one call is cheaper than a page fault per 64 KiB

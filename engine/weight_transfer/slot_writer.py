@@ -36,8 +36,9 @@ _NO_DIGEST = "00" * 16
 
 
 class SlotWriter:
-    """One rank's access to slot `first_slot + version % num_slots`: earlier versions stay readable while engines load them.
+    """Gives one rank access to slot `first_slot + version % num_slots`.
 
+    Earlier versions stay readable while engines load them.
     The leading rank prepares a slot; then all ranks of its machine write and digest their parts; then it seals the slot.
     `folder` is in shared memory and belongs to the run (RunFolder.shared_memory); the launcher removes it.
     """
@@ -72,7 +73,7 @@ class SlotWriter:
         self._slots[version % len(self._slots)] = slot
 
     def open(self, version: int) -> dict[str, Tensor]:
-        """Views of the parameters in the prepared slot, to be written."""
+        """Return views of the parameters in the prepared slot, to be written."""
         return self._layout.view(view_body(self._open_slot(version).content, self._layout.num_bytes))
 
     def digest(self, version: int, part: int, num_parts: int) -> None:
@@ -82,7 +83,7 @@ class SlotWriter:
         write_digests(content, num_bytes, numbers, self._threads)
 
     def start_digests(self, version: int) -> RunningDigests:
-        """For a rank that writes the whole slot, in the order of the layout."""
+        """Start digests of a rank that writes the whole slot, in the order of the layout."""
         return RunningDigests(memoryview(self._open_slot(version).content), self._layout.num_bytes, self._threads)
 
     def seal(self, version: int) -> WeightsPublished:
@@ -108,7 +109,10 @@ class SlotWriter:
         return slot
 
     def _lock_present(self, version: int) -> _MappedSlot | None:
-        """None if there is no such file, or an engine reads it, or it has another size: a killed learner may leave it empty."""
+        """Return the slot, locked; None if there is no such file, an engine reads it, or it has another size.
+
+        A killed learner may leave an empty file.
+        """
         path = self._get_path(version)
         if not path.exists():
             return None
@@ -133,7 +137,7 @@ class _MappedSlot:
         self._pages = LockedPages(self.content, locker)
 
     def is_at(self, path: Path) -> bool:
-        """Whether the path still names this file."""
+        """Return whether the path still names this file."""
         return path.exists() and os.path.samestat(path.stat(), os.fstat(self._file))
 
     def try_lock(self) -> bool:

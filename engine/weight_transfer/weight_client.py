@@ -77,7 +77,7 @@ class WeightsFetcher:
         self._has_base = has_base
 
     async def fetch(self, published: WeightsPublished) -> WeightsPublished:
-        """The same weights, in a slot of this node.
+        """Return the same weights, in a slot of this node.
 
         Retries without limit while the link is slow or down. Raises WeightsRefused if the server no longer has them,
         OSError if this node's memory is full.
@@ -148,7 +148,7 @@ class WeightsFetcher:
 
 
 class _WeightsDownload:
-    """The download of one version into a file, over several connections if necessary.
+    """Downloads one version into a file, over several connections if necessary.
 
     Chunks are requested in order, WINDOW_CHUNKS at a time. Outstanding requests of a broken connection are repeated.
     """
@@ -164,7 +164,7 @@ class _WeightsDownload:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes received without a gap from the start."""
+        """Return the number of bytes received without a gap from the start."""
         return next((request.offset for request in self._outstanding.values()), self._next_offset)
 
     @property
@@ -172,7 +172,7 @@ class _WeightsDownload:
         return self.received_bytes == self._published.num_bytes
 
     def shrink_chunks(self) -> None:
-        """For a slow link, on which a chunk of the current size always times out."""
+        """Shrink the chunks for a slow link, on which a chunk of the current size always times out."""
         self._chunk_bytes = max(self._chunk_bytes // 4, min(_MIN_CHUNK_BYTES, self._max_chunk_bytes))
 
     def resume(self, connection: WeightConnection) -> None:
@@ -278,7 +278,7 @@ class WeightConnection:
         self._socket.send(request)
 
     def receive(self) -> tuple[bytes, zmq.Frame | None]:
-        """The next answer: its request's frame, and the bytes if the server has them. Raises ConnectionBroken."""
+        """Receive the next answer: its request's frame, and the bytes if the server has them. Raises ConnectionBroken."""
         began = time.monotonic()
         while not self._stop.is_set():
             if time.monotonic() - began > self._answer_timeout_s:

@@ -1,4 +1,4 @@
-"""The place of each parameter in a slot: sorted by name, in one dtype, each at a multiple of 64 bytes."""
+"""Places the parameters in a slot: sorted by name, in one dtype, each at a multiple of 64 bytes."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -22,7 +22,7 @@ class _Place(NamedTuple):
 
 
 class WeightLayout:
-    """The places of all parameters of a model, after a prefix. `num_bytes`: of the body of the slot."""
+    """A layout has the places of all parameters of a model, after a prefix. `num_bytes`: of the body of the slot."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, prefix_bytes: int = 0) -> None:
         """`prefix_bytes`: a multiple of 64."""
@@ -36,17 +36,17 @@ class WeightLayout:
         self.num_bytes = prefix_bytes + start * dtype.itemsize
 
     def list_names(self) -> list[str]:
-        """In the order of their places."""
+        """List the parameters in the order of their places."""
         return list(self._places)
 
     def find_end(self, name: str) -> int:
-        """The offset in the body of the first byte after the parameter; the end of the body for the last one."""
+        """Return the offset in the body of the first byte after the parameter; the end of the body for the last one."""
         place = self._places[name]
         step = _ALIGNMENT // self.dtype.itemsize
         return self._prefix_bytes + (place.start + -(-prod(place.shape) // step) * step) * self.dtype.itemsize
 
     def view(self, body: Tensor) -> dict[str, Tensor]:
-        """Views of the parameters. `body`: uint8 [num_bytes]."""
+        """Return views of the parameters. `body`: uint8 [num_bytes]."""
         values = body[self._prefix_bytes :].view(self.dtype)
         return {
             name: values[place.start : place.start + prod(place.shape)].view(place.shape)
@@ -60,10 +60,10 @@ def get_layout(parameters: Mapping[str, Tensor], dtype: torch.dtype, prefix_byte
 
 
 def load_layout(folder: Path, dtype: torch.dtype) -> WeightLayout:
-    """Of the model in a checkpoint folder. Raises CheckpointError or UnsupportedModel."""
+    """Return the layout of the model in a checkpoint folder. Raises CheckpointError or UnsupportedModel."""
     return get_layout(dict(build_empty_model(folder).named_parameters()), dtype)
 
 
 def view_body(slot: mmap, num_bytes: int) -> Tensor:
-    """The parameters in the content of a slot: uint8 [num_bytes]."""
+    """Return the parameters in the content of a slot: uint8 [num_bytes]."""
     return torch.from_numpy(np.frombuffer(slot, np.uint8, num_bytes, get_body_offset(num_bytes)))

@@ -37,7 +37,7 @@ Socket = zmq.Socket[bytes]
 
 
 class WeightServerCounts(msgspec.Struct):
-    """Since the start."""
+    """Counts requests, answers and connections since the start of the server."""
 
     chunks: int = 0
     bytes: int = 0

@@ -1,4 +1,4 @@
-"""Transports of new weights to an SGLang server: a folder, request bodies, a process group, or handles of memory.
+"""Transports new weights to an SGLang server: a folder, request bodies, a process group, or handles of memory.
 
 Each transport pauses the server's requests in place, loads the weights and resumes the requests.
 Their next tokens have the new version; they keep their KV cache, which later requests must not
@@ -31,5 +31,5 @@ class WeightTransport(Protocol):
 
 
 def build_extra_key(weights: WeightsPublished) -> str:
-    """The key of requests that are sent after an update to these weights."""
+    """Return the key of requests that are sent after an update to these weights."""
     return f"{weights.version}-{weights.digest}"

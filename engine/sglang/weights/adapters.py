@@ -34,7 +34,7 @@ _PEFT_PREFIX = "base_model.model."
 
 
 def complete_stacks(targets: Sequence[str]) -> tuple[str, ...]:
-    """The targets, and the further projections of stacks that they are a part of."""
+    """Return the targets, and the further projections of stacks that they are a part of."""
     stacked = [target for stack in FUSED.values() if set(stack) & set(targets) for target in stack]
     return tuple(dict.fromkeys((*targets, *stacked)))
 
@@ -67,7 +67,7 @@ class AdapterTransport:
     async def update(
         self, client: SGLangClient, weights: WeightsPublished, end_requests: Callable[[], Awaitable[None]]
     ) -> str:
-        """The name of the adapter for later requests. No request may be sent meanwhile.
+        """Return the name of the adapter for later requests. No request may be sent meanwhile.
 
         `end_requests`: ends all requests of the server. Raises WeightsRefused if requests can continue with the earlier
         adapter, and another EngineFailure as WeightTransport.update.
@@ -94,7 +94,7 @@ class AdapterTransport:
     async def _load(
         self, client: SGLangClient, name: str, weights: WeightsPublished, payload: _Payload
     ) -> Sequence[str]:
-        """The names of all adapters of the server."""
+        """Return the names of all adapters of the server."""
         config = {
             "peft_type": "LORA",
             "r": self._options.rank,

@@ -72,7 +72,7 @@ class ChecksumRegistry:
                     )
 
     def _record_first(self, key: str, checksum: str) -> tuple[str, str]:
-        """The first engine that recorded a checksum under `key`, and this checksum."""
+        """Return the first engine that recorded a checksum under `key`, and this checksum."""
         file, mine = self._folder / key, self._folder / f"{key}.{self._name}"
         self._folder.mkdir(parents=True, exist_ok=True)
         mine.write_text(f"{self._name} {checksum}")

@@ -51,7 +51,7 @@ class DiskTransport:
 
     @asynccontextmanager
     async def _holding(self, weights: WeightsPublished, parameters: Bucket) -> AsyncGenerator[Path]:
-        """The folder of these weights, which no engine removes inside the context. Raises WeightsRefused."""
+        """Yield the folder of these weights, which no engine removes inside the context. Raises WeightsRefused."""
         stop = threading.Event()
         acquiring = asyncio.ensure_future(asyncio.to_thread(self._acquire, weights, parameters, stop))
         try:
@@ -76,7 +76,7 @@ class DiskTransport:
 
 
 def _write_files(folder: Path, parameters: Bucket, stop: threading.Event) -> None:
-    """One file per bucket: the server reads all files of the folder."""
+    """Write one file per bucket: the server reads all files of the folder."""
     for number, bucket in enumerate(split_into_buckets(parameters, _FILE_BYTES)):
         if stop.is_set():
             raise WeightsRefused("the update was cancelled")

@@ -8,6 +8,7 @@ On a CPU, torch's shared memory takes the place of CUDA IPC. On CUDA this has ne
 import asyncio
 from collections.abc import Mapping
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -55,7 +56,7 @@ class IpcTransport:
 
 
 def _stage(bucket: Bucket, device: torch.device) -> dict[str, Tensor]:
-    """Copies in new memory. Raises UpdateRefused if there is too little."""
+    """Copy the bucket into new memory. Raises UpdateRefused if there is too little."""
     dtype = next(iter(bucket.values())).dtype
     layout = get_layout(bucket, dtype)
     try:
@@ -76,7 +77,13 @@ def _pickle_staged(staged: Mapping[str, Tensor]) -> bytes:
 
 
 def _free_buckets(device: torch.device) -> None:
-    """Memory that the server has released goes back to the GPU, which the learner and the server use too."""
-    with torch.cuda.device(device):
-        torch.cuda.ipc_collect()
-        torch.cuda.empty_cache()
+    """Return memory that the server has released to the GPU, which the learner and the server use too.
+
+    An error is only logged, so that it does not replace the error of the update. The next update tries again.
+    """
+    try:
+        with torch.cuda.device(device):
+            torch.cuda.ipc_collect()
+            torch.cuda.empty_cache()
+    except RuntimeError as error:
+        structlog.get_logger().warning("weights.buckets_not_freed", device=str(device), cause=str(error))

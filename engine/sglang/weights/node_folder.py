@@ -1,4 +1,6 @@
-"""Folders of weights that all servers of a node read: one per version, written once, removed after the last read.
+"""Writes folders of weights that all servers of a node read.
+
+There is one per version, written once, removed after the last read.
 
     lock            locked exclusively while a process writes or removes a folder, and not while servers read
     part            a folder in writing or in removal; without its lock it is rubbish of a killed process
@@ -32,7 +34,7 @@ class NodeFolders:
         self._held: int | None = None  # open folder that this engine's server may read
 
     def acquire(self, key: str, write: Write, stop: threading.Event) -> Path | None:
-        """The complete folder `key`, which stays until `release`. Blocks; None after `stop`.
+        """Return the complete folder `key`, which stays until `release`. Blocks; None after `stop`.
 
         `write`: fills an empty folder; at most one process of the node runs it, the others wait. Its errors are raised,
         and OSError if the memory is full.
@@ -79,7 +81,7 @@ class NodeFolders:
             shutil.rmtree(part, ignore_errors=True)
 
     def _remove_unused(self, keep: str = "") -> int:
-        """Under the lock: the number of other complete folders than `keep` that are still read."""
+        """Remove, under the lock, folders that no server reads. Return the number of others than `keep` that are read."""
         part, num_read = self._root / _PART, 0
         shutil.rmtree(part, ignore_errors=True)
         for folder in self._root.iterdir():

@@ -1,4 +1,4 @@
-"""The parameters that a server must hold after an update, made from the published ones, and their checksums.
+"""Computes the parameters that a server must hold after an update, made from the published ones, and their checksums.
 
 SGLang 0.5.23 fuses the projections of queries, keys and values, and those of gate and up. Tensor parallelism gives each rank
 equal parts: rows of these projections and of vocabularies, columns of the projections that follow them, and all of each norm.
@@ -41,7 +41,7 @@ Words = NDArray[np.uint32]
 def compute_expected_checksums(
     published: Mapping[str, Tensor], server: ServerInfo, tp_rank: int, version: int
 ) -> dict[str, str]:
-    """By the server's parameter name, for a sample of SAMPLE_BYTES: another one in each version."""
+    """Return checksums by the server's parameter name, for a sample of SAMPLE_BYTES: another one in each version."""
     compute = _hash_on_gpu if server.device == "cuda" else _hash_on_cpu
     sources = _list_sources(published, server)
     start = version * 7919 % max(1, len(sources))  # a prime: consecutive versions compare distant layers
@@ -56,12 +56,12 @@ def compute_expected_checksums(
 
 
 def get_fused_name(projection: str) -> str:
-    """Of the server's layer that computes it."""
+    """Return the name of the server's layer that computes it."""
     return next((fused for fused, parts in FUSED.items() if projection in parts), projection)
 
 
 def _list_sources(published: Mapping[str, Tensor], server: ServerInfo) -> list[tuple[str, tuple[str, ...]]]:
-    """The server's names of the parameters of known form, each with the published parameters that it consists of."""
+    """List the server's parameters of known form by name, each with the published parameters that it consists of."""
     sources: dict[str, tuple[str, ...]] = {}
     for name, tensor in published.items():
         if not _has_known_form(name, tensor, server):
@@ -91,7 +91,7 @@ def _get_module(name: str) -> str:
 
 
 def _cut(name: str, tensor: Tensor, server: ServerInfo, tp_rank: int) -> Tensor:
-    """The part of one tensor-parallel rank."""
+    """Return the part of one tensor-parallel rank."""
     module, tp_size = _get_module(name), server.tp_size
     dim = 1 if module in _CUT_BY_COLUMNS else 0
     if dim == tensor.dim() or module not in (*_VOCABULARY, *_MLP, *_CUT_BY_COLUMNS):
@@ -124,7 +124,7 @@ def _hash_on_gpu(parts: Sequence[Tensor]) -> int:
 
 
 def _sum_tiles(words: Words, start: int, num_words: int) -> int:
-    """The sum of the 64-bit values of the tiles of a block, which begins at the word `start`."""
+    """Return the sum of the 64-bit values of the tiles of a block, which begins at the word `start`."""
     index = np.arange(start, start + len(words), dtype=np.uint64).astype(np.uint32)
     halves: list[NDArray[np.uint64]] = []
     for seed, factor, rotation in zip(_SEEDS, _INDEX_FACTORS, _INDEX_ROTATIONS, strict=True):
@@ -139,14 +139,14 @@ def _sum_tiles(words: Words, start: int, num_words: int) -> int:
 
 
 def _finalize_32(x: Words) -> Words:
-    """MurmurHash3's finalizer."""
+    """Apply MurmurHash3's finalizer."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
 
 
 def _finalize_64(x: int) -> int:
-    """SplitMix64's finalizer."""
+    """Apply SplitMix64's finalizer."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> shift)) * factor & 0xFFFFFFFFFFFFFFFF
     return x ^ (x >> 31)

@@ -1,4 +1,4 @@
-"""Pickles of tensors that hold handles of their memory instead of their values, as SGLang's ranks read them.
+"""Pickles tensors as handles of their memory instead of their values, as SGLang's ranks read them.
 
 A GPU's memory is shared by CUDA IPC, and main memory by a file of torch's shared memory. torch counts the references: the
 memory is used again only after the other process has released it, and that waits for its kernels.
@@ -17,7 +17,7 @@ _DEVICE_ARGUMENT = 6  # of torch's rebuild_cuda_tensor
 
 
 def pickle_handles(tensors: Mapping[str, Tensor]) -> bytes:
-    """A pickle of [(name, tensor), ...] for one process; each further process needs a pickle of its own.
+    """Return a pickle of [(name, tensor), ...] for one process; each further process needs a pickle of its own.
 
     `tensors`: views of memory that no other process writes until it has released them. Raises RuntimeError if the memory
     cannot be shared.
@@ -40,7 +40,7 @@ def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _reduce_storage(storage: Any) -> tuple[Any, ...]:
-    """As torch does with the sharing strategy "file_system", without a change of the strategy of this process."""
+    """Share main memory as with torch's strategy "file_system", without a change of the strategy of this process."""
     metadata = storage._share_filename_cpu_()
     storage._shared_incref()  # the other process takes this reference
     return reductions.rebuild_storage_filename, (torch.UntypedStorage, *metadata)

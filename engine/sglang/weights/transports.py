@@ -1,4 +1,4 @@
-"""Transports of new weights to a server without a folder, and the published parameters that all transports send.
+"""Sends new weights to a server without a folder, and opens the published parameters that all transports send.
 
 disk    in disk_transport.py
 ipc     in ipc_transport.py
@@ -38,7 +38,7 @@ _PARTIAL_UPDATE_MARKERS = ("partially updated", "Rolling back")
 async def open_parameters(
     weights: WeightsPublished, layout: WeightLayout, mappings: SlotMappings | None = None
 ) -> AsyncGenerator[Bucket]:
-    """Views of the published parameters. With tied embeddings there is no lm_head: the server uses the embedding."""
+    """Yield views of the published parameters. With tied embeddings there is no lm_head: the server uses the embedding."""
     opened = open_published(weights, layout, mappings, threads=_VERIFYING_THREADS)
     with ExitStack() as stack:
         yield await asyncio.to_thread(stack.enter_context, opened)
@@ -59,7 +59,7 @@ def split_into_buckets(parameters: Mapping[str, Tensor], bucket_bytes: int) -> I
 
 
 def copy_tensors(bucket: Bucket) -> dict[str, Tensor]:
-    """In memory of their own: a view is saved and pickled with all the memory that it is a part of."""
+    """Copy the tensors into memory of their own: a view is saved and pickled with all the memory that it is a part of."""
     return {name: tensor.clone() for name, tensor in bucket.items()}
 
 
@@ -71,7 +71,7 @@ def _pickle_bucket(bucket: Bucket) -> bytes:
 
 
 class UpdateProgress:
-    """How much of one version the server has loaded."""
+    """Records how much of one version the server has loaded."""
 
     def __init__(self) -> None:
         self.any_loaded = False

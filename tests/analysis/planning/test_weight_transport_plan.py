@@ -119,12 +119,14 @@ def test_a_gpu_without_room_for_the_published_weights_names_the_key() -> None:
         ("engine.device=cpu",),
         ("learner.ranks=2",),
         ("engine.kind=sglang",),
+        ("learner.offload=optimizer",),
+        ("cluster.nodes=2", "cluster.learner_nodes=2", "cluster.key=key"),
         ("learner.lora_rank=8", "learner.lora_publish=adapters"),
     ],
 )
 def test_other_runs_keep_no_published_weights_on_a_gpu(settings: tuple[str, ...]) -> None:
     run = make_inputs("1.7B", *settings, file="qwen3_1.7b_1gpu").run
-    assert run.engine.share_gpu_weights
+    assert run.engine.share_gpu_weights == "auto"
     assert not shares_gpu_weights(run)
 
 

@@ -74,14 +74,15 @@ def damage_slot(published: WeightsPublished) -> None:
         file.write(b"\x55\x55")
 
 
-def test_an_engine_copies_each_version_from_the_device_and_maps_the_memory_once(tmp_path: Path) -> None:
+def test_an_engine_copies_each_version_from_the_device_and_maps_the_memory_only_meanwhile(tmp_path: Path) -> None:
     transfer = Transfer(tmp_path)
     for version in range(4):
         published = transfer.publish(version)
         damage_slot(published)  # it is not read
         assert transfer.is_loaded(transfer.load(published))
+        assert transfer.engine_memory.num_mapped == 0
     assert transfer.counts == (4, 0)
-    assert (transfer.learner_memory.num_allocated, transfer.engine_memory.num_opened) == (1, 1)
+    assert (transfer.learner_memory.num_allocated, transfer.engine_memory.num_opened) == (1, 4)
 
 
 def test_the_slot_holds_the_same_weights_for_other_engines(tmp_path: Path) -> None:
@@ -153,6 +154,7 @@ def test_memory_with_another_checksum_is_not_copied(tmp_path: Path) -> None:
         memory.write(b"\x55\x55")
     assert transfer.is_loaded(transfer.load(published))
     assert transfer.counts == (0, 1)
+    assert (transfer.engine_memory.num_opened, transfer.engine_memory.num_mapped) == (1, 0)
 
 
 def test_the_memory_of_a_process_that_has_ended_is_not_used(tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_the_memory_of_a_restarted_learner_is_mapped_too(tmp_path: Path) -> None
     target = first.load(published)
     assert second.is_loaded(target)
     assert first.counts == (2, 0)
-    assert first.engine_memory.num_opened == 2
+    assert (first.engine_memory.num_opened, first.engine_memory.num_mapped) == (2, 0)
 
 
 def test_a_closed_publisher_leaves_no_record(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """Kept mappings of slots and their locked pages, on both sides of a transfer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from bus.messages import WeightsPublished
@@ -137,6 +138,8 @@ def test_only_memory_for_a_gpu_is_locked() -> None:
 
 
 class FakeCudart:
+    """Its calls return `error`, as those of torch.cuda.cudart() do."""
+
     def __init__(self, error: int) -> None:
         self.error, self.calls = error, list[tuple[object, ...]]()
 
@@ -146,7 +149,10 @@ class FakeCudart:
 
     def cudaHostUnregister(self, *arguments: int) -> int:
         self.calls.append(arguments)
-        return 0
+        return self.error
+
+    def cudaGetErrorString(self, error: int) -> str:
+        return {2: "out of memory", 713: "part or all of the requested memory range is not mapped"}[error]
 
 
 def test_pages_are_registered_for_all_devices_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,15 +171,44 @@ def test_pages_are_registered_for_all_devices_of_the_process(monkeypatch: pytest
     assert devices == [GPU, GPU]
 
 
-def test_an_error_of_the_driver_is_logged_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("call", "arguments", "error", "expected"),
+    [
+        (
+            CudaPageLocker.register,
+            (4096, 100),
+            2,
+            {"event": "weights.pages_not_locked", "cause": "out of memory", "bytes": 100},
+        ),
+        (
+            CudaPageLocker.unregister,
+            (4096,),
+            713,
+            {
+                "event": "weights.pages_not_unlocked",
+                "cause": "part or all of the requested memory range is not mapped",
+            },
+        ),
+    ],
+    ids=["register", "unregister"],
+)
+def test_an_error_of_the_driver_is_logged_by_name_and_cleared(
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[..., bool | None],
+    arguments: tuple[int, ...],
+    error: int,
+    expected: dict[str, object],
+) -> None:
     launched: list[torch.device] = []
 
     def launch(_: int, *, device: torch.device) -> None:
         launched.append(device)
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeCudart(2))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeCudart(error))
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch, "zeros", launch)
-    assert not CudaPageLocker(GPU).register(4096, 100)
+    with capture_logs() as logged:
+        assert not call(CudaPageLocker(GPU), *arguments)
+    assert logged == [{**expected, "cuda_error": error, "log_level": "warning"}]
     assert launched == [GPU]
