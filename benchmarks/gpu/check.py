@@ -10,7 +10,9 @@ in one process. A check that raises an exception, crashes or exceeds --limit-s f
     segments         attention of packed sequences against attention of each sequence
     head_DTYPE       log probabilities, entropies and gradients of the output matrix against float64
     trainer_step     a GRPO step in float32 against the CPU's
+    non_finite       the name of the parameter that has a NaN or an infinity
     weights          bits of published and loaded weights
+    shared_weights   the same with an engine in another process: CUDA IPC, on a CPU a file in shared memory
     prefill          greedy tokens after prompts in chunks and after whole prompts
     graphs           greedy tokens with CUDA graphs and without
     collectives      reductions in the learner's group of one rank with FSDP units: NCCL on a GPU

@@ -6,16 +6,15 @@ Weights arrive through the memory of the GPU that both use, and through a slot i
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from analysis.planning.model_size import measure_model
 from benchmarks.gpu.training import measure_seconds, synchronize
+from benchmarks.gpu.weight_engine import sum_bits
 from benchmarks.support.engine_rate import PROMPT_TOKENS, fill_randomly, measure_decode_rate, write_checkpoint
 from engine.inference.fused_weights import FusedWeights
 from engine.learner.weight_publisher import WeightPublisher
@@ -87,11 +86,6 @@ def _run_engine(learner: Connection, config: DecoderConfig, device: torch.device
         weights.update_derived()
         synchronize(device)
         learner.send((time.perf_counter() - began, sum_bits(weights.parameters.values())))
-
-
-def sum_bits(tensors: Iterable[Tensor]) -> int:
-    """The sum of all 16-bit values as integers."""
-    return sum(int(each.view(torch.int16).sum(dtype=torch.int64)) for each in tensors)
 
 
 # ---------------------------------------------------------------- decoding

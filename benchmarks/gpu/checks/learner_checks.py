@@ -12,13 +12,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_relative_error, count_differing
-from benchmarks.gpu.checks.model_checks import VOCABULARY, write_small_checkpoint
+from benchmarks.gpu.checks.model_checks import VOCABULARY, build_small_config, build_small_model, write_small_checkpoint
 from configs.algorithm import LearnerConfig, RlConfig, SftConfig
 from configs.machines import EngineConfig
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
 from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
-from engine.learner.distributed import RankGroup, all_reduce, gather_full_parameters, get_local, join_ranks
+from engine.learner.distributed import (
+    RankGroup,
+    all_reduce,
+    find_non_finite_parameter,
+    gather_full_parameters,
+    get_local,
+    join_ranks,
+)
 from engine.learner.offload.state_offload import StateOffload
 from engine.learner.sharding import load_sharded_model
 from engine.learner.trainer import Trainer
@@ -138,3 +145,15 @@ def check_collectives(device: torch.device) -> Iterator[Measured]:
             values = torch.arange(1000, dtype=torch.float64, device=device)
             reduced = all_reduce(ranks, values.clone(), operation)
             yield Measured(name, float(count_differing([reduced.float()], [values.float()])), 0.0)
+
+
+def check_non_finite(device: torch.device) -> Iterator[Measured]:
+    """The name of the parameter with a NaN or an infinity, where the last or the first parameter has one, or none has."""
+    model, ranks = build_small_model(build_small_config()).to(device), RankGroup(device=device)
+    names = [name for name, _ in model.named_parameters()]
+    yield Measured("finite weights that have a name", float(find_non_finite_parameter(model, ranks) is not None), 0.0)
+    for place, name, value in (("last", names[-1], float("nan")), ("first", names[0], float("-inf"))):
+        with torch.no_grad():
+            model.get_parameter(name).view(-1)[-1] = value
+        found = find_non_finite_parameter(model, ranks)
+        yield Measured(f"wrong name of the {place} parameter", float(found != name), 0.0)

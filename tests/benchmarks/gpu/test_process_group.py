@@ -83,7 +83,7 @@ def test_a_section_that_exceeds_its_limit_is_an_error_and_the_others_run(tmp_pat
     done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     error = json.loads(done.stdout.splitlines()[-1])["passes_small.error"]
-    assert error.partition(":")[0] == "no result after 0.2 s"  # what it printed on stderr follows, if it did
+    assert error.partition(":")[0] == "no result after 0.2 s"  # the output on stderr follows
     again = [sys.executable, *command, "--only", "head,passes_small"]
     done = subprocess.run(again, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
