@@ -22,6 +22,7 @@ from bus.process.parent_death import PARENT_PID_VARIABLE
 ROOT = Path(__file__).parents[2]  # of the checkout
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
+_MAX_ERROR = 2000  # characters, the last ones
 _END_S = 20.0  # for killed processes; a process in a broken driver may never end
 
 
@@ -33,7 +34,9 @@ class Finished(NamedTuple):
 
     @property
     def last_error(self) -> str:
-        return self.errors.strip()[-1000:] or f"exit code {self.code}"
+        """What the program printed on stderr, or its exit code, or nothing if it was killed at its limit."""
+        has_ended = self.code is not None
+        return self.errors.strip()[-_MAX_ERROR:] or (f"exit code {self.code}" if has_ended else "")
 
 
 def adopt_orphans() -> None:

@@ -8,10 +8,12 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.process_group import ROOT, build_command, build_environment
+from benchmarks.gpu.result_file import Figures, measure_parts
 
 _COMPARED = ("loss", "grad_norm", "reward")
 _SECONDS = ("step_s", "train_s", "rollout_s", "weights_s")
@@ -51,21 +53,25 @@ def alternate_advantages(rewards: Sequence[float]) -> list[float]:
     return [(-1.0) ** number for number in range(len(rewards))]
 
 
-def compare_demo(device: str, settings: Mapping[str, Any] = DEMO) -> dict[str, float | str]:
+def compare_demo(device: str, settings: Mapping[str, Any] = DEMO) -> Figures:
     """RL steps from one cold start, which the device makes, with the learner on the CPU and on the device.
 
     The seeds are equal, so the first steps differ by rounding only. Later ones differ more: a rounded probability changes
     a sampled token.
     """
-    figures: dict[str, float | str] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        start_from_cold_start = make_cold_start(folder / "start", device, settings)
-        for name, learner in (("cpu", "cpu"), ("device", device)):
-            lines = run_asterism(folder / name, {**settings, **start_from_cold_start, "learner.device": learner})
-            figures |= {f"{name}_first_{key}": lines[0][key] for key in _COMPARED}
-            figures |= {f"{name}_last_{key}": lines[-1][key] for key in _COMPARED}
-    return figures
+        settings = {**settings, **make_cold_start(folder / "start", device, settings)}
+        learners = {"device": device, "cpu": "cpu"}
+        return measure_parts(
+            {name: partial(_run_from_cold_start, folder, name, learner, settings) for name, learner in learners.items()}
+        )
+
+
+def _run_from_cold_start(folder: Path, name: str, learner: str, settings: Mapping[str, Any]) -> Figures:
+    lines = run_asterism(folder / name, {**settings, "learner.device": learner})
+    ends = {"first": lines[0], "last": lines[-1]}
+    return {f"{name}_{end}_{key}": line[key] for end, line in ends.items() for key in _COMPARED}
 
 
 def make_cold_start(runs: Path, device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +82,7 @@ def make_cold_start(runs: Path, device: str, settings: Mapping[str, Any]) -> dic
     return {"sft.steps": 0, "model.checkpoint": demo / "checkpoints" / "step_000000", **questions}
 
 
-def run_large(device: str, settings: Mapping[str, Any] = LARGE) -> dict[str, float | str]:
+def run_large(device: str, settings: Mapping[str, Any] = LARGE) -> Figures:
     """Learner and embedded engine on one GPU. Seconds of the last step."""
     placed = {**settings, "learner.device": device, "engine.device": device}
     with tempfile.TemporaryDirectory() as folder:

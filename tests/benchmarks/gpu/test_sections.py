@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu.result_file import Figures, append_result, read_results
+from benchmarks.gpu.process_group import Finished
+from benchmarks.gpu.result_file import Figures, append_result, find_figures, has_failed, measure_parts, read_results
 from benchmarks.gpu.runs import alternate_advantages
 from benchmarks.gpu.sections import GpuSection, list_sections
 from benchmarks.gpu.training import draw_lengths, make_sequences
@@ -71,6 +72,36 @@ def test_figures_of_a_file_count_in_later_calls_and_errors_do_not(tmp_path: Path
     line = json.loads(path.read_text().splitlines()[1])
     assert line.pop("date").startswith("20")
     assert line == {"section": "head", "figures": {"head_s": 1.0}, "seconds": 2.0, **FACTS}
+
+
+def test_a_part_that_fails_leaves_the_figures_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    def run_out_of_memory() -> Figures:
+        raise RuntimeError("out of memory")
+
+    figures = measure_parts({"slot": lambda: {"slot_s": 1.0}, "ipc": run_out_of_memory})
+    assert figures["slot_s"] == 1.0
+    assert str(figures["ipc_error"]).endswith("RuntimeError: out of memory")
+    assert has_failed(figures)
+    assert not has_failed({"slot_s": 1.0, "peak_gib": 2.0})
+    with pytest.raises(SystemExit, match=r"ipc_error: (?s:.*)out of memory"):
+        measure_parts({"ipc": run_out_of_memory})
+    killed = Finished(None, capsys.readouterr().out, "", 9.0)
+    assert find_figures(killed, 9.0) == {**figures, "end_error": "no result after 9.0 s"}
+
+
+def test_a_section_has_the_figures_that_it_sent_even_if_its_end_fails() -> None:
+    output = 'a library prints\nfigures: {"x": 1.0}\nand prints\n'
+    assert find_figures(Finished(0, output, "a warning", 1.0), 9.0) == {"x": 1.0}
+    assert find_figures(Finished(-11, output, "", 1.0), 9.0) == {"x": 1.0, "end_error": "exit code -11"}
+    assert find_figures(Finished(0, "a library prints", "", 1.0), 9.0) == {"error": "exit code 0"}
+    assert find_figures(Finished(None, "", "a line", 9.0), 9.0) == {"error": "no result after 9.0 s: a line"}
+
+
+def test_figures_with_a_part_that_failed_are_kept_in_the_file_and_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    append_result(path, "weights_1.7B", {"slot_weights_s": 1.0, "ipc_error": "no handle"}, 2.0, FACTS)
+    assert json.loads(path.read_text())["figures"]["slot_weights_s"] == 1.0
+    assert read_results(path, is_quick=False) == {}
 
 
 @pytest.mark.parametrize(("model", "tokens"), [("1.7B", 8192), ("4B", 16_384), ("0.6B", 16_384), ("0.6B", 256)])
