@@ -6,6 +6,7 @@ these runs accept every group and alternate the advantages, whatever the rewards
 
 import json
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -93,14 +94,16 @@ def run_large(device: str, settings: Mapping[str, Any] = LARGE) -> Figures:
 
 
 def run_asterism(runs: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl of the RL steps. Raises SystemExit with the end of the output of a failed run."""
+    """Lines of metrics.jsonl of the RL steps. Raises SystemExit if the run fails.
+
+    The launcher prints on this process's stderr, so that its last lines are in the error of a section that is killed.
+    """
     placed = {"runs_folder": runs, "sandbox.backend": "process", **settings}
     flags = [flag for key, value in placed.items() for flag in ("--set", f"{key}={value}")]
     command = build_command("-m", "actors.cli.main", "run", "configs/tiny.toml", *flags)
-    finished = subprocess.run(
-        command, cwd=ROOT, env=build_environment(), capture_output=True, text=True, check=False, errors="replace"
-    )
-    if finished.returncode:
-        raise SystemExit(f"asterism run failed:\n{(finished.stdout + finished.stderr)[-4000:]}")
+    environment = {**build_environment(), "PYTHONUNBUFFERED": "1"}
+    code = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise SystemExit(f"asterism run ended with exit code {code}")
     lines = map(json.loads, (runs / "demo" / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == "step"]
