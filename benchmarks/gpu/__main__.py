@@ -128,7 +128,7 @@ def compute_section(name: str, *, is_quick: bool) -> Figures:
 
     if name == MACHINE:
         return collect_facts()
-    return list_sections(is_quick=is_quick)[name].work(select_device())
+    return list_sections(is_quick=is_quick)[name].measure(select_device())
 
 
 def main() -> int:

@@ -4,6 +4,8 @@ A model with random weights, or after a short cold start, solves nothing, and eq
 these runs accept every group and alternate the advantages, whatever the rewards are.
 """
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
@@ -11,10 +13,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.process_group import ROOT, build_command, build_environment
 from benchmarks.gpu.result_file import Figures, measure_parts
+
+if TYPE_CHECKING:
+    import torch
 
 _COMPARED = ("loss", "grad_norm", "reward")
 _SECONDS = ("step_s", "train_s", "rollout_s", "weights_s")
@@ -54,7 +59,7 @@ def alternate_advantages(rewards: Sequence[float]) -> list[float]:
     return [(-1.0) ** number for number in range(len(rewards))]
 
 
-def compare_demo(device: str, settings: Mapping[str, Any] = DEMO) -> Figures:
+def compare_demo(device: torch.device, settings: Mapping[str, Any]) -> Figures:
     """RL steps from one cold start, which the device makes, with the learner on the CPU and on the device.
 
     The seeds are equal, so the first steps differ by rounding only. Later ones differ more: a rounded probability changes
@@ -62,8 +67,8 @@ def compare_demo(device: str, settings: Mapping[str, Any] = DEMO) -> Figures:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        settings = {**settings, **make_cold_start(folder / "start", device, settings)}
-        learners = {"device": device, "cpu": "cpu"}
+        settings = {**settings, **make_cold_start(folder / "start", device.type, settings)}
+        learners = {"device": device.type, "cpu": "cpu"}
         return measure_parts(
             {name: partial(_run_from_cold_start, folder, name, learner, settings) for name, learner in learners.items()}
         )
@@ -83,9 +88,9 @@ def make_cold_start(runs: Path, device: str, settings: Mapping[str, Any]) -> dic
     return {"sft.steps": 0, "model.checkpoint": demo / "checkpoints" / "step_000000", **questions}
 
 
-def run_large(device: str, settings: Mapping[str, Any] = LARGE) -> Figures:
+def run_large(device: torch.device, settings: Mapping[str, Any]) -> Figures:
     """Learner and embedded engine on one GPU. Seconds of the last step."""
-    placed = {**settings, "learner.device": device, "engine.device": device}
+    placed = {**settings, "learner.device": device.type, "engine.device": device.type}
     with tempfile.TemporaryDirectory() as folder:
         lines = run_asterism(Path(folder), placed)
     first, last = lines[0], lines[-1]

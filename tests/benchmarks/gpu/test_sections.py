@@ -1,5 +1,6 @@
 """The order of the sections, the budget, the file of results, and the lengths of sequences."""
 
+import inspect
 import json
 import time
 from pathlib import Path
@@ -20,16 +21,18 @@ from engine.model.training_flops import count_forward_flops
 FACTS = {"quick": False, "card": "a card", "torch": "2.11.0", "commit": "abc"}
 
 
-def fail(device: object) -> Figures:
-    raise AssertionError("a section runs in another process")
-
-
 def test_the_most_valuable_sections_come_first_and_variants_last() -> None:
     names = list(list_sections(is_quick=False))
     assert names[:5] == ["step_1.7B_8192", "head", "decode_1.7B", "weights_1.7B", "step_4B_8192"]
     variants = [name for name in names if name.count("_") == 3]
     assert names[-len(variants) :] == variants
     assert {"step_1.7B_8192_eager", "step_4B_8192_attention", "step_1.7B_8192_full"} <= set(variants)
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_each_section_has_a_function_that_takes_its_arguments(*, is_quick: bool) -> None:
+    for section in list_sections(is_quick=is_quick).values():
+        inspect.signature(section.import_function()).bind(device=None, **section.arguments)
 
 
 def test_each_limit_exceeds_the_estimate_and_the_main_sections_fit_into_a_call_of_ten_minutes() -> None:
@@ -48,9 +51,9 @@ def test_a_section_that_does_not_fit_the_rest_of_the_budget_is_skipped(monkeypat
 
     monkeypatch.setattr(program, "run_section", record_limit)
     sections = {
-        "long": GpuSection(fail, 500, 600),
-        "short": GpuSection(fail, 20, 30),
-        "late": GpuSection(fail, 20, 900),
+        "long": GpuSection("", {}, 500, 600),
+        "short": GpuSection("", {}, 20, 30),
+        "late": GpuSection("", {}, 20, 900),
     }
     shared = program.SharedOptions(False, None, time.monotonic() + 100, {})
     found, skipped = program.run_sections(sections, shared)
