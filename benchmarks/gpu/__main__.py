@@ -100,7 +100,7 @@ def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         print(f"{name}: kept from {options.out}; --again repeats it")
         print_figures(name, figures)
     machine = run_section(MACHINE, _FACTS_LIMIT_S, shared)
-    if not machine.get("gpu") and not options.quick:
+    if machine.get("gpu") == "" and not options.quick:
         parser.error("no GPU is available; --quick runs small models on the CPU")
     remaining = {name: section for name, section in sections.items() if name not in kept}
     found, skipped = run_sections(remaining, shared)
@@ -128,7 +128,10 @@ def compute_section(name: str, *, is_quick: bool) -> Figures:
 
     if name == MACHINE:
         return collect_facts()
-    return list_sections(is_quick=is_quick)[name].measure(select_device())
+    device = select_device()
+    if device.type == "cpu" and not is_quick:
+        raise SystemExit("no GPU is available")
+    return list_sections(is_quick=is_quick)[name].measure(device)
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ Weights arrive through the memory of the GPU that both use, and through a slot i
 """
 
 import asyncio
+import os
 import shutil
 import tempfile
 import time
@@ -14,6 +15,7 @@ import torch
 from structlog.testing import capture_logs
 
 from analysis.planning.model_size import measure_model
+from benchmarks.gpu.process_group import MEMORY_VARIABLE
 from benchmarks.gpu.result_file import Figures, has_failed, measure_parts
 from benchmarks.gpu.training import measure_seconds, synchronize
 from benchmarks.gpu.weight_engine import (
@@ -31,7 +33,7 @@ from engine.learner.weight_publisher import WeightPublisher
 from engine.model.causal_lm import CausalLM
 from engine.model.model_config import DecoderConfig
 
-_MEMORY = Path("/dev/shm")
+_MEMORY = Path(os.environ.get(MEMORY_VARIABLE, "/dev/shm"))
 _ROUNDS = 3  # of each path; the first one allocates the slot, and does not count
 _VALUE_BYTES = ENGINE_DTYPE.itemsize
 _SPARE_BYTES = 256 << 20  # of shared memory, for other files
@@ -39,7 +41,7 @@ _EXPECTED_EVENT = "weights.from_slot"  # of a learner that shares no memory
 
 
 def choose_folder(num_bytes: int) -> Path:
-    """Return /dev/shm, or the folder of temporary files if /dev/shm is absent or too small, as in some containers."""
+    """Return a folder in /dev/shm, or that of temporary files if /dev/shm is absent or too small, as in some containers."""
     has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > num_bytes + _SPARE_BYTES
     return _MEMORY if has_room else Path(tempfile.gettempdir())
 

@@ -31,6 +31,15 @@ from benchmarks.gpu.process_group import adopt_orphans, run_limited
 adopt_orphans()
 print(run_limited(["-c", sys.argv[1], sys.argv[2]], 4.0).code)
 """
+RUN_WITH_FILES = """
+import os, subprocess, sys
+from pathlib import Path
+from benchmarks.gpu.process_group import MEMORY_VARIABLE, adopt_orphans, run_limited
+adopt_orphans()
+code = f"import os, tempfile, time; print(tempfile.mkdtemp(), tempfile.mkdtemp(dir=os.environ[{MEMORY_VARIABLE!r}]), flush=True); time.sleep(60)"
+finished = run_limited(["-c", code], 4.0)
+print(finished.code, *(Path(path).exists() for path in finished.output.split()))
+"""
 DEMO = ("-m", "benchmarks.gpu", "--quick", "--only", "run_small")
 
 
@@ -60,6 +69,12 @@ def test_a_section_at_its_limit_dies_with_the_processes_that_left_its_group(tmp_
     left = [int(pid) for pid in pids.read_text().split()]
     assert len(left) == 2
     assert not [pid for pid in left if is_running(pid)]
+
+
+def test_a_section_at_its_limit_leaves_no_temporary_files() -> None:
+    with starting("-c", RUN_WITH_FILES) as process:
+        output, _ = process.communicate(timeout=60)
+    assert output.split() == ["None", "False", "False"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
