@@ -82,7 +82,8 @@ def run_sections(sections: Mapping[str, GpuSection], shared: SharedOptions) -> t
     for name, section in sections.items():
         rest_s = shared.deadline - time.monotonic() - _MARGIN_S
         if section.estimate_s > rest_s:
-            print(f"{name}: skipped; it takes about {section.estimate_s:.0f} s, and {max(0, rest_s):.0f} s are left")
+            needed, left = f"{section.estimate_s:.0f} s", f"{max(0, rest_s):.0f} s"
+            print(f"{name}: skipped; it takes about {needed}, and {left} are left", flush=True)
             skipped.append(name)
         else:
             found[name] = run_section(name, min(section.limit_s, rest_s), shared)
@@ -97,7 +98,7 @@ def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     earlier = {} if options.again else read_results(options.out, is_quick=options.quick)
     kept = {name: earlier[name] for name in sections if name in earlier}
     for name, figures in kept.items():
-        print(f"{name}: kept from {options.out}; --again repeats it")
+        print(f"{name}: kept from {options.out}; --again repeats it", flush=True)
         print_figures(name, figures)
     machine = run_section(MACHINE, _FACTS_LIMIT_S, shared)
     if machine.get("gpu") == "" and not options.quick:

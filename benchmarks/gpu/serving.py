@@ -55,7 +55,7 @@ def measure_weights(config: DecoderConfig, device: torch.device) -> Figures:
     with device:
         model = CausalLM(config)
     fill_randomly(model)
-    folder = choose_folder(3 * _VALUE_BYTES * measure_model(config).total)
+    folder = choose_folder(2 * _VALUE_BYTES * measure_model(config).total)
     measure = partial(_measure_path, model, device, folder)
     parts = {"slot": partial(measure, is_shared=False), "ipc": partial(measure, is_shared=True)}
     return {**measure_parts(parts), "folder": str(folder)}

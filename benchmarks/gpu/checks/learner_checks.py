@@ -79,17 +79,22 @@ def make_sequences() -> list[TrainingSequence]:
 
 
 def check_trainer_step(device: torch.device) -> Iterator[Measured]:
-    """A GRPO step in float32 against the CPU's. Two minibatches: the second gradient depends on the first update."""
-    found, expected = (_run_rl_step(place) for place in (device, torch.device("cpu")))
-    for name in ("loss", "grad_norm", "entropy"):
-        error = abs(found[0][name] - expected[0][name]) / abs(expected[0][name])
-        yield Measured(name, error, FLOAT32_LIMIT)
-    yield Measured("change of weights", compute_relative_error(found[1], expected[1]), _CHANGE_LIMIT)
+    """A GRPO step in float32 against the CPU's, with eager layers and on a GPU also with compiled ones.
+
+    Two minibatches: the second gradient depends on the first update.
+    """
+    expected = _run_rl_step(torch.device("cpu"), is_compiled=False)
+    for kind in ("eager", "compiled") if device.type == "cuda" else ("eager",):
+        found = _run_rl_step(device, is_compiled=kind == "compiled")
+        for name in ("loss", "grad_norm", "entropy"):
+            error = abs(found[0][name] - expected[0][name]) / abs(expected[0][name])
+            yield Measured(f"{kind}: {name}", error, FLOAT32_LIMIT)
+        yield Measured(f"{kind}: change of weights", compute_relative_error(found[1], expected[1]), _CHANGE_LIMIT)
 
 
-def _run_rl_step(device: torch.device) -> tuple[dict[str, float], Tensor]:
+def _run_rl_step(device: torch.device, *, is_compiled: bool) -> tuple[dict[str, float], Tensor]:
     """Metrics, and the change of all weights."""
-    with training(make_run(device, "rl", minibatches=2)) as (trainer, _):
+    with training(make_run(device, "rl", minibatches=2, compile=is_compiled)) as (trainer, _):
         before = _flatten(gather_full_parameters(trainer.model).values())
         metrics = trainer.run_rl_step(make_sequences())
         return metrics, _flatten(gather_full_parameters(trainer.model).values()) - before
@@ -117,7 +122,7 @@ def _run_sft_steps(run: RunConfig) -> list[dict[str, float]]:
 
 def check_offload(device: torch.device) -> Iterator[Measured]:
     """Weights and moments that move to main memory and back, between two steps in bfloat16."""
-    run = make_run(device, "rl", dtype="bfloat16", offload="between_steps")
+    run = make_run(device, "rl", dtype="bfloat16", offload="between_steps", compile=False)
     with training(run) as (trainer, ranks):
         trainer.run_rl_step(make_sequences())
         offload = StateOffload(run, ranks)
