@@ -1,5 +1,6 @@
 """The order of the sections, the budget, the file of results, and the lengths of sequences."""
 
+import argparse
 import inspect
 import json
 import time
@@ -60,6 +61,25 @@ def test_a_section_that_does_not_fit_the_rest_of_the_budget_is_skipped(monkeypat
     assert (found, skipped) == ({"short": {"x": 1.0}, "late": {"x": 1.0}}, ["long"])
     assert limits["short"] == 30
     assert 90 < limits["late"] <= 95  # the rest, less a margin
+
+
+def test_sections_run_without_facts_of_the_machine_but_not_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts: dict[str, Figures] = {"machine": {"error": "no result after 120 s"}, "head": {"head_s": 1.0}}
+    ran: list[str] = []
+
+    def find_result(name: str, limit_s: float, shared: program.SharedOptions) -> Figures:
+        ran.append(name)
+        return facts[name]
+
+    monkeypatch.setattr(program, "run_section", find_result)
+    parser = argparse.ArgumentParser()
+    options = argparse.Namespace(only="head", quick=False, again=False, out=None, budget_s=None, limit_s=None)
+    assert program.measure(options, parser) == 1
+    assert ran == ["machine", "head"]
+    facts["machine"] = {"gpu": ""}
+    with pytest.raises(SystemExit):
+        program.measure(options, parser)
+    assert ran == ["machine", "head", "machine"]
 
 
 def test_figures_of_a_file_count_in_later_calls_and_errors_do_not(tmp_path: Path) -> None:
