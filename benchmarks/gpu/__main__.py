@@ -3,8 +3,9 @@
     python -m benchmarks.gpu [--out FILE] [--budget-s SECONDS] [--only SECTION,SECTION] [--again] [--quick]
 
 Each section runs in a process group of its own, which is killed at the section's limit, and may fail or run out of
-memory without a loss of other figures; the exit code is then 1, and the JSON has its error as SECTION.error. Facts of the
-machine come first, then the sections, the most valuable first:
+memory without a loss of other figures; the exit code is then 1, and the JSON has its error as SECTION.error, or as
+SECTION.PART_error next to the figures of its other parts. Facts of the machine come first, then the sections, the most
+valuable first:
 
     step_MODEL_TOKENS    a GRPO step with two micro batches of up to TOKENS packed tokens, of sequences with unequal
                          lengths: share_of_gemm (model FLOP/s over those of a square product in the same process),
@@ -31,7 +32,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.process_group import adopt_orphans, run_limited
-from benchmarks.gpu.result_file import MACHINE, Figures, append_result, read_commit, read_results
+from benchmarks.gpu.result_file import (
+    MACHINE,
+    Figures,
+    append_result,
+    find_figures,
+    has_failed,
+    read_commit,
+    read_results,
+    send_figures,
+)
 from benchmarks.gpu.sections import GpuSection, list_sections
 
 _FACTS_LIMIT_S = 120.0
@@ -57,12 +67,7 @@ def run_section(name: str, limit_s: float, shared: SharedOptions) -> Figures:
     """In another process. Its figures, or its error. Both are printed and appended to the file."""
     arguments = ["-m", "benchmarks.gpu", "--section", name, *(["--quick"] if shared.is_quick else [])]
     finished = run_limited(arguments, limit_s)
-    printed = finished.errors.strip()[-1000:]
-    figures: Figures = {"error": f"no result after {limit_s:.1f} s" + (f": {printed}" if printed else "")}
-    if finished.code is not None:
-        lines = finished.output.splitlines()
-        has_figures = finished.code == 0 and bool(lines)
-        figures = json.loads(lines[-1]) if has_figures else {"error": finished.last_error}
+    figures = find_figures(finished, limit_s)
     print_figures(name, figures)
     if name == MACHINE:
         shared.facts.update({"card": figures.get("gpu", ""), "torch": figures.get("torch", "")})
@@ -77,7 +82,8 @@ def run_sections(sections: Mapping[str, GpuSection], shared: SharedOptions) -> t
     for name, section in sections.items():
         rest_s = shared.deadline - time.monotonic() - _MARGIN_S
         if section.estimate_s > rest_s:
-            print(f"{name}: skipped; it takes about {section.estimate_s:.0f} s, and {max(0, rest_s):.0f} s are left")
+            needed, left = f"{section.estimate_s:.0f} s", f"{max(0, rest_s):.0f} s"
+            print(f"{name}: skipped; it takes about {needed}, and {left} are left", flush=True)
             skipped.append(name)
         else:
             found[name] = run_section(name, min(section.limit_s, rest_s), shared)
@@ -92,10 +98,10 @@ def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     earlier = {} if options.again else read_results(options.out, is_quick=options.quick)
     kept = {name: earlier[name] for name in sections if name in earlier}
     for name, figures in kept.items():
-        print(f"{name}: kept from {options.out}; --again repeats it")
+        print(f"{name}: kept from {options.out}; --again repeats it", flush=True)
         print_figures(name, figures)
     machine = run_section(MACHINE, _FACTS_LIMIT_S, shared)
-    if not machine.get("gpu") and not options.quick:
+    if machine.get("gpu") == "" and not options.quick:
         parser.error("no GPU is available; --quick runs small models on the CPU")
     remaining = {name: section for name, section in sections.items() if name not in kept}
     found, skipped = run_sections(remaining, shared)
@@ -104,7 +110,7 @@ def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     if machine.get("gpu"):
         line["gpu"] = machine["gpu"]
     print(json.dumps({**line, "skipped": skipped, "kept": list(kept)}))
-    return 1 if any("error" in figures for figures in by_name.values()) else 0
+    return 1 if any(map(has_failed, by_name.values())) else 0
 
 
 def select_sections(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, GpuSection]:
@@ -123,7 +129,10 @@ def compute_section(name: str, *, is_quick: bool) -> Figures:
 
     if name == MACHINE:
         return collect_facts()
-    return list_sections(is_quick=is_quick)[name].work(select_device())
+    device = select_device()
+    if device.type == "cpu" and not is_quick:
+        raise SystemExit("no GPU is available")
+    return list_sections(is_quick=is_quick)[name].measure(device)
 
 
 def main() -> int:
@@ -139,7 +148,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small models, also without a GPU")
     options = parser.parse_args()
     if options.section:
-        print(json.dumps(compute_section(options.section, is_quick=options.quick)))
+        send_figures(compute_section(options.section, is_quick=options.quick))
         return 0
     adopt_orphans()
     return measure(options, parser)

@@ -40,6 +40,8 @@ def collect_facts() -> Figures:
         facts["gpu_gib"] = torch.cuda.get_device_properties(0).total_memory / _GIB
         facts["nccl"] = ".".join(map(str, nccl.version()))
     for name, folder in _FOLDERS.items():
+        if not Path(folder).is_dir():
+            continue
         usage = shutil.disk_usage(folder)
         facts |= {f"{name}_gib": usage.total / _GIB, f"{name}_free_gib": usage.free / _GIB}
     facts |= {name: _run(command) or "works" for name, command in _PROBES.items()}
@@ -56,6 +58,8 @@ def _run(command: tuple[str, ...]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_LIMIT_S, check=False)
     except FileNotFoundError:
         return f"no {command[0]}"
+    except OSError as error:
+        return f"{command[0]}: {error.strerror}"
     except subprocess.TimeoutExpired:
         return f"no answer after {_PROBE_LIMIT_S:g} s"
     return (done.stdout or done.stderr).strip() or (f"exit code {done.returncode}" if done.returncode else "")

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO, NamedTuple, NoReturn
@@ -20,8 +20,11 @@ from typing import IO, NamedTuple, NoReturn
 from bus.process.parent_death import PARENT_PID_VARIABLE
 
 ROOT = Path(__file__).parents[2]  # of the checkout
+MEMORY_VARIABLE = "ASTERISM_BENCHMARK_MEMORY"  # of a folder in /dev/shm, if it exists, for the files of a section
+_KERNELS_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
+_MAX_ERROR = 2000  # characters, the last ones
 _END_S = 20.0  # for killed processes; a process in a broken driver may never end
 
 
@@ -33,7 +36,9 @@ class Finished(NamedTuple):
 
     @property
     def last_error(self) -> str:
-        return self.errors.strip()[-1000:] or f"exit code {self.code}"
+        """What the program printed on stderr, or its exit code, or nothing if it was killed at its limit."""
+        has_ended = self.code is not None
+        return self.errors.strip()[-_MAX_ERROR:] or (f"exit code {self.code}" if has_ended else "")
 
 
 def adopt_orphans() -> None:
@@ -43,9 +48,25 @@ def adopt_orphans() -> None:
 
 
 def build_environment() -> dict[str, str]:
-    """With the checkout on the path of all Python processes, so that the project needs no installation."""
+    """With the checkout on the path of all Python processes, so that the project needs no installation.
+
+    All programs share compiled kernels, also a user without a name, for which torch would fail to name a folder.
+    """
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    return {**os.environ, "PYTHONPATH": path, PARENT_PID_VARIABLE: str(os.getpid())}
+    kernels = os.environ.get(_KERNELS_VARIABLE) or str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
+    return {**os.environ, "PYTHONPATH": path, PARENT_PID_VARIABLE: str(os.getpid()), _KERNELS_VARIABLE: kernels}
+
+
+@contextmanager
+def holding_temporary_folders() -> Generator[dict[str, str]]:
+    """The environment of a program for its temporary files, which are removed even if it is killed."""
+    memory = Path("/dev/shm")
+    with ExitStack() as stack:
+        parents = {"TMPDIR": None, MEMORY_VARIABLE: memory if memory.is_dir() else None}
+        yield {
+            name: stack.enter_context(tempfile.TemporaryDirectory(dir=parent, ignore_cleanup_errors=True))
+            for name, parent in parents.items()
+        }
 
 
 def build_command(*arguments: str) -> list[str]:
@@ -59,11 +80,11 @@ def run_limited(arguments: list[str], limit_s: float, *, progress: Path | None =
     All children of this process, and their descendants, are dead when the call returns, or raises SystemExit on SIGTERM.
     """
     began = time.monotonic()
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    with holding_temporary_folders() as scratch, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             build_command(*arguments),
             cwd=ROOT,
-            env=build_environment(),
+            env=build_environment() | scratch,
             stdin=subprocess.DEVNULL,
             stdout=output if progress is None else None,
             stderr=errors,

@@ -1,17 +1,66 @@
-"""The file of results: one JSON line for each section, written as soon as the section has ended."""
+"""The file of results: one JSON line for each section, written as soon as the section has ended.
+
+The figures of a section have the error of a part of it as PART_error, and its own error as `error`.
+"""
 
 import datetime
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
-from benchmarks.gpu.process_group import ROOT
+from benchmarks.gpu.process_group import ROOT, Finished
 
 Figures = dict[str, float | str]
 MACHINE = "machine"  # the section with the facts of the machine
+_ERROR = "error"
+_MAX_ERROR, _FRAMES = 2000, -8  # characters; calls, the last ones
+_SENT = "figures: "  # starts a line of a section's output
+
+
+def measure_parts(parts: Mapping[str, Callable[[], Figures]]) -> Figures:
+    """The figures of independent parts of a section. A part that fails has PART_error instead, and the others run.
+
+    The figures so far are printed after each part, in case the section is killed in a later one. Raises SystemExit if all
+    parts fail.
+    """
+    figures: Figures = {}
+    failures: Figures = {}
+    for name, measure in parts.items():
+        try:
+            figures |= measure()
+        except (Exception, SystemExit) as error:  # edge of a part: the figures of other parts must remain
+            failures[f"{name}_{_ERROR}"] = "".join(format_exception(error, limit=_FRAMES)).strip()[-_MAX_ERROR:]
+        if figures:
+            send_figures(figures | failures)
+    if len(failures) == len(parts):
+        raise SystemExit("\n".join(f"{name}: {text}" for name, text in failures.items()))
+    return figures | failures
+
+
+def send_figures(figures: Figures) -> None:
+    """Print them for the program that started the section."""
+    print(_SENT + json.dumps(figures), flush=True)
+
+
+def find_figures(finished: Finished, limit_s: float) -> Figures:
+    """What a section sent last, with the error of a section that then failed or was killed at its limit."""
+    sent = [line.removeprefix(_SENT) for line in finished.output.splitlines() if line.startswith(_SENT)]
+    figures: Figures = json.loads(sent[-1]) if sent else {}
+    if finished.code == 0 and sent:
+        return figures
+    error = finished.last_error
+    if finished.code is None:
+        error = f"no result after {limit_s:.1f} s" + (f": {error}" if error else "")
+    return {**figures, f"end_{_ERROR}": error} if sent else {_ERROR: error}
+
+
+def has_failed(figures: Figures) -> bool:
+    """Whether the section or a part of it has an error."""
+    return any(name == _ERROR or name.endswith(f"_{_ERROR}") for name in figures)
 
 
 def append_result(path: Path | None, section: str, figures: Figures, seconds: float, facts: Mapping[str, Any]) -> None:
@@ -28,7 +77,7 @@ def append_result(path: Path | None, section: str, figures: Figures, seconds: fl
 
 
 def read_results(path: Path | None, *, is_quick: bool) -> dict[str, Figures]:
-    """The last figures of each section; sections that failed have none. An incomplete last line does not count."""
+    """The last figures of each section. Those with a part that failed do not count, nor does an incomplete last line."""
     if path is None or not path.exists():
         return {}
     found: dict[str, Figures] = {}
@@ -36,7 +85,8 @@ def read_results(path: Path | None, *, is_quick: bool) -> dict[str, Figures]:
         if not text.endswith("\n"):
             break
         line: dict[str, Any] = json.loads(text)
-        if "figures" in line and line["section"] != MACHINE and line["quick"] == is_quick:
+        is_complete = "figures" in line and not has_failed(line["figures"])
+        if is_complete and line["section"] != MACHINE and line["quick"] == is_quick:
             found[line["section"]] = line["figures"]
     return found
 

@@ -4,14 +4,22 @@ A model with random weights, or after a short cold start, solves nothing, and eq
 these runs accept every group and alternate the advantages, whatever the rewards are.
 """
 
+from __future__ import annotations
+
 import json
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.process_group import ROOT, build_command, build_environment
+from benchmarks.gpu.result_file import Figures, measure_parts
+
+if TYPE_CHECKING:
+    import torch
 
 _COMPARED = ("loss", "grad_norm", "reward")
 _SECONDS = ("step_s", "train_s", "rollout_s", "weights_s")
@@ -51,21 +59,25 @@ def alternate_advantages(rewards: Sequence[float]) -> list[float]:
     return [(-1.0) ** number for number in range(len(rewards))]
 
 
-def compare_demo(device: str, settings: Mapping[str, Any] = DEMO) -> dict[str, float | str]:
+def compare_demo(device: torch.device, settings: Mapping[str, Any]) -> Figures:
     """RL steps from one cold start, which the device makes, with the learner on the CPU and on the device.
 
     The seeds are equal, so the first steps differ by rounding only. Later ones differ more: a rounded probability changes
     a sampled token.
     """
-    figures: dict[str, float | str] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        start_from_cold_start = make_cold_start(folder / "start", device, settings)
-        for name, learner in (("cpu", "cpu"), ("device", device)):
-            lines = run_asterism(folder / name, {**settings, **start_from_cold_start, "learner.device": learner})
-            figures |= {f"{name}_first_{key}": lines[0][key] for key in _COMPARED}
-            figures |= {f"{name}_last_{key}": lines[-1][key] for key in _COMPARED}
-    return figures
+        settings = {**settings, **make_cold_start(folder / "start", device.type, settings)}
+        learners = {"device": device.type, "cpu": "cpu"}
+        return measure_parts(
+            {name: partial(_run_from_cold_start, folder, name, learner, settings) for name, learner in learners.items()}
+        )
+
+
+def _run_from_cold_start(folder: Path, name: str, learner: str, settings: Mapping[str, Any]) -> Figures:
+    lines = run_asterism(folder / name, {**settings, "learner.device": learner})
+    ends = {"first": lines[0], "last": lines[-1]}
+    return {f"{name}_{end}_{key}": line[key] for end, line in ends.items() for key in _COMPARED}
 
 
 def make_cold_start(runs: Path, device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,9 +88,9 @@ def make_cold_start(runs: Path, device: str, settings: Mapping[str, Any]) -> dic
     return {"sft.steps": 0, "model.checkpoint": demo / "checkpoints" / "step_000000", **questions}
 
 
-def run_large(device: str, settings: Mapping[str, Any] = LARGE) -> dict[str, float | str]:
+def run_large(device: torch.device, settings: Mapping[str, Any]) -> Figures:
     """Learner and embedded engine on one GPU. Seconds of the last step."""
-    placed = {**settings, "learner.device": device, "engine.device": device}
+    placed = {**settings, "learner.device": device.type, "engine.device": device.type}
     with tempfile.TemporaryDirectory() as folder:
         lines = run_asterism(Path(folder), placed)
     first, last = lines[0], lines[-1]
@@ -87,14 +99,16 @@ def run_large(device: str, settings: Mapping[str, Any] = LARGE) -> dict[str, flo
 
 
 def run_asterism(runs: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl of the RL steps. Raises SystemExit with the end of the output of a failed run."""
+    """Lines of metrics.jsonl of the RL steps. Raises SystemExit if the run fails.
+
+    The launcher prints on this process's stderr, so that its last lines are in the error of a section that is killed.
+    """
     placed = {"runs_folder": runs, "sandbox.backend": "process", **settings}
     flags = [flag for key, value in placed.items() for flag in ("--set", f"{key}={value}")]
     command = build_command("-m", "actors.cli.main", "run", "configs/tiny.toml", *flags)
-    finished = subprocess.run(
-        command, cwd=ROOT, env=build_environment(), capture_output=True, text=True, check=False, errors="replace"
-    )
-    if finished.returncode:
-        raise SystemExit(f"asterism run failed:\n{(finished.stdout + finished.stderr)[-4000:]}")
+    environment = {**build_environment(), "PYTHONUNBUFFERED": "1"}
+    code = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise SystemExit(f"asterism run ended with exit code {code}")
     lines = map(json.loads, (runs / "demo" / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == "step"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.gpu.runs import DEMO, LARGE, QUICK
 from benchmarks.support.qwen3_models import read_qwen3
 from configs.tiny_options import TinyConfig
-from engine.model.model_config import DecoderConfig, build_tiny_config
+from engine.model.model_config import build_tiny_config
 
 if TYPE_CHECKING:
     import torch
@@ -19,30 +21,47 @@ COPIED_BYTES = 4 << 30
 _SMALL_VOCABULARY = 512
 _QUICK_LIMIT_S = 240.0
 
-Work = Callable[["torch.device"], "Figures"]
-
 
 class GpuSection(NamedTuple):
-    work: Work
+    function: str  # in benchmarks.gpu, MODULE:NAME; it takes the device and `arguments`, and returns Figures
+    arguments: Mapping[str, Any]
     estimate_s: float  # on an H100, with the start of the process; not measured yet
     limit_s: float
+
+    def import_function(self) -> Callable[..., Figures]:
+        module, _, name = self.function.partition(":")
+        return getattr(import_module(f"benchmarks.gpu.{module}"), name)
+
+    def measure(self, device: torch.device) -> Figures:
+        """In this process."""
+        return self.import_function()(device=device, **self.arguments)
+
+
+STEP, PASSES, HEAD = "training:measure_step", "training:measure_passes", "training:measure_head"
+DECODE, WEIGHTS = "serving:measure_decoding", "serving:measure_weights"
+COMPARED_RUNS, RUN = "runs:compare_demo", "runs:run_large"
 
 
 def list_sections(*, is_quick: bool) -> dict[str, GpuSection]:
     """By name. `is_quick`: the same measurements with a model of 0.3M parameters."""
     if is_quick:
-        return {name: GpuSection(work, 15.0, _QUICK_LIMIT_S) for name, work in _list_quick_work().items()}
+        return {
+            name: GpuSection(function, arguments, 15.0, _QUICK_LIMIT_S)
+            for name, (function, arguments) in _list_quick_work().items()
+        }
+    decoded = {"config": read_qwen3("1.7B"), "batch": 64, "new_tokens": 256, "copied_bytes": COPIED_BYTES}
+    passed = {"config": read_qwen3("8B"), "tokens": 8192, "gemm_size": GEMM_SIZE}
     return {
         "step_1.7B_8192": _step("1.7B", 8192, 45),
-        "head": GpuSection(_head(16_384), 20, 60),
-        "decode_1.7B": GpuSection(_decode(read_qwen3("1.7B"), 64, 256, COPIED_BYTES), 45, 120),
-        "weights_1.7B": GpuSection(_weights(read_qwen3("1.7B")), 30, 90),
+        "head": GpuSection(HEAD, {"tokens": 16_384}, 20, 60),
+        "decode_1.7B": GpuSection(DECODE, decoded, 45, 120),
+        "weights_1.7B": GpuSection(WEIGHTS, {"config": read_qwen3("1.7B")}, 45, 120),
         "step_4B_8192": _step("4B", 8192, 60),
         "step_1.7B_16384": _step("1.7B", 16_384, 50),
         "step_4B_16384": _step("4B", 16_384, 70),
-        "passes_8B": GpuSection(_passes(read_qwen3("8B"), 8192, GEMM_SIZE), 45, 120),
-        "run_1.7B": GpuSection(_run(is_quick=False), 90, 180),
-        "demo": GpuSection(_demo(is_quick=False), 100, 200),
+        "passes_8B": GpuSection(PASSES, passed, 45, 120),
+        "run_1.7B": GpuSection(RUN, {"settings": LARGE}, 90, 240),
+        "demo": GpuSection(COMPARED_RUNS, {"settings": DEMO}, 150, 300),
         "step_0.6B_8192": _step("0.6B", 8192, 40),
         "step_0.6B_16384": _step("0.6B", 16_384, 40),
         "step_1.7B_8192_eager": _step("1.7B", 8192, 40, compile=False),
@@ -54,82 +73,21 @@ def list_sections(*, is_quick: bool) -> dict[str, GpuSection]:
     }
 
 
-def _list_quick_work() -> dict[str, Work]:
+def _list_quick_work() -> dict[str, tuple[str, dict[str, Any]]]:
     small = build_tiny_config(TinyConfig(), _SMALL_VOCABULARY)
+    trained = {"config": small, "tokens": 256, "gemm_size": 256}
     return {
-        "step_small_256": _measure_step(small, 256, 256),
-        "head": _head(64, vocabulary=_SMALL_VOCABULARY),
-        "decode_small": _decode(small, 4, 16, 1 << 20),
-        "weights_small": _weights(small),
-        "passes_small": _passes(small, 256, 256),
-        "demo": _demo(is_quick=True),
-        "run_small": _run(is_quick=True),
+        "step_small_256": (STEP, trained),
+        "head": (HEAD, {"tokens": 64, "vocabulary": _SMALL_VOCABULARY}),
+        "decode_small": (DECODE, {"config": small, "batch": 4, "new_tokens": 16, "copied_bytes": 1 << 20}),
+        "weights_small": (WEIGHTS, {"config": small}),
+        "passes_small": (PASSES, trained),
+        "demo": (COMPARED_RUNS, {"settings": QUICK}),
+        "run_small": (RUN, {"settings": QUICK}),
     }
 
 
 def _step(model: str, tokens: int, estimate_s: float, **changes: Any) -> GpuSection:
     """`changes`: of the learner's settings, or `sequences_per_micro_batch` of equal lengths."""
-    return GpuSection(_measure_step(read_qwen3(model), tokens, GEMM_SIZE, **changes), estimate_s, 3 * estimate_s)
-
-
-def _measure_step(config: DecoderConfig, tokens: int, gemm_size: int, **changes: Any) -> Work:
-    def work(device: torch.device) -> Figures:
-        from benchmarks.gpu.training import measure_step
-
-        return measure_step(config, tokens, device, gemm_size, **changes)
-
-    return work
-
-
-def _passes(config: DecoderConfig, tokens: int, gemm_size: int) -> Work:
-    def work(device: torch.device) -> Figures:
-        from benchmarks.gpu.training import measure_passes
-
-        return measure_passes(config, tokens, device, gemm_size)
-
-    return work
-
-
-def _head(tokens: int, **changes: int) -> Work:
-    def work(device: torch.device) -> Figures:
-        from benchmarks.gpu.training import measure_head
-
-        return measure_head(tokens, device, **changes)
-
-    return work
-
-
-def _decode(config: DecoderConfig, batch: int, new_tokens: int, copied_bytes: int) -> Work:
-    def work(device: torch.device) -> Figures:
-        from benchmarks.gpu.serving import measure_decoding
-
-        return measure_decoding(config, device, batch=batch, new_tokens=new_tokens, copied_bytes=copied_bytes)
-
-    return work
-
-
-def _weights(config: DecoderConfig) -> Work:
-    def work(device: torch.device) -> Figures:
-        from benchmarks.gpu.serving import measure_weights
-
-        return measure_weights(config, device)
-
-    return work
-
-
-def _demo(*, is_quick: bool) -> Work:
-    def work(device: torch.device) -> Figures:
-        from benchmarks.gpu.runs import DEMO, QUICK, compare_demo
-
-        return compare_demo(device.type, QUICK if is_quick else DEMO)
-
-    return work
-
-
-def _run(*, is_quick: bool) -> Work:
-    def work(device: torch.device) -> Figures:
-        from benchmarks.gpu.runs import LARGE, QUICK, run_large
-
-        return run_large(device.type, QUICK if is_quick else LARGE)
-
-    return work
+    arguments = {"config": read_qwen3(model), "tokens": tokens, "gemm_size": GEMM_SIZE, **changes}
+    return GpuSection(STEP, arguments, estimate_s, 3 * estimate_s)

@@ -4,94 +4,97 @@ Weights arrive through the memory of the GPU that both use, and through a slot i
 """
 
 import asyncio
+import os
+import shutil
 import tempfile
 import time
-from collections.abc import Iterable
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from structlog.testing import capture_logs
 
 from analysis.planning.model_size import measure_model
+from benchmarks.gpu.process_group import MEMORY_VARIABLE
+from benchmarks.gpu.result_file import Figures, has_failed, measure_parts
 from benchmarks.gpu.training import measure_seconds, synchronize
+from benchmarks.gpu.weight_engine import (
+    ENGINE_DTYPE,
+    EngineFailed,
+    LoadedWeights,
+    WeightEngine,
+    describe_events,
+    make_sharing,
+    running_engine,
+    sum_bits,
+)
 from benchmarks.support.engine_rate import PROMPT_TOKENS, fill_randomly, measure_decode_rate, write_checkpoint
-from engine.inference.fused_weights import FusedWeights
 from engine.learner.weight_publisher import WeightPublisher
 from engine.model.causal_lm import CausalLM
 from engine.model.model_config import DecoderConfig
-from engine.weight_transfer.memory_sharing import CudaSharing
-from engine.weight_transfer.published_loader import PublishedLoader
 
-_MEMORY = Path("/dev/shm")
+_MEMORY = Path(os.environ.get(MEMORY_VARIABLE, "/dev/shm"))
 _ROUNDS = 3  # of each path; the first one allocates the slot, and does not count
-_DTYPE, _VALUE_BYTES = torch.bfloat16, 2
+_VALUE_BYTES = ENGINE_DTYPE.itemsize
+_SPARE_BYTES = 256 << 20  # of shared memory, for other files
+_EXPECTED_EVENT = "weights.from_slot"  # of a learner that shares no memory
 
 
-def measure_weights(config: DecoderConfig, device: torch.device) -> dict[str, float | str]:
+def choose_folder(num_bytes: int) -> Path:
+    """Return a folder in /dev/shm, or that of temporary files if /dev/shm is absent or too small, as in some containers."""
+    has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > num_bytes + _SPARE_BYTES
+    return _MEMORY if has_room else Path(tempfile.gettempdir())
+
+
+def measure_weights(config: DecoderConfig, device: torch.device) -> Figures:
     """Seconds from float32 weights of the learner to bfloat16 weights of the engine.
 
-    On a GPU, `weights_s` is the path through its memory, and `slot_weights_s` the path through shared memory. Raises SystemExit
-    if the engine's bits differ from the learner's.
+    `weights_s` is the path through the memory of the GPU, on a CPU through a file in place of it, and `slot_weights_s` the path
+    through the slot. A path fails if the engine's bits differ from the learner's; the figures of the other one remain.
     """
     with device:
         model = CausalLM(config)
     fill_randomly(model)
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    engine = context.Process(target=_run_engine, args=(theirs, config, device), daemon=True)
-    engine.start()
-    theirs.close()  # so that the end of the process ends a wait for its answer
-    slot = _measure_path(model, ours, device, has_buffer=False)
-    fastest = _measure_path(model, ours, device, has_buffer=True) if device.type == "cuda" else slot
-    ours.send(None)
-    engine.join()
-    return {**fastest, **{f"slot_{key}": value for key, value in slot.items()}}
+    folder = choose_folder(2 * _VALUE_BYTES * measure_model(config).total)
+    measure = partial(_measure_path, model, device, folder)
+    parts = {"slot": partial(measure, is_shared=False), "ipc": partial(measure, is_shared=True)}
+    return {**measure_parts(parts), "folder": str(folder)}
 
 
-def _measure_path(model: CausalLM, engine: Connection, device: torch.device, *, has_buffer: bool) -> dict[str, float]:
-    taken: list[tuple[float, float]] = []
-    expected = sum_bits(each.detach().to(_DTYPE) for each in model.parameters())
-    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
-        sharing = CudaSharing(device) if has_buffer else None
-        publisher = WeightPublisher(Path(folder), dict(model.named_parameters()), _DTYPE, 1, sharing=sharing)
-        for version in range(_ROUNDS):
-            synchronize(device)
-            began = time.perf_counter()
-            published = publisher.publish(version)
-            publish_s = time.perf_counter() - began
-            try:
-                engine.send(published)
-                load_s, found = engine.recv()
-            except (EOFError, BrokenPipeError):
-                raise SystemExit("the engine's process ended; its error is above") from None
-            if found != expected:
-                raise SystemExit(f"the engine holds other weights than the learner: {found} instead of {expected}")
-            taken.append((publish_s, load_s))
+def _measure_path(model: CausalLM, device: torch.device, parent: Path, *, is_shared: bool) -> Figures:
+    """Raises EngineFailed."""
+    expected = sum_bits(each.detach().to(ENGINE_DTYPE) for each in model.parameters())
+    with tempfile.TemporaryDirectory(dir=parent) as name, running_engine(model.config, device, Path(name)) as engine:
+        sharing = make_sharing(device, Path(name)) if is_shared else None
+        parameters = dict(model.named_parameters())
+        publisher = WeightPublisher(Path(name), parameters, ENGINE_DTYPE, 1, sharing=sharing)
+        rounds = [_change_weights(publisher, engine, version, device) for version in range(_ROUNDS)]
         publisher.close()
-    publish_s, load_s = min(taken[1:], key=sum)
-    return {"publish_s": publish_s, "load_s": load_s, "weights_s": publish_s + load_s}
+    for _, loaded in rounds:
+        if loaded.sum_of_bits != expected:
+            raise EngineFailed(f"the engine holds other weights: the sum is {loaded.sum_of_bits}, not {expected}")
+        if loaded.is_shared != is_shared:
+            raise EngineFailed(f"the engine loaded the slot: {', '.join(loaded.logged)}")
+    publish_s, load_s = min(((taken_s, loaded.load_s) for taken_s, loaded in rounds[1:]), key=sum)
+    prefix = "" if is_shared else "slot_"
+    seconds = {"publish_s": publish_s, "load_s": load_s, "weights_s": publish_s + load_s}
+    logged = sorted({line for _, loaded in rounds for line in loaded.logged if not line.startswith(_EXPECTED_EVENT)})
+    figures: Figures = {f"{prefix}{key}": value for key, value in seconds.items()}
+    return figures | ({f"{prefix}logged": "; ".join(logged)} if logged else {})
 
 
-def _run_engine(learner: Connection, config: DecoderConfig, device: torch.device) -> None:
-    """Load each version that arrives; answer with the seconds and the sum of the bits."""
-    with device:
-        model = CausalLM(config)
-    weights = FusedWeights(model.to(_DTYPE), device)
-    del model
-    loader = PublishedLoader(_DTYPE, device)
-    while (published := learner.recv()) is not None:
-        began = time.perf_counter()
-        loader.load(published, weights.parameters)
-        weights.update_derived()
-        synchronize(device)
-        learner.send((time.perf_counter() - began, sum_bits(weights.parameters.values())))
-
-
-def sum_bits(tensors: Iterable[Tensor]) -> int:
-    """The sum of all 16-bit values as integers."""
-    return sum(int(each.view(torch.int16).sum(dtype=torch.int64)) for each in tensors)
+def _change_weights(
+    publisher: WeightPublisher, engine: WeightEngine, version: int, device: torch.device
+) -> tuple[float, LoadedWeights]:
+    """Seconds of the publication, and the engine's answer with all that both processes logged."""
+    synchronize(device)
+    began = time.perf_counter()
+    with capture_logs() as events:
+        published = publisher.publish(version)
+    publish_s = time.perf_counter() - began
+    assert published is not None
+    loaded = engine.load(published)
+    return publish_s, loaded._replace(logged=describe_events(events) + loaded.logged)
 
 
 # ---------------------------------------------------------------- decoding
@@ -106,16 +109,34 @@ def measure_bandwidth(device: torch.device, size: int) -> float:
 
 def measure_decoding(
     config: DecoderConfig, device: torch.device, *, batch: int, new_tokens: int, copied_bytes: int
-) -> dict[str, float | str]:
+) -> Figures:
     """Tokens per second, and their share of the limit that the reads of weights and KV cache set."""
-    with tempfile.TemporaryDirectory(dir=_MEMORY) as name:
+    parts = {
+        "decode": partial(_measure_rate, config, device, batch, new_tokens),
+        "bandwidth": partial(_measure_limit, config, device, batch, new_tokens, copied_bytes),
+    }
+    figures = measure_parts(parts)
+    if has_failed(figures):
+        return figures
+    return figures | {
+        "share_of_bandwidth": float(figures["decoded_tokens_per_s"]) / float(figures["limit_tokens_per_s"])
+    }
+
+
+def _measure_rate(config: DecoderConfig, device: torch.device, batch: int, new_tokens: int) -> Figures:
+    parent = choose_folder(_VALUE_BYTES * measure_model(config).total)
+    with tempfile.TemporaryDirectory(dir=parent) as name:
         folder = Path(name)
         write_checkpoint(folder, config, device)
-        rate = asyncio.run(measure_decode_rate(folder, config, device, batch, new_tokens))
+        return {"decoded_tokens_per_s": asyncio.run(measure_decode_rate(folder, config, device, batch, new_tokens))}
+
+
+def _measure_limit(
+    config: DecoderConfig, device: torch.device, batch: int, new_tokens: int, copied_bytes: int
+) -> Figures:
     size = measure_model(config)
     # The embedding is read by rows, the output matrix as a whole.
     weights = size.total - (0 if config.tie_word_embeddings else size.output)
     cached_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     read = _VALUE_BYTES * (weights + batch * cached_token * (PROMPT_TOKENS + new_tokens / 2))
-    limit = batch * measure_bandwidth(device, copied_bytes) / read
-    return {"decoded_tokens_per_s": rate, "limit_tokens_per_s": limit, "share_of_bandwidth": rate / limit}
+    return {"limit_tokens_per_s": batch * measure_bandwidth(device, copied_bytes) / read}

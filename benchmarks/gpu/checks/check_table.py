@@ -1,13 +1,24 @@
-"""All checks by name, the cheap ones first."""
+"""All checks by name, the cheap ones first. The last five compile kernels on a GPU."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 
-from benchmarks.gpu.checks.engine_checks import check_graphs, check_prefill, check_published_weights
+from benchmarks.gpu.checks.engine_checks import (
+    check_graphs,
+    check_prefill,
+    check_published_weights,
+    check_shared_weights,
+)
 from benchmarks.gpu.checks.kernel_checks import check_head, check_segments
-from benchmarks.gpu.checks.learner_checks import check_cold_start, check_collectives, check_offload, check_trainer_step
+from benchmarks.gpu.checks.learner_checks import (
+    check_cold_start,
+    check_collectives,
+    check_non_finite,
+    check_offload,
+    check_trainer_step,
+)
 from benchmarks.gpu.checks.measured import Measured
 from benchmarks.gpu.checks.model_checks import check_bfloat16, check_compiled, check_float32
 from engine.model.architectures import ARCHITECTURES
@@ -24,15 +35,17 @@ def list_checks(*, is_quick: bool) -> dict[str, Check]:
     return {
         **architectures,
         "segments": check_segments,
+        "non_finite": check_non_finite,
+        "weights": check_published_weights,
+        "collectives": check_collectives,
+        "prefill": check_prefill,
+        "graphs": check_graphs,
+        "offload": check_offload,
+        "shared_weights": check_shared_weights,
         "head_float32": partial(check_head, dtype=torch.float32, is_quick=is_quick),
         "head_bfloat16": partial(check_head, dtype=torch.bfloat16, is_quick=is_quick),
         "trainer_step": check_trainer_step,
-        "weights": check_published_weights,
-        "prefill": check_prefill,
-        "graphs": check_graphs,
-        "collectives": check_collectives,
         "cold_start": check_cold_start,
-        "offload": check_offload,
         "compiled": check_compiled,
     }
 

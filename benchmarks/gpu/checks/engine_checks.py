@@ -2,20 +2,23 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from benchmarks.gpu.checks.measured import Measured, count_differing
 from benchmarks.gpu.checks.model_checks import VOCABULARY, build_small_config, build_small_model, write_small_checkpoint
+from benchmarks.gpu.weight_engine import make_sharing, running_engine
 from engine.contract import Capacity, Generation, GenerationRequest
 from engine.inference.embedded import EmbeddedEngine
 from engine.inference.fused_weights import FusedWeights
 from engine.learner.weight_publisher import WeightPublisher
+from engine.model.causal_lm import CausalLM
 from engine.weight_transfer.shared_memory import load_published
 
 _MEMORY = Path("/dev/shm")
@@ -78,14 +81,39 @@ def check_published_weights(device: torch.device) -> Iterator[Measured]:
     with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
         publisher = WeightPublisher(Path(folder), dict(model.named_parameters()), torch.bfloat16, 2)
         for version in range(2):
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.mul_(1.01)
+            _change(model)
             published = publisher.publish(version)
             assert published is not None
             load_published(published, engine.parameters, torch.bfloat16)
             engine.update_derived()
-            expected = [each.to(torch.bfloat16) for each in model.parameters()]
-            found = [engine.parameters[name] for name, _ in model.named_parameters()]
-            yield Measured(f"differing elements of version {version}", float(count_differing(found, expected)), 0.0)
+            yield _compare_bits(engine.parameters, model, version)
         publisher.close()
+
+
+def check_shared_weights(device: torch.device) -> Iterator[Measured]:
+    """The same for an engine in another process that maps the learner's memory: a GPU's, or a file in place of it."""
+    config = build_small_config()
+    model = build_small_model(config).to(device)
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as name, running_engine(config, device, Path(name)) as engine:
+        sharing = make_sharing(device, Path(name))
+        publisher = WeightPublisher(Path(name), dict(model.named_parameters()), torch.bfloat16, 2, sharing=sharing)
+        for version in range(2):
+            _change(model)
+            published = publisher.publish(version)
+            assert published is not None
+            loaded = engine.load_shared(published, returns_values=True)
+            found = {name: torch.from_numpy(bits).view(torch.bfloat16) for name, bits in loaded.values.items()}
+            yield _compare_bits(found, model, version)
+        publisher.close()
+
+
+@torch.no_grad()
+def _change(model: CausalLM) -> None:
+    for parameter in model.parameters():
+        parameter.mul_(1.01)
+
+
+def _compare_bits(found: Mapping[str, Tensor], model: CausalLM, version: int) -> Measured:
+    expected = {name: each.to(torch.bfloat16) for name, each in model.named_parameters()}
+    differing = count_differing([found[name] for name in expected], expected.values())
+    return Measured(f"differing elements of version {version}", float(differing), 0.0)

@@ -12,13 +12,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_relative_error, count_differing
-from benchmarks.gpu.checks.model_checks import VOCABULARY, write_small_checkpoint
+from benchmarks.gpu.checks.model_checks import VOCABULARY, build_small_config, build_small_model, write_small_checkpoint
 from configs.algorithm import LearnerConfig, RlConfig, SftConfig
 from configs.machines import EngineConfig
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
 from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
-from engine.learner.distributed import RankGroup, all_reduce, gather_full_parameters, get_local, join_ranks
+from engine.learner.distributed import (
+    RankGroup,
+    all_reduce,
+    find_non_finite_parameter,
+    gather_full_parameters,
+    get_local,
+    join_ranks,
+)
 from engine.learner.offload.state_offload import StateOffload
 from engine.learner.sharding import load_sharded_model
 from engine.learner.trainer import Trainer
@@ -72,17 +79,22 @@ def make_sequences() -> list[TrainingSequence]:
 
 
 def check_trainer_step(device: torch.device) -> Iterator[Measured]:
-    """A GRPO step in float32 against the CPU's. Two minibatches: the second gradient depends on the first update."""
-    found, expected = (_run_rl_step(place) for place in (device, torch.device("cpu")))
-    for name in ("loss", "grad_norm", "entropy"):
-        error = abs(found[0][name] - expected[0][name]) / abs(expected[0][name])
-        yield Measured(name, error, FLOAT32_LIMIT)
-    yield Measured("change of weights", compute_relative_error(found[1], expected[1]), _CHANGE_LIMIT)
+    """A GRPO step in float32 against the CPU's, with eager layers and on a GPU also with compiled ones.
+
+    Two minibatches: the second gradient depends on the first update.
+    """
+    expected = _run_rl_step(torch.device("cpu"), is_compiled=False)
+    for kind in ("eager", "compiled") if device.type == "cuda" else ("eager",):
+        found = _run_rl_step(device, is_compiled=kind == "compiled")
+        for name in ("loss", "grad_norm", "entropy"):
+            error = abs(found[0][name] - expected[0][name]) / abs(expected[0][name])
+            yield Measured(f"{kind}: {name}", error, FLOAT32_LIMIT)
+        yield Measured(f"{kind}: change of weights", compute_relative_error(found[1], expected[1]), _CHANGE_LIMIT)
 
 
-def _run_rl_step(device: torch.device) -> tuple[dict[str, float], Tensor]:
+def _run_rl_step(device: torch.device, *, is_compiled: bool) -> tuple[dict[str, float], Tensor]:
     """Metrics, and the change of all weights."""
-    with training(make_run(device, "rl", minibatches=2)) as (trainer, _):
+    with training(make_run(device, "rl", minibatches=2, compile=is_compiled)) as (trainer, _):
         before = _flatten(gather_full_parameters(trainer.model).values())
         metrics = trainer.run_rl_step(make_sequences())
         return metrics, _flatten(gather_full_parameters(trainer.model).values()) - before
@@ -110,7 +122,7 @@ def _run_sft_steps(run: RunConfig) -> list[dict[str, float]]:
 
 def check_offload(device: torch.device) -> Iterator[Measured]:
     """Weights and moments that move to main memory and back, between two steps in bfloat16."""
-    run = make_run(device, "rl", dtype="bfloat16", offload="between_steps")
+    run = make_run(device, "rl", dtype="bfloat16", offload="between_steps", compile=False)
     with training(run) as (trainer, ranks):
         trainer.run_rl_step(make_sequences())
         offload = StateOffload(run, ranks)
@@ -138,3 +150,15 @@ def check_collectives(device: torch.device) -> Iterator[Measured]:
             values = torch.arange(1000, dtype=torch.float64, device=device)
             reduced = all_reduce(ranks, values.clone(), operation)
             yield Measured(name, float(count_differing([reduced.float()], [values.float()])), 0.0)
+
+
+def check_non_finite(device: torch.device) -> Iterator[Measured]:
+    """The name of the parameter with a NaN or an infinity, where the last or the first parameter has one, or none has."""
+    model, ranks = build_small_model(build_small_config()).to(device), RankGroup(device=device)
+    names = [name for name, _ in model.named_parameters()]
+    yield Measured("finite weights that have a name", float(find_non_finite_parameter(model, ranks) is not None), 0.0)
+    for place, name, value in (("last", names[-1], float("nan")), ("first", names[0], float("-inf"))):
+        with torch.no_grad():
+            model.get_parameter(name).view(-1)[-1] = value
+        found = find_non_finite_parameter(model, ranks)
+        yield Measured(f"wrong name of the {place} parameter", float(found != name), 0.0)

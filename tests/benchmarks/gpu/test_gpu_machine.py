@@ -81,7 +81,7 @@ def test_the_benchmark_and_its_runs_end_there(environment: dict[str, str], tmp_p
 
 
 def test_the_checks_pass_there(environment: dict[str, str]) -> None:
-    chosen = "float32_qwen3,segments,weights,graphs,collectives,offload"
+    chosen = "float32_qwen3,segments,weights,shared_weights,non_finite,graphs,collectives,offload"
     done = run(environment, "-m", "benchmarks.gpu.check", "--device", "cpu", "--quick", "--only", chosen)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])

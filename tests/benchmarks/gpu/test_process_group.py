@@ -31,6 +31,15 @@ from benchmarks.gpu.process_group import adopt_orphans, run_limited
 adopt_orphans()
 print(run_limited(["-c", sys.argv[1], sys.argv[2]], 4.0).code)
 """
+RUN_WITH_FILES = """
+import os, subprocess, sys
+from pathlib import Path
+from benchmarks.gpu.process_group import MEMORY_VARIABLE, adopt_orphans, run_limited
+adopt_orphans()
+code = f"import os, tempfile, time; print(tempfile.mkdtemp(), tempfile.mkdtemp(dir=os.environ[{MEMORY_VARIABLE!r}]), flush=True); time.sleep(60)"
+finished = run_limited(["-c", code], 4.0)
+print(finished.code, *(Path(path).exists() for path in finished.output.split()))
+"""
 DEMO = ("-m", "benchmarks.gpu", "--quick", "--only", "run_small")
 
 
@@ -62,6 +71,12 @@ def test_a_section_at_its_limit_dies_with_the_processes_that_left_its_group(tmp_
     assert not [pid for pid in left if is_running(pid)]
 
 
+def test_a_section_at_its_limit_leaves_no_temporary_files() -> None:
+    with starting("-c", RUN_WITH_FILES) as process:
+        output, _ = process.communicate(timeout=60)
+    assert output.split() == ["None", "False", "False"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_run_ends_with_the_program_that_measures_it(number: signal.Signals) -> None:
     """Of five processes or more: the program, the section, the launcher, and processes of the run."""
@@ -83,7 +98,7 @@ def test_a_section_that_exceeds_its_limit_is_an_error_and_the_others_run(tmp_pat
     done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     error = json.loads(done.stdout.splitlines()[-1])["passes_small.error"]
-    assert error.partition(":")[0] == "no result after 0.2 s"  # output on stderr follows
+    assert error.partition(":")[0] == "no result after 0.2 s"  # the output on stderr follows
     again = [sys.executable, *command, "--only", "head,passes_small"]
     done = subprocess.run(again, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,5 +1,7 @@
 """The order of the sections, the budget, the file of results, and the lengths of sequences."""
 
+import argparse
+import inspect
 import json
 import time
 from pathlib import Path
@@ -10,7 +12,8 @@ import torch
 
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import training
-from benchmarks.gpu.result_file import Figures, append_result, read_results
+from benchmarks.gpu.process_group import Finished
+from benchmarks.gpu.result_file import Figures, append_result, find_figures, has_failed, measure_parts, read_results
 from benchmarks.gpu.runs import alternate_advantages
 from benchmarks.gpu.sections import GpuSection, list_sections
 from benchmarks.gpu.training import draw_lengths, make_sequences
@@ -21,16 +24,18 @@ from engine.model.training_flops import count_forward_flops
 FACTS = {"quick": False, "card": "a card", "torch": "2.11.0", "commit": "abc"}
 
 
-def fail(device: object) -> Figures:
-    raise AssertionError("a section runs in another process")
-
-
 def test_the_most_valuable_sections_come_first_and_variants_last() -> None:
     names = list(list_sections(is_quick=False))
     assert names[:5] == ["step_1.7B_8192", "head", "decode_1.7B", "weights_1.7B", "step_4B_8192"]
     variants = [name for name in names if name.count("_") == 3]
     assert names[-len(variants) :] == variants
     assert {"step_1.7B_8192_eager", "step_4B_8192_attention", "step_1.7B_8192_full"} <= set(variants)
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_each_section_has_a_function_that_takes_its_arguments(*, is_quick: bool) -> None:
+    for section in list_sections(is_quick=is_quick).values():
+        inspect.signature(section.import_function()).bind(device=None, **section.arguments)
 
 
 def test_each_limit_exceeds_the_estimate_and_the_main_sections_fit_into_a_call_of_ten_minutes() -> None:
@@ -49,15 +54,34 @@ def test_a_section_that_does_not_fit_the_rest_of_the_budget_is_skipped(monkeypat
 
     monkeypatch.setattr(program, "run_section", record_limit)
     sections = {
-        "long": GpuSection(fail, 500, 600),
-        "short": GpuSection(fail, 20, 30),
-        "late": GpuSection(fail, 20, 900),
+        "long": GpuSection("", {}, 500, 600),
+        "short": GpuSection("", {}, 20, 30),
+        "late": GpuSection("", {}, 20, 900),
     }
     shared = program.SharedOptions(False, None, time.monotonic() + 100, {})
     found, skipped = program.run_sections(sections, shared)
     assert (found, skipped) == ({"short": {"x": 1.0}, "late": {"x": 1.0}}, ["long"])
     assert limits["short"] == 30
     assert 90 < limits["late"] <= 95  # the rest, less a margin
+
+
+def test_sections_run_without_facts_of_the_machine_but_not_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts: dict[str, Figures] = {"machine": {"error": "no result after 120 s"}, "head": {"head_s": 1.0}}
+    ran: list[str] = []
+
+    def find_result(name: str, limit_s: float, shared: program.SharedOptions) -> Figures:
+        ran.append(name)
+        return facts[name]
+
+    monkeypatch.setattr(program, "run_section", find_result)
+    parser = argparse.ArgumentParser()
+    options = argparse.Namespace(only="head", quick=False, again=False, out=None, budget_s=None, limit_s=None)
+    assert program.measure(options, parser) == 1
+    assert ran == ["machine", "head"]
+    facts["machine"] = {"gpu": ""}
+    with pytest.raises(SystemExit):
+        program.measure(options, parser)
+    assert ran == ["machine", "head", "machine"]
 
 
 def test_figures_of_a_file_count_in_later_calls_and_errors_do_not(tmp_path: Path) -> None:
@@ -73,6 +97,36 @@ def test_figures_of_a_file_count_in_later_calls_and_errors_do_not(tmp_path: Path
     line = json.loads(path.read_text().splitlines()[1])
     assert line.pop("date").startswith("20")
     assert line == {"section": "head", "figures": {"head_s": 1.0}, "seconds": 2.0, **FACTS}
+
+
+def test_a_part_that_fails_leaves_the_figures_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    def run_out_of_memory() -> Figures:
+        raise RuntimeError("out of memory")
+
+    figures = measure_parts({"slot": lambda: {"slot_s": 1.0}, "ipc": run_out_of_memory})
+    assert figures["slot_s"] == 1.0
+    assert str(figures["ipc_error"]).endswith("RuntimeError: out of memory")
+    assert has_failed(figures)
+    assert not has_failed({"slot_s": 1.0, "peak_gib": 2.0})
+    with pytest.raises(SystemExit, match=r"ipc_error: (?s:.*)out of memory"):
+        measure_parts({"ipc": run_out_of_memory})
+    killed = Finished(None, capsys.readouterr().out, "", 9.0)
+    assert find_figures(killed, 9.0) == {**figures, "end_error": "no result after 9.0 s"}
+
+
+def test_a_section_has_the_figures_that_it_sent_even_if_its_end_fails() -> None:
+    output = 'a library prints\nfigures: {"x": 1.0}\nand prints\n'
+    assert find_figures(Finished(0, output, "a warning", 1.0), 9.0) == {"x": 1.0}
+    assert find_figures(Finished(-11, output, "", 1.0), 9.0) == {"x": 1.0, "end_error": "exit code -11"}
+    assert find_figures(Finished(0, "a library prints", "", 1.0), 9.0) == {"error": "exit code 0"}
+    assert find_figures(Finished(None, "", "a line", 9.0), 9.0) == {"error": "no result after 9.0 s: a line"}
+
+
+def test_figures_with_a_part_that_failed_are_kept_in_the_file_and_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    append_result(path, "weights_1.7B", {"slot_weights_s": 1.0, "ipc_error": "no handle"}, 2.0, FACTS)
+    assert json.loads(path.read_text())["figures"]["slot_weights_s"] == 1.0
+    assert read_results(path, is_quick=False) == {}
 
 
 @pytest.mark.parametrize(("model", "tokens"), [("1.7B", 8192), ("4B", 16_384), ("0.6B", 16_384), ("0.6B", 256)])
