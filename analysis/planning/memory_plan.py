@@ -133,7 +133,10 @@ def _list_engine_items(inputs: PlanInputs, count: int) -> list[PlanItem]:
 
 
 def _count_buffer_bytes(inputs: PlanInputs) -> int:
-    """Of one embedded engine. With bfloat16 on a GPU, torch 2.12 or later is assumed: attention may read pages in place."""
+    """Count the bytes of one embedded engine.
+
+    With bfloat16 on a GPU, torch 2.12 or later is assumed: attention may read pages in place.
+    """
     run, engine, config = inputs.run, inputs.run.engine, inputs.config
     is_gpu, asked = engine.device == "cuda", (run.sampling, run.evaluation)
     shape = BufferShape(
