@@ -74,6 +74,9 @@ def _extract_commit(commit: str, folder: Path) -> None:
         raise CommitMissing(f"git archive {commit}: {error.stderr.decode(errors='replace').strip()}") from None
     folder.mkdir()
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    # Earlier versions import this package, which is no longer installed.
+    writer = (_ROOT / "configs/toml_text.py").read_text()
+    (folder / "tomli_w.py").write_text(f"{writer}\n\ndumps = encode_table\n")
 
 
 def _run_steps(root: Path, checkpoint: Path, runs: Path, sizes: DemoSizes) -> list[float]:
