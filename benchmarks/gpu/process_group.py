@@ -20,11 +20,11 @@ from typing import IO, NamedTuple, NoReturn
 from bus.process.parent_death import PARENT_PID_VARIABLE
 
 ROOT = Path(__file__).parents[2]  # of the checkout
-MEMORY_VARIABLE = "ASTERISM_BENCHMARK_MEMORY"  # of a folder in /dev/shm, if it exists, for the files of a section
+MEMORY_VARIABLE = "ASTERISM_BENCHMARK_MEMORY"  # names the folder for a section's files in shared memory
 _KERNELS_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
-_MAX_ERROR = 2000  # characters, the last ones
+MAX_ERROR = 2000  # characters, the last ones
 _END_S = 20.0  # for killed processes; a process in a broken driver may never end
 
 
@@ -36,9 +36,9 @@ class Finished(NamedTuple):
 
     @property
     def last_error(self) -> str:
-        """What the program printed on stderr, or its exit code, or nothing if it was killed at its limit."""
+        """The end of stderr, else the exit code; empty if the program was killed at its limit and printed nothing there."""
         has_ended = self.code is not None
-        return self.errors.strip()[-_MAX_ERROR:] or (f"exit code {self.code}" if has_ended else "")
+        return self.errors.strip()[-MAX_ERROR:] or (f"exit code {self.code}" if has_ended else "")
 
 
 def adopt_orphans() -> None:
@@ -48,7 +48,7 @@ def adopt_orphans() -> None:
 
 
 def build_environment() -> dict[str, str]:
-    """With the checkout on the path of all Python processes, so that the project needs no installation.
+    """Return an environment that has the checkout on the path of all Python processes: the project needs no installation.
 
     All programs share compiled kernels, also a user without a name, for which torch would fail to name a folder.
     """
@@ -59,7 +59,7 @@ def build_environment() -> dict[str, str]:
 
 @contextmanager
 def holding_temporary_folders() -> Generator[dict[str, str]]:
-    """The environment of a program for its temporary files, which are removed even if it is killed."""
+    """Yield the variables that place the temporary files of a program. The files are removed even if it is killed."""
     memory = Path("/dev/shm")
     with ExitStack() as stack:
         parents = {"TMPDIR": None, MEMORY_VARIABLE: memory if memory.is_dir() else None}

@@ -12,17 +12,17 @@ from pathlib import Path
 from traceback import format_exception
 from typing import Any
 
-from benchmarks.gpu.process_group import ROOT, Finished
+from benchmarks.gpu.process_group import MAX_ERROR, ROOT, Finished
 
 Figures = dict[str, float | str]
 MACHINE = "machine"  # the section with the facts of the machine
 _ERROR = "error"
-_MAX_ERROR, _FRAMES = 2000, -8  # characters; calls, the last ones
+_FRAMES = -8  # of a traceback: the last calls
 _SENT = "figures: "  # starts a line of a section's output
 
 
 def measure_parts(parts: Mapping[str, Callable[[], Figures]]) -> Figures:
-    """The figures of independent parts of a section. A part that fails has PART_error instead, and the others run.
+    """Measure the independent parts of a section. A part that fails has PART_error instead of figures, and the others run.
 
     The figures so far are printed after each part, in case the section is killed in a later one. Raises SystemExit if all
     parts fail.
@@ -33,7 +33,7 @@ def measure_parts(parts: Mapping[str, Callable[[], Figures]]) -> Figures:
         try:
             figures |= measure()
         except (Exception, SystemExit) as error:  # edge of a part: the figures of other parts must remain
-            failures[f"{name}_{_ERROR}"] = "".join(format_exception(error, limit=_FRAMES)).strip()[-_MAX_ERROR:]
+            failures[f"{name}_{_ERROR}"] = "".join(format_exception(error, limit=_FRAMES)).strip()[-MAX_ERROR:]
         if figures:
             send_figures(figures | failures)
     if len(failures) == len(parts):
@@ -47,7 +47,7 @@ def send_figures(figures: Figures) -> None:
 
 
 def find_figures(finished: Finished, limit_s: float) -> Figures:
-    """What a section sent last, with the error of a section that then failed or was killed at its limit."""
+    """Return the figures that a section sent last, with its error if it then failed or was killed at its limit."""
     sent = [line.removeprefix(_SENT) for line in finished.output.splitlines() if line.startswith(_SENT)]
     figures: Figures = json.loads(sent[-1]) if sent else {}
     if finished.code == 0 and sent:
@@ -59,7 +59,7 @@ def find_figures(finished: Finished, limit_s: float) -> Figures:
 
 
 def has_failed(figures: Figures) -> bool:
-    """Whether the section or a part of it has an error."""
+    """Return whether the section or a part of it has an error."""
     return any(name == _ERROR or name.endswith(f"_{_ERROR}") for name in figures)
 
 

@@ -23,7 +23,9 @@ _QUICK_LIMIT_S = 240.0
 
 
 class GpuSection(NamedTuple):
-    function: str  # in benchmarks.gpu, MODULE:NAME; it takes the device and `arguments`, and returns Figures
+    function: (
+        str  # MODULE:NAME below benchmarks.gpu; the function takes the device and `arguments`, and returns Figures
+    )
     arguments: Mapping[str, Any]
     estimate_s: float  # on an H100, with the start of the process; not measured yet
     limit_s: float
@@ -33,7 +35,7 @@ class GpuSection(NamedTuple):
         return getattr(import_module(f"benchmarks.gpu.{module}"), name)
 
     def measure(self, device: torch.device) -> Figures:
-        """In this process."""
+        """Call the function in this process."""
         return self.import_function()(device=device, **self.arguments)
 
 

@@ -36,8 +36,8 @@ from engine.model.model_config import DecoderConfig
 _MEMORY = Path(os.environ.get(MEMORY_VARIABLE, "/dev/shm"))
 _ROUNDS = 3  # of each path; the first one allocates the slot, and does not count
 _VALUE_BYTES = ENGINE_DTYPE.itemsize
-_SPARE_BYTES = 256 << 20  # of shared memory, for other files
-_EXPECTED_EVENT = "weights.from_slot"  # of a learner that shares no memory
+_SPARE_BYTES = 256 << 20  # other files need this share of shared memory
+_EXPECTED_EVENT = "weights.from_slot"  # an engine logs it if the learner shares no memory
 
 
 def choose_folder(num_bytes: int) -> Path:

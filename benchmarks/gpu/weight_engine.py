@@ -28,7 +28,7 @@ from engine.weight_transfer.memory_sharing import CudaSharing, MemorySharing, Sh
 from engine.weight_transfer.published_loader import PublishedLoader
 
 ENGINE_DTYPE = torch.bfloat16
-_START_LIMIT_S = 60.0  # with the import of torch and a CUDA context
+_START_LIMIT_S = 60.0  # the start includes the import of torch and a CUDA context
 _ANSWER_LIMIT_S = 20.0
 _END_LIMIT_S = 5.0
 
@@ -46,7 +46,7 @@ class LoadedWeights(NamedTuple):
 
 
 class FileSharing:
-    """Files in place of a GPU's memory."""
+    """Implements MemorySharing with files in place of a GPU's memory."""
 
     kind = device_id = "file"
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 # A pass of fewer rows is padded: with fewer, a matrix product sums in another order, and last bits would differ.
 MIN_ROWS = 4
 MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # of keys and values of one layer, in one block
-# Of gathered keys and values of all layers; rows beyond the limit are gathered at every step.
+# Kept copies of keys and values of all layers have this limit; rows beyond it are gathered at every step.
 DENSE_CACHE_BYTES = 256 << 20
 # FlashAttention 2 reads pages of a multiple of this many tokens.
 PAGE_TOKENS_STEP = 256
@@ -17,13 +17,13 @@ _LOGIT_BYTES = 4  # float32
 
 
 def pad_to_bucket(count: int, min_step: int) -> int:
-    """The next graph size: multiples of `min_step`; from 8 * `min_step` on, four sizes per doubling."""
+    """Return the next graph size: multiples of `min_step`; from 8 * `min_step` on, four sizes per doubling."""
     step = max(min_step, (1 << (count - 1).bit_length()) // 8)
     return -(-count // step) * step
 
 
 class BufferShape(NamedTuple):
-    """Settings of one engine."""
+    """The settings of one engine that decide on the sizes of its buffers."""
 
     rows: int  # of running sequences
     vocab_size: int
@@ -36,12 +36,12 @@ class BufferShape(NamedTuple):
 
 
 def count_gather_tokens(device: str, token_bytes: int, widest_tokens: int) -> int:
-    """Tokens of attention's buffer: at least the longest sequence, with padding."""
+    """Count the tokens of attention's buffer: at least the longest sequence, with padding."""
     return max(MAX_GATHER_BYTES.get(device, MAX_GATHER_BYTES["cuda"]) // token_bytes, widest_tokens)
 
 
 def count_sampling_bytes(rows: int, vocab_size: int, *, has_filter: bool) -> int:
-    """The peak of engine.inference.sampling.sample, with its logits.
+    """Count the bytes at the peak of engine.inference.sampling.sample, with its logits.
 
     In float32 per row and token: logits, which the weights and then their sums overwrite, and logprobs. With a filter,
     also sorted weights, their order in int64, sums of sorted weights, and a mask.
@@ -51,7 +51,7 @@ def count_sampling_bytes(rows: int, vocab_size: int, *, has_filter: bool) -> int
 
 
 def count_buffer_bytes(shape: BufferShape) -> int:
-    """Of one engine."""
+    """Count the working memory of one engine."""
     rows = pad_to_bucket(shape.rows, MIN_ROWS)
     total = count_sampling_bytes(rows, shape.vocab_size, has_filter=shape.has_filter)
     if shape.has_graphs:  # they keep the memory of their own sampling; steps with prompts sample outside of them

@@ -26,7 +26,7 @@ class ChunkScores(NamedTuple):
 
 
 class ScoredChunk(NamedTuple):
-    """The backward pass reads it: inputs and results of the forward pass, and the gradients of the results."""
+    """The inputs and results of the forward pass, and the gradients of the results: read by the backward pass."""
 
     logits_CV: Tensor
     targets_C: Tensor
@@ -110,7 +110,7 @@ class FusedHeadKernels:
 
 
 def score_logits(logits_CV: Tensor, targets_C: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log probabilities, entropies and logs of sums, each [C].
+    """Compute log probabilities, entropies and logs of sums, each [C].
 
     A row is summed in K blocks of B logits, and then over the blocks. A compiled kernel keeps a block in registers between the
     maximum and the sums, so that it reads the logits once; a whole row of a large vocabulary would be read twice. The sums of
@@ -132,7 +132,7 @@ def score_logits(logits_CV: Tensor, targets_C: Tensor, temperature: float) -> tu
 
 
 def count_block_logits(vocab_size: int) -> int:
-    """The largest power of two that divides the vocabulary, up to the longest row that Inductor keeps in registers.
+    """Return the largest power of two that divides the vocabulary, up to the longest row that Inductor keeps in registers.
 
     Without such a divisor, a block is the whole row.
     """
@@ -141,7 +141,7 @@ def count_block_logits(vocab_size: int) -> int:
 
 
 def _sum_powers(x_LB: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of e^x and of x e^x over B, each [L]."""
+    """Sum e^x and x e^x over B; each result is [L]."""
     powers_LB = x_LB.exp()
     return powers_LB.sum(-1), (powers_LB * x_LB).sum(-1)
 

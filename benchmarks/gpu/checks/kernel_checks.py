@@ -17,7 +17,7 @@ _HEADS, _KV_HEADS, _HEAD_DIM = 8, 2, 128
 # Mean difference of a log probability. Logits that are rounded to bfloat16 would cost 0.0015, float32 logits cost 1e-6.
 _LOGPROB_LIMIT = 1e-5
 _TEMPERATURE = 0.7
-_BLOCK_TOKENS = 250  # with logits in float64 in memory at the same time
+_BLOCK_TOKENS = 250  # the exact scores hold the float64 logits of so many tokens at once
 
 
 def check_segments(device: torch.device) -> Iterator[Measured]:
@@ -43,7 +43,7 @@ def check_segments(device: torch.device) -> Iterator[Measured]:
 
 
 def check_head(device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> Iterator[Measured]:
-    """Against the same inputs in float64. The large vocabulary needs several chunks, and on a GPU two groups of chunks."""
+    """Compare the head with float64 on the same inputs. The large vocabulary needs several chunks, and on a GPU two groups of chunks."""
     tokens = 3700 if device.type == "cuda" else 700
     tokens, width, vocabulary = (200, 128, 2000) if is_quick else (tokens, 256, 151_936)
     draws = torch.Generator(device).manual_seed(0)
@@ -70,7 +70,7 @@ def check_head(device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> I
 
 
 def _list_kernels(device: torch.device) -> dict[str, HeadKernels]:
-    """On a CPU the fused kernels run as they are: nothing is compiled there."""
+    """Return the kernels by name. On a CPU the fused kernels run as they are: nothing is compiled there."""
     fused = compile_head_kernels() if device.type == "cuda" else FusedHeadKernels()
     return {"eager": EAGER_KERNELS, "fused": fused}
 
@@ -78,7 +78,7 @@ def _list_kernels(device: torch.device) -> dict[str, HeadKernels]:
 def _score_exactly(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, factors_2N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Log probabilities and entropies; adds the gradients of their sums with these factors to the inputs."""
+    """Return log probabilities and entropies, and add the gradients of their sums with these factors to the inputs."""
     found: list[Tensor] = []
     blocks = zip(
         hidden_NE.split(_BLOCK_TOKENS), targets_N.split(_BLOCK_TOKENS), factors_2N.split(_BLOCK_TOKENS, 1), strict=True

@@ -45,7 +45,7 @@ _listeners: list[GraphListener] = []
 
 
 class _Read(NamedTuple):
-    """Of a buffer by one operation of a fused kernel."""
+    """One operation of a fused kernel reads a buffer."""
 
     loop: int
     num_bytes: int
@@ -188,8 +188,10 @@ def _schedule(graph: GraphModule, inputs: Sequence[Any]) -> list[tuple[bool, int
 
 
 def _count_bytes(kernel: Any) -> int:
-    """Reads and writes. Inductor counts each whole buffer once, but a kernel reads a row again in each of its loops if the
-    caches cannot hold the row, and a gather reads only the elements that it returns.
+    """Count the bytes that a kernel reads and writes.
+
+    Inductor counts each whole buffer once. But a kernel reads a row again in each of its loops if the caches cannot hold the
+    row, and a gather reads only the elements that it returns.
     """
     from torch._inductor.virtualized import V
 
@@ -205,7 +207,7 @@ def _count_bytes(kernel: Any) -> int:
 
 
 def _collect_reads(kernel: Any) -> Mapping[str, list[_Read]]:
-    """By buffer. A loop over the rows follows the loops with the reductions that it needs."""
+    """Collect the reads by buffer. A loop over the rows follows the loops with the reductions that it needs."""
     from torch._inductor.dependencies import MemoryDep
     from torch._inductor.scheduler import SchedulerNode
     from torch._inductor.virtualized import V
