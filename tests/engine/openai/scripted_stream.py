@@ -56,10 +56,10 @@ class ScriptedServer:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body: dict[str, Any] = msgspec.json.decode(await request.read())
-        if body["max_tokens"] == 1:
-            return web.json_response({"choices": [{"text": "a", "finish_reason": "length"}]})
         if not isinstance(body["prompt"], str) and self._by_name:  # the scripts' names stand in the text
             return web.json_response({"error": {"message": "prompt must be a text"}}, status=400)
+        if body["max_tokens"] == 1:
+            return web.json_response({"choices": [{"text": "a", "finish_reason": "length"}]})
         self.num_requests += 1
         self.connections.add(request.transport)
         script = self._choose(body["prompt"])
