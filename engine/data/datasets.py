@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
-from policies.dialogue.parse_turn import extract_last_boxed
+from policies.dialogue.boxed_answers import extract_last_boxed
 
 QUESTION_FIELDS = ("question", "problem", "Question", "Problem")
 _ANSWER_FIELDS = ("answer", "Answer", "ground_truth")
@@ -36,7 +36,6 @@ _OTHER_ANSWER_FORMATS = ("last line of your", "answer: $answer", 'after "answer:
 _THOUSANDS = re.compile(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?[^\d,()\[\]{}]*")  # 1,234 and $1,234 but not (1, 2)
 # Sign, digits without leading zeros, and decimals that are not all zero.
 _NUMBER = re.compile(r"([-+\u2212]?)0*(\d{1,3}(?:,\d{3})+|\d+?)(?:\.0+|(\.\d+))?", re.ASCII)
-_FRAMED_BOX = re.compile(r"\\(?:fbox|boxed)\s*\{")
 
 
 class DatasetProblem(NamedTuple):
@@ -217,7 +216,7 @@ def _find_ground_truth(row: RowFields) -> tuple[str, object]:
 
 def _extract_boxed(solution: str) -> str | None:
     """As the extraction of the MATH data set: also \\fbox{2}, and \\boxed 2 up to a dollar sign."""
-    boxed = extract_last_boxed(_FRAMED_BOX.sub(r"\\boxed{", solution))
+    boxed = extract_last_boxed(solution)
     if boxed is not None:
         return boxed
     _, box, text = solution.rpartition("\\boxed ")
