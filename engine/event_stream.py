@@ -29,7 +29,7 @@ class EventReader:
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_event_bytes
-        self._line = bytearray()  # a line whose end has not arrived
+        self._line = bytearray()  # a line without its end, which has not arrived
         self._kind, self._data, self._data_bytes = b"", list[bytes](), 0
         self._is_first_line, self._follows_cr = True, False
 

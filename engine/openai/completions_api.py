@@ -122,7 +122,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 class CompletionChunk(msgspec.Struct, frozen=True):
     choices: list[CompletionChoice] | None = None  # empty in a chunk with usage only; some servers leave it out
     usage: Any = None
-    error: Any = None  # of proxies, beside choices
+    error: Any = None  # of proxies, also next to choices
 
 
 class ServedModel(msgspec.Struct, frozen=True):

@@ -258,11 +258,8 @@ class OpenAIEngine:
 
     async def _read_stream(self, pending: _PendingCompletion, body: bytes) -> None:
         """Raises ServerUnreachable for a stream that ends without a finish reason: the text may be cut."""
-        output, session = pending.output, self._session
-        async with (
-            session.stream(self._prefix + COMPLETIONS_PATH, body) as stream,
-            aclosing(stream.iter_json()) as contents,
-        ):
+        output, path = pending.output, self._prefix + COMPLETIONS_PATH
+        async with self._session.stream(path, body) as stream, aclosing(stream.iter_json()) as contents:
             async for content in contents:
                 if new := output.add_chunk(parse_chunk(content)):
                     self._generated_tokens += len(new)

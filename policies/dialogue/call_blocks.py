@@ -1,4 +1,4 @@
-"""Finds the blocks of a tag pair in a turn's text, and those of <tool_call>, whose JSON may contain the closing tag.
+"""Finds the blocks of a tag pair in a turn's text, and of <tool_call>, where the JSON may contain the closing tag.
 
 A code such as `print("</tool_call>")` does not end its call: the block ends at the tag behind the whole
 JSON object. Without a whole object the block ends at the next closing tag, and its call is malformed.
@@ -56,7 +56,7 @@ def _find_close(text: str, begin: int) -> int:
 
 
 def _skip_object(text: str, begin: int) -> int | None:
-    """Return the position behind a balanced object or list and its blanks; None if there is none."""
+    """Return the position behind a balanced object or list and its blanks; None without one."""
     depth, position = 0, begin
     while (token := _TOKEN.match(text, position)) is not None:
         position = token.end()

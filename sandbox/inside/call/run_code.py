@@ -89,7 +89,7 @@ def _run_awaiting(codes: CompiledCell, main: ModuleType) -> None:
                     value = await value
             if codes[1] is not None:
                 _show_value(value)
-        except BaseException as error:  # raised again outside of the loop, whose frames the traceback then lacks
+        except BaseException as error:  # raised outside of the loop: the traceback lacks its frames
             return error
         return None
 

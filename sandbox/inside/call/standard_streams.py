@@ -1,7 +1,7 @@
 """The standard streams of executed code: objects as an ordinary interpreter makes them, and their repair before a cell.
 
 A stream object remembers whether its descriptor can seek. The zygote starts with /dev/null as its
-output and calls have pipes, so it makes its objects anew on a pipe: with the old ones,
+output and calls have pipes, so it makes new objects on a pipe: with the old ones,
 `sys.stdout.reconfigure(...)` and `io.TextIOWrapper(sys.stdout.buffer)` would raise "Illegal seek".
 """
 
@@ -54,7 +54,7 @@ class NotebookStreams:
 
     A cell may close or replace both. In an ordinary interpreter this would end the output of all
     later code; in a notebook each cell begins with usable streams. A cell that also closes the
-    duplicates, the highest descriptors, keeps what it made.
+    duplicates, the highest descriptors, keeps its own streams.
     """
 
     def __init__(self) -> None:

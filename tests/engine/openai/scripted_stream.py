@@ -1,4 +1,4 @@
-"""A server on loopback whose completions are scripted bytes, for behaviours that a real server does not show on request."""
+"""A server on loopback that answers with scripted bytes, for behaviours that a real server does not show on request."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence

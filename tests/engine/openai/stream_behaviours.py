@@ -1,4 +1,4 @@
-"""Behaviours of servers with OpenAI's completions API: those with the right answer, and those that must count as failed.
+"""Behaviours of servers with OpenAI's completions API: complete answers, and others that must count as failed.
 
 Sources: the rows `sse-...` of the public bug reports in tests/engine/openai/bug_reports.jsonl, and variations.
 """

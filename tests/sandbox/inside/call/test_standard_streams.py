@@ -88,7 +88,7 @@ async def test_cells_use_the_streams_as_programs_do_and_later_cells_still_print(
                 assert later.outcome == CodeOk(Output("", "e\n")), name
 
 
-# Each is one cell, with what it prints itself, or None if it fails.
+# Each is one cell, with its own output, or None if it fails.
 BREAKING = {
     "closes the object": ("import sys; sys.stdout.close()", ""),
     "closes both objects": ("import sys; sys.stdout.close(); sys.stderr.close()", ""),
