@@ -1,8 +1,10 @@
 """OpenAIEngine against servers with odd, broken and hostile streams: the right answer or a failure, never a wrong answer."""
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,6 +82,29 @@ async def test_an_incomplete_or_unreadable_answer_is_a_failure_that_names_the_ca
         with pytest.raises(EngineFailure) as failure:
             await ask(engine, tokenizer)
         assert cause in str(failure.value)
+
+
+_LINES = Path(__file__).with_name("bug_reports.jsonl").read_text(encoding="utf-8").splitlines()
+REPORTS = {report["id"]: report["input"] for report in map(json.loads, _LINES)}
+# The behaviours that play the reports of public bugs in words.
+REPORTED = {
+    "sse-05": ("event_before", "event_behind"),
+    "sse-06": ("id_before", "id_behind"),
+    "sse-11": ("several_data_lines",),
+    "sse-12": ("text_null",),
+    "sse-13": ("empty_data",),
+}
+
+
+def test_each_public_report_has_a_behaviour() -> None:
+    assert REPORTS.keys() == {"sse-01", *REPORTED}
+    assert {name for names in REPORTED.values() for name in names} <= ANSWERED.keys()
+
+
+async def test_the_stream_of_a_public_report_with_comments_before_events_is_read(tokenizer: FastTokenizer) -> None:
+    lines = "\n".join(REPORTS["sse-01"]) + "\n"
+    async with attached(ScriptedServer(Script([lines.encode()])), tokenizer) as engine:
+        assert await ask(engine, tokenizer) == TEXT
 
 
 def test_there_are_at_least_forty_behaviours_of_each_outcome() -> None:
