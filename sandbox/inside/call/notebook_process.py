@@ -70,7 +70,7 @@ class NotebookProcess:
         self._own_namespaces = own_namespaces
         self._main = main
         self._shared = shared
-        self._streams = NotebookStreams()
+        self._streams, self._has_usable_streams = NotebookStreams(), True
         self._pid = os.getpid()
         self._num_cells = 0  # number that the state of this process holds
         self._checkpoint = 0  # pid; 0: the base
@@ -146,7 +146,8 @@ class NotebookProcess:
             write_answer(["lost"], call.nonce, self._num_cells)
             return
         self._write_shared(self._pid, self._checkpoint, call.nonce)
-        self._streams.restore()
+        if not self._has_usable_streams:
+            self._streams.restore()
         # A longer cell is compiled after the checkpoint: compiling can kill the process.
         codes = run_code.try_compile_cell(call.code) if len(call.code) <= pure_cells.MAX_CHARACTERS else None
         pure = codes is not None and pure_cells.is_pure(codes, self._main.__dict__)
@@ -176,6 +177,7 @@ class NotebookProcess:
             self._reported = self._pid, self._checkpoint
         began_at = time.monotonic()
         outcome = run_code.run_cell(code, self._main)
+        self._has_usable_streams = pure and outcome[0] == "ok"  # a pure cell cannot change them
         if os.getpid() != self._pid:
             run_code.exit_forked_child(outcome)
         if outcome[0] == "exit":
