@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
-from policies.dialogue.parse_turn import extract_last_boxed
+from policies.dialogue.boxed_answers import extract_last_boxed
 
 QUESTION_FIELDS = ("question", "problem", "Question", "Problem")
 _ANSWER_FIELDS = ("answer", "Answer", "ground_truth")
@@ -36,7 +36,23 @@ _OTHER_ANSWER_FORMATS = ("last line of your", "answer: $answer", 'after "answer:
 _THOUSANDS = re.compile(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?[^\d,()\[\]{}]*")  # 1,234 and $1,234 but not (1, 2)
 # Sign, digits without leading zeros, and decimals that are not all zero.
 _NUMBER = re.compile(r"([-+\u2212]?)0*(\d{1,3}(?:,\d{3})+|\d+?)(?:\.0+|(\.\d+))?", re.ASCII)
-_FRAMED_BOX = re.compile(r"\\(?:fbox|boxed)\s*\{")
+# Of proofs and of rows without an answer; "no solution" and "undefined" are answers.
+_PLACEHOLDERS = frozenset(
+    (
+        *("", "?", "-", "--", "n/a", "na", "nan", "null", "none", "nil", "tbd", "todo", "unknown", "answer"),
+        *(
+            "proof",
+            "see proof",
+            "proof required",
+            "see solution",
+            "solution",
+            "see above",
+            "not found",
+            "not available",
+        ),
+        *("no answer", "not applicable", "not provided", "missing"),
+    )
+)
 
 
 class DatasetProblem(NamedTuple):
@@ -77,6 +93,8 @@ class QuestionReport:
     num_overlapping: int = 0  # also among the training questions
     num_other_format: int = 0
     first_other_format: str = ""  # its name
+    num_placeholders: int = 0  # answers
+    first_placeholder: str = ""  # the answer and the problem's name
     _questions: set[bytes] = field(default_factory=set[bytes])  # digests: the texts take ten times the memory
     _problems: set[bytes] = field(default_factory=set[bytes])
 
@@ -97,6 +115,9 @@ class QuestionReport:
         if any(text in lower for text in _OTHER_ANSWER_FORMATS):
             self.num_other_format += 1
             self.first_other_format = self.first_other_format or problem.name
+        if problem.ground_truth.strip(" .").casefold() in _PLACEHOLDERS:
+            self.num_placeholders += 1
+            self.first_placeholder = self.first_placeholder or f"{problem.ground_truth!r} in {problem.name}"
         self._questions.add(question)
         self._problems.add(both)
         return True
@@ -127,6 +148,11 @@ class QuestionReport:
             warnings.append(
                 f"{self.num_other_format:,} questions ask for another answer format than the run does, "
                 f"the first in {self.first_other_format}"
+            )
+        if self.num_placeholders:
+            warnings.append(
+                f"{self.num_placeholders:,} answers are placeholders, which no response can equal, "
+                f"the first is {self.first_placeholder}; remove the rows"
             )
         return warnings
 
@@ -217,7 +243,7 @@ def _find_ground_truth(row: RowFields) -> tuple[str, object]:
 
 def _extract_boxed(solution: str) -> str | None:
     """As the extraction of the MATH data set: also \\fbox{2}, and \\boxed 2 up to a dollar sign."""
-    boxed = extract_last_boxed(_FRAMED_BOX.sub(r"\\boxed{", solution))
+    boxed = extract_last_boxed(solution)
     if boxed is not None:
         return boxed
     _, box, text = solution.rpartition("\\boxed ")

@@ -1,7 +1,6 @@
 """Calls in the messages of cold-start rows: in `tool_calls`, or in a text as <tool_call>, by name of the dialogue's tools."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -10,8 +9,6 @@ from engine.data.dialogue_messages import DatasetLocation, DialogueMessage
 from engine.data.row_prompts import drop_nulls
 from policies.dialogue.chat_format import DialogueFormat
 from policies.tools.tool_arguments import ArgumentError, check_arguments
-
-CALL_IN_TEXT = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 class UnknownFunction(DatasetError):

@@ -14,9 +14,10 @@ from unicodedata import normalize
 
 from configs.errors import UnusableInput
 from engine.data.data_files import RowFields
-from engine.data.dialogue_calls import CALL_IN_TEXT, CallReader, DialogueCall
+from engine.data.dialogue_calls import CallReader, DialogueCall
 from engine.data.dialogue_messages import DialogueMessage
 from engine.model.family_renderer import CalledTool, FamilyRenderer, build_call_id, describe_tools
+from policies.dialogue.call_blocks import iter_call_blocks, replace_call_blocks
 
 _QUESTION = {"role": "user", "content": "q"}
 _RESULT = "r"
@@ -228,17 +229,19 @@ class _Row:
         reasoning, text = message.split_reasoning()
         calls: list[DialogueCall] = []
         can_call = self.reader.dialogue.tools or "<tools>" in self.reader.dialogue.system
-        if can_call and (first := CALL_IN_TEXT.search(text)):
+        blocks = [block for block in iter_call_blocks(text) if block.is_closed] if can_call else []
+        if blocks:
             location = message.location._replace(field=f"{message.location.field}.content")
-            if CALL_IN_TEXT.sub("", text[first.start() :]).strip():
+            first = blocks[0].start
+            if replace_call_blocks(text[first:], lambda block: "").strip():
                 raise location.build_error("a text follows a call")
-            for found in CALL_IN_TEXT.finditer(text):
+            for block in blocks:
                 try:
-                    call = json.loads(found[1])
+                    call = json.loads(block.content)
                 except (ValueError, RecursionError) as error:
                     raise location.build_error(f"<tool_call> contains no JSON: {error}") from error
                 calls.append(self.reader.read_call(call, location))
-            text = text[: first.start()].rstrip()
+            text = text[:first].rstrip()
         given = [*calls, *self.reader.read_calls(message)]
         num_earlier = before.num_earlier + len(before.calls)
         return AssistantParts(reasoning if reasoning.strip() else "", text if text.strip() else "", given, num_earlier)

@@ -5,7 +5,6 @@ Both encode the segments of policies/dialogue/chat_format.py one by one, or rend
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, islice
@@ -14,11 +13,12 @@ from typing import NamedTuple, TypeVar, cast
 
 from configs.algorithm import SftFileConfig
 from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
-from engine.data.dialogue_calls import CALL_IN_TEXT, CallReader, UnknownFunction
+from engine.data.dialogue_calls import CallReader, DialogueCall, UnknownFunction
 from engine.data.dialogue_messages import DatasetLocation, DialogueMessage
 from engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues, TokenizedTurn
 from engine.data.row_layouts import list_columns, read_dialogue
 from engine.data.row_prompts import choose_format, refuse_turn_tokens
+from policies.dialogue.call_blocks import CallBlock, iter_call_blocks, replace_call_blocks
 from policies.dialogue.chat_format import (
     TURN_END,
     DialogueFormat,
@@ -30,6 +30,7 @@ from policies.dialogue.chat_format import (
     encode_segments,
     format_tool_call,
 )
+from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 
 PLAIN_FILE = SftFileConfig(name="data", data="")
 _MAX_LISTED = 5  # unknown functions of a message
@@ -205,24 +206,45 @@ def _format_assistant_text(message: DialogueMessage, reader: CallReader) -> str:
     refuse_turn_tokens(text, message.location._replace(field=f"{message.location.field}.content"))
     if reader.dialogue.tools and "<tool_call>" in text:
         text = _rename_calls(text, message.location, reader)
-    for call in reader.read_calls(message):
-        separator = "" if prefill + text == "" or text.endswith("\n") else "\n"
-        text += separator + format_tool_call(call.tool, call.arguments)
-    return text + TURN_END
+    calls = list(reader.read_calls(message))
+    turn = text
+    for call in calls:
+        separator = "" if prefill + turn == "" or turn.endswith("\n") else "\n"
+        turn += separator + format_tool_call(call.tool, call.arguments)
+    if calls:
+        _require_calls(turn, text, calls, message.location, reader)
+    return turn + TURN_END
+
+
+def _require_calls(
+    turn: str, text: str, calls: Sequence[DialogueCall], location: DatasetLocation, reader: CallReader
+) -> None:
+    """Raises DatasetError if a rollout would not read the calls in the turn: those of its text, then `calls`."""
+    here = location._replace(field=f"{location.field}.tool_calls")
+    refuse_turn_tokens(turn, here)
+    blocks = [*iter_call_blocks(text), *iter_call_blocks("".join(format_tool_call(*call) for call in calls))]
+    if [block.content for block in blocks] != [block.content for block in iter_call_blocks(turn)]:
+        raise here.build_error(
+            "a rollout would read other calls in this turn: its text has a tag of a call without its pair"
+        )
+    for read in parse_assistant_turn(turn, reader.dialogue).calls[-len(calls) :]:
+        if isinstance(read, MalformedCall) and not read.is_decoded:
+            raise here.build_error(f"a rollout cannot read a call of this turn: {read.error}")
 
 
 def _rename_calls(text: str, location: DatasetLocation, reader: CallReader) -> str:
     """With the calls of functions in `tool_names` replaced. Other calls stay as they are, also malformed ones."""
     content = location._replace(field=f"{location.field}.content")
 
-    def rename(found: re.Match[str]) -> str:
+    def rename(block: CallBlock) -> str:
+        written = text[block.start : block.end]
         try:
-            call = json.loads(found[1])
+            call = json.loads(block.content)
         except (ValueError, RecursionError):
-            return found[0]
+            return written
         name = cast(RowFields, call).get("name") if isinstance(call, dict) else None
         if not isinstance(name, str) or reader.find_tool(name, content) == name:
-            return found[0]
+            return written
         return format_tool_call(*reader.read_call(call, location))
 
-    return CALL_IN_TEXT.sub(rename, text)
+    return replace_call_blocks(text, rename)

@@ -16,6 +16,7 @@ from engine.model.hf_export import make_readable, plan_shards, write_index, writ
 from engine.model.model_config import DecoderConfig, check_complete, check_names, check_shape, load_model_config
 from engine.model.weight_files import CheckpointError, list_weight_files
 
+_HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 BLOCK_BYTES = 64 * 2**20  # of a tensor in float32 that are read at once
 
 
@@ -35,11 +36,12 @@ def build_empty_model(folder: Path | str) -> CausalLM:
 def fill_parameters(parameters: Mapping[str, Tensor], folder: Path | str) -> None:
     """Read the weights into the parameters, cast to their dtype; of a sharded one, only the rows of this rank.
 
-    `parameters`: all those of the model of config.json. Ignores lm_head in a tied model. Needs BLOCK_BYTES besides the
-    parameters. Raises CheckpointError with the missing or invalid file.
+    `parameters`: all those of the model of config.json. Needs BLOCK_BYTES besides the parameters. Raises CheckpointError
+    with the missing or invalid file, and if a tied model has an lm_head with other values than its embeddings.
     """
     folder = Path(folder)
     missing = set(parameters)
+    unused_heads: list[Path] = []
     for file in list_weight_files(folder):
         with _opening_weights(file) as weights:
             check_names(file, weights.keys(), parameters)
@@ -48,13 +50,36 @@ def fill_parameters(parameters: Mapping[str, Tensor], folder: Path | str) -> Non
                 check_shape(file, name, source.get_shape(), parameters[name].shape)
                 fill_rows(parameters[name], source)
                 missing.discard(name)
+            if _HEAD in weights.keys() - parameters.keys():
+                unused_heads.append(file)
     check_complete(folder, missing)
+    for file in unused_heads:
+        _check_tied_head(file, parameters[_EMBEDDINGS])
+
+
+def _check_tied_head(file: Path, embeddings: Tensor) -> None:
+    """Raises CheckpointError for a head with other values: the model would silently compute without it."""
+    with _opening_weights(file) as weights:
+        source = weights.get_slice(_HEAD)
+        check_shape(file, _HEAD, source.get_shape(), embeddings.shape)
+        for block, rows in _iter_blocks(embeddings):
+            if not torch.equal(block, source[rows].to(block.device, block.dtype)):
+                raise CheckpointError(
+                    f"{file}: {_HEAD} differs from {_EMBEDDINGS}, but config.json has tie_word_embeddings = true; "
+                    "set it to false to use the head, or remove the head"
+                )
 
 
 @torch.no_grad()
 def fill_rows(parameter: Tensor, source: Any) -> None:
     """`source`: the whole tensor, or a slice of safetensors. Copies the rows of this rank block by block into memory that
     torch has aligned: alignment may change the summation order of a matrix product."""
+    for block, rows in _iter_blocks(parameter):
+        block.copy_(source[rows])
+
+
+def _iter_blocks(parameter: Tensor) -> Generator[tuple[Tensor, slice]]:
+    """Yield blocks of this rank's rows, each with its rows of the whole tensor."""
     first_row = _find_first_row(parameter)
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     if not local.numel():
@@ -62,7 +87,7 @@ def fill_rows(parameter: Tensor, source: Any) -> None:
     block_rows = max(1, BLOCK_BYTES // (4 * local[0].numel()))
     for start in range(0, len(local), block_rows):
         block = local[start : start + block_rows]
-        block.copy_(source[first_row + start : first_row + start + len(block)])
+        yield block, slice(first_row + start, first_row + start + len(block))
 
 
 def _find_first_row(parameter: Tensor) -> int:
@@ -106,7 +131,7 @@ def save_model(
 
 
 def _write_files(folder: Path, config: DecoderConfig, state_dict: Mapping[str, Tensor], source: Path) -> None:
-    dropped = {"lm_head.weight"} if config.tie_word_embeddings else set[str]()
+    dropped = {_HEAD} if config.tie_word_embeddings else set[str]()
     tensors = {name: tensor.detach().cpu() for name, tensor in state_dict.items() if name not in dropped}
     dtype = next(iter(tensors.values())).dtype
     write_model_description(folder, config, source, dtype)

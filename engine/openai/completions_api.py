@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
 from engine.sglang.http_api import InvalidResponse, ServerStatusError, parse_error
@@ -100,16 +101,28 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
-    text: str = ""
+    text: str | UnsetType | None = UNSET
+    index: int = 0
     token_ids: list[int] | None = None  # the new ones
     logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
+    finish_reason: str | None = None  # some servers send an empty one until the end
     stop_reason: int | str | None = None  # vLLM: the stop token, or the stop text
     matched_stop: int | str | None = None  # the same of SGLang
+    delta: Any = None  # of the chat API's choices, which have no `text`
+    message: Any = None
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it holds new tokens or ends the completion; an unknown form could hide a text."""
+        if self.text is not UNSET or self.token_ids is not None:
+            return True
+        return bool(self.finish_reason) and self.delta is None and self.message is None
 
 
 class CompletionChunk(msgspec.Struct, frozen=True):
-    choices: list[CompletionChoice]  # empty in a chunk with usage only
+    choices: list[CompletionChoice] | None = None  # empty in a chunk with usage only; some servers leave it out
+    usage: Any = None
+    error: Any = None  # of proxies, also next to choices
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -124,11 +137,28 @@ class ServedModels(msgspec.Struct, frozen=True):
 def parse_chunk(content: bytes) -> CompletionChunk:
     """Raises ServerStatusError for an error within a stream, and InvalidResponse."""
     try:
-        return msgspec.json.decode(content, type=CompletionChunk)
-    except msgspec.DecodeError as error:
-        if (found := parse_error(content)) is not None:
-            raise ServerStatusError(COMPLETIONS_PATH, found[0] or 500, found[1]) from None
-        raise InvalidResponse(f"{COMPLETIONS_PATH}: the server sent an invalid chunk: {error}") from error
+        chunk = msgspec.json.decode(content, type=CompletionChunk)
+        problem = _find_problem(chunk)
+    except ValueError as error:  # also of UTF-8
+        chunk, problem = CompletionChunk(), str(error)
+    if problem is None:
+        return chunk
+    if (found := parse_error(content)) is not None:
+        raise ServerStatusError(COMPLETIONS_PATH, found[0] or 500, found[1])
+    raise InvalidResponse(f"{COMPLETIONS_PATH}: the server sent an invalid chunk: {problem}")
+
+
+def _find_problem(chunk: CompletionChunk) -> str | None:
+    if chunk.error is not None:
+        return f"error: {chunk.error}"
+    if chunk.choices is None and chunk.usage is None:
+        return "it has no `choices`"
+    for choice in chunk.choices or ():
+        if choice.index != 0:
+            return f"it has choice {choice.index}, but one choice was requested"
+        if not choice.is_readable:
+            return "its choice has no `text`: the server must have the completions API, not only the chat API"
+    return None
 
 
 class CompletionOutput:
@@ -141,6 +171,7 @@ class CompletionOutput:
         self._logprobs: list[float] = []  # NaN where the server gives none
         self.finish: Literal["stop", "length"] | None = None
         self.is_overrun = False  # the server has sent tokens after a stop token or over the limit
+        self.has_server_ended = False  # the server has sent a finish reason
 
     def add_chunk(self, chunk: CompletionChunk) -> list[int]:
         """Returns the new tokens. Tokens after a stop token or over the limit are dropped. Raises EngineFailure."""
@@ -148,6 +179,8 @@ class CompletionOutput:
             return []
         choice, num_before = chunk.choices[0], len(self.token_ids)
         token_ids = self._list_new_ids(choice)
+        if token_ids and self.has_server_ended:
+            raise InvalidResponse("the server sent new tokens after the finish reason")
         logprobs = choice.logprobs.list_values() if choice.logprobs else []
         if len(logprobs) != len(token_ids):
             logprobs = [None] * len(token_ids)
@@ -156,8 +189,10 @@ class CompletionOutput:
                 self.is_overrun = True
                 break
             self._add_token(token, logprob)
-        if self.finish is None and choice.finish_reason is not None:
-            self._end(choice)
+        if choice.finish_reason and not self.has_server_ended:
+            self.has_server_ended = True
+            if self.finish is None:
+                self._end(choice)
         return self.token_ids[num_before:]
 
     def build_generation(self, version: int, finish: Literal["stop", "length", "abort"]) -> Generation:
@@ -170,7 +205,7 @@ class CompletionOutput:
         if ids is None and choice.logprobs is not None:
             ids = choice.logprobs.list_ids()
         if ids is None or (choice.text and not ids):
-            ids = self._tokenizer.encode(choice.text, trusted=True)
+            ids = self._tokenizer.encode(choice.text or "", trusted=True)
         for token in ids:
             if not 0 <= token < self._vocab_size:
                 raise InvalidResponse(f"new token {token} is outside the vocabulary of {self._vocab_size}")

@@ -212,7 +212,7 @@ class OpenAIEngine:
         content = await self._session.get(self._prefix + _MODELS_PATH)
         try:
             models = msgspec.json.decode(content, type=ServedModels).data
-        except msgspec.DecodeError as error:
+        except ValueError as error:  # also of UTF-8
             raise InvalidResponse(f"{_MODELS_PATH}: no list of models: {error}") from error
         found = next((each for each in models if self._model in ("", each.id)), None)
         if found is None:
@@ -257,17 +257,20 @@ class OpenAIEngine:
                 await asyncio.sleep(wait_s)
 
     async def _read_stream(self, pending: _PendingCompletion, body: bytes) -> None:
-        output = pending.output
-        async with aclosing(self._session.stream(self._prefix + COMPLETIONS_PATH, body)) as chunks:
-            async for content in chunks:
+        """Raises ServerUnreachable for a stream that ends without a finish reason: the text may be cut."""
+        output, path = pending.output, self._prefix + COMPLETIONS_PATH
+        async with self._session.stream(path, body) as stream, aclosing(stream.iter_json()) as contents:
+            async for content in contents:
                 if new := output.add_chunk(parse_chunk(content)):
                     self._generated_tokens += len(new)
                     if pending.on_tokens is not None:
                         pending.on_tokens(np.array(new, np.int32))
                 if output.is_overrun:  # the server does not know the stop tokens; closing the stream stops it
                     return
-        if output.finish is None:
-            raise EngineFailure("the server ended the completion without a reason")
+                if output.has_server_ended:
+                    stream.expect_end()
+            if output.finish is None:
+                raise ServerUnreachable(stream.describe_end(), request_sent=True)
 
     async def _report_loss(self, on_engine_lost: Callable[[str], object]) -> None:
         """Calls `on_engine_lost` once if the server no longer responds."""

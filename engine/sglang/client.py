@@ -123,9 +123,8 @@ class SGLangClient:
             body = msgspec.json.encode(msgspec.structs.replace(request, rid=rid))
             started = False
             try:
-                async with self._generation_slots, aclosing(self._session.stream("/generate", body)) as responses:
-                    async for content in responses:
-                        response = self._parse_generation(content)
+                async with self._generation_slots, aclosing(self._read_responses(body)) as responses:
+                    async for response in responses:
                         started = True
                         yield response
                 return
@@ -133,6 +132,19 @@ class SGLangClient:
                 if started or wait_s is None or not _is_safe_to_retry(failure):
                     raise
                 await asyncio.sleep(wait_s)
+
+    async def _read_responses(self, body: bytes) -> AsyncGenerator[GenerateResponse, None]:
+        """Raises ServerUnreachable if the stream ends before a response with a finish_reason."""
+        finished = False
+        async with self._session.stream("/generate", body) as stream, aclosing(stream.iter_json()) as contents:
+            async for content in contents:
+                response = self._parse_generation(content)
+                if response.meta_info.finish_reason is not None:
+                    finished = True
+                    stream.expect_end()
+                yield response
+            if not finished:
+                raise ServerUnreachable(stream.describe_end(), request_sent=True)
 
     def _parse_generation(self, content: bytes) -> GenerateResponse:
         try:

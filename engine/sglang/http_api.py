@@ -221,7 +221,7 @@ def parse_response(content: bytes, kind: type[Answer], version: str) -> Answer:
     """Raises InvalidResponse, which names the field and the server's version ("": unknown)."""
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # also of UTF-8
         raise InvalidResponse(
             f"SGLang {version or '(version unknown)'} sent an invalid {kind.__name__}: {error}"
         ) from error
@@ -236,7 +236,7 @@ def parse_error(content: bytes) -> tuple[int | None, str] | None:
     """The error's status, if included, and its message; None if the content is not an error."""
     try:
         response = msgspec.json.decode(content, type=_ErrorResponse)
-    except msgspec.DecodeError:
+    except ValueError:  # also of UTF-8
         return None
     match response.error:
         case _ErrorDetail(message=message, code=code):

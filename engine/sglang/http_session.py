@@ -2,19 +2,29 @@
 
 import asyncio
 import io
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 
-from engine.sglang.http_api import ServerStatusError, ServerTimeout, ServerUnreachable, parse_error, parse_response
+from engine.event_stream import EventReader, EventTooLong, ServerSentEvent
+from engine.sglang.http_api import (
+    InvalidResponse,
+    ServerStatusError,
+    ServerTimeout,
+    ServerUnreachable,
+    parse_error,
+    parse_response,
+)
 
 Answer = TypeVar("Answer")
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 2.0  # less than the 5 s after which the server closes an idle connection
+STREAM_END_S = 2.0  # from the last piece of an answer to the end of its response
 _STREAM_END = b"[DONE]"
+_EVENT_STREAM = "text/event-stream"
 _JSON_HEADERS = {"Content-Type": "application/json"}
 
 
@@ -63,26 +73,16 @@ class HttpSession:
             ) as response:
                 return response.status, await response.read()
 
-    async def stream(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The JSON of each server-sent event, or of the one response. The timeout is per piece."""
+    @asynccontextmanager
+    async def stream(self, path: str, body: bytes) -> AsyncGenerator["StreamedResponse"]:
+        """Raises ServerStatusError for a status other than 200. The timeout is per piece."""
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=self._request_timeout_s)
         with _translate_errors(path, self._request_timeout_s):
             async with self._get_session().post(path, data=body, headers=self._headers, timeout=timeout) as response:
                 if response.status != 200:
                     retry_after = response.headers.get("Retry-After", "")
                     raise make_status_error(path, response.status, await response.read(), retry_after)
-                if response.content_type == "application/json":
-                    yield await response.read()
-                    return
-                ended = False
-                # Read to the end of the body: aiohttp reuses the connection only then.
-                async for event in _read_events(response.content):
-                    if event == _STREAM_END:
-                        ended = True
-                    else:
-                        yield event
-        if not ended:
-            raise ServerUnreachable(f"{path}: the stream ended early", request_sent=True)
+                yield StreamedResponse(path, response)
 
     def parse(self, content: bytes, kind: type[Answer]) -> Answer:
         return parse_response(content, kind, self.server_version)
@@ -100,6 +100,65 @@ class HttpSession:
         return self._session
 
 
+class StreamedResponse:
+    """The JSON of a response: of each of its events, or of a response that is no event stream."""
+
+    def __init__(self, path: str, response: aiohttp.ClientResponse) -> None:
+        self._path, self._response = path, response
+        self._end_deadline: float | None = None
+
+    def expect_end(self) -> None:
+        """Declare the answer complete: from now on the end may break off, or take STREAM_END_S and no longer."""
+        if self._end_deadline is None:
+            self._end_deadline = asyncio.get_running_loop().time() + STREAM_END_S
+
+    async def iter_json(self) -> AsyncGenerator[bytes]:
+        """Up to [DONE] or the end of the response; the caller judges whether the answer is complete.
+
+        Reads to the end of the body, because aiohttp reuses the connection only then. Raises
+        ServerStatusError for an event of the kind `error`, and InvalidResponse for an endless one.
+        """
+        if self._response.content_type == "application/json":
+            yield await self._response.read()
+            return
+        reader, has_ended = EventReader(), False
+        while piece := await self._read_piece():
+            for event in () if has_ended else self._read_events(reader, piece):
+                if event.data.strip() == _STREAM_END:
+                    has_ended = True
+                    self.expect_end()
+                    break
+                yield event.data
+
+    def describe_end(self) -> str:
+        """Say what an answer without an end lacks."""
+        kind = self._response.content_type
+        found = "" if kind == _EVENT_STREAM else f" (a response of the type {kind}, not {_EVENT_STREAM})"
+        return f"{self._path}: the stream ended early, without a finish reason{found}"
+
+    def _read_events(self, reader: EventReader, piece: bytes) -> Generator[ServerSentEvent]:
+        """Yield the events with data: a server may send empty ones to keep the connection alive."""
+        try:
+            for event in reader.add(piece):
+                if event.kind == b"error":
+                    status, message = parse_error(event.data) or (None, event.data[:500].decode(errors="replace"))
+                    raise ServerStatusError(self._path, status or 500, message)
+                if event.data.strip():
+                    yield event
+        except EventTooLong as error:
+            raise InvalidResponse(f"{self._path}: {error}") from error
+
+    async def _read_piece(self) -> bytes:
+        """Return an empty piece at the end."""
+        if self._end_deadline is None:
+            return await self._response.content.readany()
+        try:
+            async with asyncio.timeout_at(self._end_deadline):
+                return await self._response.content.readany()
+        except (TimeoutError, aiohttp.ClientError):
+            return b""
+
+
 def make_status_error(path: str, status: int, content: bytes, retry_after: str = "") -> ServerStatusError:
     """`retry_after`: seconds; a date is ignored."""
     retry_after_s = float(retry_after) if retry_after.isdecimal() else 0.0
@@ -109,21 +168,6 @@ def make_status_error(path: str, status: int, content: bytes, retry_after: str =
 def extract_error_message(content: bytes) -> str:
     error = parse_error(content)
     return error[1] if error else content[:500].decode(errors="replace")
-
-
-async def _read_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The text after `data:` of each event, of any length."""
-    rest = bytearray()
-    async for piece in content.iter_any():
-        rest += piece
-        if b"\r" in piece:
-            rest = rest.replace(b"\r\n", b"\n")
-        elif b"\n\n" not in piece and not rest.endswith(b"\n\n"):
-            continue
-        *events, rest = rest.split(b"\n\n")
-        for event in events:
-            if not event.startswith(b":"):  # a comment, which keeps the connection alive
-                yield bytes(event.removeprefix(b"data:").removeprefix(b" "))
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import msgspec
 
+from policies.dialogue.boxed_answers import extract_last_boxed
+from policies.dialogue.call_blocks import find_blocks, iter_call_blocks
 from policies.dialogue.chat_format import DialogueFormat
 from policies.tools.tool_arguments import ArgumentError, check_arguments, quote
 from policies.tools.tool_schema import ToolSchema
@@ -28,18 +30,15 @@ class MalformedCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):
     calls: tuple[ToolCall | MalformedCall, ...]
-    answer: str | None  # content of the last \boxed{}, preferably inside the answer tags; or see DialogueFormat
+    answer: str | None  # content of the last box, preferably inside the answer tags; or see DialogueFormat
     answer_opens: int
     answer_closes: int
     answer_spans: int  # complete answer blocks
     has_complete_answer: bool  # whether the last block contains the answer
 
 
-_CALL_PATTERN = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _STRING_OR_BRACKET_PATTERN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
 _MAX_NESTING = 64  # of a call's JSON; json.loads has a limit that depends on the caller's stack
-_BRACE_PATTERN = re.compile(r"(?:\\boxed)?\{|\}")
 
 
 def parse_assistant_turn(text: str, dialogue: DialogueFormat) -> AssistantTurn:
@@ -52,19 +51,7 @@ def parse_assistant_turn(text: str, dialogue: DialogueFormat) -> AssistantTurn:
 
 
 def _find_calls(text: str, unclosed_call: str) -> list[str]:
-    if unclosed_call == "ignore":
-        return find_blocks(text, _CALL_OPEN, _CALL_CLOSE)
-    return [match.group(1) for match in _CALL_PATTERN.finditer(text)]
-
-
-def find_blocks(text: str, opening: str, closing: str) -> list[str]:
-    """The contents of the shortest blocks from an opening to the next closing tag. One pass, unlike a lazy pattern."""
-    blocks: list[str] = []
-    end = 0
-    while (start := text.find(opening, end)) >= 0 and (stop := text.find(closing, start + len(opening))) >= 0:
-        blocks.append(text[start + len(opening) : stop])
-        end = stop + len(closing)
-    return blocks
+    return [block.content for block in iter_call_blocks(text) if block.is_closed or unclosed_call != "ignore"]
 
 
 def build_assistant_turn(
@@ -125,17 +112,3 @@ def _is_nested_too_deeply(text: str) -> bool:
         if depth > _MAX_NESTING:
             return True
     return False
-
-
-def extract_last_boxed(text: str) -> str | None:
-    """The content of the last complete `\\boxed{...}`, with balanced inner braces. One pass."""
-    last: tuple[int, int] | None = None
-    open_braces: list[tuple[int, bool]] = []  # (position of the content, whether \\boxed precedes the brace)
-    for match in _BRACE_PATTERN.finditer(text):
-        if match.group() != "}":
-            open_braces.append((match.end(), match.group() != "{"))
-        elif open_braces:
-            begin, is_boxed = open_braces.pop()
-            if is_boxed and (last is None or begin > last[0]):
-                last = begin, match.start()
-    return None if last is None else text[slice(*last)]

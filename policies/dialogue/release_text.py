@@ -15,8 +15,9 @@ docs/release.md compares the results with those of the release.
 """
 
 from bus.messages import ReleaseCounts
+from policies.dialogue.boxed_answers import extract_last_boxed
+from policies.dialogue.call_blocks import find_blocks
 from policies.dialogue.chat_format import TURN_END, TURN_START, DialogueFormat
-from policies.dialogue.parse_turn import extract_last_boxed, find_blocks
 
 _ASSISTANT = f"{TURN_START}assistant"
 _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"

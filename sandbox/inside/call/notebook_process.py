@@ -36,6 +36,7 @@ from typing import NamedTuple, NoReturn
 
 from sandbox.inside.call import pure_cells, run_code
 from sandbox.inside.call.call_setup import set_up_call
+from sandbox.inside.call.standard_streams import NotebookStreams
 from sandbox.inside.isolation import syscalls
 from sandbox.inside.wire.call_wire import CELL_WITHOUT_CHECKPOINT, CallRequest, read_call, write_answer, write_started
 from sandbox.inside.wire.server_settings import ServerSettings
@@ -69,6 +70,7 @@ class NotebookProcess:
         self._own_namespaces = own_namespaces
         self._main = main
         self._shared = shared
+        self._streams, self._has_usable_streams = NotebookStreams(), True
         self._pid = os.getpid()
         self._num_cells = 0  # number that the state of this process holds
         self._checkpoint = 0  # pid; 0: the base
@@ -144,6 +146,8 @@ class NotebookProcess:
             write_answer(["lost"], call.nonce, self._num_cells)
             return
         self._write_shared(self._pid, self._checkpoint, call.nonce)
+        if not self._has_usable_streams:
+            self._streams.restore()
         # A longer cell is compiled after the checkpoint: compiling can kill the process.
         codes = run_code.try_compile_cell(call.code) if len(call.code) <= pure_cells.MAX_CHARACTERS else None
         pure = codes is not None and pure_cells.is_pure(codes, self._main.__dict__)
@@ -166,7 +170,6 @@ class NotebookProcess:
         )
 
     def _run_cell(self, call: CallRequest, code: str | run_code.CompiledCell, pure: bool) -> None:
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         if not pure:  # a pure cell uses no random numbers and no standard input
             set_up_call(call, self._settings)
         if not pure or self._reported != (self._pid, self._checkpoint):
@@ -174,6 +177,7 @@ class NotebookProcess:
             self._reported = self._pid, self._checkpoint
         began_at = time.monotonic()
         outcome = run_code.run_cell(code, self._main)
+        self._has_usable_streams = pure and outcome[0] == "ok"  # a pure cell cannot change them
         if os.getpid() != self._pid:
             run_code.exit_forked_child(outcome)
         if outcome[0] == "exit":

@@ -8,6 +8,7 @@ of its names, takes a few microseconds, and rejects cells in doubt.
 
 import builtins
 import sys
+from io import TextIOWrapper
 from opcode import opmap
 from types import CodeType, NoneType
 from typing import Any
@@ -33,12 +34,11 @@ _SCALARS = frozenset({int, float, complex, bool, str, bytes, NoneType, range})
 _CONTAINERS = frozenset({list, tuple, set, dict})
 _MAX_ELEMENTS = 256  # a larger container makes a cell impure
 _missing = object()
-_stdout = sys.stdout
 
 
 def is_pure(codes: tuple[CodeType | None, CodeType | None], names: dict[str, Any]) -> bool:
     """Whether `codes` are pure when run with the global `names`."""
-    if sys.gettrace() is not None or sys.__stdout__ is not _stdout or names.get("__builtins__") is not builtins:
+    if sys.gettrace() is not None or type(sys.stdout) is not TextIOWrapper or names.get("__builtins__") is not builtins:
         return False
     for code in codes:
         if code is None:

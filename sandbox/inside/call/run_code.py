@@ -6,6 +6,8 @@ code].
 
 import ast
 import atexit
+import builtins
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from sandbox.inside.wire.call_wire import CallOutcome
 
 CompiledCell = tuple[CodeType | None, CodeType | None]  # the statements, and the last expression
 CELL, PROGRAM = "<cell>", "<program>"
+_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_CO_COROUTINE = 0x80  # of inspect, which every process would load
 _show = print  # the code may replace `print`
 
 
@@ -47,18 +51,51 @@ def run_program(code: str, main: ModuleType) -> CallOutcome:
 
 
 def run_cell(code: str | CompiledCell, main: ModuleType) -> CallOutcome:
-    """Runs a notebook's cell and prints the value of its last expression, except None."""
+    """Runs a notebook's cell and shows the value of its last expression.
+
+    The value becomes `_`, as in interactive Python. A cell with `await` outside functions runs in an
+    event loop of its own, which ends with the cell and cancels its tasks.
+    """
 
     def run_body() -> None:
-        statements, last = _compile_cell(code) if isinstance(code, str) else code
+        codes = _compile_cell(code) if isinstance(code, str) else code
+        if any(each is not None and each.co_flags & _CO_COROUTINE for each in codes):
+            _run_awaiting(codes, main)
+            return
+        statements, last = codes
         if statements is not None:
             exec(statements, main.__dict__)
         if last is not None:
-            value = eval(last, main.__dict__)
-            if value is not None:
-                _show(repr(value))
+            _show_value(eval(last, main.__dict__))
 
     return _run_to_outcome(run_body)
+
+
+def _show_value(value: object) -> None:
+    if value is not None:
+        _show(repr(value))
+        builtins._ = value  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _run_awaiting(codes: CompiledCell, main: ModuleType) -> None:
+    asyncio = importlib.import_module("asyncio")
+
+    async def run_body() -> BaseException | None:
+        try:
+            value = None
+            for code in filter(None, codes):
+                value = eval(code, main.__dict__)
+                if code.co_flags & _CO_COROUTINE:
+                    value = await value
+            if codes[1] is not None:
+                _show_value(value)
+        except BaseException as error:  # raised outside of the loop: the traceback lacks its frames
+            return error
+        return None
+
+    error = asyncio.run(run_body())
+    if error is not None:
+        raise error
 
 
 def try_compile_cell(code: str) -> CompiledCell | None:
@@ -71,13 +108,13 @@ def try_compile_cell(code: str) -> CompiledCell | None:
 
 def _compile_cell(code: str) -> CompiledCell:
     # ast.parse would add a frame to the traceback.
-    tree = cast(ast.Module, compile(code, CELL, "exec", ast.PyCF_ONLY_AST))
+    tree = cast(ast.Module, compile(code, CELL, "exec", ast.PyCF_ONLY_AST | _AWAIT))
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         expression = tree.body.pop()
         assert isinstance(expression, ast.Expr)
-        last = compile(ast.Expression(expression.value), CELL, "eval")
-    return compile(tree, CELL, "exec") if tree.body or last is None else None, last
+        last = compile(ast.Expression(expression.value), CELL, "eval", _AWAIT)
+    return compile(tree, CELL, "exec", _AWAIT) if tree.body or last is None else None, last
 
 
 def _run_to_outcome(body: Callable[[], None]) -> CallOutcome:
@@ -122,14 +159,18 @@ def _to_exit_status(code: object) -> int:
 
 
 def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    """As an interpreter does at its end: a stream that is closed or None is no error."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name, None)
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
 
 
 def flush_all_streams() -> None:
     """Ignores errors: the code may have replaced or closed the streams."""
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         try:
+            stream = getattr(sys, name, None)
             if stream is not None:
                 stream.flush()
         except BaseException:

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from sandbox.inside.call import call_process
 from sandbox.inside.call.call_process import CallIsolation
+from sandbox.inside.call.standard_streams import renew_output_objects
 from sandbox.inside.isolation import landlock, namespaces, seccomp, syscalls
 from sandbox.inside.isolation.landlock import LandlockRules
 from sandbox.inside.server.call_cgroups import can_join, receive_call_cgroups
@@ -174,7 +175,7 @@ def _raise_open_file_limit() -> None:
 def _preload_modules(settings: ServerSettings, isolation: CallIsolation) -> None:
     """Prepares the zygote: modules, standard output, memory, and limits of the calls."""
     warm_up(settings.preload)
-    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # pyright: ignore
+    renew_output_objects()
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
         del sys.modules[name]  # in the zygote: in a call, the loop would copy the modules' pages
     gc.collect()

@@ -235,3 +235,19 @@ def test_repeated_test_questions_are_kept_and_those_of_the_training_are_reported
 def test_at_most_the_given_number_of_rows_is_read(file: Path) -> None:
     write_jsonl(file, {"question": "a", "answer": "1"}, {"question": "a", "answer": "1"}, {"question": 3})
     assert [problem.name for problem in read_problems(file, max_rows=2)] == ["some.jsonl:1"]
+
+
+@pytest.mark.parametrize(
+    "answer", ["N/A", "n/a.", "proof", "Proof.", "see solution", "None", "?", "-", "..", "unknown"]
+)
+def test_answers_that_are_placeholders_are_counted(file: Path, answer: str) -> None:
+    report = read_report(file, [("a", answer), ("b", "1"), ("c", answer)])
+    name = f"{answer!r} in {file.name}:1"
+    assert report.list_warnings() == [
+        f"2 answers are placeholders, which no response can equal, the first is {name}; remove the rows"
+    ]
+
+
+@pytest.mark.parametrize("answer", ["no solution", "undefined", "0", "-1", "x", "A", "\\emptyset", "no"])
+def test_words_that_answer_a_question_are_no_placeholders(file: Path, answer: str) -> None:
+    assert read_report(file, [("a", answer)]).list_warnings() == []

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.model import hf_checkpoint
 from engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config, save_model
 from engine.model.model_config import UnsupportedModel
 from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model, write_tokenizer
@@ -63,10 +64,23 @@ def test_sharded_weights_are_loaded_by_their_index(folder: Path) -> None:
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
-def test_the_output_matrix_of_a_tied_checkpoint_is_ignored(folder: Path) -> None:
+@pytest.mark.parametrize("block_bytes", [1, 4 * 32 * 7, hf_checkpoint.BLOCK_BYTES])
+def test_the_output_matrix_of_a_tied_checkpoint_must_equal_its_embeddings(
+    folder: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_checkpoint, "BLOCK_BYTES", block_bytes)
     tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {"lm_head.weight": torch.zeros(280, 32)}, folder / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors | {"lm_head.weight": head}, folder / "model.safetensors")
     assert "lm_head.weight" not in load_model(folder).state_dict()
+    assert "lm_head.weight" not in load_model(folder, torch.bfloat16).state_dict()
+    head[-1, -1] += 1
+    save_file(tensors | {"lm_head.weight": head}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model.safetensors: lm_head.weight differs from .* tie_word_embeddings"):
+        load_model(folder)
+    save_file(tensors | {"lm_head.weight": head[:5]}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="lm_head"):
+        load_model(folder)
 
 
 def test_saving_replaces_the_folder_and_leaves_no_other_files(folder: Path, tokenizer: Path) -> None:

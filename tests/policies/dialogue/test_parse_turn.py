@@ -1,6 +1,7 @@
 """Tool calls and answers, parsed from assistant turns."""
 
-import re
+import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,13 +10,7 @@ from hypothesis import strategies as st
 
 from configs.dialogue_options import DialogueConfig
 from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
-from policies.dialogue.parse_turn import (
-    AssistantTurn,
-    MalformedCall,
-    ToolCall,
-    extract_last_boxed,
-    parse_assistant_turn,
-)
+from policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall, parse_assistant_turn
 from policies.tools.task_description import TaskDescription
 from tasks.math_python import MATH_PYTHON
 
@@ -25,8 +20,6 @@ FORMAT = build_dialogue_format(DialogueConfig(), MATH_PYTHON)
 @given(st.text(), st.text())
 def test_formatted_calls_parse_back(code: str, stdin: str) -> None:
     text = format_tool_call("python_code_with_standard_io", {"code": code, "input": stdin})
-    if "</tool_call>" in code + stdin:
-        return
     assert parse_assistant_turn(text, FORMAT).calls == (
         ToolCall("python_code_with_standard_io", {"code": code, "input": stdin}),
     )
@@ -155,44 +148,57 @@ def test_an_answer_without_a_box_is_complete_if_its_block_has_text() -> None:
         ("<answer>42</answer>", None),
         ("\\boxed{unclosed", None),
         ("", None),
+        ("<answer>first \\boxed{3}, so \\boxed{5</answer>", None),
+        ("\\boxed{3} <answer>\\boxed{5</answer>", None),
+        ("<answer>\\fbox {5}</answer>", "5"),
+        ("<answer>\\boxed 5</answer>", "5"),
     ],
 )
 def test_the_answer_is_the_last_box_preferably_inside_the_answer_tags(text: str, answer: str | None) -> None:
     assert parse_assistant_turn(text, FORMAT).answer == answer
 
 
-@given(st.text(alphabet="{}ab\\", max_size=30))
-def test_an_unbalanced_box_is_ignored(content: str) -> None:
-    found = extract_last_boxed("\\boxed{" + content)
-    if found is not None:
-        assert found.count("{") == found.count("}")
+_LINES = Path(__file__).with_name("bug_reports.jsonl").read_text(encoding="utf-8").splitlines()
+REPORTS = {report["id"]: report for report in map(json.loads, _LINES)}
 
 
-def _find_last_boxed_by_definition(text: str) -> str | None:
-    """Tries each opening from the last one to the first, in quadratic time."""
-    for opening in reversed(list(re.finditer(r"\\boxed\{", text))):
-        depth = 1
-        for position in range(opening.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                return text[opening.end() : position]
-    return None
+@pytest.mark.parametrize("name", ["box-01", "box-04"])
+def test_the_boxes_of_public_reports_are_read(name: str) -> None:
+    turn = parse_assistant_turn(REPORTS[name]["input"], FORMAT)
+    assert (turn.answer, turn.has_complete_answer) == (REPORTS[name]["expected"], True)
 
 
-PIECES = st.sampled_from(["\\boxed{", "{", "}", "}", "\\", "x", "<answer>", "</answer>", "boxed{"])
+def test_a_cut_last_box_of_a_public_report_is_no_answer() -> None:
+    turn = parse_assistant_turn(REPORTS["box-07"]["input"], FORMAT)
+    assert (turn.answer, turn.has_complete_answer) == (None, False)
 
 
-@pytest.mark.slow
-@given(st.lists(PIECES, max_size=30).map("".join))
-def test_the_last_answer_agrees_with_its_definition(text: str) -> None:
-    assert extract_last_boxed(text) == _find_last_boxed_by_definition(text)
-    sections = re.findall(r"<answer>(.*?)</answer>", text)
-    in_section = _find_last_boxed_by_definition(sections[-1]) if sections else None
-    expected = _find_last_boxed_by_definition(text) if in_section is None else in_section
-    assert parse_assistant_turn(text, FORMAT).answer == expected
+def test_a_closing_tag_in_the_code_of_a_public_report_does_not_end_its_call() -> None:
+    turn = parse_assistant_turn(REPORTS["call-01"]["input"], FORMAT)
+    assert turn.calls == (ToolCall("jupyter_code", {"code": "print('</tool_call>')"}),)
+
+
+TAGS = st.sampled_from(["</tool_call>", "<tool_call>", '"', "\\", "{", "}", "\n", "x", "<answer>"])
+CODES = st.lists(TAGS, max_size=12).map("".join)
+
+
+@given(st.lists(CODES, min_size=1, max_size=3), st.sampled_from(["", "\n", " "]))
+def test_calls_with_any_tags_in_their_codes_parse_back(codes: list[str], separator: str) -> None:
+    text = separator.join(format_tool_call("jupyter_code", {"code": code}) for code in codes)
+    expected = tuple(ToolCall("jupyter_code", {"code": code}) for code in codes)
+    assert parse_assistant_turn(f"<reason>r</reason>{text}", FORMAT).calls == expected
+    assert parse_assistant_turn(text.removesuffix("</tool_call>"), FORMAT).calls == expected
 
 
 def test_repeated_openings_are_parsed_in_linear_time() -> None:
     """Quadratic time would need minutes: each opening would be compared with all later text."""
-    for opening in ("\\boxed{", "<answer>", "<answer>\\boxed{", "<tool_call>", "<tool_call>" + '\\"' * 9):
+    for opening in (
+        "\\boxed{",
+        "<answer>",
+        "<answer>\\boxed{",
+        "<tool_call>",
+        "<tool_call>" + '\\"' * 9,
+        '<tool_call>{"',
+        "<tool_call>{",
+    ):
         assert parse_assistant_turn(opening * 4_000, FORMAT).answer is None

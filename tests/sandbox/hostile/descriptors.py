@@ -60,6 +60,20 @@ DESCRIPTORS = [
         print(found == [(0, stat.S_IFCHR), (1, stat.S_IFIFO), (2, stat.S_IFIFO), (3, stat.S_IFSOCK)])
         """,
         printed("True\n"),
+        forms=("program",),
+    ),
+    hostile(
+        "has no descriptor in a cell but its own four and the notebook's duplicates of three",
+        """
+        import os, stat
+        found = []
+        for fd in range(1024):
+            try: found.append(stat.S_IFMT(os.fstat(fd).st_mode))
+            except OSError: pass
+        print(found == [stat.S_IFCHR, stat.S_IFIFO, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFIFO, stat.S_IFIFO])
+        """,
+        printed("True\n"),
+        forms=("cell",),
     ),
     hostile(
         "forges results on every descriptor",
@@ -136,7 +150,6 @@ DESCRIPTORS = [
         "exchanges its output and its errors",
         "import os, sys\na, b = os.dup(1), os.dup(2)\nos.dup2(a, 2)\nos.dup2(b, 1)\nprint('x', file=sys.stderr)",
         printed("x\n"),
-        keeps_notebook=False,
     ),
     hostile(
         "passes descriptors to the harness",
@@ -176,12 +189,10 @@ DESCRIPTORS = [
         "import sys\nsys.stdout.close()\nprint('x')",
         raised("ValueError: I/O operation on closed file"),
         as_cell=(raised("ValueError: I/O operation on closed file"),),
-        keeps_notebook=False,
     ),
     hostile(
         "closes its output's descriptor",
         "import os\nos.close(1)\nprint('x')",
         raised("OSError: [Errno 9]"),
-        keeps_notebook=False,
     ),
 ]

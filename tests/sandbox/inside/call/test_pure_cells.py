@@ -74,7 +74,7 @@ NAMES: dict[str, Any] = {
 def patch_interpreter() -> Iterator[None]:
     """As in a notebook process: no tracing, and the original standard output."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sandbox.inside.call.pure_cells._stdout", sys.__stdout__)
+        patch.setattr("sandbox.inside.call.pure_cells.TextIOWrapper", type(sys.stdout))
         patch.setattr(sys, "gettrace", lambda: None)
         yield
 
@@ -102,7 +102,7 @@ def test_all_cells_are_impure_in_a_modified_interpreter(monkeypatch: pytest.Monk
         changed.setattr(sys, "gettrace", lambda: print)
         assert not compile_and_check("print(1)", NAMES)
     with monkeypatch.context() as changed:
-        changed.setattr(sys, "__stdout__", io.StringIO())
+        changed.setattr(sys, "stdout", io.StringIO())
         assert not compile_and_check("print(1)", NAMES)
     with monkeypatch.context() as changed:
         changed.setattr(builtins, "abs", len)

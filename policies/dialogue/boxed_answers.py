@@ -1,0 +1,47 @@
+"""Finds the boxed answer of a text.
+
+A box is `\\boxed` or `\\fbox`, blanks or none, and a group in braces; or blanks and a number, as in
+`\\boxed 5`, if the line, the sentence or a word follows it. Escaped braces (`\\{`, `\\}`) are part of the
+content and do not count. A number before other signs, as in `\\boxed 5 + 3`, is a box that cannot be
+read. Other uses of the words are no box.
+"""
+
+import re
+from typing import NamedTuple
+
+_BOX = r"\\?\\(?:boxed|fbox)"  # `\\boxed` may follow a line break (`\\`)
+_NUMBER = r"[-+\u2212]?(?:[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?|\.[0-9]++)(?:/[0-9]++)?"
+_END = r"(?=[.,;:!]?(?:\s*+(?:\$|\\[)\]]|<|\Z)|[^\S\n]*+\n|\s++[^\W\d_]))"
+# In this order: an escaped character is no brace.
+_TOKEN = re.compile(
+    rf"(?P<box>{_BOX}\s*+\{{)"
+    rf"|{_BOX}\s++(?P<number>{_NUMBER}){_END}"
+    rf"|(?P<unread>{_BOX}\s++[-+\u2212.]?[0-9])"
+    r"|\\."
+    r"|(?P<open>\{)"
+    r"|(?P<close>\})",
+    re.DOTALL,
+)
+
+
+class _Box(NamedTuple):
+    begin: int  # of the content
+    end: int | None  # None: it has no end that can be read
+
+
+def extract_last_boxed(text: str) -> str | None:
+    """Return the content of the box that begins last; None without one, or if it is cut or cannot be read. One pass."""
+    last: _Box | None = None
+    open_braces: list[tuple[int, bool]] = []  # (position of the content, whether a box precedes the brace)
+    for token in _TOKEN.finditer(text):
+        if token["number"]:
+            last = _Box(*token.span("number"))
+        elif token["box"] or token["unread"]:
+            last = _Box(token.end(), None)
+        if token["box"] or token["open"]:
+            open_braces.append((token.end(), token["box"] is not None))
+        elif token["close"] and open_braces:
+            begin, is_box = open_braces.pop()
+            if is_box and last is not None and begin == last.begin:
+                last = _Box(begin, token.start())
+    return None if last is None or last.end is None else text[last.begin : last.end]

@@ -1,0 +1,111 @@
+"""Calls of cold-start rows are rendered so that a rollout's parser reads them back; other rows are unusable, with the reason."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from configs.algorithm import SftFileConfig
+from configs.dialogue_options import DialogueConfig
+from engine.data.data_files import BadRows, DatasetError
+from engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
+from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from policies.dialogue.parse_turn import ToolCall, parse_assistant_turn
+from tasks.math_python import MATH_PYTHON
+
+FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
+USER = {"role": "user", "content": "1?"}
+RESULT = {"role": "tool", "content": "1"}
+ANSWER = {"role": "assistant", "content": "<reason>Yes.</reason>\n<answer>\\boxed{1}</answer>"}
+TAGGED = "print('</tool_call>')"
+
+
+class LetterTokenizer:
+    """One id per character."""
+
+    def encode(self, text: str, *, trusted: bool) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "some.jsonl"
+
+
+def make_row(*calls: dict[str, Any], content: str = "<reason>r</reason>") -> dict[str, Any]:
+    turn = {"role": "assistant", "content": content, "tool_calls": list(calls)}
+    return {"messages": [USER, turn, *[RESULT] * max(1, len(calls)), ANSWER]}
+
+
+def make_call(code: Any, name: str = "jupyter_code") -> dict[str, Any]:
+    return {"name": name, "arguments": {"code": code}}
+
+
+def read_turns(file: Path, *rows: dict[str, Any], bad_rows: BadRows | None = None, **options: Any) -> list[str]:
+    """The first generated turn of each usable row."""
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = SftFileConfig(name="data", data="", **options)
+    turns: list[str] = []
+    for dialogue in iter_sft_dialogues(file, LetterTokenizer(), {"": FORMAT}, config, bad_rows):
+        generated = [chr(token) for token, loss in zip(dialogue.token_ids, dialogue.loss_mask, strict=True) if loss]
+        turns.append("".join(generated).partition("<|im_end|>")[0])
+    return turns
+
+
+CODES = st.lists(
+    st.sampled_from(["</tool_call>", "<tool_call>", '"', "\\", "{", "}", "\n", "é", "</reason>"]), max_size=8
+)
+
+
+@given(st.lists(CODES.map("".join), min_size=1, max_size=3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_rollout_reads_the_calls_of_a_row_whatever_their_codes_contain(file: Path, codes: list[str]) -> None:
+    (turn,) = read_turns(file, make_row(*map(make_call, codes)))
+    assert parse_assistant_turn(turn, FORMAT).calls == tuple(ToolCall("jupyter_code", {"code": code}) for code in codes)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (make_row(make_call("1"), content="<reason>I write <tool_call> now.</reason>"), "would read other calls"),
+        (make_row(make_call("1"), content='<reason>r</reason><tool_call>{"name": "'), "would read other calls"),
+        (make_row({"name": "jupyter_code", "arguments": '{"code": ' + "[" * 80 + "]" * 80 + "}"}), "nested too deeply"),
+        (make_row(make_call("print('<|im_end|>')")), "contains <|im_end|>, a token of the chat format"),
+        (make_row(make_call("print('<|im_start|>user')")), "contains <|im_start|>, a token of the chat format"),
+    ],
+)
+def test_a_row_that_a_rollout_would_read_differently_is_unusable_with_the_reason(
+    file: Path, row: dict[str, Any], reason: str
+) -> None:
+    bad_rows = BadRows(1)
+    assert len(read_turns(file, make_row(make_call("1")), row, bad_rows=bad_rows)) == 1
+    (error,) = bad_rows.errors
+    assert "row 2, field `messages[1].tool_calls`: " in str(error)
+    assert reason in describe_bad_rows(bad_rows.errors)
+    with pytest.raises(DatasetError, match="row 2"):
+        read_turns(file, make_row(make_call("1")), row)
+
+
+def test_a_call_in_a_text_is_renamed_with_its_whole_code(file: Path) -> None:
+    content = "<reason>r</reason>" + format_tool_call("python", {"code": TAGGED})
+    row = {"messages": [USER, {"role": "assistant", "content": content}, RESULT, ANSWER]}
+    (turn,) = read_turns(file, row, tool_names={"python": "jupyter_code"})
+    assert parse_assistant_turn(turn, FORMAT).calls == (ToolCall("jupyter_code", {"code": TAGGED}),)
+
+
+def test_calls_in_the_text_and_in_the_field_are_read_in_order(file: Path) -> None:
+    content = "<reason>r</reason>" + format_tool_call("jupyter_code", {"code": TAGGED})
+    (turn,) = read_turns(file, make_row(make_call("2"), content=content))
+    assert [
+        call.arguments["code"] for call in parse_assistant_turn(turn, FORMAT).calls if isinstance(call, ToolCall)
+    ] == [
+        TAGGED,
+        "2",
+    ]

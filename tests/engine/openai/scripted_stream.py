@@ -1,0 +1,83 @@
+"""A server on loopback that answers with scripted bytes, for behaviours that a real server does not show on request."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+MODEL = "scripted"
+End = Literal["close", "abort", "hold"]
+
+
+class Script(NamedTuple):
+    """One response. `end`: the connection's, after the pieces; `abort` breaks the response off."""
+
+    pieces: Sequence[bytes]
+    end: End = "close"
+    status: int = 200
+    headers: Mapping[str, str] = {"Content-Type": "text/event-stream"}
+    is_compressed: bool = False
+
+
+class ScriptedServer:
+    """Plays `scripts` in order and repeats the last one. A request for one token, as of a start, gets one at once.
+
+    With `scripts_by_name` the name that the prompt contains chooses instead.
+    """
+
+    def __init__(self, *scripts: Script, scripts_by_name: Mapping[str, Script] | None = None) -> None:
+        self.scripts, self._by_name = list(scripts), scripts_by_name or {}
+        self.num_requests = 0
+        self.connections: set[object] = set()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[str]:
+        """The URL."""
+        app = web.Application()
+        app.router.add_get("/v1/models", self._list_models)
+        app.router.add_post("/v1/completions", self._complete)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            host, port = runner.addresses[0][:2]
+            yield f"http://{host}:{port}/v1"
+        finally:
+            for _ in range(3):  # accept the last connections
+                await asyncio.sleep(0)
+            await runner.cleanup()
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": MODEL}]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body: dict[str, Any] = msgspec.json.decode(await request.read())
+        if not isinstance(body["prompt"], str) and self._by_name:  # the scripts' names stand in the text
+            return web.json_response({"error": {"message": "prompt must be a text"}}, status=400)
+        if body["max_tokens"] == 1:
+            return web.json_response({"choices": [{"text": "a", "finish_reason": "length"}]})
+        self.num_requests += 1
+        self.connections.add(request.transport)
+        script = self._choose(body["prompt"])
+        response = web.StreamResponse(status=script.status, headers=script.headers)
+        if script.is_compressed:
+            response.enable_compression()
+        await response.prepare(request)
+        for piece in script.pieces:
+            await response.write(piece)
+            await asyncio.sleep(0)
+        if script.end == "hold":
+            await asyncio.Event().wait()
+        if script.end == "abort":
+            assert request.transport is not None
+            request.transport.close()
+        return response
+
+    def _choose(self, prompt: object) -> Script:
+        if self._by_name:
+            return next(script for name, script in self._by_name.items() if f" {name} " in str(prompt))
+        return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]

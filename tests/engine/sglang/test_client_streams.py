@@ -1,0 +1,94 @@
+"""The streams of an SGLang server: framing by the specification, and ends that must not count as complete."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from engine.contract import EngineFailure
+from engine.sglang import http_session
+from engine.sglang.client import SGLangClient
+from engine.sglang.http_api import GenerateRequest, SamplingParams
+from tests.engine.sglang.fake_server import LENGTH, FakeServer, Handler, make_response
+
+pytestmark = pytest.mark.real_clock
+REQUEST = GenerateRequest("1;", [1, 2, 3], SamplingParams(max_new_tokens=3), stream=True)
+FIRST, LAST, DONE = b"<first>", b"<last>", b"data: [DONE]\n\n"
+PLAIN = b"data: <first>\n\ndata: <last>\n\n"
+
+COMPLETE = {
+    "line feeds": PLAIN + DONE,
+    "both line ends": (PLAIN + DONE).replace(b"\n", b"\r\n"),
+    "carriage returns": (PLAIN + DONE).replace(b"\n", b"\r"),
+    "byte order mark": b"\xef\xbb\xbf" + PLAIN + DONE,
+    "comment glued before": b": ping\ndata: <first>\n\n: ping\ndata: <last>\n\n: ping\n" + DONE,
+    "other fields": b"event: x\nid: 1\ndata: <first>\nretry: 9\n\ndata: <last>\nid: 2\n\n" + DONE,
+    "empty data": b"data:\n\ndata: <first>\n\ndata\n\ndata: <last>\n\n" + DONE,
+    "no space": b"data:<first>\n\ndata:<last>\n\ndata:[DONE]\n\n",
+    "no done": PLAIN,
+    "done behind other data": b"data: <last>\n\n" + DONE,
+}
+INCOMPLETE = {
+    "ends early": (b"data: <first>\n\n", "the stream ended early, without a finish reason"),
+    "done without a finish": (b"data: <first>\n\n" + DONE, "the stream ended early, without a finish reason"),
+    "last event without an empty line": (PLAIN[:-1], "the stream ended early, without a finish reason"),
+    "error": (b'data: <first>\n\ndata: {"error": {"message": "out of memory", "code": 500}}\n\n', "500 out of memory"),
+    "error event": (b"event: error\ndata: out of memory\n\n" + DONE, "500 out of memory"),
+    "text": (b"data: overloaded\n\n" + PLAIN, "invalid GenerateResponse"),
+    "invalid UTF-8": (b'data: {"a": "\xff\xfe"}\n\n' + PLAIN, "invalid GenerateResponse"),
+}
+
+
+def playing(stream: bytes, *, then_abort: bool = False, then_hold: bool = False) -> Handler:
+    """The stream in pieces of seven bytes, with the responses in place of <first> and <last>."""
+
+    async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        first, last = make_response(body, [4]), make_response(body, [4, 5, 6], LENGTH)
+        filled = stream.replace(FIRST, msgspec.json.encode(first)).replace(LAST, msgspec.json.encode(last))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for place in range(0, len(filled), 7):
+            await response.write(filled[place : place + 7])
+        if then_hold:
+            await asyncio.Event().wait()
+        if then_abort:
+            assert request.transport is not None
+            request.transport.close()
+        return response
+
+    return handle
+
+
+async def read_last_ids(handler: Handler) -> list[int]:
+    async with FakeServer(handler).serving() as url, SGLangClient(url, retry_delays_s=()) as client:
+        responses = [each async for each in client.generate_streamed(REQUEST)]
+    assert responses[-1].meta_info.finish_reason is not None
+    return responses[-1].output_ids
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+async def test_a_complete_stream_is_read(name: str) -> None:
+    assert await read_last_ids(playing(COMPLETE[name])) == [4, 5, 6]
+
+
+@pytest.mark.parametrize("ending", ["then_abort", "then_hold"])
+@pytest.mark.parametrize("stream", [PLAIN, PLAIN + DONE], ids=["finish", "done"])
+async def test_a_stream_that_breaks_or_stalls_behind_its_last_response_is_complete(
+    stream: bytes, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_session, "STREAM_END_S", 0.05)
+    assert await read_last_ids(playing(stream, **{ending: True})) == [4, 5, 6]
+
+
+@pytest.mark.parametrize("name", INCOMPLETE)
+async def test_an_incomplete_stream_is_a_failure(name: str) -> None:
+    stream, cause = INCOMPLETE[name]
+    with pytest.raises(EngineFailure, match=cause):
+        await read_last_ids(playing(stream))
+
+
+async def test_a_stream_that_breaks_before_its_last_response_is_a_failure() -> None:
+    with pytest.raises(EngineFailure, match="the connection broke"):
+        await read_last_ids(playing(b"data: <first>\n\n", then_abort=True))

@@ -1,0 +1,55 @@
+"""Blocks of calls: the whole JSON object ends a block, and without one the next closing tag."""
+
+import pytest
+
+from policies.dialogue.call_blocks import iter_call_blocks, replace_call_blocks
+
+CODE = '{"name": "t", "arguments": {"code": "%s"}}'
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('</tool_call>')",
+        "</tool_call><tool_call>",
+        '\\"</tool_call>\\"',
+        '\\\\\\"</tool_call>',
+        "}]</tool_call>{[",
+        "a\nb</tool_call>",  # a line break makes the JSON invalid, but not the block
+        "\\'</tool_call>",  # as does this escape
+    ],
+)
+def test_a_tag_in_a_string_does_not_end_the_block(code: str) -> None:
+    content = "\n" + CODE % code + "\n"
+    text = f"a<tool_call>{content}</tool_call>b<tool_call>{content}</tool_call>"
+    assert [block.content for block in iter_call_blocks(text)] == [content, content]
+    assert replace_call_blocks(text, lambda block: "-") == "a-b-"
+
+
+@pytest.mark.parametrize(
+    ("text", "contents"),
+    [
+        ("<tool_call>{</tool_call>x", ["{"]),
+        ("<tool_call>x</tool_call>", ["x"]),
+        ("<tool_call></tool_call>", [""]),
+        ('<tool_call>{"a": "</tool_call>', ['{"a": "']),
+        ("<tool_call>{} x</tool_call>", ["{} x"]),
+        ("<tool_call>}{</tool_call>", ["}{"]),
+        ("<tool_call>[</tool_call>]</tool_call>", ["["]),
+        ("<tool_call>{}<tool_call>{}</tool_call>", ["{}<tool_call>{}"]),
+        ("<tool_call>{", ["{"]),
+        ("<tool_call>{}", ["{}"]),
+        ("<tool_call>", [""]),
+        ("</tool_call>{}", []),
+    ],
+)
+def test_without_a_whole_object_the_next_closing_tag_or_the_text_ends_the_block(text: str, contents: list[str]) -> None:
+    blocks = list(iter_call_blocks(text))
+    assert [block.content for block in blocks] == contents
+    assert [block.is_closed for block in blocks] == ["</tool_call>" in text[block.start :] for block in blocks]
+
+
+@pytest.mark.parametrize("unit", ['{"', '{"a": "', "[[", '"', "{}", '{""', '{"}', "[1,", '{"\\"'])
+def test_repeated_openings_are_read_in_linear_time(unit: str) -> None:
+    """Quadratic time would need minutes."""
+    assert len(list(iter_call_blocks(f"<tool_call>{unit}" * 20_000))) == 1
