@@ -14,17 +14,21 @@ from sandbox.grading.number_forms import Number, raise_to, read_number
 _MAX_SIDES = 3
 _MAX_SIDE_CHARACTERS = 200
 _RELATION = re.compile(r"=|\\(?:approx|equiv)(?![a-zA-Z])")
-_NAME = re.compile(r"[a-zA-Z]")
-# Behind these characters `=` is part of another relation; the commands relate two values, or separate two answers.
-_OTHER_RELATION = re.compile(r"[!<>:\\~]$|[<>=;&]|\\\\")
+_LETTER = re.compile(r"[^\W\d_]")
+_TIMES = r"\\(?:cdot|times|div|ast)(?![a-zA-Z])"
+_OPERATOR = re.compile(rf"{_TIMES}|\\frac(?![a-zA-Z])")
+# Operators at an end are part of another relation, as in `x != 5` and `x := 5`.
+_NAME = re.compile(
+    r"[\w\\({\[|+\-\u2220\u25b3](?:[\w\\{}()\[\]|^+\-*/,.'! \u2220\u25b3]*(?:[\w)\]}|'](?<!_)|\^\*))?",
+)
 _COMMAND = re.compile(r"\\([a-zA-Z]+)|(?<![a-zA-Z\\])(or|and|not|is)(?![a-zA-Z])")
 _SEPARATING_LINES = (
     "le leq leqslant ge geq geqslant ne neq lt gt ll gg approx sim simeq cong equiv in notin not neg lor land vee wedge",
-    "to implies Rightarrow rightarrow Leftrightarrow iff quad qquad hspace phantom boxed fbox or and is pm mp",
+    "to implies Rightarrow rightarrow Leftrightarrow iff quad qquad hspace phantom boxed fbox or and is pm mp left right",
 )
 _SEPARATING_COMMANDS = frozenset(word for line in _SEPARATING_LINES for word in line.split())
 
-_TOKEN = re.compile(r" ?([0-9]+(?:\.[0-9]+)?|\.[0-9]+|\\(?:frac|cdot|times|div|ast)(?![a-zA-Z])|[-+*/^(){}]) ?")
+_TOKEN = re.compile(rf" ?([0-9]+(?:\.[0-9]+)?|\.[0-9]+|{_OPERATOR.pattern}|[-+*/^(){{}}]) ?")
 _OPERATORS = {"\\cdot": "*", "\\times": "*", "\\ast": "*", "\\div": "/"}
 _MAX_TOKENS, _MAX_BRACKETS = 200, 40
 
@@ -52,7 +56,7 @@ def _are_sides(sides: list[str], number: Number, relations: list[re.Match[str]])
     """Whether each side names the number, or is arithmetic with its value."""
     return all(
         names_value(side)
-        if _NAME.search(side.replace("\\frac", ""))
+        if _LETTER.search(_OPERATOR.sub("", side))
         else relation[0] == "=" and evaluate(side) == number.value
         for side, relation in zip(sides, relations, strict=True)
     )
@@ -60,7 +64,9 @@ def _are_sides(sides: list[str], number: Number, relations: list[re.Match[str]])
 
 def names_value(side: str) -> bool:
     """Whether a left side names one value: no relation, no list, no second answer."""
-    if not _NAME.search(side) or len(side) > _MAX_SIDE_CHARACTERS or _OTHER_RELATION.search(side):
+    side = re.sub(_TIMES, "*", side.strip()).strip()
+    is_short = len(side) <= _MAX_SIDE_CHARACTERS
+    if not is_short or not _LETTER.search(_OPERATOR.sub("", side)) or not _NAME.fullmatch(side) or side.count("|") % 2:
         return False
     if any((match[1] or match[2]) in _SEPARATING_COMMANDS for match in _COMMAND.finditer(side)):
         return False
@@ -116,9 +122,9 @@ def _read_sum(tokens: list[str], place: int) -> tuple[Fraction, int]:
 
 def _read_product(tokens: list[str], place: int) -> tuple[Fraction, int]:
     value, place = _read_power(tokens, place)
-    while tokens[place] in ("*", "/", "("):
+    while tokens[place] in ("*", "/"):
         operator = tokens[place]
-        factor, place = _read_power(tokens, place + (operator != "("))
+        factor, place = _read_power(tokens, place + 1)
         if operator == "/" and not factor:
             raise _NotArithmeticError
         value = value / factor if operator == "/" else value * factor

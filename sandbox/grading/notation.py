@@ -15,8 +15,8 @@ _SUPERSCRIPT = re.compile("\u207b?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
 _SMALL_FRACTIONS = {"\u00bd": "12", "\u2153": "13", "\u2154": "23", "\u00bc": "14", "\u00be": "34", "\u2155": "15"}
 _SMALL_FRACTION = re.compile("[\u00bd\u2153\u2154\u00bc\u00be\u2155]")
 
-_ELLIPSIS = re.compile(r"\\(?:l|c)?dots[bcmo]?(?![a-zA-Z])|\.\.\.")
-_LATEX_SPACE = re.compile(r"\\[,;: ]|~")
+_ELLIPSIS = re.compile(r"\\(?:[lc]dots|dots[bcmio]?)(?![a-zA-Z])|\.\.\.")
+_LATEX_SPACE = re.compile(r"(?<!\\)\\[,;: ]|~")
 _TEXT_COMMANDS = (
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|operatorname|rm)(?![a-zA-Z])"
 )
@@ -45,10 +45,10 @@ def prepare_math(text: str) -> str:
 
 def prepare_number(text: str) -> str:
     """Return the text with one notation of spaces, commas and fractions; digits keep the separators between them."""
-    text = strip_frames(replace_symbols(text))
+    text = strip_frames(_LATEX_SPACE.sub(" ", replace_symbols(text)))
     text = re.sub(r"\\(?:left|right)\s*(?=[()\[\]|{}\\])|^\\(?:display|text)style(?![a-zA-Z])|(?<=,)\\!", "", text)
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace("{,}", ",")
-    return " ".join(_ELLIPSIS.sub(r"\\dots ", _LATEX_SPACE.sub(" ", text)).split())
+    return " ".join(_ELLIPSIS.sub(r"\\dots ", text).split())
 
 
 def replace_symbols(text: str) -> str:

@@ -167,7 +167,7 @@ _CURRENCIES = {
 }
 _BASE_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _BASE = re.compile(
-    r"(?=\(?[A-F]*[0-9])(?:([0-9A-F]+)|\(([0-9A-F]+)\)|\\text\{([0-9A-F]+)\}) ?_ ?"
+    r"(?=(?:\(|\\text\{)?[A-F]*[0-9])(?:([0-9A-F]+)|\(([0-9A-F]+)\)|\\text\{([0-9A-F]+)\}) ?_ ?"
     r"(?:\{ ?([0-9]+|[a-z]+) ?\}|\{ ?\\text ?\{ ?([a-z]+) ?\} ?\}|\\text ?\{ ?([a-z]+) ?\}|([0-9]{1,2}))"
 )
 _MODULO = r"(?:\\[bp]?mod|mod(?= )|\\(?:text|mathrm|operatorname) ?\{ ?mod ?\})"
@@ -208,7 +208,7 @@ def _read_prepared(text: str, is_text: bool = False, num_styles: int = 0) -> Num
     if body.startswith("(") and body.endswith(")") and body.count("(") == 1 and not match[1] + match[3]:
         return _read_prepared(body[1:-1].strip(), is_text, _MAX_STYLES)
     number = _read_body(body, is_text)
-    if number is None or (match[2] and number.is_percentage):
+    if number is None or (number.is_percentage if match[2] else number.unit.startswith("/")):
         return None
     unit = f"{_CURRENCIES[match[2]]} {number.unit}" if match[2] else number.unit
     return number._replace(value=sign * number.value, unit=unit.strip().replace(" /", "/"))

@@ -39,7 +39,7 @@ _VALUE_WORDS = frozenset(word for line in _VALUE_WORD_LINES for word in line.spl
 _POWERS_BEFORE = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 _POWERS_AFTER = {"squared": "^2", "cubed": "^3"}
 _WORD = re.compile(r"[A-Za-z\u00b5\u03a9]+|%")
-_TOKEN = re.compile(r"(?P<word>[A-Za-z\u00b5\u03a9%]+)\.?(?P<power>\^-?\d)?|(?P<slash>/)|(?P<open>\()|(?P<close>\))")
+_TOKEN = re.compile(r"(?P<word>[A-Za-z\u00b5\u03a9]+|%)\.?(?P<power>\^-?\d)?|(?P<slash>/)|(?P<open>\()|(?P<close>\))")
 _DEGREE = re.compile(r"(?:\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-zA-Z]))|\\degrees?(?![a-zA-Z]))")
 _QUOTIENT = re.compile(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}")
 _BETWEEN_TEXTS = re.compile(r"(?:[\s/()]|\^-?\d|degree [CFK]?)*")
@@ -60,7 +60,7 @@ def parse_unit(text: str, is_text: bool = False) -> Unit | None:
     """
     if not text.strip():
         return NO_UNIT
-    if len(text) > MAX_UNIT_CHARACTERS:
+    if len(text) > MAX_UNIT_CHARACTERS or text.count("(") != text.count(")"):
         return None
     plain = re.sub(r"\^ ?\{ ?(-?\d) ?\}", r"^\1", text.replace("\\cdot", " ").replace("\\%", "%"))
     plain = re.sub(r"(?i)\bper cent\b", "percent", plain)
@@ -72,7 +72,7 @@ def parse_unit(text: str, is_text: bool = False) -> Unit | None:
     if flat != plain and _BETWEEN_TEXTS.fullmatch(_QUOTIENT.sub(" ", TEXT.sub(" ", plain))) is None:
         return None  # a letter besides the text
     flat = _QUOTIENT.sub(r" \1 / \2 ", flat)
-    if flat[:1].isalpha() and not is_text and not _is_known(flat):
+    if flat[:1].isalpha() and not _is_known(flat):
         return None  # a product: 5x
     return _name_unit(flat, is_marked)
 
@@ -98,14 +98,18 @@ def _name_unit(flat: str, is_marked: bool) -> Unit | None:
             if names:
                 return None
             factor *= scale
-        elif word.lower() in _POWERS_AFTER and names:
+        elif word.lower() in _POWERS_AFTER:
+            if not names:
+                return None
             names[-1] += _POWERS_AFTER[word.lower()]
         elif word.lower() in _POWERS_BEFORE:
             power = _POWERS_BEFORE[word.lower()]
         else:
             names.append(("/" if is_below else "") + _find_name(word) + (match["power"] or power))
             power = ""
-    if flat[place:].strip() or len(names) > _MAX_WORDS or power:
+    if flat[place:].strip() or len(names) > _MAX_WORDS or power or not (names or factor != 1):
+        return None
+    if PERCENT in names and len(names) > 1:
         return None
     return Unit(" ".join(names).replace(" /", "/"), factor)
 

@@ -126,7 +126,7 @@ def _judge_text(answer: str, truth: str) -> bool | None:
         return False
     if _INDEXED_NUMBER.search(given) and not _INDEXED_NUMBER.search(expected):
         return False
-    if "=" in given and "=" not in expected and not all(map(names_value, given.split("=")[:-1])):
+    if "=" in given and "=" not in expected and not all(map(_names_value, given.split("=")[:-1])):
         return False
     mine, theirs = rewrite(answer), rewrite(truth)
     if mine.unit and theirs.unit and mine.unit != theirs.unit:
@@ -134,3 +134,8 @@ def _judge_text(answer: str, truth: str) -> bool | None:
     if mine.letters and theirs.letters and mine.letters != theirs.letters:
         return False
     return None
+
+
+def _names_value(side: str) -> bool:
+    """Whether the text before an equals sign names a value, alone or after other assignments."""
+    return names_value(side) or names_value(side.rpartition(",")[2])
