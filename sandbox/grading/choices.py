@@ -1,6 +1,7 @@
 """Reads answers that are words or the letter of a choice, such as `(C) 12`."""
 
 import re
+from typing import NamedTuple
 
 from sandbox.grading.notation import TEXT
 
@@ -15,23 +16,29 @@ _SECOND_CHOICE = re.compile(r"\([A-J]\)|(?<![A-Za-z])[A-J]\)|\b(?:or|and) [A-J]\
 _MAX_CHOICE_CHARACTERS = 300
 
 
+class Choice(NamedTuple):
+    letter: str
+    text: str  # behind the letter; "" for a letter alone
+
+
 def compact(text: str) -> str:
     """Return the text without text commands and spaces, except a space between two digits."""
     plain = TEXT.sub(r"\1", text)
     return re.sub(rf"(?<!\d){SPACES}+|{SPACES}+(?!\d)|\.$", "", re.sub(rf"{SPACES}+", " ", plain.strip()))
 
 
-def read_choice(text: str) -> str | None:
+def read_choice(text: str) -> Choice | None:
     r"""Return the letter of a choice, alone or before its text: `C`, `(C)`, `\textbf{(C)}\ 12`, `C) 12`."""
     if len(text) > _MAX_CHOICE_CHARACTERS:
         return None
-    plain = " ".join(re.sub(rf"{SPACES}|\\(?:quad|qquad|hspace\{{[^{{}}]*\}})", " ", TEXT.sub(r"\1", text)).split())
+    plain = " ".join(re.sub(rf"{SPACES}|\\(?:quad|qquad)(?![a-zA-Z])", " ", TEXT.sub(r"\1", text)).split())
     match = _CHOICE.fullmatch(plain.removeprefix("\\").strip())
     if match is None:
         return None
     letter = match[1] or match[3] or match[5]
     rest = match["bracketed"] or match["rest"] or ""
-    return None if _SECOND_CHOICE.search(rest) or not letter.isupper() else letter
+    is_one_choice = letter.isupper() and not _SECOND_CHOICE.search(rest)
+    return Choice(letter, rest.strip(" :.-")) if is_one_choice else None
 
 
 def read_word(text: str) -> str | None:

@@ -35,7 +35,7 @@ def judge_answer(answer: str, truth: str, accept: Acceptance) -> bool | None:
     if answer.strip() == truth.strip():
         return True
     expected = read_truth(truth)
-    verdict = _judge_text(answer, truth) if expected is None else _judge_number(answer, expected, accept)
+    verdict = _judge_text(answer, truth, accept) if expected is None else _judge_number(answer, expected, accept)
     if verdict is None and (len(answer) > MAX_MATH_CHARACTERS or is_impossible(answer)):
         return False
     return verdict
@@ -112,14 +112,17 @@ def _rounds(decimal: Number, exact: Number) -> bool:
 # ---------------------------------------------------------------- other answers
 
 
-def _judge_text(answer: str, truth: str) -> bool | None:
+def _judge_text(answer: str, truth: str, accept: Acceptance) -> bool | None:
     given, expected = prepare_math(answer), prepare_math(truth)
     if compact(given) == compact(expected):
         return True
     if len(answer) > MAX_MATH_CHARACTERS:
         return False
-    if (letter := read_choice(expected)) is not None:
-        return read_choice(given) == letter
+    if (choice := read_choice(expected)) is not None:
+        chosen = read_choice(given)
+        if chosen is None and choice.text:
+            return judge_answer(answer, choice.text, accept) is True
+        return chosen is not None and chosen.letter == choice.letter
     if (word := read_word(expected)) is not None:
         return read_word(given) == word
     if has_ellipsis(given) or has_ellipsis(expected):
