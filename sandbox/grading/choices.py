@@ -38,7 +38,7 @@ def read_choice(text: str) -> Choice | None:
     letter = match[1] or match[3] or match[5]
     rest = match["bracketed"] or match["rest"] or ""
     is_one_choice = letter.isupper() and not _SECOND_CHOICE.search(rest)
-    return Choice(letter, rest.strip(" :.-")) if is_one_choice else None
+    return Choice(letter, rest.lstrip(": ").removeprefix(". ").strip()) if is_one_choice else None
 
 
 def read_word(text: str) -> str | None:

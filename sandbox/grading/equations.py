@@ -4,6 +4,7 @@ A left side with a letter or a function names the number and is not evaluated: `
 Arithmetic on the left must have the value on the right, so that `5 = 7` states nothing.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from fractions import Fraction
@@ -19,12 +20,13 @@ _TIMES = r"\\(?:cdot|times|div|ast)(?![a-zA-Z])"
 _OPERATOR = re.compile(rf"{_TIMES}|\\frac(?![a-zA-Z])")
 # Operators at an end are part of another relation, as in `x != 5` and `x := 5`.
 _NAME = re.compile(
-    r"[\w\\({\[|+\-\u2220\u25b3](?:[\w\\{}()\[\]|^+\-*/,.'! \u2220\u25b3]*(?:[\w)\]}|'](?<!_)|\^\*))?",
+    r"[\w\\({\[|+\-\u2220\u25b3](?:[\w\\{}()\[\]|^+\-*/.'! \u2220\u25b3]*(?:[\w)\]}|'](?<!_)|\^\*))?",
 )
-_COMMAND = re.compile(r"\\([a-zA-Z]+)|(?<![a-zA-Z\\])(or|and|not|is)(?![a-zA-Z])")
+_COMMAND = re.compile(r"\\([a-zA-Z]+)")
+_SEPARATING_WORD = re.compile(r"(?<![a-zA-Z\\])(?:or|and|not|is)(?![a-zA-Z])")
 _SEPARATING_LINES = (
     "le leq leqslant ge geq geqslant ne neq lt gt ll gg approx sim simeq cong equiv in notin not neg lor land vee wedge",
-    "to implies Rightarrow rightarrow Leftrightarrow iff quad qquad hspace phantom boxed fbox or and is pm mp left right",
+    "to implies Rightarrow rightarrow Leftrightarrow iff quad qquad hspace phantom boxed fbox pm mp left right",
 )
 _SEPARATING_COMMANDS = frozenset(word for line in _SEPARATING_LINES for word in line.split())
 
@@ -40,7 +42,8 @@ def read_stated_number(text: str) -> Number | None:
     prepared = prepare_number(text)
     while (inner := strip_style(prepared)[0]) != prepared:
         prepared = inner
-    relations = list(_RELATION.finditer(prepared))
+    depths = _measure_depths(prepared)
+    relations = [match for match in _RELATION.finditer(prepared) if depths[match.start()] == 0]
     if not 0 < len(relations) < _MAX_SIDES:
         return None
     starts = [0, *(match.end() for match in relations)]
@@ -50,6 +53,25 @@ def read_stated_number(text: str) -> Number | None:
     if number is None or (is_congruence and not number.suffix.startswith("mod")):
         return None
     return number if _are_sides(sides, number, relations) else None
+
+
+def split_equation(text: str) -> list[str]:
+    """Return the sides of the equals signs outside brackets."""
+    depths = _measure_depths(text)
+    places = [
+        -1,
+        *(place for place, character in enumerate(text) if character == "=" and depths[place] == 0),
+        len(text),
+    ]
+    return [text[start + 1 : end] for start, end in itertools.pairwise(places)]
+
+
+def _measure_depths(text: str) -> list[int]:
+    """Return the number of open brackets before each character, and after the last one."""
+    depths = [0]
+    for character in text:
+        depths.append(depths[-1] + (character in "({[") - (character in ")}]"))
+    return depths
 
 
 def _are_sides(sides: list[str], number: Number, relations: list[re.Match[str]]) -> bool:
@@ -63,19 +85,15 @@ def _are_sides(sides: list[str], number: Number, relations: list[re.Match[str]])
 
 
 def names_value(side: str) -> bool:
-    """Whether a left side names one value: no relation, no list, no second answer."""
+    """Whether a left side names one value: outside its brackets, it has no relation, no list and no second answer."""
     side = re.sub(_TIMES, "*", side.strip()).strip()
-    is_short = len(side) <= _MAX_SIDE_CHARACTERS
-    if not is_short or not _LETTER.search(_OPERATOR.sub("", side)) or not _NAME.fullmatch(side) or side.count("|") % 2:
+    if len(side) > _MAX_SIDE_CHARACTERS or not _LETTER.search(_OPERATOR.sub("", side)) or side.count("|") % 2:
         return False
-    if any((match[1] or match[2]) in _SEPARATING_COMMANDS for match in _COMMAND.finditer(side)):
+    depths = _measure_depths(side)
+    if min(depths) < 0 or depths[-1] != 0 or _SEPARATING_WORD.search(side):
         return False
-    depth = 0
-    for character in side:
-        depth += (character in "({[") - (character in ")}]")
-        if depth < 0 or (depth == 0 and character == ","):
-            return False
-    return depth == 0
+    outside = "".join(character for character, *around in zip(side, depths, depths[1:], strict=False) if 0 in around)
+    return _NAME.fullmatch(outside) is not None and _SEPARATING_COMMANDS.isdisjoint(_COMMAND.findall(outside))
 
 
 # ---------------------------------------------------------------- arithmetic

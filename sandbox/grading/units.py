@@ -63,7 +63,8 @@ def parse_unit(text: str, is_text: bool = False) -> Unit | None:
     if len(text) > MAX_UNIT_CHARACTERS or text.count("(") != text.count(")"):
         return None
     plain = re.sub(r"\^ ?\{ ?(-?\d) ?\}", r"^\1", text.replace("\\cdot", " ").replace("\\%", "%"))
-    plain = re.sub(r"(?i)\bper cent\b", "percent", plain)
+    plain = re.sub(r"(?i)\bper cent\b", "percent", plain).replace("\\Omega", "ohm")
+    plain = re.sub(r"\\mu(?![a-zA-Z]) ?", "\u00b5", plain)
     plain, num_degrees = _DEGREE.subn(" degree ", plain)
     if plain.strip() in ("'", "''"):
         return Unit("minute of arc" if plain.strip() == "'" else "second of arc")
@@ -79,7 +80,11 @@ def parse_unit(text: str, is_text: bool = False) -> Unit | None:
 
 def _is_known(flat: str) -> bool:
     match = _WORD.match(flat)
-    return match is not None and len(match[0]) > 1 and (match[0].lower() in _NAMES or match[0].lower() in _COMPOUNDS)
+    return (
+        match is not None
+        and len(match[0]) > 1
+        and (match[0][0] == "\u00b5" or match[0].lower() in _NAMES or match[0].lower() in _COMPOUNDS)
+    )
 
 
 def _name_unit(flat: str, is_marked: bool) -> Unit | None:
@@ -120,7 +125,14 @@ def _is_unit_word(word: str, is_marked: bool) -> bool:
         return False
     if len(word) == 1 and word != PERCENT:
         return is_marked and (lower in _NAMES or word in "\u00b5\u03a9d")
-    return len(word) > 2 or is_marked or lower in _NAMES or lower in _COMPOUNDS or lower in _POWERS_BEFORE
+    return (
+        len(word) > 2
+        or is_marked
+        or word[0] == "\u00b5"
+        or lower in _NAMES
+        or lower in _COMPOUNDS
+        or lower in _POWERS_BEFORE
+    )
 
 
 def _find_name(word: str) -> str:

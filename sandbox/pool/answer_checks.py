@@ -8,7 +8,7 @@ import re
 from typing import Literal
 
 from sandbox.grading.choices import SPACES, compact, read_choice, read_word
-from sandbox.grading.equations import evaluate, names_value, read_stated_number
+from sandbox.grading.equations import evaluate, names_value, read_stated_number, split_equation
 from sandbox.grading.notation import prepare_math, prepare_number
 from sandbox.grading.number_forms import Number, has_digits, read_truth
 from sandbox.grading.rewriting import has_ellipsis, rewrite
@@ -129,7 +129,7 @@ def _judge_text(answer: str, truth: str, accept: Acceptance) -> bool | None:
         return False
     if _INDEXED_NUMBER.search(given) and not _INDEXED_NUMBER.search(expected):
         return False
-    if "=" in given and "=" not in expected and not all(map(_names_value, given.split("=")[:-1])):
+    if "=" not in expected and not all(map(_names_value, split_equation(given)[:-1])):
         return False
     mine, theirs = rewrite(answer), rewrite(truth)
     if mine.unit and theirs.unit and mine.unit != theirs.unit:

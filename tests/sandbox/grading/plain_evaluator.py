@@ -440,8 +440,14 @@ def _integer(scanner: Scanner) -> Value | None:
 
 
 def _evaluate_equation(text: str) -> Value | None:
-    """A name or arithmetic, an equals sign, and a number."""
-    sides = text.split("=")
+    """A name or arithmetic, an equals sign outside brackets, and a number."""
+    sides, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "=" and not depth:
+            sides.append("")
+        else:
+            sides[-1] += character
     if not 2 <= len(sides) <= 3:
         return None
     value = _evaluate_framed(sides[-1], 3) if sides[-1].strip() else None
@@ -457,20 +463,22 @@ def _evaluate_equation(text: str) -> Value | None:
 
 
 def _is_name(side: str) -> bool:
-    if not all(character.isalnum() or character in "\\{}()[]|_^+-*/,.'! " for character in side):
-        return False
-    if side[-1] not in ")]}|'" and not side[-1].isalnum() and not side.endswith("^*"):
-        return False
-    if side[0] not in "\\({[|+-_" and not side[0].isalnum():
-        return False
-    if side.count("|") % 2 or any(command in side for command in NAMELESS):
-        return False
-    depth = 0
+    """Whether brackets are balanced, and the text outside them has the characters of a name."""
+    outside, depth = "", 0
     for character in side:
-        depth += (character in "([{") - (character in ")]}")
-        if depth < 0 or (character == "," and not depth):
+        closes = character in ")]}"
+        depth += (character in "([{") - closes
+        if depth < 0:
             return False
-    return depth == 0
+        if depth == 0 or (depth == 1 and character in "([{"):
+            outside += character
+    if depth or side.count("|") % 2 or any(command in side for command in NAMELESS):
+        return False
+    if not all(character.isalnum() or character in "\\{}()[]|_^+-*/.'! " for character in outside):
+        return False
+    if outside[-1] not in ")]}|'" and not outside[-1].isalnum() and not outside.endswith("^*"):
+        return False
+    return outside[0] in "\\({[|+-_" or outside[0].isalnum()
 
 
 def _calculate(text: str) -> Fraction | None:
