@@ -113,8 +113,8 @@ def _read_signed_power(text: str) -> Fraction | None:
 
 
 def _read_mixed(text: str) -> Fraction | None:
-    whole, fraction = re.fullmatch(r"([0-9]+) ?((?<= )[0-9]+ ?/ ?[0-9]+|\\frac.*)", text).groups()  # pyright: ignore
-    value = _read_fraction(fraction)
+    whole, separator, fraction = text.partition("\\") if "\\" in text else text.partition(" ")
+    value = _read_fraction(separator.strip() + fraction)
     return int(whole) + value if value is not None and 0 < value < 1 else None
 
 
