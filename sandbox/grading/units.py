@@ -62,7 +62,7 @@ def parse_unit(text: str, is_text: bool = False) -> Unit | None:
         return NO_UNIT
     if len(text) > MAX_UNIT_CHARACTERS or text.count("(") != text.count(")"):
         return None
-    plain = re.sub(r"\^ ?\{ ?(-?\d) ?\}", r"^\1", text.replace("\\cdot", " ").replace("\\%", "%"))
+    plain = re.sub(r"\^ ?\{ ?(-?\d) ?\}", r"^\1", text.replace("\\%", "%"))
     plain = re.sub(r"(?i)\bper cent\b", "percent", plain).replace("\\Omega", "ohm")
     plain = re.sub(r"\\mu(?![a-zA-Z]) ?", "\u00b5", plain)
     plain, num_degrees = _DEGREE.subn(" degree ", plain)
@@ -70,11 +70,15 @@ def parse_unit(text: str, is_text: bool = False) -> Unit | None:
         return Unit("minute of arc" if plain.strip() == "'" else "second of arc")
     flat = TEXT.sub(lambda match: f" {match[1].strip()}", plain)
     is_marked = is_text or num_degrees > 0 or flat != plain
-    if flat != plain and _BETWEEN_TEXTS.fullmatch(_QUOTIENT.sub(" ", TEXT.sub(" ", plain))) is None:
+    if (
+        flat != plain
+        and _BETWEEN_TEXTS.fullmatch(_QUOTIENT.sub(" ", TEXT.sub(" ", plain).replace("\\cdot", " "))) is None
+    ):
         return None  # a letter besides the text
-    flat = _QUOTIENT.sub(r" \1 / \2 ", flat)
-    if flat[:1].isalpha() and not _is_known(flat):
-        return None  # a product: 5x
+    if flat != plain:
+        flat = _QUOTIENT.sub(r" \1 / \2 ", flat.replace("\\cdot", " "))
+    if flat.lstrip("(")[:1].isalpha() and not _is_known(flat):
+        return None  # a product: 5x, 5(abc)
     return _name_unit(flat, is_marked)
 
 
@@ -97,7 +101,9 @@ def _name_unit(flat: str, is_marked: bool) -> Unit | None:
         word = match["word"] or ""
         if not word or word.lower() == "per":
             is_below |= match[0] not in ("(", ")")
-        elif not _is_unit_word(word, is_marked or is_below):
+        elif not _is_unit_word(word, is_marked or is_below) or (
+            match["power"] and not is_marked and not _is_known(word)
+        ):
             return None
         elif (scale := _SCALES.get(word.lower().rstrip("s"))) is not None:
             if names:
