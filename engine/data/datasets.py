@@ -40,19 +40,11 @@ _NUMBER = re.compile(r"([-+\u2212]?)0*(\d{1,3}(?:,\d{3})+|\d+?)(?:\.0+|(\.\d+))?
 _PLACEHOLDERS = frozenset(
     (
         *("", "?", "-", "--", "n/a", "na", "nan", "null", "none", "nil", "tbd", "todo", "unknown", "answer"),
-        *(
-            "proof",
-            "see proof",
-            "proof required",
-            "see solution",
-            "solution",
-            "see above",
-            "not found",
-            "not available",
-        ),
-        *("no answer", "not applicable", "not provided", "missing"),
+        *("proof", "see proof", "proof required", "see solution", "solution", "see above", "missing"),
+        *("not found", "not available", "no answer", "not applicable", "not provided"),
     )
 )
+_FRAMED_BOX = re.compile(r"\\(?:fbox|boxed)\s*\{")
 
 
 class DatasetProblem(NamedTuple):
@@ -259,8 +251,23 @@ def _as_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _unwrap(text: str) -> str:
+    r"""Return the text without dollar signs and one `\boxed{}` around all of it."""
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        inner = text[len(opening) : -len(closing)]
+        if inner and text == opening + inner + closing and "$" not in inner:
+            return _unwrap(inner.strip())
+    box = _FRAMED_BOX.match(text)
+    if box is not None and _extract_boxed(text) == (content := text[box.end() : -1]) and text.endswith("}"):
+        return _unwrap(content.strip())
+    return text
+
+
 def _parse_answer(value: object) -> str:
-    """The text after GSM8K's `####`; a number without separators, a plus sign and useless zeros; "" for other values."""
+    r"""Return the answer without `####`, `\boxed{}` and math delimiters, and a number without separators and zeros.
+
+    Values other than texts and numbers give "".
+    """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return ""
     if isinstance(value, float):
@@ -271,7 +278,7 @@ def _parse_answer(value: object) -> str:
     if "####" in text:
         text = text.rsplit("####", 1)[1].strip()
         text = text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
-    text = text.strip()
+    text = _unwrap(text.strip())
     number = _NUMBER.fullmatch(text)
     if number is None:
         return text

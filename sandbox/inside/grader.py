@@ -29,8 +29,10 @@ import socket
 import sys
 import time
 from collections import deque
-from typing import Any, NoReturn
+from functools import cache
+from typing import Any, NamedTuple, NoReturn
 
+from sandbox.inside import exact_comparison
 from sandbox.inside.isolation import namespaces, seccomp, syscalls
 from sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
 from sandbox.inside.wire.server_settings import MAX_GRADE_WALL, ServerSettings, parse_settings
@@ -259,7 +261,7 @@ def _run_worker(connection: socket.socket) -> NoReturn:
 
 def compare_parsed(mine: list[Any], theirs: list[Any]) -> bool:
     """Whether one of the readings of the answer is equal to one of the truth. Raises MemoryError."""
-    math_verify: Any = importlib.import_module("math_verify")
+    math_verify = _load_math_verify().module
     for gold in theirs:
         for candidate in mine:
             try:
@@ -276,10 +278,25 @@ def compare_parsed(mine: list[Any], theirs: list[Any]) -> bool:
 
 def parse_math(text: str) -> list[Any]:
     """All readings of `text`; empty if math-verify cannot parse it. Raises MemoryError."""
-    math_verify: Any = importlib.import_module("math_verify")
+    loaded = _load_math_verify()
     try:
-        return math_verify.parse(f"${text}$", parsing_timeout=None, raise_on_error=True)
+        return loaded.module.parse(f"${text}$", [loaded.extraction], parsing_timeout=None, raise_on_error=True)
     except MemoryError:
         raise
     except Exception:
         return []
+
+
+class _MathVerify(NamedTuple):
+    module: Any
+    extraction: Any  # all of the text as LaTeX: neither a number within the text, nor without its unit, nor a box
+
+
+@cache
+def _load_math_verify() -> _MathVerify:
+    module: Any = importlib.import_module("math_verify")
+    latex: Any = importlib.import_module("latex2sympy2_extended")
+    exact_comparison.install()
+    normalization = latex.NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
+    extraction = module.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)
+    return _MathVerify(module, extraction)

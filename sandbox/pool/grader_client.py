@@ -12,10 +12,11 @@ from collections import deque
 import structlog
 
 from sandbox.contract import Grade, SandboxFailure
+from sandbox.grading.rewriting import rewrite
 from sandbox.hosts.host import Host
 from sandbox.inside.wire.frames import Frame
 from sandbox.inside.wire.server_settings import MAX_GRADE_WALL, ServerSettings
-from sandbox.pool.answer_checks import Acceptance, judge_answer, prepare_math
+from sandbox.pool.answer_checks import Acceptance, judge_answer
 from sandbox.pool.server_connection import ServerConnection
 
 MAX_QUEUED_GRADINGS = 65_536  # beyond it grade() raises SandboxFailure
@@ -67,7 +68,7 @@ class GraderClient:
         if len(self._waiting) >= MAX_QUEUED_GRADINGS:
             raise SandboxFailure("the sandbox's queue of gradings is full")
         self._num_requests += 1
-        request = _GradeRequest(self._num_requests, prepare_math(answer), prepare_math(truth))
+        request = _GradeRequest(self._num_requests, rewrite(answer).text, rewrite(truth).text)
         self._waiting.append(request)
         self._send_waiting()
         return await request.verdict

@@ -13,8 +13,9 @@ from policies.dialogue.parse_turn import MalformedCall, ToolCall, parse_assistan
 from policies.dialogue.release_text import count_release_marks, find_response_answer
 from policies.groups.roc import compute_error_penalty, compute_format_penalty, compute_penalty
 from policies.rollout.call_transitions import select_calls
+from sandbox.grading.rewriting import rewrite
 from sandbox.inside.grader import compare_parsed, parse_math
-from sandbox.pool.answer_checks import judge_answer, prepare_math
+from sandbox.pool.answer_checks import judge_answer
 from tasks.math_python import MATH_PYTHON
 from tests.policies.groups.finished import finished
 from tests.policies.release.golden import Dialogue, list_documented_rows, read_dialogues
@@ -55,7 +56,7 @@ def grade(row: Dialogue) -> float:
         return 0.0
     verdict = judge_answer(answer, row.ground_truth, "any")
     if verdict is None:
-        verdict = compare_parsed(parse_math(prepare_math(answer)), parse_math(prepare_math(row.ground_truth)))
+        verdict = compare_parsed(parse_math(rewrite(answer).text), parse_math(rewrite(row.ground_truth).text))
     return float(verdict)
 
 

@@ -1,0 +1,1 @@
+"""Reads answers without math-verify: notation, numbers, units, equations, and choices. docs/grading.md lists the rules."""

@@ -1,0 +1,539 @@
+"""Evaluates the documented forms of a number (docs/grading.md) without the grader: a scanner over characters.
+
+The fuzz test compares it with the grader, so it imports nothing of the grader and of math-verify.
+"""
+
+import ast
+from fractions import Fraction
+from typing import NamedTuple
+
+SPACES = (" ", "~", "\\,", "\\;", "\\:", "\\ ")
+CHARACTERS = {"\u2212": "-", "\u2013": "-", "\uff0d": "-", "\uff1d": "=", "\u00d7": "\\times "}
+STYLES = (
+    *("\\mathbf", "\\mathrm", "\\mathit", "\\mathsf", "\\text", "\\textbf", "\\textit", "\\textrm", "\\textnormal"),
+    *("\\boldsymbol", "\\bm", "\\boxed", "\\fbox", "\\underline", "\\hbox", "\\mbox", "\\operatorname", "\\rm", ""),
+)
+FRAMES = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"))
+NAMELESS = ("\\left", "\\right", "\\boxed", "\\fbox", "\\phantom")  # in no left side of an equation
+DIGITS = "0123456789"
+
+
+class Value(NamedTuple):
+    number: Fraction
+    unit: str = ""  # "%", "dollar", "'" or "^\\circ"
+    num_decimals: int = 0  # of a plain decimal
+    is_fraction: bool = False
+    base: int = 0
+    modulus: int = 0
+
+
+class Scanner:
+    """Reads one part of a form after the other; a method that cannot read returns None and stays at its place."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.place = 0
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.place == len(self.text)
+
+    def take(self, *words: str) -> str | None:
+        for word in sorted(words, key=len, reverse=True):
+            if self.text.startswith(word, self.place):
+                self.place += len(word)
+                return word
+        return None
+
+    def digits(self) -> str:
+        start = self.place
+        while not self.is_at_end and self.text[self.place] in DIGITS:
+            self.place += 1
+        return self.text[start : self.place]
+
+    def sign(self) -> str:
+        return self.take("+", "-") or ""
+
+    def integer(self) -> int | None:
+        """Digits, or groups of three digits behind one separator."""
+        start, head = self.place, self.digits()
+        if not head:
+            return None
+        groups, separator = [head], self.text[self.place : self.place + 1]
+        end = self.place
+        while separator in (",", " ") and len(head) < 4 and head[0] != "0" and self.take(separator):
+            if len(group := self.digits()) != 3:
+                break
+            groups.append(group)
+            end = self.place
+        self.place = end
+        if len(groups) > 1 and self.text[end : end + 1].isdigit():
+            self.place = start + len(head)
+            return int(head)
+        return int("".join(groups))
+
+    def exponent(self) -> int | None:
+        """A whole number, in braces, in brackets or plain."""
+        start = self.place
+        opening = self.take("{", "(") or ""
+        if opening == "{":
+            self.take(" ")
+        sign = self.sign()
+        digits = self.digits()
+        if opening == "{":
+            self.take(" ")
+        if not digits or (opening and not self.take({"{": "}", "(": ")"}[opening])):
+            self.place = start
+            return None
+        return int(sign + digits)
+
+    def power(self) -> Fraction | None:
+        start = self.place
+        if (base := self.integer()) is None:
+            return None
+        end = self.place
+        self.take(" ")
+        if self.take("^"):
+            self.take(" ")
+            if (exponent := self.exponent()) is not None and (base or exponent > 0) and abs(exponent) < 500:
+                return Fraction(base) ** exponent
+            self.place = start
+            return None
+        self.place = end
+        return Fraction(base)
+
+    def side(self, is_digit_allowed: bool = True) -> Fraction | None:
+        r"""One side of `\frac`: a digit, or braces with a signed power."""
+        self.take(" ")
+        if self.take("{"):
+            self.take(" ")
+            sign = self.sign()
+            value = self.power()
+            self.take(" ")
+            if value is None or not self.take("}"):
+                return None
+            return -value if sign == "-" else value
+        if is_digit_allowed and not self.is_at_end and self.text[self.place] in DIGITS:
+            self.place += 1
+            return Fraction(int(self.text[self.place - 1]))
+        return None
+
+
+def evaluate(text: str, is_followed: bool = False) -> Value | None:
+    """Return the value of a text that is one documented form; `is_followed` by a unit, it has nothing around it."""
+    for character, plain in CHARACTERS.items():
+        text = text.replace(character, plain)
+    scanner, plain = Scanner(text), ""
+    while not scanner.is_at_end:
+        plain += " " if scanner.take(*SPACES) else scanner.text[scanner.place]
+        scanner.place += plain[-1] != " "
+    text = plain
+    if is_followed:
+        text = _normalize(text)
+        return _evaluate_number(text) or _evaluate_equation(text)
+    return _evaluate_framed(text, 3)
+
+
+def _normalize(text: str) -> str:
+    for bracket in ("\\left", "\\right"):
+        for opening in ("(", ")", "[", "]", "{", "}", "|", "\\", " (", " )"):
+            text = text.replace(bracket + opening, opening.strip())
+    for style in ("\\displaystyle", "\\textstyle"):
+        if text.startswith(style) and not text[len(style) :][:1].isalpha():
+            text = text.removeprefix(style)
+    for name in ("\\dfrac", "\\tfrac", "\\cfrac"):
+        text = text.replace(name, "\\frac")
+    text = text.replace(",\\!", ",").replace("{,}", ",")
+    for dots in ("\\ldots", "\\cdots", "\\dotsm", "\\dotsi", "\\dotso", "..."):
+        before, found, after = text.partition(dots)
+        if found and not (dots != "..." and after[:1].isalpha()):
+            text = f"{before}\\dots {after}"
+    return " ".join(text.split())
+
+
+def _evaluate_framed(text: str, num_styles: int) -> Value | None:
+    text = _normalize(_strip_frames(text))
+    for style in STYLES:
+        rest = text.removeprefix(style).lstrip() if text.startswith(style) else ""
+        if rest.startswith("{") and _find_end(rest) == len(rest) - 1:
+            return _evaluate_framed(rest[1:-1], num_styles - 1) if num_styles else None
+    return _evaluate_number(text) or _evaluate_equation(text)
+
+
+def _strip_frames(text: str) -> str:
+    for _ in range(4):
+        text = text.strip()
+        if text.endswith(".") and not text.endswith(("..", "\\.")):
+            text = text[:-1].rstrip()
+        for opening, closing in FRAMES:
+            inner = text[len(opening) : len(text) - len(closing)]
+            if inner and text == opening + inner + closing and opening not in inner:
+                text = inner
+                break
+        else:
+            break
+    return text
+
+
+def _find_end(text: str) -> int:
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if not depth:
+            return place
+    return -1
+
+
+def _evaluate_number(text: str) -> Value | None:
+    if (value := _evaluate_base(text)) is not None:
+        return value
+    scanner = Scanner(text)
+    sign = scanner.sign()
+    scanner.take(" ")
+    currency = scanner.take("\\$", "$")
+    scanner.take(" ")
+    second = scanner.sign()
+    scanner.take(" ")
+    rest = text[scanner.place :]
+    if sign and second:
+        return None
+    if rest.startswith("(") and rest.endswith(")") and rest.count("(") == 1 and not sign + second:
+        value = _evaluate_number(rest[1:-1].strip())
+    else:
+        value = _evaluate_unsigned(rest)
+    if value is None or (currency and value.unit == "%"):
+        return None
+    number = -value.number if "-" in sign + second else value.number
+    return value._replace(number=number, unit="dollar" + value.unit if currency else value.unit)
+
+
+def _evaluate_base(text: str) -> Value | None:
+    scanner = Scanner(text)
+    is_bracketed = scanner.take("(") is not None
+    digits = scanner.digits()
+    if not digits or (is_bracketed and not scanner.take(")")):
+        return None
+    scanner.take(" ")
+    if not scanner.take("_"):
+        return None
+    scanner.take(" ")
+    is_braced = scanner.take("{") is not None
+    if is_braced:
+        scanner.take(" ")
+    base = scanner.digits()
+    if is_braced:
+        scanner.take(" ")
+        if not scanner.take("}"):
+            return None
+    if not scanner.is_at_end or not base or (not is_braced and len(base) > 2) or not 2 <= int(base) <= 16:
+        return None
+    if any(int(digit) >= int(base) for digit in digits):
+        return None
+    return Value(Fraction(int(digits, int(base))), base=int(base))
+
+
+def _evaluate_unsigned(text: str) -> Value | None:
+    for read in (_decimal, _mixed, _latex_fraction, _plain_fraction, _bracket_power, _power, _integer):
+        scanner = Scanner(text)
+        if (value := read(scanner)) is not None and (finished := _finish(scanner, value)) is not None:
+            return finished
+    return None
+
+
+def _finish(scanner: Scanner, value: Value) -> Value | None:
+    """Read a unit of one character, or a modulus, up to the end."""
+    has_space = bool(scanner.take(" "))
+    rest = scanner.text[scanner.place :].replace(" ", "")
+    if has_space and rest.isalpha() and len(rest) > 2:
+        return value._replace(unit=rest)
+    if not rest:
+        return value
+    if rest in ("\\%", "%"):
+        return value._replace(unit="%", num_decimals=0)
+    if rest in ("'", "''", "^\\circ", "^{\\circ}"):
+        return value._replace(unit=rest.replace("{", "").replace("}", ""))
+    if value.is_fraction or value.num_decimals or value.number.denominator != 1:
+        return None
+    rest = scanner.text[scanner.place :].replace("( ", "(")
+    for opening, closing in (
+        ("\\pmod", ""),
+        ("\\bmod", ""),
+        ("\\mod", ""),
+        ("(mod ", ")"),
+        ("(\\mod", ")"),
+        ("(\\bmod", ")"),
+        ("mod ", ""),
+    ):
+        if rest.startswith(opening) and rest.endswith(closing):
+            modulus = rest.removeprefix(opening).removesuffix(closing).strip()
+            if modulus.startswith("{") and modulus.endswith("}"):
+                modulus = modulus[1:-1].strip()
+            if modulus.isdigit() and value.number < int(modulus):
+                return value._replace(modulus=int(modulus))
+    return None
+
+
+def _decimal(scanner: Scanner) -> Value | None:
+    """A decimal, a repeating decimal, or a number times a power of ten."""
+    whole = scanner.integer()
+    if scanner.take("."):
+        digits = scanner.digits()
+        start = Fraction(int(f"{whole or 0}{digits}"), 10 ** len(digits))
+        if (period := _period(scanner)) is not None:
+            return Value(start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(digits)))
+        if not digits:
+            return None
+        place = scanner.place
+        scanner.take(" ")
+        if scanner.take("\\dots"):
+            return _ellipsis(whole or 0, digits)
+        scanner.place = place
+    elif whole is None:
+        return None
+    else:
+        start, digits = Fraction(whole), ""
+    place = scanner.place
+    exponent = _power_of_ten(scanner)
+    if exponent is not None:
+        return Value(start * Fraction(10) ** exponent)
+    scanner.place = place
+    return Value(start, num_decimals=len(digits)) if digits else None
+
+
+def _power_of_ten(scanner: Scanner) -> int | None:
+    if scanner.take("e", "E"):
+        sign, digits = scanner.sign(), scanner.digits()
+        return int(sign + digits) if digits and int(digits) < 4000 else None
+    scanner.take(" ")
+    if not scanner.take("\\times", "\\cdot", "*", "\\ast", "\u00d7"):
+        return None
+    scanner.take(" ")
+    if not scanner.take("10"):
+        return None
+    scanner.take(" ")
+    if not scanner.take("^"):
+        return None
+    scanner.take(" ")
+    exponent = scanner.exponent()
+    return exponent if exponent is not None and abs(exponent) < 4000 else None
+
+
+def _period(scanner: Scanner) -> str | None:
+    start = scanner.place
+    if scanner.take("("):
+        period = scanner.digits()
+        is_closed = bool(scanner.take(")"))
+    elif scanner.take("\\overline", "\\bar"):
+        scanner.take(" ")
+        is_opened = bool(scanner.take("{"))
+        scanner.take(" ")
+        period = scanner.digits()
+        scanner.take(" ")
+        is_closed = is_opened and bool(scanner.take("}"))
+    elif scanner.take("\\dot"):
+        scanner.take(" ")
+        is_braced = bool(scanner.take("{"))
+        period = scanner.text[scanner.place : scanner.place + 1]
+        scanner.place += 1
+        is_closed = period in DIGITS and (not is_braced or bool(scanner.take("}")))
+    else:
+        return None
+    if not period or not is_closed:
+        scanner.place = start
+        return None
+    return period
+
+
+def _ellipsis(whole: int, digits: str) -> Value | None:
+    for length in range(1, len(digits)):
+        block = digits[-length:]
+        times = 3 if length == 1 else 2
+        if len(digits) >= times * length and digits[-times * length :] == block * times:
+            start = Fraction(int(f"{whole}{digits}"), 10 ** len(digits))
+            return Value(start + Fraction(int(block), (10**length - 1) * 10 ** len(digits)))
+    return None
+
+
+def _mixed(scanner: Scanner) -> Value | None:
+    whole = scanner.digits()
+    if not whole:
+        return None
+    has_space = bool(scanner.take(" "))
+    if scanner.take("\\frac"):
+        fraction = _read_sides(scanner, is_plain=True)
+    elif has_space and (top := scanner.digits()):
+        scanner.take(" ")
+        is_quotient = scanner.take("/")
+        scanner.take(" ")
+        bottom = scanner.digits()
+        fraction = Fraction(int(top), int(bottom)) if is_quotient and bottom and int(bottom) else None
+    else:
+        return None
+    return Value(int(whole) + fraction) if fraction is not None and 0 < fraction < 1 else None
+
+
+def _latex_fraction(scanner: Scanner) -> Value | None:
+    value = _read_sides(scanner, is_plain=False) if scanner.take("\\frac") else None
+    return Value(value, is_fraction=True) if value is not None else None
+
+
+def _read_sides(scanner: Scanner, is_plain: bool) -> Fraction | None:
+    start = scanner.place
+    top = scanner.side()
+    bottom = scanner.side() if top is not None else None
+    if is_plain and any(character in "+-^," for character in scanner.text[start : scanner.place]):
+        return None
+    return top / bottom if top is not None and bottom else None
+
+
+def _plain_fraction(scanner: Scanner) -> Value | None:
+    top = scanner.power()
+    scanner.take(".")
+    scanner.take(" ")
+    if top is None or not scanner.take("/"):
+        return None
+    scanner.take(" ")
+    bottom = scanner.power()
+    return Value(top / bottom, is_fraction=True) if bottom else None
+
+
+def _bracket_power(scanner: Scanner) -> Value | None:
+    r"""A signed whole number or a fraction in brackets with an exponent."""
+    if not scanner.take("("):
+        return None
+    scanner.take(" ")
+    sign = scanner.sign()
+    if scanner.take("\\frac"):
+        base = _read_sides(scanner, is_plain=True)
+    else:
+        whole = scanner.integer()
+        scanner.take(" ")
+        bottom = Fraction(1)
+        if scanner.take("/"):
+            scanner.take(" ")
+            digits = scanner.digits()
+            bottom = Fraction(int(digits)) if digits else Fraction(0)
+        base = Fraction(whole) / bottom if whole is not None and bottom else None
+    scanner.take(" ")
+    is_closed = scanner.take(")")
+    scanner.take(" ")
+    if base is None or not is_closed or not scanner.take("^"):
+        return None
+    scanner.take(" ")
+    exponent = scanner.exponent()
+    if exponent is None or abs(exponent) > 500 or (not base and exponent <= 0):
+        return None
+    return Value((-base if sign == "-" else base) ** exponent)
+
+
+def _power(scanner: Scanner) -> Value | None:
+    value = scanner.power()
+    return Value(value) if value is not None and "^" in scanner.text[: scanner.place] else None
+
+
+def _integer(scanner: Scanner) -> Value | None:
+    value = scanner.integer()
+    return Value(Fraction(value)) if value is not None else None
+
+
+# ---------------------------------------------------------------- equations
+
+
+def _evaluate_equation(text: str) -> Value | None:
+    """A name or arithmetic, an equals sign outside brackets, and a number."""
+    sides, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "=" and not depth:
+            sides.append("")
+        else:
+            sides[-1] += character
+    if not 2 <= len(sides) <= 3:
+        return None
+    value = _evaluate_framed(sides[-1], 3) if sides[-1].strip() else None
+    if value is None:
+        return None
+    for side in (side.replace("\\times", "*").strip() for side in sides[:-1]):
+        if any(character.isalpha() for character in side):
+            if not _is_name(side):
+                return None
+        elif _calculate(side) != value.number:
+            return None
+    return value
+
+
+def _is_name(side: str) -> bool:
+    """Whether brackets are balanced, and the text outside them has the characters of a name."""
+    outside, depth = "", 0
+    for character in side:
+        closes = character in ")]}"
+        depth += (character in "([{") - closes
+        if depth < 0:
+            return False
+        if depth == 0 or (depth == 1 and character in "([{"):
+            outside += character
+    if depth or side.count("|") % 2 or any(command in side for command in NAMELESS):
+        return False
+    if not all(character.isalnum() or character in "\\{}()[]|_^+-*/.'! " for character in outside):
+        return False
+    if outside[-1] not in ")]}|'" and not outside[-1].isalnum() and not outside.endswith("^*"):
+        return False
+    return outside[0] in "\\({[|+-_" or outside[0].isalnum()
+
+
+def _calculate(text: str) -> Fraction | None:
+    """Return the value of arithmetic with + - * / ^ and brackets."""
+    if not text or any(character not in "0123456789.+-*/^() " for character in text):
+        return None
+    compact = text.replace(" ", "")
+    if any(not after[:1].isdigit() for after in compact.split(".")[1:]):
+        return None
+    for place, character in enumerate(compact):
+        before = compact[place - 1] if place else "("
+        if character in "+-*/^" and before in "+-*/^(" and character + before not in ("+(", "-(", "-^"):
+            return None
+    try:
+        return _walk(ast.parse(_strip_zeros(text).strip().replace("^", "**"), mode="eval").body)
+    except (SyntaxError, ZeroDivisionError, OverflowError):
+        return None
+
+
+def _strip_zeros(text: str) -> str:
+    kept = ""
+    for place, character in enumerate(text):
+        is_leading = character == "0" and not (kept and (kept[-1].isdigit() or kept[-1] == "."))
+        if not (is_leading and text[place + 1 : place + 2].isdigit()):
+            kept += character
+    return kept
+
+
+def _walk(node: ast.expr) -> Fraction | None:
+    match node:
+        case ast.Constant(value=int() | float()):
+            return Fraction(str(node.value))
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+            value = _walk(node.operand)
+            return None if value is None else (-value if isinstance(node.op, ast.USub) else value)
+        case ast.BinOp():
+            left, right = _walk(node.left), _walk(node.right)
+            if left is None or right is None:
+                return None
+            return _apply(node.op, left, right)
+        case _:
+            return None
+
+
+def _apply(operator: ast.operator, left: Fraction, right: Fraction) -> Fraction | None:
+    match operator:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+        case ast.Div():
+            return left / right if right else None
+        case ast.Pow() if right.denominator == 1 and abs(right) < 500 and (left or right > 0):
+            return left ** int(right)
+        case _:
+            return None
