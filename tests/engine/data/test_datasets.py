@@ -235,3 +235,45 @@ def test_repeated_test_questions_are_kept_and_those_of_the_training_are_reported
 def test_at_most_the_given_number_of_rows_is_read(file: Path) -> None:
     write_jsonl(file, {"question": "a", "answer": "1"}, {"question": "a", "answer": "1"}, {"question": 3})
     assert [problem.name for problem in read_problems(file, max_rows=2)] == ["some.jsonl:1"]
+
+
+USER = {"role": "user", "content": "What is 1+1?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+REPLY = {"role": "assistant", "content": "OK."}
+LAST = {"role": "user", "content": "And then?"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "question", "was_cut"),
+    [
+        (json.dumps([USER]), "What is 1+1?", False),
+        (f"  {json.dumps([USER])}\n", "What is 1+1?", False),
+        (json.dumps([SYSTEM, USER]), "What is 1+1?", True),
+        ([SYSTEM, USER], "What is 1+1?", True),
+        ([{"role": "system", "content": " "}, USER], "What is 1+1?", False),
+        ([USER, REPLY, LAST], "And then?", True),
+        ('[{"role": "user"}] is a list', '[{"role": "user"}] is a list', False),
+        ('[{"a": 1}]', '[{"a": 1}]', False),  # a question about JSON
+    ],
+)
+def test_messages_may_be_json_text_and_texts_that_are_left_out_are_reported(
+    file: Path, prompt: Any, question: str, was_cut: bool
+) -> None:
+    report = QuestionReport()
+    (problem,) = read_problems(write_jsonl(file, {"prompt": prompt, "answer": "2"}), report)
+    assert (problem.question, problem.was_cut) == (question, was_cut)
+    expected = (
+        "1 prompts have a system text or earlier turns, which the question leaves out: only the last text of the user is used, "
+        "the first in some.jsonl:1"
+    )
+    assert report.list_warnings() == [expected] * was_cut
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_a_constant_that_is_no_json_is_null(file: Path, constant: str) -> None:
+    file.write_text(f'{{"question": "1 + 1?", "answer": "2", "difficulty": {constant}}}\n')
+    (problem,) = read_problems(file)
+    assert problem.fields["difficulty"] is None
+    file.write_text(f'{{"question": "1 + 1?", "answer": {constant}}}\n')
+    with pytest.raises(DatasetError, match="missing, or without an answer"):
+        list(read_problems(file))
