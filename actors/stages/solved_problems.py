@@ -1,11 +1,10 @@
 """The problems that a finished run has solved, by its structured logs, and the data files without them.
 
 A problem is solved if in its last group all rollouts have a reward above `roc.positive_above`. A rollout that failed or was
-aborted is not solved. Problems without a group, and those of unfinished groups, are not solved either.
+aborted is not solved. Problems of unfinished groups are not solved either. Problems without a group are counted apart.
 """
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,17 +24,25 @@ class _Group(NamedTuple):
     started_at: str  # in ISO format
 
 
+class ProblemResults(NamedTuple):
+    """Names "FILE:ROW" of the problems of a task."""
+
+    visited: set[str]  # with a group
+    solved: set[str]
+
+
 class UnsolvedCount(NamedTuple):
     problems: int
     solved: int
+    unvisited: int  # problems without a group, which count as unsolved
 
     @property
     def unsolved(self) -> int:
         return self.problems - self.solved
 
 
-def read_solved_problems(folder: RunFolder, positive_above: float) -> Mapping[str, set[str]]:
-    """Names "FILE:ROW" by name of the task. Raises UnusableInput without logs, and for a damaged one."""
+def read_problem_results(folder: RunFolder, positive_above: float) -> Mapping[str, ProblemResults]:
+    """By name of the task. Raises UnusableInput without logs, and for a damaged one."""
     groups: dict[int, _Group] = {}
     for line in _read_log(folder.logs / f"{HEAD}.jsonl", "group.started"):
         if line["purpose"] == "train":
@@ -46,29 +53,32 @@ def read_solved_problems(folder: RunFolder, positive_above: float) -> Mapping[st
         if group is not None and line["timestamp"] >= group.started_at:  # a resumed run uses ids of groups again
             reward = line["reward"]
             solved_rollouts[line["group_id"]][line["trajectory_id"]] = reward is not None and reward > positive_above
-    solved = defaultdict[str, set[str]](set)
+    results: dict[str, ProblemResults] = {}
     for group_id, group in sorted(groups.items()):  # ids rise
+        visited, solved = results.setdefault(group.task, ProblemResults(set(), set()))
+        visited.add(group.problem)
         rollouts = solved_rollouts[group_id]
         is_solved = len(rollouts) == group.size and all(rollouts.values())
         if is_solved:
-            solved[group.task].add(group.problem)
+            solved.add(group.problem)
         else:
-            solved[group.task].discard(group.problem)
-    return solved
+            solved.discard(group.problem)
+    return results
 
 
 def write_unsolved_rows(
-    source: Path, layout: RowLayout, solved: Collection[str], target: Path, max_bad_rows: int = 0
+    source: Path, layout: RowLayout, results: ProblemResults, target: Path, max_bad_rows: int = 0
 ) -> UnsolvedCount:
     """The rows of `source` that are not solved, as JSONL, without repeated and unusable ones, which a run drops.
 
     Raises UnusableInput if none is left, and DiskError.
     """
-    num_problems, num_solved, report = 0, 0, make_training_report(max_bad_rows)
+    num_problems, num_solved, num_unvisited, report = 0, 0, 0, make_training_report(max_bad_rows)
     with replacing_file(target) as file:
         for problem in read_problems(source, report, layout=layout._replace(all_columns=True)):
             num_problems += 1
-            if problem.name in solved:
+            num_unvisited += problem.name not in results.visited
+            if problem.name in results.solved:
                 num_solved += 1
             else:
                 file.write(msgspec.json.encode(problem.fields, enc_hook=str) + b"\n")
@@ -76,7 +86,7 @@ def write_unsolved_rows(
             raise UnusableInput(
                 f"{source}: all {num_solved:,} problems are solved, so that none is left for this stage"
             )
-    return UnsolvedCount(num_problems, num_solved)
+    return UnsolvedCount(num_problems, num_solved, num_unvisited)
 
 
 def _read_log(path: Path, event: str) -> Iterator[dict[str, Any]]:

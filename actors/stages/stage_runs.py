@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from actors.runtime.resume_point import find_cursor
-from actors.stages.solved_problems import read_solved_problems, write_unsolved_rows
+from actors.stages.solved_problems import ProblemResults, read_problem_results, write_unsolved_rows
 from bus.addresses import HEAD
 from configs.errors import UnusableInput
 from configs.load import expand_paths
@@ -101,17 +101,23 @@ def write_unsolved(
     options: StageConfig, before: FinishedStage, first: RunFolder, print_line: Callable[[str], None]
 ) -> None:
     """The problems of each task that the stage before has not solved. Raises UnusableInput and DiskError."""
-    solved = read_solved_problems(before.folder, before.run.roc.positive_above)
+    results = read_problem_results(before.folder, before.run.roc.positive_above)
     descriptions = read_task_descriptions(before.folder)
     for task in before.run.resolved_tasks:
         target = _get_unsolved_path(first, options, task.name)
         layout = get_row_layout(task, descriptions[task.name])
         source, limit = before.folder.expand_path(task.data), before.run.data.max_bad_rows
-        count = write_unsolved_rows(source, layout, solved.get(task.name, ()), target, limit)
+        found = results.get(task.name, ProblemResults(set(), set()))
+        count = write_unsolved_rows(source, layout, found, target, limit)
         print_line(
             f"{target}: {count.unsolved:,} of {count.problems:,} problems; stage {before.run.name} solved the other "
             f"{count.solved:,} in all rollouts"
         )
+        if count.unvisited:
+            print_line(
+                f"warning: {count.unvisited:,} of these {count.unsolved:,} problems are not known to be hard: stage "
+                f"{before.run.name} ended before a group of them. Increase its rl.steps or rl.prompts to visit all problems"
+            )
 
 
 def _get_unsolved_path(first: RunFolder, options: StageConfig, task: str) -> Path:

@@ -47,6 +47,7 @@ def _build_segments(lines: LogTables, engine: str, samples: pl.DataFrame, each_s
     numbered = samples.with_row_index("sample").select(
         "t", "sample", busy_s=pl.col("grown_busy_s").shift(-1), present=~pl.col("began").shift(-1)
     )
+    numbered = numbered.with_columns(busy_s=_move_excess(numbered))
     changes = pl.concat(
         [
             numbered,
@@ -60,6 +61,26 @@ def _build_segments(lines: LogTables, engine: str, samples: pl.DataFrame, each_s
     ordered = changes.sort("t", maintain_order=True).with_columns(pl.exclude("t").forward_fill())
     spans = ordered.with_columns(span_s=pl.col("t").shift(-1) - pl.col("t"), cause=_build_cause_expr())
     return spans.filter(pl.col("sample").is_not_null() & pl.col("present") & (pl.col("span_s") > 0))
+
+
+def _move_excess(samples: pl.DataFrame) -> pl.Series:
+    """Busy seconds until the next sample, at most the time until then. The excess counts in the samples before.
+
+    An engine reports the time of a step when the step has ended, also the part before the last report.
+    """
+    spans = (samples["t"].shift(-1) - samples["t"]).to_list()
+    kept: list[float | None] = []
+    excess = 0.0
+    for busy_s, span_s, is_present in zip(
+        *(reversed(each) for each in (samples["busy_s"].to_list(), spans, samples["present"].to_list())), strict=True
+    ):
+        if busy_s is None or not is_present:  # another incarnation follows
+            kept.append(busy_s)
+            excess = 0.0
+        else:
+            kept.append(min(busy_s + excess, span_s))
+            excess = max(0.0, busy_s + excess - span_s)
+    return pl.Series("busy_s", kept[::-1], dtype=pl.Float64)
 
 
 def _build_loading_tables(lines: LogTables, engine: str) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import itertools
+import json
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator
@@ -212,10 +213,27 @@ def _parse_json(path: Path, text: str | bytes, row: int | None = None) -> object
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
+        if (value := _parse_with_constants(text)) is not None:
+            return value
         hint = "" if row else "; if each line is an object, rename the file to .jsonl"
         raise DatasetError(path, f"not JSON: {error}{hint}", row=row) from None
     except UnicodeDecodeError as error:
         raise DatasetError(path, f"not UTF-8 text: {error.reason}; save it as UTF-8", row=row) from None
+
+
+def _parse_with_constants(text: str | bytes) -> object:
+    """JSON with NaN and Infinity, as Python and pandas write it; they become null. None for other texts."""
+    words = ("NaN", "Infinity") if isinstance(text, str) else (b"NaN", b"Infinity")
+    if not any(word in text for word in words):  # pyright: ignore[reportOperatorIssue] - both are texts or bytes
+        return None
+    try:
+        return json.loads(text, parse_constant=_read_as_null)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_as_null(_constant: str) -> None:
+    """For json.loads."""
 
 
 def _parse_row(path: Path, number: int, row: object) -> DatasetRow:

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import msgspec
+
 from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
 from policies.dialogue.boxed_answers import extract_last_boxed
 
@@ -53,6 +55,7 @@ class DatasetProblem(NamedTuple):
     ground_truth: str
     fields: RowFields  # all columns, if they were asked for
     was_wrapped: bool = False  # in the instruction of a published data set, for another answer format
+    was_cut: bool = False  # a system text or earlier turns of its prompt are not in the question
 
 
 class RowLayout(NamedTuple):
@@ -80,6 +83,8 @@ class QuestionReport:
     num_rows: int = 0
     num_questions: int = 0
     num_unwrapped: int = 0
+    num_cut: int = 0
+    first_cut: str = ""  # its name
     num_repeated: int = 0  # with the same answer: dropped from training questions
     num_conflicting: int = 0  # the same question with another answer
     num_overlapping: int = 0  # also among the training questions
@@ -97,6 +102,9 @@ class QuestionReport:
         repeated = both in self._problems
         self.num_rows += 1
         self.num_unwrapped += problem.was_wrapped
+        if problem.was_cut:
+            self.num_cut += 1
+            self.first_cut = self.first_cut or problem.name
         self.num_repeated += repeated
         if repeated and self.training is None:
             return False
@@ -132,6 +140,11 @@ class QuestionReport:
         warnings: list[str] = []
         if errors := self.bad_rows.errors:
             warnings.append(f"{len(errors):,} unusable rows are skipped, the first: {errors[0]}")
+        if self.num_cut:
+            warnings.append(
+                f"{self.num_cut:,} prompts have a system text or earlier turns, which the question leaves out: only the "
+                f"last text of the user is used, the first in {self.first_cut}"
+            )
         if self.num_conflicting:
             warnings.append(f"{self.num_conflicting:,} rows repeat a question with another answer")
         if self.num_overlapping:
@@ -183,7 +196,7 @@ def read_problems(
 
 def parse_problem(row: DatasetRow, layout: RowLayout = PLAIN_ROWS) -> DatasetProblem:
     """Removes the wrapper of a published data set from a plain question. Raises DatasetError with the field."""
-    key, question = _find_question(row.fields)
+    key, question, was_cut = _find_question(row.fields)
     if not question.strip() and layout.needs_question:
         raise DatasetError(row.path, "no question; expected a non-empty string", row=row.number, field=key)
     key, value = _find_ground_truth(row.fields)
@@ -193,7 +206,7 @@ def parse_problem(row: DatasetRow, layout: RowLayout = PLAIN_ROWS) -> DatasetPro
         raise DatasetError(row.path, found + expected, row=row.number, field=key)
     question = question.strip()
     bare = _remove_wrapper(question) if layout.is_plain else question
-    return DatasetProblem(f"{row.path.name}:{row.number}", bare, answer, row.fields, bare != question)
+    return DatasetProblem(f"{row.path.name}:{row.number}", bare, answer, row.fields, bare != question, was_cut)
 
 
 def _remove_wrapper(question: str) -> str:
@@ -204,20 +217,38 @@ def _remove_wrapper(question: str) -> str:
     return question
 
 
-def _find_question(row: RowFields) -> tuple[str, str]:
-    """(field, question or ""). For chat messages in `prompt` or `messages`: `extra_info.question`, without the
-    instructions around it, or else the last user message."""
+def _find_question(row: RowFields) -> tuple[str, str, bool]:
+    """(field, question or "", whether texts of a prompt are left out).
+
+    For chat messages in `prompt` or `messages`, also as JSON text: `extra_info.question`, without the instructions around it, or
+    else the last user message.
+    """
     for key in QUESTION_FIELDS:
         if row.get(key) is not None:
-            return key, _as_text(row[key])
+            return key, _as_text(row[key]), False
     key = "prompt" if row.get("prompt") is not None else "messages"
-    prompt = row.get(key)
+    prompt = _parse_messages(row.get(key))
     if not isinstance(prompt, list):
-        return "prompt" if "prompt" in row else "question", _as_text(row.get("prompt"))
-    bare = _as_text(_get_object(row, "extra_info").get("question"))
+        return "prompt" if "prompt" in row else "question", _as_text(row.get("prompt")), False
+    if bare := _as_text(_get_object(row, "extra_info").get("question")):
+        return key, bare, False
     messages = [cast(RowFields, message) for message in cast(list[Any], prompt) if isinstance(message, dict)]
-    asked = [_as_text(message.get("content")) for message in messages if message.get("role") == "user"]
-    return key, bare or (asked[-1] if asked else "")
+    texts = [(message.get("role"), _as_text(message.get("content"))) for message in messages]
+    asked = [text for role, text in texts if role == "user"]
+    given = [text for role, text in texts if text.strip() and role != "assistant"]
+    return key, asked[-1] if asked else "", len(given) > 1
+
+
+def _parse_messages(prompt: object) -> object:
+    """Parquet files of some data sets have messages as JSON text."""
+    if not isinstance(prompt, str) or not prompt.lstrip().startswith("[{"):
+        return prompt
+    try:
+        messages = msgspec.json.decode(prompt)
+    except msgspec.DecodeError:
+        return prompt
+    has_roles = all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages)
+    return messages if has_roles else prompt
 
 
 def _find_ground_truth(row: RowFields) -> tuple[str, object]:

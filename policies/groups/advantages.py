@@ -40,8 +40,13 @@ def has_unequal_rewards(rewards: Sequence[float]) -> bool:
     return len(set(rewards)) > 1
 
 
+def keep_all(_rewards: Sequence[float]) -> bool:
+    """The loss of a group with equal rewards has no gradient, but a mean over the batch counts its tokens."""
+    return True
+
+
 ESTIMATORS: dict[str, AdvantageEstimator] = {"grpo": compute_advantages, "dr_grpo": center_rewards}
-FILTERS: dict[str, GroupFilter] = {"unequal_rewards": has_unequal_rewards}
+FILTERS: dict[str, GroupFilter] = {"unequal_rewards": has_unequal_rewards, "all": keep_all}
 
 
 def load_advantage_estimator(rl: RlConfig) -> AdvantageEstimator:

@@ -109,7 +109,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3_1.7b_1gpu", "qwen3_4b_8gpu", "rstar2_14b_8gpu", "rstar2_14b_64gpu", "rstar2_release"]
+    "name",
+    ["qwen3_1.7b_1gpu", "qwen3_4b_8gpu", "rstar2_14b_8gpu", "rstar2_14b_64gpu", "rstar2_release"],
 )
 def test_each_key_of_a_configuration_for_gpus_has_a_comment(name: str) -> None:
     lines = (CONFIGS / f"{name}.toml").read_text().splitlines()
@@ -118,9 +119,21 @@ def test_each_key_of_a_configuration_for_gpus_has_a_comment(name: str) -> None:
     assert [line for line in keys if "  # " not in line] == []
 
 
-@pytest.mark.parametrize("name", ["rstar2_14b_8gpu", "rstar2_14b_64gpu"])
+@pytest.mark.parametrize("name", ["rstar2_14b_8gpu", "rstar2_14b_64gpu", "rstar2_whole_64gpu"])
 def test_the_stages_are_those_of_the_report(name: str) -> None:
     stages = load_stages(CONFIGS / f"{name}.toml")
-    limits = [(run.rl.steps, run.dialogue.response_tokens, run.dialogue.max_turns) for _, run in stages]
-    assert limits == [(300, 8192, 10), (85, 12_288, 10), (125, 12_288, 15)]
+    limits = [
+        (run.rl.steps * run.rl.prompts, run.dialogue.response_tokens, run.dialogue.max_turns) for _, run in stages
+    ]
+    assert limits == [(512 * 300, 8192, 10), (512 * 85, 12_288, 10), (512 * 125, 12_288, 15)]
     assert [options.problems for options, _ in stages] == ["all", "all", "unsolved"]
+
+
+def test_the_whole_recipe_is_the_cold_start_and_the_three_stages() -> None:
+    (_, first), *later = load_stages(CONFIGS / "rstar2_whole_64gpu.toml")
+    cold_start = load_run(CONFIGS / "rstar2_cold_start.toml")
+    assert first.sft == cold_start.sft
+    assert [options.name for options, _ in later] == ["12k", "hard"]
+    (_, reference), *_ = load_stages(CONFIGS / "rstar2_14b_64gpu.toml")
+    assert (first.rl, first.roc, first.learner) == (reference.rl, reference.roc, reference.learner)
+    assert "Base" in first.model.checkpoint

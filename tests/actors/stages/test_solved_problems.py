@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.stages.solved_problems import UnsolvedCount, read_solved_problems, write_unsolved_rows
+from actors.stages.solved_problems import ProblemResults, UnsolvedCount, read_problem_results, write_unsolved_rows
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from engine.data.datasets import PLAIN_ROWS, RowLayout
@@ -43,6 +43,14 @@ def _end(group_id: int, trajectory_id: int, reward: float | None) -> dict[str, A
     return {"event": "trajectory.ended", "group_id": group_id, **fields}
 
 
+def read_solved_problems(folder: RunFolder, positive_above: float) -> dict[str, set[str]]:
+    return {task: each.solved for task, each in read_problem_results(folder, positive_above).items()}
+
+
+def make_results(*solved: str, visited: tuple[str, ...] = ()) -> ProblemResults:
+    return ProblemResults({*solved, *visited}, set(solved))
+
+
 def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are(folder: RunFolder) -> None:
     write_logs(
         folder,
@@ -60,6 +68,7 @@ def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are(folder: RunFo
     )
     assert read_solved_problems(folder, 0.0) == {"": {"train.jsonl:1", "train.jsonl:5"}}
     assert read_solved_problems(folder, 1.0) == {"": set()}
+    assert read_problem_results(folder, 0.0)[""].visited == {f"train.jsonl:{number}" for number in range(1, 7)}
 
 
 def test_rollouts_from_before_a_resume_do_not_solve_a_group_with_the_same_id(folder: RunFolder) -> None:
@@ -103,8 +112,9 @@ def test_unsolved_rows_keep_all_fields_and_their_order(tmp_path: Path) -> None:
     source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     with source.open("a") as file:
         file.write("{\n")
-    count = write_unsolved_rows(source, PLAIN_ROWS, {"train.jsonl:1", "train.jsonl:3"}, target, max_bad_rows=1)
-    assert (count, count.unsolved) == (UnsolvedCount(4, 2), 2)
+    results = make_results("train.jsonl:1", "train.jsonl:3", visited=("train.jsonl:2",))
+    count = write_unsolved_rows(source, PLAIN_ROWS, results, target, max_bad_rows=1)
+    assert (count, count.unsolved) == (UnsolvedCount(4, 2, unvisited=1), 2)
     assert [json.loads(line) for line in target.read_text().splitlines()] == [rows[1], rows[3]]
 
 
@@ -112,15 +122,17 @@ def test_a_repeated_row_does_not_return_a_solved_problem(tmp_path: Path) -> None
     source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
     rows = [{"question": text, "answer": "1"} for text in ("a", "b", "a", "b")]
     source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert write_unsolved_rows(source, PLAIN_ROWS, {"train.jsonl:1"}, target) == UnsolvedCount(2, 1)
+    assert write_unsolved_rows(source, PLAIN_ROWS, make_results("train.jsonl:1"), target) == UnsolvedCount(2, 1, 1)
     assert [json.loads(line) for line in target.read_text().splitlines()] == rows[1:2]
     used_as_they_are = RowLayout(needs_answer=False)
-    assert write_unsolved_rows(source, used_as_they_are, {"train.jsonl:1"}, target) == UnsolvedCount(4, 1)
+    assert write_unsolved_rows(source, used_as_they_are, make_results("train.jsonl:1"), target) == UnsolvedCount(
+        4, 1, 3
+    )
 
 
 def test_no_file_is_left_if_everything_is_solved(tmp_path: Path) -> None:
     source, target = tmp_path / "train.jsonl", tmp_path / "unsolved.jsonl"
     source.write_text('{"question": "1 + 1?", "answer": "2"}\n')
     with pytest.raises(UnusableInput, match="all 1 problems are solved"):
-        write_unsolved_rows(source, PLAIN_ROWS, {"train.jsonl:1"}, target)
+        write_unsolved_rows(source, PLAIN_ROWS, make_results("train.jsonl:1"), target)
     assert not target.exists()

@@ -65,10 +65,12 @@ def make_machines(gpu: str, gpus: int = 8, nodes: int = 1) -> PlannedMachines:
             make_inputs("14B", stage, file="rstar2_14b_64gpu", machines=make_machines("mi300x", nodes=8))
             for stage in STAGES
         ),
+        make_inputs("14B", file="rstar2_whole_64gpu", machines=make_machines("mi300x", nodes=8)),
     ],
     ids=[
         *("1.7B on 1", "4B on 8", "cold start of 14B on 8", "release"),
         *(f"14B on {gpus}, {stage}" for gpus in (8, 64) for stage in STAGES),
+        "whole recipe",
     ],
 )
 def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> None:

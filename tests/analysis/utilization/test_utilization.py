@@ -52,6 +52,17 @@ class TestEngines:
         assert (use.starting_s, use.active_s, use.busy_s) == pytest.approx((2, 13, 2.9))
         assert use.idle_s == pytest.approx(sum(use.idle_by_cause_s.values())) == pytest.approx(13 - 2.9)
 
+    def test_busy_time_that_a_late_report_adds_counts_before_it(self, logs: Logs) -> None:
+        """A step of 2.5 s ends after the report at 3, and the engine reports it at 4."""
+        logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
+        logs.line("generator-0", 0, "weights.loaded", version=0, load_s=0.0)
+        logs.load("generator-0", 1, running=4)
+        logs.load("generator-0", 3, running=4)
+        logs.load("generator-0", 4, running=4, busy_s=2.5)
+        logs.load("generator-0", 5, running=0, busy_s=3.0)
+        use = engine_of(logs)
+        assert (use.active_s, use.busy_s) == pytest.approx((5, 3.0))
+
     def test_means_are_over_time_and_not_over_lines(self, logs: Logs) -> None:
         a_step(logs)
         use = engine_of(logs)

@@ -259,3 +259,45 @@ def test_answers_that_are_placeholders_are_counted(file: Path, answer: str) -> N
 @pytest.mark.parametrize("answer", ["no solution", "undefined", "0", "-1", "x", "A", "\\emptyset", "no"])
 def test_words_that_answer_a_question_are_no_placeholders(file: Path, answer: str) -> None:
     assert read_report(file, [("a", answer)]).list_warnings() == []
+
+
+USER = {"role": "user", "content": "What is 1+1?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+REPLY = {"role": "assistant", "content": "OK."}
+LAST = {"role": "user", "content": "And then?"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "question", "was_cut"),
+    [
+        (json.dumps([USER]), "What is 1+1?", False),
+        (f"  {json.dumps([USER])}\n", "What is 1+1?", False),
+        (json.dumps([SYSTEM, USER]), "What is 1+1?", True),
+        ([SYSTEM, USER], "What is 1+1?", True),
+        ([{"role": "system", "content": " "}, USER], "What is 1+1?", False),
+        ([USER, REPLY, LAST], "And then?", True),
+        ('[{"role": "user"}] is a list', '[{"role": "user"}] is a list', False),
+        ('[{"a": 1}]', '[{"a": 1}]', False),  # a question about JSON
+    ],
+)
+def test_messages_may_be_json_text_and_texts_that_are_left_out_are_reported(
+    file: Path, prompt: Any, question: str, was_cut: bool
+) -> None:
+    report = QuestionReport()
+    (problem,) = read_problems(write_jsonl(file, {"prompt": prompt, "answer": "2"}), report)
+    assert (problem.question, problem.was_cut) == (question, was_cut)
+    expected = (
+        "1 prompts have a system text or earlier turns, which the question leaves out: only the last text of the user is used, "
+        "the first in some.jsonl:1"
+    )
+    assert report.list_warnings() == [expected] * was_cut
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_a_constant_that_is_no_json_is_null(file: Path, constant: str) -> None:
+    file.write_text(f'{{"question": "1 + 1?", "answer": "2", "difficulty": {constant}}}\n')
+    (problem,) = read_problems(file)
+    assert problem.fields["difficulty"] is None
+    file.write_text(f'{{"question": "1 + 1?", "answer": {constant}}}\n')
+    with pytest.raises(DatasetError, match="missing, or without an answer"):
+        list(read_problems(file))
