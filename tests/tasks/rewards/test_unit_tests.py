@@ -86,12 +86,12 @@ def read_human_eval(folder: Path) -> list[dict[str, str]]:
 
 
 def fails_in_plain_interpreter(row: dict[str, str], program: str, folder: Path) -> bool:
-    """With the original tests in the same process."""
+    """With the original tests in the same process. A program that does not end in time is no clear failure."""
     code = f"{program}\n{row['test']}\ncheck({row['entry_point']})\nprint('passed')"
     try:
-        done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, timeout=5, check=False)
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
-        return True
+        return False
     return b"passed" not in done.stdout
 
 
