@@ -63,6 +63,10 @@ TokenizerOption = Annotated[
     typer.Option("--tokenizer", metavar="FOLDER", help="Folder of a model (default: one token for each byte)."),
 ]
 
+AttackOption = Annotated[
+    bool, typer.Option("--attack", help="Also play answers that solve nothing, and report those with a reward.")
+]
+
 _SHOWN_TOKENS = 16  # ids of a prompt
 _SHOWN_LINES = 15  # at the start and at the end of a text
 _SHOWN_CHARACTERS = 3000  # of a text
@@ -86,6 +90,7 @@ def check(
     override: TaskSetOption = None,
     turns: TurnsOption = None,
     tokenizer: TokenizerOption = None,
+    attack: AttackOption = False,
     json_file: JsonOption = None,
 ) -> None:
     """Play scripted turns with a task and report problems, each with a remedy.
@@ -94,7 +99,7 @@ def check(
     """
     check_json_path(json_file)
     run = _load_config(code, data, config, task, override or [])
-    checked = _check_task(run, _find_task(run, task), turns, tokenizer)
+    checked = _check_task(run, _find_task(run, task), turns, tokenizer, attacks=attack)
     _print_check(checked, make_console())
     write_json(json_file, checked)
     raise typer.Exit(int(checked.has_problems))
@@ -138,7 +143,9 @@ def _find_task(run: RunConfig, name: str) -> TaskConfig:
     raise UnusableInput(f"{problem}; the configuration has {names}")
 
 
-def _check_task(run: RunConfig, task: TaskConfig, turns: Path | None, tokenizer: Path | None) -> TaskCheck:
+def _check_task(
+    run: RunConfig, task: TaskConfig, turns: Path | None, tokenizer: Path | None, *, attacks: bool
+) -> TaskCheck:
     """Raises UnusableInput."""
     from actors.cli.sandbox_commands import suppress_logs
     from tasks.checking.task_check import CheckInputs, check_task_code, write_byte_tokenizer
@@ -153,7 +160,7 @@ def _check_task(run: RunConfig, task: TaskConfig, turns: Path | None, tokenizer:
             if task.get_dialogue().renderer:
                 raise UnusableInput("dialogue.renderer needs the model's tokenizer; add --tokenizer FOLDER")
             write_byte_tokenizer(Path(folder), task.get_dialogue())
-        inputs = CheckInputs(run, task, description, tokenizer or Path(folder), tokenizer is not None, script)
+        inputs = CheckInputs(run, task, description, tokenizer or Path(folder), tokenizer is not None, script, attacks)
         try:
             return asyncio.run(check_task_code(inputs))
         except HostFailure as error:
@@ -189,6 +196,9 @@ def _print_check(checked: TaskCheck, console: Console) -> None:
     if checked.times:
         console.print()
         console.print(_build_times_table(checked))
+    if checked.attacks:
+        console.print()
+        console.print(_build_attack_table(checked))
     console.print()
     console.print(_build_findings(checked))
 
@@ -271,6 +281,16 @@ def _build_times_table(checked: TaskCheck) -> Table:
         table.add_column(title, justify="right")
     for each in checked.times:
         table.add_row(escape(each.name), str(each.calls), f"{each.median_ms:.1f}", f"{each.max_ms:.1f}")
+    return table
+
+
+def _build_attack_table(checked: TaskCheck) -> Table:
+    table = Table("attack", box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("answers", "passed", "highest reward"):
+        table.add_column(title, justify="right")
+    for each in checked.attacks:
+        highest = "no reward" if each.max_reward is None else f"{each.max_reward:g}"
+        table.add_row(each.name, str(each.plays), str(each.passes), highest)
     return table
 
 

@@ -1,4 +1,4 @@
-"""Checks one task: its rows and prompts, three plays of scripted turns, and its host process after them."""
+"""Checks one task: its rows and prompts, three plays of scripted turns, its host process after them, and hollow answers."""
 
 import contextlib
 import statistics
@@ -24,13 +24,16 @@ from policies.rollout.trajectory import Rules
 from policies.tools.task_description import TaskDescription
 from sandbox.contract import Sandbox
 from sandbox.select_backend import make_sandbox
+from tasks.checking.hollow_answers import list_hollow_answers
 from tasks.checking.lazy_sandbox import LazySandbox
 from tasks.checking.play import UNLIMITED, Play, PlayedTask, PlayedTurn, play_script
 from tasks.checking.task_problems import (
+    AttackPlay,
     CheckFinding,
     find_blocking_calls,
     find_call_problems,
     find_constant_reward,
+    find_false_passes,
     find_leaks,
     find_long_prompts,
     find_replay_problems,
@@ -76,6 +79,15 @@ class CheckedPlay(msgspec.Struct, frozen=True):
     failure: str
 
 
+class CheckedAttack(msgspec.Struct, frozen=True):
+    """All hollow answers of one kind."""
+
+    name: str
+    plays: int
+    passes: int  # with a reward over roc.positive_above
+    max_reward: float | None  # None: no play has a reward
+
+
 class CheckedTimes(msgspec.Struct, frozen=True):
     name: str
     calls: int
@@ -96,6 +108,7 @@ class TaskCheck(msgspec.Struct, frozen=True):
     prompts: tuple[CheckedPrompt, ...]
     plays: tuple[CheckedPlay, ...]
     times: tuple[CheckedTimes, ...]
+    attacks: tuple[CheckedAttack, ...]  # empty without --attack
     findings: tuple[CheckFinding, ...]
 
     @property
@@ -110,6 +123,7 @@ class CheckInputs(NamedTuple):
     tokenizer_folder: Path
     is_model_tokenizer: bool
     script: TurnScript | None  # None: generated for each play
+    attacks: bool = False  # play hollow answers too
 
     @property
     def data(self) -> Path:
@@ -139,7 +153,9 @@ async def check_task_code(inputs: CheckInputs) -> TaskCheck:
     limit = inputs.task.get_dialogue().prompt_tokens
     findings += find_long_prompts(counted, limit, has_model_tokenizer=inputs.is_model_tokenizer)
     findings += _find_problems(inputs, played)
-    return _build_check(inputs, len(rows), played.plays, findings)
+    attacked = await _attack_rows(inputs, rules, tokenizer, _choose_rows(rows)) if inputs.attacks and rows else []
+    findings += find_false_passes(attacked, inputs.run.roc.positive_above)
+    return _build_check(inputs, len(rows), played.plays, attacked, findings)
 
 
 def _build_rules(inputs: CheckInputs, tokenizer: FastTokenizer) -> Rules:
@@ -222,6 +238,24 @@ async def _play_rows(
     return _Played(plays, repeated, before, after)
 
 
+async def _attack_rows(
+    inputs: CheckInputs, rules: Rules, tokenizer: FastTokenizer, rows: Sequence[DatasetProblem]
+) -> list[AttackPlay]:
+    """The last turn of each play is a hollow answer."""
+    config = replace(inputs.run.sandbox, backend="process")
+    sandbox = LazySandbox(make_sandbox(config, inputs.run.seed, "check", inputs.run.acceptance))
+    attacked: list[AttackPlay] = []
+    try:
+        async with _playing(inputs, rules, tokenizer, sandbox) as task:
+            for row in rows:
+                for attack, text in list_hollow_answers(rules.dialogue, row):
+                    script = TurnScript((text,) * (NUM_PLAYS if rules.kind == "dialogue" else 1))
+                    attacked.append(AttackPlay(attack, text, await play_script(task, row, script, len(attacked))))
+    finally:
+        await sandbox.close()
+    return attacked
+
+
 @contextlib.asynccontextmanager
 async def _playing(
     inputs: CheckInputs, rules: Rules, tokenizer: FastTokenizer, sandbox: Sandbox
@@ -261,7 +295,11 @@ def _find_problems(inputs: CheckInputs, played: _Played) -> list[CheckFinding]:
 
 
 def _build_check(
-    inputs: CheckInputs, num_rows: int, plays: Sequence[Play], findings: Sequence[CheckFinding]
+    inputs: CheckInputs,
+    num_rows: int,
+    plays: Sequence[Play],
+    attacked: Sequence[AttackPlay],
+    findings: Sequence[CheckFinding],
 ) -> TaskCheck:
     task, description = inputs.task, inputs.description
     dialogue = task.get_dialogue()
@@ -285,6 +323,7 @@ def _build_check(
         prompts=tuple(_list_prompts(plays)),
         plays=tuple(map(_describe_play, plays)),
         times=tuple(_measure_times(plays, description)),
+        attacks=tuple(_sum_attacks(attacked, inputs.run.roc.positive_above)),
         findings=tuple(sorted(findings, key=lambda finding: finding.status != "problem")),
     )
 
@@ -300,6 +339,13 @@ def _describe_play(play: Play) -> CheckedPlay:
     return CheckedPlay(
         play.row, play.turns, play.ending, play.response_tokens, play.reward, play.components, play.failure
     )
+
+
+def _sum_attacks(attacked: Sequence[AttackPlay], limit: float) -> Iterator[CheckedAttack]:
+    for name in dict.fromkeys(each.attack for each in attacked):
+        rewards = [each.play.reward for each in attacked if each.attack == name]
+        scored = [reward for reward in rewards if reward is not None]
+        yield CheckedAttack(name, len(rewards), sum(reward > limit for reward in scored), max(scored, default=None))
 
 
 def _measure_times(plays: Sequence[Play], description: TaskDescription) -> Iterator[CheckedTimes]:

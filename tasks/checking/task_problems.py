@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from policies.dialogue.tool_results import FAILURE
 from policies.tools.python_tools import PYTHON_TOOLS
 from policies.tools.task_description import TaskDescription
+from tasks.checking.hollow_answers import PROGRAM_ATTACKS
 from tasks.checking.play import Play
 from tasks.hosting.wire import Inspected
 
@@ -114,6 +115,40 @@ def find_constant_reward(plays: Sequence[Play], *, has_instances: bool) -> list[
         return [CheckFinding("problem", "reward", detail, remedy)]
     remedy = "Give turns of which some should be rewarded with --turns FILE; `{column}` stands for the row's value."
     return [CheckFinding("hint", "reward", detail, remedy)]
+
+
+_REMEDIES = {
+    False: "Compare the whole answer, and not a part of it (docs/rewards.md).",
+    True: "Run tests outside of the process of the program, as tasks.rewards.unit_tests does (docs/rewards.md).",
+}
+
+
+class AttackPlay(NamedTuple):
+    attack: str
+    text: str  # of the last turn
+    play: Play
+
+
+def find_false_passes(attacked: Sequence[AttackPlay], limit: float) -> list[CheckFinding]:
+    """One for each kind of attack of which an answer has a reward over `limit`."""
+    passed: dict[str, list[AttackPlay]] = {}
+    for each in attacked:
+        if each.play.reward is not None and each.play.reward > limit:
+            passed.setdefault(each.attack, []).append(each)
+    return [
+        CheckFinding(
+            "problem",
+            f"attack: {name}",
+            f"{_describe_pass(first)} ({len(others) + 1} such answers)",
+            f"{_REMEDIES[name in PROGRAM_ATTACKS]} If its form alone deserves this reward, set roc.positive_above to it.",
+        )
+        for name, (first, *others) in passed.items()
+    ]
+
+
+def _describe_pass(attacked: AttackPlay) -> str:
+    play = attacked.play
+    return f"{play.row}: reward {play.reward:g} for {shorten(attacked.text)!r}"
 
 
 # ---------------------------------------------------------------- instances

@@ -113,6 +113,42 @@ def test_equal_results_in_two_processes_are_a_hint_to_declare_the_class_replayab
     assert find("Plain") == [("hint", "replayable", detail)]
 
 
+# ---------------------------------------------------------------- attacks
+
+
+def test_a_reward_for_texts_that_contain_the_truth_passes_answers_that_solve_nothing() -> None:
+    arguments = (
+        "counting.py:TOOLS",
+        "--data",
+        "rows.jsonl",
+        "--set",
+        "reward.functions.score=counting.py:score_answer",
+    )
+    exit_code, output, checked = check(*arguments, "--attack")
+    passed = {each["name"]: each["passes"] for each in checked["attacks"]}
+    assert passed["all candidates"] == passed["retraction"] == 24
+    assert passed["empty"] == passed["exit"] == 0
+    problems = [each["subject"] for each in checked["findings"] if each["status"] == "problem"]
+    assert (exit_code, problems) == (
+        1,
+        ["attack: echo of the question", "attack: all candidates", "attack: retraction"],
+    )
+    assert "attack: retraction" in output and "Compare the whole answer, and not a part of it" in output
+
+
+def test_the_grader_passes_no_answer_that_solves_nothing() -> None:
+    exit_code, output, checked = check("counting.py:TOOLS", "--data", "rows.jsonl", "--attack")
+    assert {each["name"]: each["max_reward"] for each in checked["attacks"]} == dict.fromkeys(
+        ("empty", "exit", "spoofed equality", "tampering", "echo of the question", "all candidates", "retraction"), 0.0
+    )
+    assert (exit_code, "ok    no problems" in output) == (0, True)
+
+
+def test_an_environment_with_a_reward_for_nothing_is_a_problem() -> None:
+    problems = {subject for status, subject, _ in find("Counter", "--attack") if status == "problem"}
+    assert "attack: empty" in problems
+
+
 # ---------------------------------------------------------------- problems
 
 

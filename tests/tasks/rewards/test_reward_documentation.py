@@ -18,7 +18,7 @@ ROLLOUT = FinishedRollout(ROW, "answered", MESSAGES, "I know. 5", [1, 2, 3])
 
 
 def test_the_examples_are_loaded_and_score(tmp_path: Path) -> None:
-    code, toml = re.findall(r"```(?:python|toml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    code, toml, _ = re.findall(r"```(?:python|toml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "rewards.py").write_text(code)
     (tmp_path / "run.toml").write_text(f'name = "some"\n{toml}')
     assert "reward" in tomllib.loads(toml)
@@ -29,3 +29,14 @@ def test_the_examples_are_loaded_and_score(tmp_path: Path) -> None:
     for function in load_reward_functions(functions):
         components |= function.parse_result(function.function(**function.build_arguments(ROLLOUT, {})), {})
     assert components == {"format": 1.0, "length": pytest.approx(-0.0003), "verl": 1.0, "verl.characters": 9.0}
+
+
+def test_the_example_of_unit_tests_is_loaded(tmp_path: Path) -> None:
+    *_, toml = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "functions.jsonl").write_text(
+        '{"question": "Add.", "entry_point": "add", "tests": "assert add(1, 2) == 3"}\n'
+    )
+    (tmp_path / "run.toml").write_text(f'name = "some"\n{toml}')
+    (task,) = load_run(tmp_path / "run.toml").resolved_tasks
+    (function,) = load_reward_functions(task.get_reward().functions)
+    assert function.name == "tests"

@@ -1,0 +1,107 @@
+"""A reward for functions that unit tests judge: `reward.functions = { tests = "tasks.rewards.unit_tests:score" }`.
+
+A row has `tests` and `entry_point`, and may have `setup`, code that the tests and the program share, such as imports. This is
+the layout of HumanEval (Chen et al., 2021, "Evaluating Large Language Models Trained on Code") with its prompt as the setup.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tasks.contract import SandboxHandle
+from tasks.rewards import unit_test_programs
+from tasks.rewards.unit_test_programs import UnusableTests
+
+MAX_ROUNDS = 20
+_SOURCE = Path(unit_test_programs.__file__).read_text(encoding="utf-8")
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_REASONING_ENDS = ("</reason>", "</think>")
+
+
+async def score(
+    completions: list[list[dict[str, str]]],
+    tests: list[str | list[str]],
+    entry_point: list[str],
+    sandbox: SandboxHandle,
+    setup: tuple[str, ...] | list[str] = ("",),
+    log_metric: Callable[[str, float], None] | None = None,
+) -> list[float]:
+    """1 if the function `entry_point` of the last message's program passes all tests, else 0.
+
+    Raises UnusableTests if the row's tests cannot be run, and Fault.
+    """
+    program = extract_program(completions[0][-1]["content"])
+    rounds = TestRounds(sandbox, entry_point[0], setup[0], tests[0])
+    has_passed = await rounds.judge(program)
+    if log_metric is not None:
+        log_metric("rounds", rounds.num_rounds)
+    return [float(has_passed)]
+
+
+def extract_program(text: str) -> str:
+    """The last fenced block after the reasoning; without one, the text inside `<answer>`, or the whole text."""
+    for end in _REASONING_ENDS:
+        text = text.rpartition(end)[2]
+    if "<answer>" in text:
+        text = text.partition("<answer>")[2].partition("</answer>")[0]
+    blocks = _FENCE.findall(text)
+    return blocks[-1] if blocks else text
+
+
+class TestRounds:
+    """Runs the tests and the program in turns.
+
+    In the first round the tests meet no answers and list their calls. The program answers them in a process of its own, without
+    the tests. With the answers the tests run again. A call that depends on an answer needs one more round.
+    """
+
+    __test__ = False  # for pytest
+
+    def __init__(self, sandbox: SandboxHandle, name: str, setup: str, tests: str | list[str]) -> None:
+        self._sandbox = sandbox
+        self._shared = {"setup": setup, "name": name}
+        self._tests = tests if isinstance(tests, str) else "\n".join(tests)
+        self.num_rounds = 0
+
+    async def judge(self, program: str) -> bool:
+        """Raises UnusableTests and Fault."""
+        calls: list[Any] = []
+        answers: list[Any] = []
+        for self.num_rounds in range(1, MAX_ROUNDS + 1):
+            result = await self._run_tests(calls, answers)
+            if result is None:
+                return False
+            if result["is_complete"]:
+                return not result["error"]
+            calls = result["calls"]
+            answers = await self._answer(program, calls)
+            if not answers:
+                return False
+        return False
+
+    async def _run_tests(self, calls: list[Any], answers: list[Any]) -> dict[str, Any] | None:
+        """None if the tests did not end with these answers."""
+        request = {**self._shared, "tests": self._tests, "calls": calls, "answers": answers}
+        result = await self._run("print_test_result", request)
+        if "unusable" in (result or {}):
+            raise UnusableTests(result["unusable"])
+        if result is None and not answers:
+            raise UnusableTests("the tests do not end without the program; see sandbox.time_limit_s and output_kib")
+        return result
+
+    async def _answer(self, program: str, calls: list[Any]) -> list[Any]:
+        """Empty if the program failed."""
+        answers = await self._run("print_answers", {**self._shared, "program": program, "calls": calls})
+        is_list = isinstance(answers, list) and all(isinstance(each, list) and each for each in answers)
+        return answers if is_list and len(answers) == len(calls) else []
+
+    async def _run(self, function: str, request: dict[str, Any]) -> Any:
+        """The JSON of the last printed line; None without one."""
+        code = f"{_SOURCE}\n{function}()\n"
+        result = await self._sandbox.run(code, stdin=json.dumps(request))
+        try:
+            return json.loads(result.stdout.splitlines()[-1]) if result.ok else None
+        except (ValueError, IndexError, RecursionError):
+            return None

@@ -1,0 +1,39 @@
+"""The handle of a real sandbox for tests of rewards."""
+
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from bus.messages import CodeOk, CodeRequested
+from configs.machines import SandboxConfig
+from sandbox.contract import Sandbox
+from sandbox.select_backend import make_sandbox
+from tasks.contract import SandboxResult
+
+
+class SandboxPrograms:
+    """Each program is of another trajectory, so that programs overlap."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox, self._numbers = sandbox, itertools.count()
+
+    async def run(self, code: str, stdin: str = "", files: dict[str, str] | None = None) -> SandboxResult:
+        call = CodeRequested(next(self._numbers), 0, "python_code_with_standard_io", code, stdin)
+        outcome: Any = (await self._sandbox.run(call)).outcome
+        if isinstance(outcome, CodeOk):
+            return SandboxResult(outcome.output.stdout, outcome.output.stderr, "")
+        return SandboxResult("", "", type(outcome).__name__)
+
+    def run_blocking(self, code: str, stdin: str = "", files: dict[str, str] | None = None) -> SandboxResult:
+        raise NotImplementedError
+
+
+@asynccontextmanager
+async def open_sandbox() -> AsyncGenerator[SandboxPrograms]:
+    sandbox = make_sandbox(SandboxConfig(backend="process", time_limit_s=20.0))
+    await sandbox.start()
+    try:
+        yield SandboxPrograms(sandbox)
+    finally:
+        await sandbox.close()
