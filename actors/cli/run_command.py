@@ -18,6 +18,7 @@ from actors.launch.claim_run_folder import (
     increment_counter,
     keep_task_descriptions,
 )
+from actors.launch.data_digests import keep_data_digests
 from actors.launch.display import Display, make_display
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
 from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
@@ -84,6 +85,7 @@ def _run_configured(run: RunConfig, *, resume: bool, overwrite: bool, console: C
     descriptions: dict[str, TaskDescription] = {}
     inputs = [] if resume else check_inputs(run, descriptions)
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
+        keep_data_digests(folder, run)
         if resume:  # a finished run does not need its inputs
             inputs = check_inputs(run, descriptions)
         keep_task_descriptions(folder, descriptions)

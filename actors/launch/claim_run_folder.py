@@ -151,6 +151,7 @@ def _has_begun(folder: RunFolder) -> bool:
     left_by_failed_start = {
         *(folder.config, folder.lock, folder.launch_counter, folder.problem_counts, folder.task_descriptions),
         folder.provenance,
+        folder.data_digests,
         *(folder.logs, folder.events, folder.data, folder.checkpoints, folder.batches, folder.path / "isolation"),
         *(folder.sinks, *(folder.path / name for name in _STORES_OF_SINKS)),
     }
