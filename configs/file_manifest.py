@@ -1,6 +1,6 @@
 """Manifests: the digests of a folder's finished files, written last and checked before a file is used.
 
-FOLDER/manifest.json
+FOLDER/asterism-manifest.json
     {"version": 1, "algorithm": "xxh3_128", "files": {"trainer/state.json": "DIGEST", ...}}
 
 A digest finds damage, not forgery: whoever can write the files can write the manifest. A folder without a manifest,
@@ -20,7 +20,7 @@ import xxhash
 from configs.atomic_write import sync_paths, write_atomically
 from configs.errors import UnusableInput
 
-MANIFEST_NAME = "manifest.json"
+MANIFEST_NAME = "asterism-manifest.json"  # no name that other programs use in a folder of data
 _VERSION, _ALGORITHM = 1, "xxh3_128"
 _BLOCK_BYTES = 4 << 20
 _MAX_THREADS = 8

@@ -7,7 +7,7 @@ step_000010/
     trainer/
         state.json              stage, step (which is the data position too), ranks, seed
         tensors/                torch.distributed.checkpoint: weights, optimizer, random states of each rank
-    manifest.json               the digest of each file (configs.file_manifest), written last
+    asterism-manifest.json      the digest of each file (configs.file_manifest), written last
 step_000010.damaged/            set aside by a resume: a file differs from the manifest
 """
 

@@ -83,7 +83,7 @@ def test_cursor_and_metrics_follow_the_older_checkpoint(folder: RunFolder) -> No
 
 def test_several_damaged_checkpoints_fall_back_to_step_0(folder: RunFolder) -> None:
     damage(folder, 5)
-    damage(folder, 3, "manifest.json")
+    damage(folder, 3, "asterism-manifest.json")
     step, lines = choose(folder)
     assert (step, len(lines)) == (0, 2)
 
@@ -129,5 +129,5 @@ def test_a_damaged_checkpoint_within_the_cold_start_begins_it_again(tmp_path: Pa
 
 
 def test_a_checkpoint_of_an_older_version_has_no_manifest_and_is_used(folder: RunFolder) -> None:
-    (folder.get_checkpoint_path(5) / "manifest.json").unlink()
+    (folder.get_checkpoint_path(5) / "asterism-manifest.json").unlink()
     assert choose(folder) == (5, [])
