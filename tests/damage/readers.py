@@ -20,6 +20,7 @@ from analysis.summary import read_weakest_isolation
 from analysis.summary_table import read_summary
 from analysis.utilization.report import compute_utilization, to_json
 from bus.event_log.reader import list_removed_events, read_events
+from configs.errors import UnusableInput
 from configs.file_manifest import check_folder
 from configs.load import load_run
 from configs.run_folder import RunFolder
@@ -94,10 +95,10 @@ def _serve(folder: RunFolder, file: Path) -> object:
 
 
 def _resume_training(folder: RunFolder, file: Path) -> object:
-    """Damage is noticed by its text; then the learner would not use the files."""
+    """With damage, a resume sets the checkpoint aside."""
     checkpoint = _read_checkpoint(folder, file)
     if (damage := find_training_damage(checkpoint)) is not None:
-        return damage
+        raise UnusableInput(damage)
     shapes = load_model_config(checkpoint).compute_weight_shapes()
     return read_trainer_state(checkpoint), _hash_weights(read_whole_weights(get_tensors_folder(checkpoint), shapes))
 
