@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from configs.errors import UnusableInput
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 
 Rows = Sequence[Mapping[str, Any]]

@@ -12,7 +12,7 @@ from analysis.metric_lines import compute_mean, compute_token_rate, list_values,
 from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
 from bus.event_log.reader import decode_event, list_removed_events, read_events
 from bus.messages import StartGroup
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.learner.best_checkpoint import read_best_checkpoint

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bus.event_log.records import compute_checksum
-from configs.file_manifest import MANIFEST_NAME
+from configs.integrity.file_manifest import MANIFEST_NAME
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from actors.cli.join_command import EXIT_INTERRUPTED, join_run
+from actors.launch.checks.data_digests import keep_data_digests
 from actors.launch.checks.input_checks import check_inputs
 from actors.launch.claim_run_folder import (
     RunAlreadyFinished,
@@ -18,10 +19,10 @@ from actors.launch.claim_run_folder import (
     increment_counter,
     keep_task_descriptions,
 )
-from actors.launch.data_digests import keep_data_digests
 from actors.launch.display import Display, make_display
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
 from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
+from actors.launch.run_manifest import write_first_manifest
 from actors.replay.verification import RunVerifier
 from actors.stages.stage_sequence import Stages, StageSelection, StageSequence, count_stages_to_run
 from analysis.run_figures import list_curve_lines, list_stage_curve_lines
@@ -89,6 +90,7 @@ def _run_configured(run: RunConfig, *, resume: bool, overwrite: bool, console: C
         if resume:  # a finished run does not need its inputs
             inputs = check_inputs(run, descriptions)
         keep_task_descriptions(folder, descriptions)
+        write_first_manifest(folder)
         refusal = LogWriteFailure()
         configure_logging(folder, LAUNCHER, run.log.level, refusal.record)
         display = make_display(console)

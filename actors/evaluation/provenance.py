@@ -14,7 +14,7 @@ from actors.evaluation.evaluation_run import DEFAULT_SET, hash_files
 from configs.algorithm import EvaluationSetConfig
 from configs.atomic_write import write_atomically
 from configs.errors import UnusableInput
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.data_files import list_data_files

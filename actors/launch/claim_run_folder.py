@@ -15,7 +15,7 @@ from bus.event_log.reader import read_events
 from bus.process.scratch_lock import holding_scratch, remove_stale_scratch
 from bus.transport.curve_auth import load_key
 from configs.errors import UnusableInput
-from configs.file_manifest import MANIFEST_NAME
+from configs.integrity.file_manifest import MANIFEST_NAME
 from configs.load import list_resume_conflicts, load_run, write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig

@@ -11,7 +11,7 @@ import structlog
 
 from configs.atomic_write import DiskError
 from configs.errors import UnusableInput
-from configs.file_manifest import MANIFEST_NAME, find_damage, write_manifest
+from configs.integrity.file_manifest import MANIFEST_NAME, find_damage, write_manifest
 from configs.run_folder import RunFolder
 
 _SINGLE_FILES = ("config.toml", "boots", "nodes", "checkpoints/best.json")
@@ -30,7 +30,13 @@ def check_run_files(folder: RunFolder) -> None:
 
 def remove_run_manifest(folder: RunFolder) -> None:
     """Before a launch changes the files."""
-    (folder.path / MANIFEST_NAME).unlink(missing_ok=True)
+    _get_manifest(folder).unlink(missing_ok=True)
+
+
+def write_first_manifest(folder: RunFolder) -> None:
+    """Of the files that a launch does not change after its start: a killed one leaves this manifest. Raises OSError."""
+    fixed = folder.config, folder.task_descriptions, folder.data_digests
+    write_manifest(folder.path, [path for path in fixed if path.exists()])
 
 
 def write_run_manifest(folder: RunFolder, *, has_other_nodes: bool) -> None:

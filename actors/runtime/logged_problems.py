@@ -15,7 +15,7 @@ import msgspec
 from bus.event_log.reader import decode_event, read_events
 from bus.messages import StartGroup
 from configs.atomic_write import write_atomically
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from policies.groups.evaluation_questions import EvaluationQuestions

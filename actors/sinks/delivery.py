@@ -17,7 +17,7 @@ from actors.sinks.contract import BackendRun, MetricSink
 from actors.sinks.delivery_ledger import DeliveryLedger, NumberedLine
 from actors.sinks.metric_records import build_record
 from configs.atomic_write import write_atomically
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from configs.machines import SinkName
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig

@@ -14,7 +14,7 @@ import msgspec
 from bus.addresses import HEAD, ROLLOUT
 from configs.atomic_write import replacing_file
 from configs.errors import UnusableInput
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from engine.data.datasets import RowLayout, make_training_report, read_problems
 

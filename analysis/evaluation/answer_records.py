@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bus.messages import Ending
 from configs.errors import UnusableInput
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 
 Line = TypeVar("Line")
 AnswerEnding = Literal[Ending, "failed"]  # failed: an infrastructure failure; the answer has no result

@@ -34,7 +34,7 @@ from bus.messages import (
     WeightsPublished,
     name_evaluation,
 )
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 
 _KINDS = (

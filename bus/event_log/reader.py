@@ -13,7 +13,7 @@ from bus.event_log.compression import decompress_frame
 from bus.event_log.records import READABLE_VERSIONS, SCHEMA_VERSION, Decision, Event, RemovedEvents, compute_checksum
 from bus.messages import Envelope
 from configs.errors import UnusableInput
-from configs.file_manifest import DamagedFile, check_file
+from configs.integrity.file_manifest import DamagedFile, check_file
 
 _COLUMNS = "e.seq, time, actor, sender, epoch, number, kind, trajectory, frame"
 _NO_CHECKSUM = -1  # the last event without a checksum in a log that was created with checksums
@@ -57,18 +57,22 @@ def read_events(
     with _open_log(path) as connection:
         if _is_empty(path, connection):
             return
-        last_unchecked = _find_last_unchecked(connection)
         if with_group:
-            _check_groups(path, connection, last_unchecked)
-        checksum = "NULL" if last_unchecked is None else "e.checksum"
-        columns = f"{_COLUMNS}, {checksum}, effects, state"
-        query = f"SELECT {columns} FROM events e LEFT JOIN decisions d ON e.seq = d.seq WHERE {where} ORDER BY e.seq"
-        for *row, found, effects, state in connection.execute(
-            query, [each for _, values in conditions for each in values]
-        ):
-            _check_row(path, row, found, last_unchecked)
-            decision = None if effects is None else Decision(row[0], effects, state)
-            yield Event._make((*row[:8], _decompress(path, row[0], row[8]))), decision
+            _check_groups(path, connection)
+        yield from _select_events(path, connection, where, [each for _, values in conditions for each in values])
+
+
+def _select_events(
+    path: Path, connection: sqlite3.Connection, where: str, values: Sequence[Any]
+) -> Generator[tuple[Event, Decision | None]]:
+    last_unchecked = _find_last_unchecked(connection)
+    checksum = "NULL" if last_unchecked is None else "e.checksum"
+    columns = f"{_COLUMNS}, {checksum}, effects, state"
+    query = f"SELECT {columns} FROM events e LEFT JOIN decisions d ON e.seq = d.seq WHERE {where} ORDER BY e.seq"
+    for *row, found, effects, state in connection.execute(query, values):
+        _check_row(path, row, found, last_unchecked)
+        decision = None if effects is None else Decision(row[0], effects, state)
+        yield Event._make((*row[:8], _decompress(path, row[0], row[8]))), decision
 
 
 def _find_last_unchecked(connection: sqlite3.Connection) -> int | None:
@@ -88,7 +92,8 @@ def _check_row(log: Path, row: Sequence[Any], checksum: int | None, last_uncheck
         raise UnusableLog(f"{log}: event {row[0]} is damaged: it differs from its checksum")
 
 
-def _check_groups(log: Path, connection: sqlite3.Connection, last_unchecked: int | None) -> None:
+def _check_groups(log: Path, connection: sqlite3.Connection) -> None:
+    last_unchecked = _find_last_unchecked(connection)
     if last_unchecked is not None:
         for *row, checksum in connection.execute("SELECT seq, first, last, checksum FROM groups"):
             _check_row(log, row, checksum, last_unchecked)

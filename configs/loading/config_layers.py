@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from configs.error_messages import ConfigLayer, format_value
 from configs.errors import UnusableInput
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from configs.schema import RunConfig
 from configs.schema_tree import (
     PRESET_KEY,

@@ -7,7 +7,7 @@ import msgspec
 from configs.atomic_write import write_atomically
 from configs.dialogue_options import DialogueConfig
 from configs.errors import UnusableInput
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from configs.algorithm import SftConfig, SftFileConfig
 from configs.atomic_write import raising_disk_errors, sync_tree
 from configs.errors import UnusableInput
-from configs.file_manifest import DamagedFile, check_folder, list_files, write_manifest
+from configs.integrity.file_manifest import DamagedFile, check_folder, list_files, write_manifest
 from engine.data.data_files import BadRows, DatasetError, list_data_files
 from engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues
 from engine.data.sft_dialogues import TokenizedDialogue, describe_bad_rows, iter_sft_dialogues

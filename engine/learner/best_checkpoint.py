@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from configs.atomic_write import write_atomically
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from configs.schema import RunConfig
 
 

@@ -7,7 +7,7 @@ step_000010/
     trainer/
         state.json              stage, step (which is the data position too), ranks, seed
         tensors/                torch.distributed.checkpoint: weights, optimizer, random states of each rank
-    asterism-manifest.json      the digest of each file (configs.file_manifest), written last
+    asterism-manifest.json      the digest of each file (configs.integrity.file_manifest), written last
 step_000010.damaged/            set aside by a resume: a file differs from the manifest
 """
 
@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from configs.atomic_write import DISK_ERRNOS, DiskError, raising_disk_errors, sync_paths, sync_tree
-from configs.file_manifest import DamagedFile, check_file, find_damage, read_manifest
+from configs.integrity.file_manifest import DamagedFile, check_file, find_damage, read_manifest
 
 CHECKPOINT_NAME = re.compile(r"step_(\d{6,})")
 FIRST_CHECKPOINT = "step_000000"  # the weights before RL, which LoRA freezes

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from bus.messages import ProtocolError, WeightsPublished
 from configs.errors import UnusableInput
-from configs.file_manifest import DamagedFile
+from configs.integrity.file_manifest import DamagedFile
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.chat.chat_files import build_checkpoint_chat

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from configs.atomic_write import replacing_folder
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_export import make_readable, plan_shards, write_index, write_model_description, write_shard
 from engine.model.model_config import DecoderConfig, check_complete, check_names, check_shape, load_model_config

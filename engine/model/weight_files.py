@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from configs.errors import UnusableInput
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 
 
 class CheckpointError(UnusableInput):

@@ -22,7 +22,7 @@ from bus.process.exit_reason import ExitReason, write_exit_reason
 from configs.atomic_write import raising_disk_errors, replacing_folder
 from configs.dialogue_options import DialogueConfig
 from configs.errors import EXIT_UNUSABLE, UnusableInput
-from configs.file_manifest import list_files, write_manifest
+from configs.integrity.file_manifest import list_files, write_manifest
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig

@@ -1,6 +1,6 @@
 """The readers of each kind of file in a run folder, as the commands call them, with results that can be compared.
 
-Every file of a run folder has a kind here. A kind without readers says why no command takes results from it.
+Every file of a run folder has a kind here. A kind without readers has the reason.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from analysis.summary_table import read_summary
 from analysis.utilization.report import compute_utilization, to_json
 from bus.event_log.reader import list_removed_events, read_events
 from configs.errors import UnusableInput
-from configs.file_manifest import check_folder
+from configs.integrity.file_manifest import check_folder
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.chat.chat_files import read_serving_facts

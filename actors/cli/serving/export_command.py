@@ -12,7 +12,7 @@ from actors.cli.serving.model_card import write_model_card
 from actors.engines.checkpoint_argument import RunStep, find_run_step
 from configs.atomic_write import locking_folder, replacing_folder
 from configs.errors import UnusableInput
-from configs.file_manifest import list_files, write_manifest
+from configs.integrity.file_manifest import list_files, write_manifest
 from configs.load import load_run
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig

@@ -16,7 +16,7 @@ from actors.cli.serving.export_command import ExportOptions, export_step
 from actors.engines.checkpoint_argument import RunStep, find_checkpoint_folder, find_run_folder, find_run_step
 from configs.atomic_write import locking_folder
 from configs.errors import UnusableInput
-from configs.file_manifest import check_folder
+from configs.integrity.file_manifest import check_folder
 from configs.load import load_run
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder, is_resumable
 from engine.learner.saving.adapter_export import SavedAdapters, describe_adapters, read_merged_weights
 from engine.learner.saving.training_state import read_whole_weights

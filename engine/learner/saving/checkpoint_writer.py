@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from configs.atomic_write import sync_paths
-from configs.file_manifest import digest_files, list_files, write_manifest
+from configs.integrity.file_manifest import digest_files, list_files, write_manifest
 from engine.chat.chat_files import ServedChat, write_chat_files
 from engine.learner.checkpoints import (
     FIRST_CHECKPOINT,

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-from configs.file_manifest import DamagedFile, check_folder, read_manifest
+from configs.integrity.file_manifest import DamagedFile, check_folder, read_manifest
 from engine.learner.distributed import RankGroup
 from engine.model.weight_files import CheckpointError
 

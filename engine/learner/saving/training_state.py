@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.optim import Optimizer
 
-from configs.file_manifest import check_file
+from configs.integrity.file_manifest import check_file
 from engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
 from engine.learner.distributed import RankGroup
 from engine.learner.saving.tensor_reader import TensorReader, check_tensor_files

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.launch.data_digests import keep_data_digests
+from actors.launch.checks.data_digests import keep_data_digests
 from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.run_folder import RunFolder

@@ -16,7 +16,7 @@ import pytest
 
 from analysis.event_logs.comparable_events import read_event_streams
 from analysis.event_logs.diff import list_divergences
-from configs.file_manifest import MANIFEST_NAME
+from configs.integrity.file_manifest import MANIFEST_NAME
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     Start,

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import AnswerGraded, CodeFinished, TrajectoryFinished
-from configs.file_manifest import MANIFEST_NAME
+from configs.integrity.file_manifest import MANIFEST_NAME
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     Start,

@@ -10,7 +10,7 @@ from actors.runtime.resume_point import NotResumable, choose_resume_step, find_c
 from bus.codec import encode
 from bus.event_log.writer import EventLog
 from bus.messages import BufferCursor, Envelope, StepCollected, StepCounts
-from configs.file_manifest import list_files, write_manifest
+from configs.integrity.file_manifest import list_files, write_manifest
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.learner.batches.batch_journal import BatchJournal

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from configs.atomic_write import DiskError
-from configs.file_manifest import MANIFEST_NAME, DamagedFile, list_files, read_manifest
+from configs.integrity.file_manifest import MANIFEST_NAME, DamagedFile, list_files, read_manifest
 from engine.learner.checkpoints import get_partial_path, get_tensors_folder, list_saved_steps
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.saving import checkpoint_writer

@@ -18,7 +18,7 @@ from bus.addresses import HEAD
 from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import TrajectoryFinished, bytes_to_ids
-from configs.file_manifest import MANIFEST_NAME
+from configs.integrity.file_manifest import MANIFEST_NAME
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.model.tokenizer import load_tokenizer

@@ -6,7 +6,7 @@ import msgspec
 
 from configs.atomic_write import write_atomically
 from configs.errors import UnusableInput
-from configs.file_manifest import digest_file
+from configs.integrity.file_manifest import digest_file
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.data_files import list_data_files

@@ -3,7 +3,7 @@
 FOLDER/asterism-manifest.json
     {"version": 1, "algorithm": "xxh3_128", "files": {"trainer/state.json": "DIGEST", ...}}
 
-A digest finds damage, not forgery: whoever can write the files can write the manifest. A folder without a manifest,
+A digest finds damage, not forgery: an attacker can write the manifest, too. A folder without a manifest,
 such as one of an older version, is used without a check.
 """
 
@@ -75,7 +75,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """None without one. Raises DamagedFile for one that cannot be read."""
+    """None without one. Raises DamagedFile for an unreadable manifest."""
     path = folder / MANIFEST_NAME
     try:
         content = path.read_bytes()
@@ -114,6 +114,12 @@ def check_folder(folder: Path, names: Collection[str] | None = None) -> None:
     """Raises DamagedFile if a file differs from the folder's manifest."""
     if (damage := find_damage(folder, names)) is not None:
         raise DamagedFile(f"{damage}; {_suggest_restoring(folder)}")
+
+
+def check_top_files(folder: Path) -> None:
+    """As check_folder, without the files in folders: of a checkpoint, the exported model."""
+    manifest = read_manifest(folder)
+    check_folder(folder, [name for name in (manifest.files if manifest else ()) if "/" not in name])
 
 
 def check_file(path: Path) -> None:
