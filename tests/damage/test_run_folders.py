@@ -68,9 +68,10 @@ def test_four_flips_in_each_file_of_a_finished_run_are_noticed_or_without_effect
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("ending", ["finished", "interrupted"])
 def test_no_flip_in_any_file_changes_a_result_silently(
-    ending: str, finished_run: tuple[RunFolder, str], interrupted_run: RunFolder, tmp_path: Path
+    ending: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    folder = copy_run(finished_run[0] if ending == "finished" else interrupted_run, tmp_path / "demo")
+    made = request.getfixturevalue(f"{ending}_run")
+    folder = copy_run(made[0] if ending == "finished" else made, tmp_path / "demo")
     assert list(list_damaged_results(folder, NUM_POSITIONS, seed=2)) == []
 
 
