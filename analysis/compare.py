@@ -19,6 +19,7 @@ from analysis.metrics import RunMetrics, get_column, read_metrics
 from analysis.plotting import PALETTE, draw_legend, draw_line, leave_headroom, make_figure, save_figure, style_axes
 from analysis.summary import AVERAGED_STEPS
 from analysis.summary_table import read_summary
+from configs.atomic_write import write_atomically
 from configs.errors import EXIT_UNUSABLE
 from configs.run_folder import RunFolder
 
@@ -51,7 +52,7 @@ def compare_runs(run_folders: Sequence[Path], output_folder: Path) -> tuple[Path
     summaries = {run.run: read_summary(folder) for run, folder in zip(runs, run_folders, strict=True)}
     output_folder.mkdir(parents=True, exist_ok=True)
     output = RunFolder(output_folder)
-    output.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summaries), indent=2) + b"\n")
+    write_atomically(output.summary, msgspec.json.format(msgspec.json.encode(summaries), indent=2) + b"\n")
     return _draw(runs, output.curves), output.summary
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 
 Rows = Sequence[Mapping[str, Any]]
@@ -96,8 +97,9 @@ def decode_metric_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Raises AnalysisError."""
+    """Raises AnalysisError, and DamagedFile if the run's manifest has another digest."""
     try:
+        check_file(path)
         return path.read_bytes()
     except FileNotFoundError:
         raise AnalysisError(f"{path}: no such file; {path.parent} may not be a run folder") from None

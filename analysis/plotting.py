@@ -1,5 +1,6 @@
 """Shared style of all figures: plain panels, faint measurements under their moving mean."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
@@ -8,6 +9,8 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from configs.atomic_write import write_atomically
 
 BLUE, ORANGE, GREEN, PURPLE, RED, GREY = "#2b6cb0", "#dd7a2b", "#2f9e6e", "#7a5ab5", "#c8453b", "#8a94a3"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, RED)
@@ -84,6 +87,8 @@ def leave_headroom(axes: Axes, share: float = 0.08) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Raises OSError."""
-    figure.savefig(path)
+    """Replaces a symbolic link, and follows none. Raises OSError and DiskError."""
+    content = BytesIO()
+    figure.savefig(content, format=path.suffix.removeprefix("."))
+    write_atomically(path, content.getvalue())
     return path

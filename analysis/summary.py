@@ -12,6 +12,7 @@ from analysis.metric_lines import compute_mean, compute_token_rate, list_values,
 from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
 from bus.event_log.reader import decode_event, list_removed_events, read_events
 from bus.messages import StartGroup
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.learner.best_checkpoint import read_best_checkpoint
@@ -112,6 +113,7 @@ def _count_by_launch(log: Path, actor: str, kind: str) -> list[int]:
 
 def _read_log_entries(folder: RunFolder, process: str, event: str) -> list[dict[str, Any]]:
     path = folder.logs / f"{process}.jsonl"
+    check_file(path)
     lines = path.read_bytes().splitlines() if path.exists() else []
     entries = (cast(dict[str, Any], msgspec.json.decode(line)) for line in lines)
     return [entry for entry in entries if entry.get("event") == event]

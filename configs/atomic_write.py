@@ -46,16 +46,26 @@ def check_writable(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """A reader sees the complete old content or the complete new one. Raises DiskError."""
+    """A reader sees the complete old content or the complete new one. Replaces a symbolic link, and follows none.
+
+    Raises DiskError.
+    """
     new = path.with_name(f"{path.name}.new")
     try:
         with raising_disk_errors(new):
-            new.write_bytes(content)
+            if new.is_symlink():
+                new.unlink()
+            with open(new, "wb", opener=_open_without_links) as file:
+                file.write(content)
             new.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 @contextmanager
@@ -64,7 +74,9 @@ def replacing_file(path: Path) -> Generator[BufferedIOBase]:
     new = path.with_name(f"{path.name}.new")
     try:
         with raising_disk_errors(new):
-            with new.open("wb") as file:
+            if new.is_symlink():
+                new.unlink()
+            with open(new, "wb", opener=_open_without_links) as file:
                 if path.suffix == ".gz":
                     with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # equal rows give equal bytes
                         yield cast(BufferedIOBase, compressed)

@@ -44,6 +44,11 @@ class RunFolder(NamedTuple):
         return self.path / "problems.json"
 
     @property
+    def data_digests(self) -> Path:
+        """Digests of the data files with which the run began."""
+        return self.path / "data.json"
+
+    @property
     def task_descriptions(self) -> Path:
         """Tools of the run's tasks with an import path, so that a replay does not import them."""
         return self.path / "tasks.json"

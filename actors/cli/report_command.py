@@ -9,6 +9,7 @@ from analysis.run_figures import draw_all_curves
 from analysis.summary_table import build_summary_table, list_health_lines, read_summary
 from analysis.utilization.report import compute_utilization, to_json
 from analysis.utilization.report_tables import build_tables
+from configs.atomic_write import write_atomically
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder, StagesFolder
 
@@ -29,7 +30,7 @@ def report_run(path: Path, *, json: bool, console: Console) -> None:
         _show_results(folder, console)
     use = compute_utilization(folder.logs)
     encoded = to_json(use)
-    folder.utilization.write_bytes(encoded)
+    write_atomically(folder.utilization, encoded)
     from analysis.utilization.utilization_figure import draw_utilization  # matplotlib is slow to import
 
     picture = draw_utilization(use, f"Utilization of {path.resolve().name}", folder.utilization_plot)

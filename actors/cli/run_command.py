@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from actors.cli.join_command import EXIT_INTERRUPTED, join_run
+from actors.launch.checks.data_digests import keep_data_digests
 from actors.launch.checks.input_checks import check_inputs
 from actors.launch.claim_run_folder import (
     RunAlreadyFinished,
@@ -21,6 +22,7 @@ from actors.launch.claim_run_folder import (
 from actors.launch.display import Display, make_display
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
 from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
+from actors.launch.run_manifest import write_first_manifest
 from actors.replay.verification import RunVerifier
 from actors.stages.stage_sequence import Stages, StageSelection, StageSequence, count_stages_to_run
 from analysis.run_figures import list_curve_lines, list_stage_curve_lines
@@ -84,9 +86,11 @@ def _run_configured(run: RunConfig, *, resume: bool, overwrite: bool, console: C
     descriptions: dict[str, TaskDescription] = {}
     inputs = [] if resume else check_inputs(run, descriptions)
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
+        keep_data_digests(folder, run)
         if resume:  # a finished run does not need its inputs
             inputs = check_inputs(run, descriptions)
         keep_task_descriptions(folder, descriptions)
+        write_first_manifest(folder)
         refusal = LogWriteFailure()
         configure_logging(folder, LAUNCHER, run.log.level, refusal.record)
         display = make_display(console)

@@ -9,6 +9,7 @@ from typing import assert_never
 import torch
 
 from bus.addresses import parse_generator_index
+from configs.integrity.file_manifest import check_top_files
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
@@ -77,6 +78,7 @@ def _build_server(
     )
     if run.sglang.external_urls:
         return ExternalServer(requirements, index=index, is_restart=incarnation > 1)
+    check_top_files(checkpoint)  # the server reads the files itself
     log, scratch = folder.logs / f"{name}.log", folder.sockets / name
     return SGLangServer(requirements, log=log, scratch=scratch, index=index, version=version)
 

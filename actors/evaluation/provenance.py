@@ -14,6 +14,7 @@ from actors.evaluation.evaluation_run import DEFAULT_SET, hash_files
 from configs.algorithm import EvaluationSetConfig
 from configs.atomic_write import write_atomically
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.data_files import list_data_files
@@ -70,6 +71,7 @@ def keep_provenance(folder: RunFolder, present: Provenance) -> None:
     if not path.exists():
         write_atomically(path, msgspec.json.format(msgspec.json.encode(present)) + b"\n")
         return
+    check_file(path)
     before = msgspec.json.decode(path.read_bytes(), type=Provenance)
     changed = [
         f"evaluation.sets.{name}.data" for name, digest in present.data.items() if before.data.get(name) != digest

@@ -10,10 +10,12 @@ from itertools import count
 from pathlib import Path
 
 from actors.launch.host_address import check_port_free
+from actors.launch.run_manifest import check_run_files, remove_run_manifest, write_run_manifest
 from bus.event_log.reader import read_events
 from bus.process.scratch_lock import holding_scratch, remove_stale_scratch
 from bus.transport.curve_auth import load_key
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import MANIFEST_NAME
 from configs.load import list_resume_conflicts, load_run, write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -35,7 +37,8 @@ class RunAlreadyFinished(Exception):
 def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Generator[RunFolder]:
     """The run's folder with its resolved configuration, locked for this process.
 
-    Raises RunFolderError, RunAlreadyFinished, and UnusableInput for an unusable cluster key or address.
+    At the end the folder gets a manifest of its files, which a resume checks. Raises RunFolderError, RunAlreadyFinished,
+    and UnusableInput for an unusable cluster key or address, and for a damaged file.
     """
     if resume and overwrite:
         raise RunFolderError("--resume continues a run and --overwrite deletes it; use only one of them")
@@ -46,13 +49,19 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
             lock = exit_stack.enter_context(folder.lock.open("a+"))
             _acquire_lock(lock.fileno(), folder)
             _check_cluster(run)
+            if resume:
+                check_run_files(folder)
             _prepare_folder(run, folder, resume=resume, overwrite=overwrite)
+            remove_run_manifest(folder)
             _check_disk_space(folder)
             write_resolved(run, folder.config)
             exit_stack.enter_context(scratch_folders(folder))
         except OSError as error:
             raise RunFolderError(f"{error.filename or folder.path}: {error.strerror}") from error
-        yield folder
+        try:
+            yield folder
+        finally:
+            write_run_manifest(folder, has_other_nodes=bool(run.cluster.key))
 
 
 def delete_run(folder: RunFolder) -> None:
@@ -151,6 +160,8 @@ def _has_begun(folder: RunFolder) -> bool:
     left_by_failed_start = {
         *(folder.config, folder.lock, folder.launch_counter, folder.problem_counts, folder.task_descriptions),
         folder.provenance,
+        folder.path / MANIFEST_NAME,
+        folder.data_digests,
         *(folder.logs, folder.events, folder.data, folder.checkpoints, folder.batches, folder.path / "isolation"),
         *(folder.sinks, *(folder.path / name for name in _STORES_OF_SINKS)),
     }

@@ -34,7 +34,7 @@ from actors.launch.metric_sinks import MetricSinks, build_sink_argv
 from actors.launch.stall_watchdog import StallWatchdog
 from actors.launch.supervisor import Program, Supervisor, is_unusable_exit
 from actors.metrics_file import MetricsFile
-from actors.runtime.resume_point import find_resume_step
+from actors.runtime.resume_point import choose_resume_step
 from actors.runtime.wiring import get_stop_timeout_s, list_executors, list_generators, send_engine_left
 from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT, WEIGHT_SERVER, parse_process
 from bus.bus import Bus
@@ -121,7 +121,9 @@ class Launcher:
             if self._run.tiny is not None and not self._folder.checkpoints.joinpath("init").exists():  # written last
                 await self._prepare(interrupted)
             if not interrupted.is_set():
-                supervisor = self._start(bus, executor_registry)
+                print_line = self._display.print_line
+                step = await asyncio.to_thread(choose_resume_step, self._folder, self._run, print_line)
+                supervisor = self._start(step, bus, executor_registry)
                 with receiving_heartbeats(self._folder.sockets, supervisor.on_heartbeat):
                     ending = await self._wait_for_ending(bus, supervisor, executor_registry, interrupted)
         finally:
@@ -169,9 +171,11 @@ class Launcher:
         self._children.remove(child.name)
         self._logger.info("task.prepared", prepare_s=time.monotonic() - began)
 
-    def _start(self, bus: Bus, executor_registry: ExecutorRegistry) -> Supervisor:
-        """Start in dependency order; messages to processes that are not up yet are queued."""
-        step = find_resume_step(self._folder)
+    def _start(self, step: int | None, bus: Bus, executor_registry: ExecutorRegistry) -> Supervisor:
+        """Start in dependency order; messages to processes that are not up yet are queued.
+
+        `step`: to resume from; None without a checkpoint.
+        """
         if step is not None:
             self._display.print_line(f"resuming after step {step}")
         step = step or 0

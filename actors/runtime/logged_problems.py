@@ -15,6 +15,7 @@ import msgspec
 from bus.event_log.reader import decode_event, read_events
 from bus.messages import StartGroup
 from configs.atomic_write import write_atomically
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from policies.groups.evaluation_questions import EvaluationQuestions
@@ -41,6 +42,7 @@ def write_problem_counts(folder: RunFolder, counts: ProblemCounts) -> None:
 def read_problem_counts(folder: RunFolder) -> ProblemCounts | None:
     """None if the head has never loaded the problems."""
     path = folder.problem_counts
+    check_file(path)
     return msgspec.json.decode(path.read_bytes(), type=ProblemCounts) if path.exists() else None
 
 

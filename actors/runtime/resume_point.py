@@ -1,6 +1,6 @@
 """The step at which a run resumes, and the group buffer's cursor at that step."""
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from pathlib import Path
 
 from actors.metrics_file import read_steps_written
@@ -10,12 +10,67 @@ from bus.messages import BufferCursor, StepCollected, StepOutcome
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from engine.learner.checkpoints import list_saved_steps
+from engine.learner.checkpoints import (
+    find_training_damage,
+    is_resumable,
+    list_saved_steps,
+    list_set_aside,
+    list_without_state,
+    set_aside,
+)
 from policies.early_stopping import describe_outcome
 
 
 class NotResumable(UnusableInput):
     """A record that resuming needs is missing."""
+
+
+def choose_resume_step(folder: RunFolder, run: RunConfig, print_line: Callable[[str], None]) -> int | None:
+    """The newest step from which the run can resume with a whole checkpoint; None to start from the beginning.
+
+    Damaged checkpoints of newer steps keep their files under another name, and `print_line` receives a line about each.
+    What follows from the step, such as the cursor and the metrics, is that of the older one. Reads the files that
+    training needs. Raises NotResumable if every checkpoint is damaged.
+    """
+
+    def set_damaged_aside(damaged_step: int, damage: str) -> None:
+        aside = set_aside(folder.get_checkpoint_path(damaged_step))
+        print_line(f"the checkpoint of step {damaged_step} is damaged ({damage}); it is set aside as {aside}")
+
+    for lost, path in list_without_state(folder.checkpoints):
+        set_damaged_aside(lost, f"{path / 'trainer' / 'state.json'}: missing")
+    while (step := find_resume_step(folder)) is not None:
+        damage = find_training_damage(folder.get_checkpoint_path(step))
+        if damage is None:
+            break
+        set_damaged_aside(step, damage)
+    if step is None and (damaged := list_set_aside(folder.checkpoints)):
+        raise NotResumable(
+            f"{folder.checkpoints}: no whole checkpoint; damaged are {', '.join(path.name for path in damaged)}: restore "
+            "one of them from a copy under its name step_NNNNNN, or start again with --overwrite"
+        )
+    if step is None:
+        _set_aside_damaged_cold_start(folder, print_line)
+    elif step and (run.learner.lora_rank or run.learner.kl_coef):
+        _check_first_checkpoint(folder)
+    return step
+
+
+def _set_aside_damaged_cold_start(folder: RunFolder, print_line: Callable[[str], None]) -> None:
+    checkpoint = folder.partial_cold_start
+    if is_resumable(checkpoint) and (damage := find_training_damage(checkpoint)) is not None:
+        aside = set_aside(checkpoint)
+        print_line(f"the checkpoint within the cold start is damaged ({damage}); it is set aside as {aside}")
+        print_line("the cold start begins again")
+
+
+def _check_first_checkpoint(folder: RunFolder) -> None:
+    """Adapters and learner.kl_coef need its weights at any step."""
+    if (damage := find_training_damage(folder.get_checkpoint_path(0))) is not None:
+        raise NotResumable(
+            f"{damage}; only this checkpoint has the weights before RL, which learner.lora_rank and learner.kl_coef "
+            "need: restore it from a copy, or start again with --overwrite"
+        )
 
 
 def find_resume_step(folder: RunFolder) -> int | None:

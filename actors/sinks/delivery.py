@@ -17,6 +17,7 @@ from actors.sinks.contract import BackendRun, MetricSink
 from actors.sinks.delivery_ledger import DeliveryLedger, NumberedLine
 from actors.sinks.metric_records import build_record
 from configs.atomic_write import write_atomically
+from configs.integrity.file_manifest import check_file
 from configs.machines import SinkName
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -41,6 +42,7 @@ class MetricLines:
         """The complete lines since the last call, without their line breaks."""
         if not self._path.exists() or self._path.stat().st_size <= self._offset:
             return []
+        check_file(self._path)
         with self._path.open("rb") as file:
             file.seek(self._offset)
             content = file.read()

@@ -13,6 +13,7 @@ import msgspec
 from bus.addresses import HEAD, ROLLOUT
 from configs.atomic_write import replacing_file
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from engine.data.datasets import RowLayout, make_training_report, read_problems
 
@@ -92,6 +93,7 @@ def write_unsolved_rows(
 def _read_log(path: Path, event: str) -> Iterator[dict[str, Any]]:
     """Lines of one event. A kill can leave the last line incomplete."""
     marker = f'"{event}"'.encode()
+    check_file(path)
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from bus.messages import Ending
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import check_file
 
 Line = TypeVar("Line")
 AnswerEnding = Literal[Ending, "failed"]  # failed: an infrastructure failure; the answer has no result
@@ -87,6 +88,7 @@ def parse_line(path: Path, number: int, line: bytes, kind: type[Line]) -> Line:
 def iter_complete_lines(path: Path) -> Iterator[bytes]:
     """Without a last line that a kill has torn."""
     if path.exists():
+        check_file(path)
         with path.open("rb") as file:
             yield from (line for line in file if line.endswith(b"\n"))
 

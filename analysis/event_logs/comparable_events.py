@@ -34,6 +34,7 @@ from bus.messages import (
     WeightsPublished,
     name_evaluation,
 )
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 
 _KINDS = (
@@ -158,6 +159,7 @@ def _read_newest_checkpoint(folder: RunFolder, logged: Mapping[str, list[Compara
     at_s = _get_end_time(logged, f"step {int(newest.name.removeprefix('step_'))}")
     events: list[ComparableEvent] = []
     for path in sorted(path for path in newest.rglob("*") if path.is_file()):
+        check_file(path)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "blake2b").hexdigest()
         label = f"file {path.relative_to(newest)}"

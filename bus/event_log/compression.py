@@ -10,6 +10,8 @@ higher levels cost more than they save.
 
 import zlib
 
+from bus.transport.packets import MAX_FRAME_BYTES
+
 MIN_COMPRESSED_BYTES = 512  # shorter frames stay plain: they are many, and compression saves little
 _PLAIN, _DEFLATED, _SHUFFLED = b"\x00", b"\x01", b"\x02"
 _LEVEL = 1
@@ -17,8 +19,8 @@ _ZERO_BYTE_RATIO = 8  # a frame contains arrays if more than 1/8 of its bytes ar
 
 
 def compress_frame(frame: bytes) -> bytes:
-    """At most one byte longer than the frame."""
-    if len(frame) < MIN_COMPRESSED_BYTES:
+    """At most one byte longer than the frame. A frame above MAX_FRAME_BYTES stays plain."""
+    if not MIN_COMPRESSED_BYTES <= len(frame) <= MAX_FRAME_BYTES:
         return store_uncompressed(frame)
     if frame.count(0) * _ZERO_BYTE_RATIO > len(frame):
         packed = _SHUFFLED + zlib.compress(b"".join(frame[offset::4] for offset in range(4)), _LEVEL)
@@ -33,15 +35,15 @@ def store_uncompressed(frame: bytes) -> bytes:
 
 
 def decompress_frame(stored: bytes) -> bytes:
-    """Raises zlib.error for damaged data."""
+    """Raises zlib.error for damaged data, and for a frame above MAX_FRAME_BYTES, of which it expands no more."""
     marker = stored[:1]
     if marker == _PLAIN:
         return stored[1:]
     if marker == _DEFLATED:
-        return zlib.decompress(stored[1:])
+        return _decompress(stored)
     if marker != _SHUFFLED:
         return stored
-    planes = zlib.decompress(stored[1:])
+    planes = _decompress(stored)
     frame = bytearray(len(planes))
     start = 0
     for offset in range(4):
@@ -49,3 +51,13 @@ def decompress_frame(stored: bytes) -> bytes:
         frame[offset::4] = planes[start : start + length]
         start += length
     return bytes(frame)
+
+
+def _decompress(stored: bytes) -> bytes:
+    decoder = zlib.decompressobj()
+    frame = decoder.decompress(memoryview(stored)[1:], MAX_FRAME_BYTES + 1)
+    if len(frame) > MAX_FRAME_BYTES:
+        raise zlib.error(f"the frame expands to more than {MAX_FRAME_BYTES:,} bytes")
+    if not decoder.eof or decoder.unused_data:
+        raise zlib.error("the frame is incomplete, or has further data")
+    return frame

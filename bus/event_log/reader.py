@@ -10,11 +10,13 @@ from typing import Any
 
 from bus.codec import MalformedFrame, decode
 from bus.event_log.compression import decompress_frame
-from bus.event_log.records import SCHEMA_VERSION, Decision, Event, RemovedEvents
+from bus.event_log.records import READABLE_VERSIONS, SCHEMA_VERSION, Decision, Event, RemovedEvents, compute_checksum
 from bus.messages import Envelope
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import DamagedFile, check_file
 
-_COLUMNS = "e.seq, time, actor, sender, epoch, number, kind, trajectory, frame, effects, state"
+_COLUMNS = "e.seq, time, actor, sender, epoch, number, kind, trajectory, frame"
+_NO_CHECKSUM = -1  # the last event without a checksum in a log that was created with checksums
 _IN_TRAJECTORY_OR_GROUP = (
     "e.seq IN (SELECT seq FROM events WHERE trajectory = ? UNION SELECT seq FROM groups WHERE first <= ? AND last >= ?)"
 )
@@ -52,13 +54,49 @@ def read_events(
     if time_range != (-inf, inf):
         conditions.append(("time >= ? AND time < ?", time_range))
     where = " AND ".join(condition for condition, _ in conditions)
-    query = f"SELECT {_COLUMNS} FROM events e LEFT JOIN decisions d ON e.seq = d.seq WHERE {where} ORDER BY e.seq"
     with _open_log(path) as connection:
         if _is_empty(path, connection):
             return
-        for row in connection.execute(query, [value for _, values in conditions for value in values]):
-            decision = None if row[9] is None else Decision(row[0], row[9], row[10])
-            yield Event._make((*row[:8], _decompress(path, row[0], row[8]))), decision
+        if with_group:
+            _check_groups(path, connection)
+        yield from _select_events(path, connection, where, [each for _, values in conditions for each in values])
+
+
+def _select_events(
+    path: Path, connection: sqlite3.Connection, where: str, values: Sequence[Any]
+) -> Generator[tuple[Event, Decision | None]]:
+    last_unchecked = _find_last_unchecked(connection)
+    checksum = "NULL" if last_unchecked is None else "e.checksum"
+    columns = f"{_COLUMNS}, {checksum}, effects, state"
+    query = f"SELECT {columns} FROM events e LEFT JOIN decisions d ON e.seq = d.seq WHERE {where} ORDER BY e.seq"
+    for *row, found, effects, state in connection.execute(query, values):
+        _check_row(path, row, found, last_unchecked)
+        decision = None if effects is None else Decision(row[0], effects, state)
+        yield Event._make((*row[:8], _decompress(path, row[0], row[8]))), decision
+
+
+def _find_last_unchecked(connection: sqlite3.Connection) -> int | None:
+    """The last event without a checksum; None: no event has one, as in a log of version 4."""
+    values = dict(connection.execute("SELECT key, value FROM meta"))
+    if values["schema_version"] != str(SCHEMA_VERSION):
+        return None
+    found = values.get("last_unchecked", "")
+    return int(found) if found.isdecimal() else _NO_CHECKSUM
+
+
+def _check_row(log: Path, row: Sequence[Any], checksum: int | None, last_unchecked: int | None) -> None:
+    """Raises UnusableLog for a row that differs from its checksum."""
+    if last_unchecked is None or (checksum is None and row[0] <= last_unchecked):
+        return
+    if checksum != compute_checksum(row):
+        raise UnusableLog(f"{log}: event {row[0]} is damaged: it differs from its checksum")
+
+
+def _check_groups(log: Path, connection: sqlite3.Connection) -> None:
+    last_unchecked = _find_last_unchecked(connection)
+    if last_unchecked is not None:
+        for *row, checksum in connection.execute("SELECT seq, first, last, checksum FROM groups"):
+            _check_row(log, row, checksum, last_unchecked)
 
 
 def decode_event(log: Path, event: Event) -> Envelope:
@@ -123,6 +161,12 @@ def check_complete(path: Path, since_seq: int) -> None:
 def _open_log(path: Path) -> Generator[sqlite3.Connection]:
     """Raises UnusableLog for a damaged file."""
     try:
+        for name in (path, path.with_name(f"{path.name}-wal")):
+            if name.exists():
+                check_file(name)
+    except DamagedFile as error:
+        raise UnusableLog(str(error)) from None
+    try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             yield connection
     except sqlite3.Error as error:
@@ -134,6 +178,6 @@ def _is_empty(path: Path, connection: sqlite3.Connection) -> bool:
     if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return True
     found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    if found is not None and int(found[0]) != SCHEMA_VERSION:
+    if found is not None and found[0] not in map(str, READABLE_VERSIONS):
         raise UnusableLog(f"{path}: event log of schema version {found[0]}, this program reads {SCHEMA_VERSION}")
     return found is None

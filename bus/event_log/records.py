@@ -1,8 +1,19 @@
-"""Records and tables of an event log."""
+"""Records and tables of an event log.
 
+Version 5 has a checksum in each row of events and groups, so that a reader finds a damaged row. Logs of version 4 are
+read without; a resumed run adds the column, and the rows before have none. A damaged decision differs from the
+decision of a replay.
+"""
+
+from collections.abc import Sequence
 from typing import NamedTuple
 
-SCHEMA_VERSION = 4
+import msgspec
+import xxhash
+
+SCHEMA_VERSION = 5
+READABLE_VERSIONS = (4, SCHEMA_VERSION)
+CHECKED_TABLES = ("events", "groups")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
@@ -14,13 +25,15 @@ CREATE TABLE IF NOT EXISTS events (
     number INTEGER NOT NULL,      -- in the sender's lane: bus.transport.reliable_stream
     kind TEXT NOT NULL,           -- class of the message
     trajectory INTEGER,           -- NULL if the message concerns none or several
-    frame BLOB NOT NULL           -- envelope as received: bus.event_log.compression
+    frame BLOB NOT NULL,          -- envelope as received: bus.event_log.compression
+    checksum INTEGER              -- of the other columns; NULL in rows of version 4
 );
 CREATE INDEX IF NOT EXISTS events_trajectory ON events (trajectory) WHERE trajectory IS NOT NULL;
 CREATE TABLE IF NOT EXISTS groups (
     seq INTEGER PRIMARY KEY,      -- event that concerns several trajectories
     first INTEGER NOT NULL,       -- first trajectory
-    last INTEGER NOT NULL
+    last INTEGER NOT NULL,
+    checksum INTEGER
 );
 CREATE INDEX IF NOT EXISTS groups_first ON groups (first, last);
 CREATE TABLE IF NOT EXISTS decisions (
@@ -85,3 +98,10 @@ class RemovedEvents(NamedTuple):
 
 
 Record = Event | Decision | TrajectoryRange
+
+_encode_row = msgspec.msgpack.Encoder().encode
+
+
+def compute_checksum(row: Sequence[object]) -> int:
+    """Of the columns of a row before its checksum, as a signed integer of 64 bits, which SQLite stores."""
+    return int.from_bytes(xxhash.xxh3_64_digest(_encode_row(row)), "big", signed=True)

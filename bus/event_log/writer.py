@@ -13,7 +13,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bus.event_log.compression import compress_frame, store_uncompressed
-from bus.event_log.records import SCHEMA, SCHEMA_VERSION, Decision, Event, Record, TrajectoryRange
+from bus.event_log.records import (
+    CHECKED_TABLES,
+    READABLE_VERSIONS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    Decision,
+    Event,
+    Record,
+    TrajectoryRange,
+    compute_checksum,
+)
 from bus.event_log.retention import Retention
 
 MAX_QUEUED_RECORDS = 200_000  # for the writer thread; beyond it `is_full` makes the owner stop receiving
@@ -124,16 +134,21 @@ class EventLog:
 
     def _commit(self, group: list[Record]) -> None:
         events = [record for record in group if isinstance(record, Event)]
-        rows = [(*event[:-1], self._encode_frame(event.frame)) for event in events]
+        rows = [_add_checksum((*event[:-1], self._encode_frame(event.frame))) for event in events]
+        ranges = [_add_checksum(record) for record in group if isinstance(record, TrajectoryRange)]
         with self._connection:
             _insert(self._connection, "events", rows)
             _insert(self._connection, "decisions", [record for record in group if isinstance(record, Decision)])
-            _insert(self._connection, "groups", [record for record in group if isinstance(record, TrajectoryRange)])
+            _insert(self._connection, "groups", ranges)
             if self._retention is not None:
                 self._retention.apply(self._connection, events)
         if events:
             self._committed_seq = events[-1].seq
             self.on_commit(self._committed_seq)
+
+
+def _add_checksum(row: tuple[object, ...]) -> tuple[object, ...]:
+    return (*row, compute_checksum(row))
 
 
 def _insert(connection: sqlite3.Connection, table: str, rows: Sequence[tuple[object, ...]]) -> None:
@@ -155,6 +170,18 @@ def _open(path: Path) -> sqlite3.Connection:
     with connection:
         connection.execute("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
     found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0]
-    if int(found) != SCHEMA_VERSION:
+    if int(found) not in READABLE_VERSIONS:
         raise sqlite3.DatabaseError(f"event log of schema version {found}, this program reads {SCHEMA_VERSION}")
+    if int(found) < SCHEMA_VERSION:
+        _add_checksum_columns(connection)
     return connection
+
+
+def _add_checksum_columns(connection: sqlite3.Connection) -> None:
+    """The rows of an older version keep none."""
+    with connection:
+        for table in CHECKED_TABLES:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
+        last = connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0]
+        connection.execute("INSERT INTO meta VALUES ('last_unchecked', ?)", (str(last),))
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION),))

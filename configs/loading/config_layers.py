@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from configs.error_messages import ConfigLayer, format_value
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import check_file
 from configs.schema import RunConfig
 from configs.schema_tree import (
     PRESET_KEY,
@@ -32,6 +33,7 @@ class ConfigError(UnusableInput):
 
 
 def read_layer(path: Path) -> ConfigLayer:
+    check_file(path)  # of a run folder
     try:
         content = path.read_bytes()
         if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

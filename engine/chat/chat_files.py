@@ -10,6 +10,7 @@ import msgspec
 
 from configs.dialogue_options import DialogueConfig
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
@@ -131,6 +132,7 @@ def write_chat_files(folder: Path, chat: ServedChat) -> None:
 def read_serving_facts(folder: Path) -> ServingFacts | None:
     """None: `asterism export` has not written this folder. Raises UnusableInput for an unreadable file."""
     path = folder / SERVING_FILE
+    check_file(path)
     try:
         return msgspec.json.decode(path.read_bytes(), type=ServingFacts) if path.exists() else None
     except (OSError, msgspec.MsgspecError) as error:
@@ -187,6 +189,7 @@ def _read_family_template(source: Path) -> str:
     """Raises UnusableInput for a tokenizer without a template."""
     file, config = source / "chat_template.jinja", source / "tokenizer_config.json"
     if file.exists():
+        check_file(file)
         return file.read_text(encoding="utf-8")
     found = read_json_object(config).get("chat_template") if config.exists() else None
     if isinstance(found, list):  # several templates by name

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import check_file
 
 RowFields = dict[str, Any]
 
@@ -153,6 +154,7 @@ def detect_encoding(path: Path) -> str:
 
 def _read_file(path: Path, columns: Collection[str], bad_rows: BadRows) -> Iterator[DatasetRow]:
     read_text = _TEXT_READERS.get(_find_extension(path) or "")
+    check_file(path)
     try:
         if read_text is None:
             yield from _read_parquet(path, columns)

@@ -7,6 +7,7 @@ import msgspec
 from configs.atomic_write import write_atomically
 from configs.dialogue_options import DialogueConfig
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
@@ -27,6 +28,7 @@ def write_task_descriptions(folder: RunFolder, descriptions: TaskDescriptions) -
 def read_task_descriptions(folder: RunFolder) -> TaskDescriptions:
     """Of all tasks. Raises UnusableInput before the launcher has written them."""
     path = folder.task_descriptions
+    check_file(path)
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, TaskDescription])
     except (OSError, msgspec.MsgspecError) as error:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from configs.algorithm import SftConfig, SftFileConfig
 from configs.atomic_write import raising_disk_errors, sync_tree
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import DamagedFile, check_folder, list_files, write_manifest
 from engine.data.data_files import BadRows, DatasetError, list_data_files
 from engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues
 from engine.data.sft_dialogues import TokenizedDialogue, describe_bad_rows, iter_sft_dialogues
@@ -105,6 +106,7 @@ def write_token_file(parent: Path, source: DialogueSource) -> Path:
         with raising_disk_errors(new):
             new.mkdir(parents=True)
             _write_dialogues(new, source)
+            write_manifest(new, list_files(new))
             sync_tree(new)
             new.rename(folder)
     finally:
@@ -113,11 +115,12 @@ def write_token_file(parent: Path, source: DialogueSource) -> Path:
 
 
 def map_token_file(folder: Path) -> MappedTokens:
-    """Raises UnusableInput for a missing or damaged file."""
+    """Reads all files once to check them. Raises UnusableInput for a missing or damaged file."""
     try:
+        check_folder(folder)
         report = msgspec.json.decode((folder / "report.json").read_bytes(), type=TokenFileReport)
         arrays = {name: np.memmap(folder / f"{name}.bin", dtype, "r") for name, dtype in _TYPES.items()}
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError, DamagedFile) as error:
         raise UnusableInput(f"{folder}: {error}; remove this folder, and it is written again") from None
     lengths = {name: len(array) for name, array in arrays.items()}
     expected = (report.tokens, report.tokens, report.dialogues + 1, report.dialogues)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from configs.atomic_write import write_atomically
+from configs.integrity.file_manifest import check_file
 from configs.schema import RunConfig
 
 
@@ -34,6 +35,7 @@ def get_best_checkpoint_path(checkpoints: Path) -> Path:
 
 def read_best_checkpoint(checkpoints: Path) -> BestCheckpoint | None:
     path = get_best_checkpoint_path(checkpoints)
+    check_file(path)
     return msgspec.json.decode(path.read_bytes(), type=BestCheckpoint) if path.exists() else None
 
 

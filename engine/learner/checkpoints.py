@@ -7,22 +7,27 @@ step_000010/
     trainer/
         state.json              stage, step (which is the data position too), ranks, seed
         tensors/                torch.distributed.checkpoint: weights, optimizer, random states of each rank
+    asterism-manifest.json      the digest of each file (configs.integrity.file_manifest), written last
+step_000010.damaged/            set aside by a resume: a file differs from the manifest
 """
 
 import re
 import shutil
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from configs.atomic_write import DISK_ERRNOS, DiskError, raising_disk_errors, sync_paths, sync_tree
+from configs.integrity.file_manifest import DamagedFile, check_file, find_damage, read_manifest
 
 CHECKPOINT_NAME = re.compile(r"step_(\d{6,})")
 FIRST_CHECKPOINT = "step_000000"  # the weights before RL, which LoRA freezes
 _OS_ERROR = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
+DAMAGED_SUFFIX = ".damaged"  # of a folder that a resume has set aside
 PARTIAL_SUFFIX = ".building"  # suffix of the hidden name of an incomplete folder
 _REPLACED_SUFFIX = f".replaced{PARTIAL_SUFFIX}"
 
@@ -47,12 +52,47 @@ def write_trainer_state(checkpoint: Path, state: TrainerState) -> None:
 
 
 def read_trainer_state(checkpoint: Path) -> TrainerState:
-    """Raises OSError if the checkpoint has no trainer state."""
-    return msgspec.json.decode((get_trainer_folder(checkpoint) / "state.json").read_bytes(), type=TrainerState)
+    """Raises OSError if the checkpoint has no trainer state, and DamagedFile."""
+    path = get_trainer_folder(checkpoint) / "state.json"
+    check_file(path)
+    return msgspec.json.decode(path.read_bytes(), type=TrainerState)
 
 
 def is_resumable(checkpoint: Path) -> bool:
     return (get_trainer_folder(checkpoint) / "state.json").exists()
+
+
+def find_training_damage(checkpoint: Path) -> str | None:
+    """Describe the first damaged file that training needs, all except the exported weights; None without damage.
+
+    Reads these files. A checkpoint without a manifest, of an older version, is not checked.
+    """
+    try:
+        manifest = read_manifest(checkpoint)
+        names = manifest.files if manifest else ()
+        return find_damage(checkpoint, {name for name in names if not name.endswith(".safetensors")})
+    except DamagedFile as error:
+        return str(error)
+
+
+def list_without_state(checkpoints: Path) -> list[tuple[int, Path]]:
+    """Steps and folders of checkpoints that have lost their state.json, which their manifest lists."""
+    names = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in sorted(checkpoints.glob("step_*")))
+    found = [(int(name[1]), path) for name, path in names if name and not is_resumable(path)]
+    return [(step, path) for step, path in found if find_training_damage(path) is not None]
+
+
+def set_aside(checkpoint: Path) -> Path:
+    """Give a damaged checkpoint a name that no reader uses. Returns the new path. Raises OSError."""
+    names = (f"{checkpoint.name}{DAMAGED_SUFFIX}{'' if number == 1 else f'-{number}'}" for number in count(1))
+    aside = next(path for name in names if not (path := checkpoint.with_name(name)).exists())
+    checkpoint.rename(aside)
+    sync_paths([checkpoint.parent])
+    return aside
+
+
+def list_set_aside(checkpoints: Path) -> list[Path]:
+    return sorted(checkpoints.glob(f"step_*{DAMAGED_SUFFIX}*"))
 
 
 def get_partial_path(checkpoint: Path) -> Path:

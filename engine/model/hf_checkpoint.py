@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from configs.atomic_write import replacing_folder
+from configs.integrity.file_manifest import check_file
 from engine.model.causal_lm import CausalLM
 from engine.model.hf_export import make_readable, plan_shards, write_index, write_model_description, write_shard
 from engine.model.model_config import DecoderConfig, check_complete, check_names, check_shape, load_model_config
@@ -110,6 +111,7 @@ def find_shard_rows(num_rows: int, part: int, num_parts: int) -> slice:
 
 @contextmanager
 def _opening_weights(file: Path) -> Generator[Any]:
+    check_file(file)
     try:
         with safe_open(file, framework="pt") as weights:
             yield weights

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import check_file
 from policies.dialogue.chat_format import TURN_END
 
 if TYPE_CHECKING:  # importing torch takes seconds, and the head and the rollouts do not need it
@@ -25,6 +26,7 @@ class FastTokenizer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        check_file(path)
         try:
             content = path.read_text(encoding="utf-8")
             self._trusted = Tokenizer.from_str(content)

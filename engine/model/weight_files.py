@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import check_file
 
 
 class CheckpointError(UnusableInput):
@@ -58,6 +59,8 @@ class _TensorHeader(msgspec.Struct):
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
+    """Raises CheckpointError, and DamagedFile if the folder's manifest has another digest."""
+    check_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -19,9 +19,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bus.process.exit_reason import ExitReason, write_exit_reason
-from configs.atomic_write import raising_disk_errors
+from configs.atomic_write import raising_disk_errors, replacing_folder
 from configs.dialogue_options import DialogueConfig
 from configs.errors import EXIT_UNUSABLE, UnusableInput
+from configs.integrity.file_manifest import list_files, write_manifest
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig
@@ -51,6 +52,7 @@ def prepare(run: RunConfig, folder: RunFolder) -> None:
         _check_dialogue(run.dialogue)
         tokenizer, prefill = _prepare_demo(run, run.tiny, folder), run.dialogue.prefill
     save_tokenizer(tokenizer, folder.data / "tokenizer", prefill)
+    write_manifest(folder.data, list_files(folder.data))
     _write_model(run.tiny, run.seed, tokenizer.get_vocab_size(), folder)
 
 
@@ -92,7 +94,9 @@ def _write_model(tiny: TinyConfig, seed: int, vocab_size: int, folder: RunFolder
     config = build_tiny_config(tiny, vocab_size)
     model = CausalLM(config)
     initialize_weights(model, seed)
-    save_model(folder.checkpoints / "init", config, model.state_dict(), folder.data / "tokenizer")
+    with replacing_folder(folder.checkpoints / "init") as partial:
+        save_model(partial, config, model.state_dict(), folder.data / "tokenizer")
+        write_manifest(partial, list_files(partial))
 
 
 def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -1,13 +1,22 @@
 """Writes that the disk refuses, and folders that several commands write."""
 
 import errno
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from configs.atomic_write import DiskError, locking_folder, raising_disk_errors, replacing_folder, write_atomically
+from configs import atomic_write
+from configs.atomic_write import (
+    DiskError,
+    locking_folder,
+    raising_disk_errors,
+    replacing_file,
+    replacing_folder,
+    write_atomically,
+)
 
 
 def test_a_disk_error_names_the_file_even_if_the_system_does_not(tmp_path: Path) -> None:
@@ -25,12 +34,18 @@ def test_other_errors_are_not_reported_as_disk_errors(tmp_path: Path) -> None:
         (tmp_path / "nowhere" / "file").write_bytes(b"x")
 
 
-def test_a_failed_write_leaves_the_old_content(tmp_path: Path) -> None:
+def open_full_disk(path: str, flags: int) -> int:
+    Path(path).touch()
+    return os.open("/dev/full", flags)
+
+
+def test_a_failed_write_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "boots"
     write_atomically(path, b"1\n")
-    (tmp_path / "boots.new").symlink_to("/dev/full")
-    with pytest.raises(DiskError, match=r"boots\.new: No space left on device$"):
-        write_atomically(path, b"2\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_write, "_open_without_links", open_full_disk)
+        with pytest.raises(DiskError, match=r"boots\.new: No space left on device$"):
+            write_atomically(path, b"2\n")
     assert path.read_bytes() == b"1\n"
     assert [file.name for file in tmp_path.iterdir()] == ["boots"]
     write_atomically(path, b"2\n")
@@ -61,3 +76,19 @@ def test_a_symbolic_link_stays_when_its_folder_is_replaced(tmp_path: Path) -> No
             (partial / "file").write_text(content)
     assert (tmp_path / "target" / "file").read_text() == "2"
     assert {path.name for path in tmp_path.iterdir()} == {"link", "target"}
+
+
+@pytest.mark.parametrize("link", ["summary.json", "summary.json.new"])
+def test_a_symbolic_link_is_replaced_and_its_target_stays(tmp_path: Path, link: str) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("kept")
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "summary.json"
+    (tmp_path / "run" / link).symlink_to(outside)
+    write_atomically(path, b"one")
+    assert (path.read_bytes(), path.is_symlink(), outside.read_text()) == (b"one", False, "kept")
+    (tmp_path / "run" / link).unlink(missing_ok=True)
+    (tmp_path / "run" / link).symlink_to(outside)
+    with replacing_file(path) as file:
+        file.write(b"two")
+    assert (path.read_bytes(), path.is_symlink(), outside.read_text()) == (b"two", False, "kept")

@@ -12,6 +12,7 @@ from actors.cli.serving.model_card import write_model_card
 from actors.engines.checkpoint_argument import RunStep, find_run_step
 from configs.atomic_write import locking_folder, replacing_folder
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import list_files, write_manifest
 from configs.load import load_run
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
@@ -53,6 +54,7 @@ def export_step(chosen: RunStep, folder: Path, options: ExportOptions) -> None:
         write_chat_files(partial, chat)
         write_weights(partial, weights, dtype, int(options.max_shard_gb * 10**9))
         write_model_card(partial, run, chosen, chat.facts, options.dtype)
+        write_manifest(partial, list_files(partial))
         make_readable(partial, partial.iterdir())
 
 

@@ -16,6 +16,7 @@ from actors.cli.serving.export_command import ExportOptions, export_step
 from actors.engines.checkpoint_argument import RunStep, find_checkpoint_folder, find_run_folder, find_run_step
 from configs.atomic_write import locking_folder
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import check_folder
 from configs.load import load_run
 from configs.schema import RunConfig
 from configs.sglang_options import SGLangConfig
@@ -37,6 +38,7 @@ def serve_model(reference: str, options: ServeOptions, console: Console) -> int:
     """The exit code. Raises UnusableInput for an unknown model, and for an unusable interpreter or port."""
     run = _load_config(reference, options.overrides)
     folder, name = _find_model(reference, console)
+    check_folder(folder)  # SGLang reads the files itself
     facts = read_serving_facts(folder)
     with tempfile.TemporaryDirectory(prefix="asterism-serve-") as scratch:
         server = ChatServer(

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from configs.integrity.file_manifest import check_file
 from engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder, is_resumable
 from engine.learner.saving.adapter_export import SavedAdapters, describe_adapters, read_merged_weights
 from engine.learner.saving.training_state import read_whole_weights
@@ -81,6 +82,7 @@ class _ExportedFiles:
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for name in names:
+            check_file(self._files[name])
             with safe_open(self._files[name], framework="pt") as weights:
                 found[name] = weights.get_tensor(name)
         return found

@@ -10,17 +10,18 @@ All ranks make the same calls. Their threads communicate through a process group
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from configs.atomic_write import sync_paths
+from configs.integrity.file_manifest import digest_files, list_files, write_manifest
 from engine.chat.chat_files import ServedChat, write_chat_files
 from engine.learner.checkpoints import (
     FIRST_CHECKPOINT,
@@ -44,6 +45,8 @@ from engine.model.hf_export import (
     write_shard,
 )
 from engine.model.model_config import DecoderConfig
+
+Result = TypeVar("Result")
 
 
 class ModelExport(NamedTuple):
@@ -120,10 +123,19 @@ class CheckpointWriter:
         write_training_state(get_tensors_folder(target), state, ranks, self._is_read.set)
         state.clear()
         base = target.with_name(FIRST_CHECKPOINT) if pending.trainer_state.step else target
-        self._on_all_ranks(lambda: sync_paths(self._write_export(target, base, pending.export)))
-        self._on_leader(partial(_commit, pending))
+        digests: dict[str, str] = {}
+        for of_rank in self._on_all_ranks(lambda: self._write_share(target, base, pending.export)):
+            digests |= of_rank
+        self._on_leader(partial(_commit, pending, digests))
 
-    def _write_export(self, target: Path, base: Path, export: ModelExport) -> Iterable[Path]:
+    def _write_share(self, target: Path, base: Path, export: ModelExport) -> Mapping[str, str]:
+        """The digests of the files that this rank has written, which are on the disk then."""
+        written = self._write_export(target, base, export)
+        digests = digest_files(target, written)  # while the page cache has them
+        sync_paths(written)
+        return digests
+
+    def _write_export(self, target: Path, base: Path, export: ModelExport) -> Sequence[Path]:
         """The shards of this rank; on the leading rank the small files too. Returns all files that this rank has written.
 
         `base`: the checkpoint with the frozen weights of a model with adapters.
@@ -146,23 +158,24 @@ class CheckpointWriter:
     def _on_leader(self, work: Callable[[], None]) -> None:
         self._on_all_ranks(work if self._ranks.is_leader else lambda: None)
 
-    def _on_all_ranks(self, work: Callable[[], None]) -> None:
-        """Run `work` on each rank and wait for all. If it fails on one rank, every rank raises."""
+    def _on_all_ranks(self, work: Callable[[], Result]) -> list[Result]:
+        """Run `work` on each rank and wait for all; returns the results by rank. If it fails on one rank, every rank raises."""
         if (group := self._ranks.checkpoint_group) is None:
-            work()
-            return
+            return [work()]
         error: BaseException | None = None
+        outcome: tuple[str | None, Result | None] = None, None
         try:
-            work()
+            outcome = None, work()
         except BaseException as raised:
-            error = raised
-        texts: list[str | None] = [None] * self._ranks.world_size
-        dist.all_gather_object(texts, None if error is None else f"{type(error).__name__}: {error}", group)
+            error, outcome = raised, (f"{type(raised).__name__}: {raised}", None)
+        outcomes: list[Any] = [None] * self._ranks.world_size
+        dist.all_gather_object(outcomes, outcome, group)
         if error is not None:
             raise error
-        for rank, text in enumerate(texts):
+        for rank, (text, _) in enumerate(outcomes):
             if text is not None:
                 raise RuntimeError(f"checkpoint of rank {rank}: {text}")
+        return [result for _, result in outcomes]
 
 
 def _read_weights(target: Path, base: Path, export: ModelExport, names: Sequence[str]) -> dict[str, Tensor]:
@@ -179,9 +192,10 @@ def _make_empty(target: Path) -> None:
     get_tensors_folder(target).mkdir(parents=True)
 
 
-def _commit(pending: PendingCheckpoint) -> None:
+def _commit(pending: PendingCheckpoint, digests: Mapping[str, str]) -> None:
     target = get_partial_path(pending.checkpoint)
     make_readable(target, (path for path in target.iterdir() if path.is_file()))
     write_trainer_state(target, pending.trainer_state)
+    write_manifest(target, list_files(target), digests)
     commit_checkpoint(pending.checkpoint)
     pending.on_committed()

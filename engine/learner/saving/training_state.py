@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.optim import Optimizer
 
+from configs.integrity.file_manifest import check_file
 from engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
 from engine.learner.distributed import RankGroup
+from engine.learner.saving.tensor_reader import TensorReader, check_tensor_files
 from engine.model.weight_files import CheckpointError
 
 StateDict = dict[str, Any]
@@ -59,8 +61,9 @@ def write_training_state(folder: Path, state: StateDict, ranks: RankGroup, on_wr
 def load_training_state(
     checkpoint: Path, model: nn.Module, optimizers: Sequence[Optimizer], step: int, ranks: RankGroup
 ) -> None:
-    """Every rank calls it. A rank without a saved random state keeps its present one. Raises CheckpointError."""
-    reader = _open_tensors(checkpoint)
+    """Every rank calls it. A rank without a saved random state keeps its present one. Raises CheckpointError and
+    DamagedFile."""
+    reader = _open_tensors(checkpoint, ranks)
     if frozen := _list_weights(model, 0).keys() - _list_weights(model, step):
         _load_frozen_weights(checkpoint, model, ranks, frozen)
     optimizer_state = _get_optimizer_state(model, optimizers) if step else {}
@@ -75,8 +78,8 @@ def load_training_state(
 
 
 def load_weights(checkpoint: Path, model: nn.Module, ranks: RankGroup) -> None:
-    """Only the weights of a checkpoint that has all. Every rank calls it. Raises CheckpointError."""
-    _load(_open_tensors(checkpoint), {"model": _list_weights(model, 0)}, no_dist=ranks.world_size == 1)
+    """Only the weights of a checkpoint that has all. Every rank calls it. Raises CheckpointError and DamagedFile."""
+    _load(_open_tensors(checkpoint, ranks), {"model": _list_weights(model, 0)}, no_dist=ranks.world_size == 1)
 
 
 def _load_frozen_weights(checkpoint: Path, model: nn.Module, ranks: RankGroup, names: Collection[str]) -> None:
@@ -84,27 +87,33 @@ def _load_frozen_weights(checkpoint: Path, model: nn.Module, ranks: RankGroup, n
     if not base.exists():
         raise CheckpointError(f"{base}: missing. Only this checkpoint has the frozen weights of {checkpoint.name}")
     weights = {name: each for name, each in _list_weights(model, 0).items() if name in names}
-    _load(_open_tensors(base), {"model": weights}, no_dist=ranks.world_size == 1)
+    _load(_open_tensors(base, ranks), {"model": weights}, no_dist=ranks.world_size == 1)
 
 
 def read_whole_weights(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """Whole tensors in float32, by one rank alone. `folder`: with all files of DCP, as get_tensors_folder names it."""
+    """Whole tensors in float32, by one rank alone. `folder`: with all files of DCP, as get_tensors_folder names it.
+
+    Raises CheckpointError and DamagedFile.
+    """
+    for file in folder.iterdir():  # a checkpoint that is being written has no manifest yet
+        check_file(file)
     weights = {name: torch.empty(tuple(shape)) for name, shape in shapes.items()}
-    _load(FileSystemReader(folder), {"model": weights}, no_dist=True)
+    _load(TensorReader(folder), {"model": weights}, no_dist=True)
     return weights
 
 
-def _open_tensors(checkpoint: Path) -> FileSystemReader:
+def _open_tensors(checkpoint: Path, ranks: RankGroup) -> TensorReader:
     folder = get_tensors_folder(checkpoint)
     if not (folder / ".metadata").exists():
         raise CheckpointError(
             f"{folder}: no training state. An older version has written this checkpoint, or its files are missing; to "
             f"start a new run from its weights, set model.checkpoint = {str(checkpoint)!r} and sft.steps = 0"
         )
-    return FileSystemReader(folder)
+    check_tensor_files(checkpoint, folder, ranks)
+    return TensorReader(folder)
 
 
-def _load(reader: FileSystemReader, state: StateDict, *, no_dist: bool) -> None:
+def _load(reader: TensorReader, state: StateDict, *, no_dist: bool) -> None:
     """Into the memory of `state`."""
     try:
         with _without_process_group_warning():

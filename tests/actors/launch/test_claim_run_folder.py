@@ -13,6 +13,7 @@ from actors.launch.claim_run_folder import RunAlreadyFinished, RunFolderError, c
 from bus.transport.curve_auth import generate_key
 from configs.algorithm import EvaluationConfig
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import MANIFEST_NAME
 from configs.load import load_run
 from configs.machines import ClusterConfig
 from configs.run_folder import RunFolder
@@ -69,7 +70,7 @@ def test_a_folder_without_events_and_checkpoints_serves_any_configuration(tmp_pa
     (claim(run_in(tmp_path)) / "logs").mkdir()
     path = claim(run_in(tmp_path, seed=1))
     assert load_run(path / "config.toml").seed == 1
-    assert sorted(entry.name for entry in path.iterdir()) == ["config.toml", "lock"]
+    assert sorted(entry.name for entry in path.iterdir()) == [MANIFEST_NAME, "config.toml", "lock"]
 
 
 def test_a_start_that_failed_with_sinks_leaves_the_folder_to_another_configuration(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_overwrite_starts_with_an_empty_folder(tmp_path: Path) -> None:
     path = begin(run_in(tmp_path))
     (path / "metrics.jsonl").write_text("x")
     claim(run_in(tmp_path, seed=9), overwrite=True)
-    assert sorted(entry.name for entry in path.iterdir()) == ["config.toml", "lock"]
+    assert sorted(entry.name for entry in path.iterdir()) == [MANIFEST_NAME, "config.toml", "lock"]
 
 
 def test_an_unusable_key_or_address_deletes_nothing(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A live run's event logs are replayed in parts and without the data files (`log.verify`)."""
 
-import contextlib
-import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ from bus.event_log.writer import EventLog
 from configs.run_folder import RunFolder
 from policies.decider import Decider
 from policies.groups.group_starter import ProblemSet, TokenizedProblem
+from tests.edited_logs import editing_log
 from tests.recorded import write_world_logs
 from tests.simulation.test_faults import live
 from tests.simulation.world import World
@@ -56,7 +55,7 @@ def folder(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run
 
 
 def change(log: Path, sql: str) -> None:
-    with contextlib.closing(sqlite3.connect(log)) as connection, connection:
+    with editing_log(log) as connection:
         connection.execute(sql)
 
 

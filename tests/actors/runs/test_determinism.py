@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from analysis.event_logs.comparable_events import read_event_streams
 from analysis.event_logs.diff import list_divergences
+from configs.integrity.file_manifest import MANIFEST_NAME
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     Start,
@@ -28,6 +28,7 @@ from tests.actors.runs.running import (
     wait_until,
     whole_run,
 )
+from tests.edited_logs import editing_log
 from tests.processes import processes_that_name
 
 pytestmark = pytest.mark.slow
@@ -161,7 +162,7 @@ def test_each_differing_part_is_named(strict_run: RunFolder, tmp_path: Path) -> 
         ("head", "max(seq) FROM events WHERE kind = 'WeightsPublished'"),
         ("rollout-0", "min(seq) FROM events WHERE kind = 'CodeFinished'"),
     ):
-        with contextlib.closing(sqlite3.connect(copy.events / f"{process}.sqlite")) as log, log:
+        with editing_log(copy.events / f"{process}.sqlite") as log:
             log.execute(f"DELETE FROM events WHERE seq = (SELECT {which})")
     lines = [json.loads(line) for line in copy.metrics.read_text().splitlines()]
     lines[0] |= {"step_s": 7.0}
@@ -169,6 +170,7 @@ def test_each_differing_part_is_named(strict_run: RunFolder, tmp_path: Path) -> 
     copy.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     changed = copy.get_checkpoint_path(3) / "model.safetensors"
     changed.write_bytes(changed.read_bytes()[:-1] + b"x")
+    (changed.parent / MANIFEST_NAME).unlink()
     streams = sorted(each.stream for each in list_divergences(strict_run, copy))
     patterns = (
         r"checkpoint step_000003",

@@ -1,9 +1,7 @@
 """Whole runs over real processes: launcher, head, rollout, generator, executor and learner, on the tiny task."""
 
-import contextlib
 import json
 import shutil
-import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import AnswerGraded, CodeFinished, TrajectoryFinished
+from configs.integrity.file_manifest import MANIFEST_NAME
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     Start,
@@ -24,6 +23,7 @@ from tests.actors.runs.running import (
     read_token_versions,
     succeed,
 )
+from tests.edited_logs import editing_log
 from tests.processes import processes_that_name
 
 pytestmark = pytest.mark.slow
@@ -132,7 +132,7 @@ def test_replay_names_the_first_changed_event(finished_run: tuple[RunFolder, str
     shutil.copytree(finished_run[0].path, copy)
     resolved = (copy / "config.toml").read_text().replace("$RUN", str(finished_run[0].path))
     (copy / "config.toml").write_text(resolved)
-    with contextlib.closing(sqlite3.connect(copy / "events" / "head.sqlite")) as log, log:
+    with editing_log(copy / "events" / "head.sqlite") as log:
         (seq,) = log.execute("SELECT seq FROM events WHERE kind = 'LeaseReleased' ORDER BY seq LIMIT 1").fetchone()
         log.execute("UPDATE decisions SET effects = x'00' WHERE seq = ?", (seq,))
     replay = asterism("log", "replay", str(copy), "--verify")
@@ -193,7 +193,7 @@ def run_with_parameter(
 ) -> str:
     """The output of a run that fails; its checkpoint has the value in all elements of the parameter."""
     broken = tmp_path / "broken"
-    shutil.copytree(finished_run[0].get_checkpoint_path(0), broken)
+    shutil.copytree(finished_run[0].get_checkpoint_path(0), broken, ignore=shutil.ignore_patterns(MANIFEST_NAME))
     tensors = load_file(broken / "model.safetensors")
     save_file({**tensors, name: np.full_like(tensors[name], value)}, broken / "model.safetensors", {"format": "pt"})
     run = start(tmp_path, *from_cold_start_of(finished_run[0]), f"model.checkpoint={broken}")

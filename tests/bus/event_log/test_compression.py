@@ -4,10 +4,12 @@ import random
 import zlib
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.event_log.compression import MIN_COMPRESSED_BYTES, compress_frame, decompress_frame, store_uncompressed
+from bus.transport.packets import MAX_FRAME_BYTES
 
 frames = st.binary(max_size=40) | st.builds(
     lambda part, times, end: part * times + end,
@@ -36,3 +38,21 @@ def test_arrays_are_shorter_than_without_byte_shuffle() -> None:
     logprobs = array("f", [-(draw.random() ** 8) for _ in range(2000)]).tobytes()
     frame = b"\x93..." + ids + logprobs + b"\x05\x00\x00\x00" * 2000
     assert len(compress_frame(frame)) < 0.95 * len(zlib.compress(frame, 1))
+
+
+@pytest.mark.parametrize("marker", [b"\x01", b"\x02"])
+def test_a_small_frame_that_expands_beyond_the_limit_is_refused(marker: bytes) -> None:
+    encoder = zlib.compressobj(9)
+    bomb = b"".join(encoder.compress(bytes(1 << 20)) for _ in range(65)) + encoder.flush()
+    assert len(bomb) < MAX_FRAME_BYTES / 500
+    with pytest.raises(zlib.error, match="expands to more than 67,108,864 bytes"):
+        decompress_frame(marker + bomb)
+
+
+@pytest.mark.parametrize("marker", [b"\x01", b"\x02"])
+def test_a_cut_or_prolonged_frame_is_refused(marker: bytes) -> None:
+    packed = marker + zlib.compress(bytes(1000))
+    assert decompress_frame(packed) == bytes(1000)
+    for damaged in (packed[:-1], packed + b"x"):
+        with pytest.raises(zlib.error):
+            decompress_frame(damaged)

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from configs.atomic_write import DiskError
+from configs.integrity.file_manifest import MANIFEST_NAME, DamagedFile, list_files, read_manifest
 from engine.learner.checkpoints import get_partial_path, get_tensors_folder, list_saved_steps
 from engine.learner.distributed import RankGroup, gather_full_parameters
 from engine.learner.saving import checkpoint_writer
@@ -113,14 +114,41 @@ def test_a_checkpoint_without_a_training_state_is_refused_with_a_remedy(tmp_path
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])
-def test_damaged_tensors_are_reported_with_their_folder(tmp_path: Path, tokenizer: Path, damage: str) -> None:
+def test_damaged_tensors_without_a_manifest_are_reported_with_their_folder(
+    tmp_path: Path, tokenizer: Path, damage: str
+) -> None:
     made = make_trainer()
     made.save(tmp_path / "step_000000", tokenizer)
     made.finish_saving()
     (file,) = get_tensors_folder(tmp_path / "step_000000").glob("*.distcp")
+    (tmp_path / "step_000000" / MANIFEST_NAME).unlink()  # as an older version has written it
     file.unlink() if damage == "missing" else file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(CheckpointError, match=r"step_000000/trainer/tensors: "):
         make_trainer().load(tmp_path / "step_000000")
+
+
+def test_every_file_of_a_checkpoint_is_in_its_manifest(tmp_path: Path, tokenizer: Path) -> None:
+    checkpoint = tmp_path / "step_000000"
+    made = make_trainer()
+    made.save(checkpoint, tokenizer)
+    made.finish_saving()
+    manifest = read_manifest(checkpoint)
+    assert manifest is not None
+    assert set(manifest.files) == {path.relative_to(checkpoint).as_posix() for path in list_files(checkpoint)}
+    assert {"trainer/state.json", "trainer/tensors/.metadata", "model.safetensors"} <= manifest.files.keys()
+
+
+@pytest.mark.parametrize("name", ["config.json", "trainer/state.json", "trainer/tensors/__0_0.distcp"])
+def test_one_changed_byte_of_a_file_for_training_is_refused_by_name(tmp_path: Path, tokenizer: Path, name: str) -> None:
+    checkpoint = tmp_path / "step_000000"
+    made = make_trainer()
+    made.save(checkpoint, tokenizer)
+    made.finish_saving()
+    content = bytearray((checkpoint / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (checkpoint / name).write_bytes(content)
+    with pytest.raises(DamagedFile, match=rf"step_000000/{name}: damaged"):
+        Trainer(build_sharded_model(checkpoint, ONE), small_run(), ONE).load(checkpoint)
 
 
 # ---------------------------------------------------------------- writing in the background

@@ -1,10 +1,8 @@
 """`asterism log fork` and `asterism log roc` on the logs and checkpoints of a finished run."""
 
-import contextlib
 import json
 import re
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from bus.addresses import HEAD
 from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import TrajectoryFinished, bytes_to_ids
+from configs.integrity.file_manifest import MANIFEST_NAME
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from engine.model.tokenizer import load_tokenizer
@@ -27,6 +26,7 @@ from policies.rollout.rollout import Rollout
 from tasks.math_python import MATH_PYTHON
 from tests.actors.runs.running import asterism
 from tests.batches import CompleteBatch, assemble_batches
+from tests.edited_logs import editing_log
 
 pytestmark = pytest.mark.slow
 
@@ -158,7 +158,7 @@ def test_a_checkpoint_without_an_exported_model_is_refused(folder: RunFolder, tm
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(folder: RunFolder, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    shutil.copytree(folder.get_checkpoint_path(0), other)
+    shutil.copytree(folder.get_checkpoint_path(0), other, ignore=shutil.ignore_patterns(MANIFEST_NAME))
     content = json.loads((other / "tokenizer.json").read_text())
     vocabulary = content["model"]["vocab"]
     first, second = list(vocabulary)[:2]
@@ -174,7 +174,7 @@ def test_a_log_that_ends_within_a_turn_can_be_forked_with_a_checkpoint(folder: R
     original = answered(folder, 0)
     number = str(original.trajectory_id)
     cut = copy_run(folder, tmp_path / "cut")
-    with contextlib.closing(sqlite3.connect(cut.events / "rollout-0.sqlite")) as log, log:
+    with editing_log(cut.events / "rollout-0.sqlite") as log:
         turns = log.execute("SELECT seq FROM events WHERE trajectory = ? AND kind = 'TurnGenerated'", (number,))
         (_, (last,)) = turns.fetchall()
         log.execute("DELETE FROM events WHERE seq >= ?", (last,))

@@ -1,7 +1,5 @@
 """`asterism log replay`: shows the first difference side by side, and an actor's state at any event."""
 
-import contextlib
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from bus.messages import CodeFinished, CodeOk, Envelope, Output
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from tests.actors.cli.golden_text import assert_matches_golden
+from tests.edited_logs import editing_log
 from tests.fakes import PROMPT, generated
 from tests.recorded import EXECUTOR, Recording, deciders, small_run
 
@@ -47,7 +46,7 @@ def shown(folder: RunFolder, difference: ReplayDifference) -> str:
 
 
 def change(folder: RunFolder, sql: str, *values: object) -> None:
-    with contextlib.closing(sqlite3.connect(rollout_log(folder))) as connection, connection:
+    with editing_log(rollout_log(folder)) as connection:
         connection.execute(sql, values)
 
 

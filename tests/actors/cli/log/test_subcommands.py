@@ -1,10 +1,8 @@
 """The `asterism log` subcommands on the log of a simulated run: output and refusals."""
 
-import contextlib
 import json
 import os
 import re
-import sqlite3
 import time
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from policies.decider import Decider
+from tests.edited_logs import editing_log
 from tests.fakes import text_context
 from tests.recorded import write_world_logs
 from tests.simulation.test_faults import live
@@ -81,7 +80,7 @@ def copy(folder: RunFolder, path: Path, *sql: str, process: str = HEAD) -> RunFo
     other.config.write_bytes(folder.config.read_bytes())
     for log in folder.events.glob("*.sqlite"):
         (other.events / log.name).write_bytes(log.read_bytes())
-    with contextlib.closing(sqlite3.connect(other.events / f"{process}.sqlite")) as connection, connection:
+    with editing_log(other.events / f"{process}.sqlite") as connection:
         for statement in sql:
             connection.execute(statement)
     return other

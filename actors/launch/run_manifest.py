@@ -1,0 +1,71 @@
+"""The manifest of a run's folder: written when a launch ends, checked and removed when a run is resumed.
+
+A folder of the run that has its own manifest is not in it, nor are pictures, and what other programs write.
+"""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import structlog
+
+from configs.atomic_write import DiskError
+from configs.errors import UnusableInput
+from configs.integrity.file_manifest import MANIFEST_NAME, find_damage, write_manifest
+from configs.run_folder import RunFolder
+
+_SINGLE_FILES = ("config.toml", "boots", "nodes", "checkpoints/best.json")
+_FOLDERS = ("events", "isolation", "logs")
+_SUFFIXES = (".json", ".jsonl", ".sqlite", ".sqlite-wal", ".out", ".log")
+
+
+def check_run_files(folder: RunFolder) -> None:
+    """Before a resume. Reads all listed files. Raises UnusableInput for a file that differs from the manifest."""
+    if (damage := find_damage(folder.path)) is not None:
+        raise UnusableInput(
+            f"{damage}; a resumed run would continue with it: restore it from a copy, or delete "
+            f"{folder.path / MANIFEST_NAME} to use the files as they are"
+        )
+
+
+def remove_run_manifest(folder: RunFolder) -> None:
+    """Before a launch changes the files."""
+    _get_manifest(folder).unlink(missing_ok=True)
+
+
+def write_first_manifest(folder: RunFolder) -> None:
+    """Of the files that a launch does not change after its start: a killed one leaves this manifest. Raises OSError."""
+    fixed = folder.config, folder.task_descriptions, folder.data_digests
+    write_manifest(folder.path, [path for path in fixed if path.exists()])
+
+
+def write_run_manifest(folder: RunFolder, *, has_other_nodes: bool) -> None:
+    """After the processes of a launch have ended. On a full disk there is no manifest.
+
+    `has_other_nodes`: they may still append to their logs, which are not listed then.
+    """
+    try:
+        for log in folder.events.glob("*.sqlite"):
+            _finish_log(log)
+        write_manifest(folder.path, list_run_files(folder, has_logs=not has_other_nodes))
+    except (OSError, sqlite3.Error, DiskError) as error:
+        structlog.get_logger().warning("manifest.failed", error=str(error))
+
+
+def list_run_files(folder: RunFolder, *, has_logs: bool = True) -> list[Path]:
+    """What the commands read, except checkpoints, generated data and the tokens of the cold start."""
+    top = [path for path in folder.path.glob("*.json*") if path not in (folder.utilization, _get_manifest(folder))]
+    single = [folder.path / name for name in _SINGLE_FILES]
+    deeper = [path for name in _FOLDERS if has_logs or name != "logs" for path in (folder.path / name).glob("*")]
+    found = (path for path in [*top, *single, *deeper] if path in single or path.suffix in _SUFFIXES)
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())
+
+
+def _get_manifest(folder: RunFolder) -> Path:
+    return folder.path / MANIFEST_NAME
+
+
+def _finish_log(log: Path) -> None:
+    """Move what a killed process has left in the write-ahead log into the file."""
+    with closing(sqlite3.connect(log)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,0 +1,1 @@
+"""Finding damaged files: manifests of digests."""

@@ -1,0 +1,118 @@
+"""Checksums of events: a changed value of any column is noticed; logs of version 4 are read and continued."""
+
+import contextlib
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from bus.event_log.reader import UnusableLog, read_events
+from bus.event_log.records import SCHEMA_VERSION
+from bus.event_log.writer import EventLog
+
+NUM_EVENTS = 20
+
+
+def append(path: Path, number: int) -> None:
+    log = EventLog(path, compress=True)
+    for each in range(number):
+        trajectories = range(each, each + 3) if each % 5 == 0 else each
+        frame = bytes(range(256)) * 8 if each % 2 else b"short"
+        seq = log.append(1.5 + each, "buffer", "head", f"Kind{each % 3}", trajectories, frame, epoch=1, number=each)
+        log.append_decision(seq, b"effects", b"state")
+    log.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    append(tmp_path / "log.sqlite", NUM_EVENTS)
+    return tmp_path / "log.sqlite"
+
+
+def execute(path: Path, sql: str, *values: object) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(sql, values)
+
+
+CHANGES = [
+    ("time", "time + 1"),
+    ("actor", "'buffet'"),
+    ("sender", "'tail'"),
+    ("epoch", "2"),
+    ("number", "number + 1"),
+    ("kind", "'Kind9'"),
+    ("trajectory", "77"),
+    ("trajectory", "NULL"),
+    ("frame", "x'73686f7274'"),
+    ("frame", "x'00'"),
+    ("checksum", "checksum + 1"),
+    ("checksum", "NULL"),
+]
+
+
+@pytest.mark.parametrize(("column", "value"), CHANGES)
+def test_a_changed_column_of_an_event_is_noticed_with_its_number(path: Path, column: str, value: str) -> None:
+    execute(path, f"UPDATE events SET {column} = {value} WHERE seq = 8")
+    with pytest.raises(UnusableLog, match=r"log\.sqlite: event 8 is damaged: it differs from its checksum"):
+        list(read_events(path))
+
+
+def test_an_event_under_another_number_is_noticed(path: Path) -> None:
+    execute(path, f"UPDATE events SET seq = {NUM_EVENTS + 1} WHERE seq = 8")
+    with pytest.raises(UnusableLog, match=f"event {NUM_EVENTS + 1} is damaged"):
+        list(read_events(path))
+
+
+@pytest.mark.parametrize("column", ["seq", "first", "last"])
+def test_a_changed_range_of_trajectories_is_noticed(path: Path, column: str) -> None:
+    execute(path, f"UPDATE groups SET {column} = {column} + 1 WHERE seq = 6")
+    with pytest.raises(UnusableLog, match=r"event [67] is damaged"):
+        list(read_events(path, trajectory=5, with_group=True))
+
+
+def test_a_flipped_byte_of_the_file_is_noticed_or_without_effect_on_a_whole_read(path: Path) -> None:
+    events = [event for event, _ in read_events(path)]
+    content, chosen = path.read_bytes(), random.Random(3)
+    for _ in range(64):
+        damaged = bytearray(content)
+        damaged[chosen.randrange(len(content))] ^= 1 << chosen.randrange(8)
+        path.write_bytes(damaged)
+        with contextlib.suppress(UnusableLog):
+            found = [event for event, _ in read_events(path)]
+            assert found == events
+
+
+def downgrade(path: Path) -> None:
+    """As version 4 has written it."""
+    for table in ("events", "groups"):
+        execute(path, f"ALTER TABLE {table} DROP COLUMN checksum")
+    execute(path, "UPDATE meta SET value = '4' WHERE key = 'schema_version'")
+
+
+def test_a_log_of_version_4_is_read(path: Path) -> None:
+    events = list(read_events(path))
+    groups = list(read_events(path, trajectory=6, with_group=True))
+    downgrade(path)
+    assert list(read_events(path)) == events
+    assert list(read_events(path, trajectory=6, with_group=True)) == groups
+
+
+def test_a_continued_log_of_version_4_has_checksums_of_its_new_events(path: Path) -> None:
+    before = list(read_events(path))
+    downgrade(path)
+    append(path, NUM_EVENTS)
+    assert list(read_events(path))[:NUM_EVENTS] == before
+    assert len(list(read_events(path))) == 2 * NUM_EVENTS
+    for value in ("checksum + 1", "NULL"):
+        execute(path, f"UPDATE events SET checksum = {value} WHERE seq = {NUM_EVENTS + 1}")
+        with pytest.raises(UnusableLog, match=f"event {NUM_EVENTS + 1} is damaged"):
+            list(read_events(path))
+
+
+def test_the_version_of_a_continued_log_is_the_present_one(path: Path) -> None:
+    downgrade(path)
+    EventLog(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        found = dict(connection.execute("SELECT key, value FROM meta"))
+    assert found == {"schema_version": str(SCHEMA_VERSION), "last_unchecked": str(NUM_EVENTS)}
