@@ -33,7 +33,7 @@ from configs.errors import UnusableInput
 from configs.load import load_run, load_stages
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from policies.tools.task_description import TaskDescription
+from policies.tools.task_description import TaskDescription, choose_accuracy_label
 
 
 def run_recipe(config: Path, overrides: Sequence[str], selection: StageSelection, console: Console) -> int:
@@ -89,7 +89,7 @@ def _run_configured(run: RunConfig, *, resume: bool, overwrite: bool, console: C
         keep_task_descriptions(folder, descriptions)
         refusal = LogWriteFailure()
         configure_logging(folder, LAUNCHER, run.log.level, refusal.record)
-        display = make_display(console)
+        display = make_display(console, choose_accuracy_label(run, descriptions))
         began = time.monotonic()
         for line in (f"run {run.name}, seed {run.seed}, in {folder.path}", *inputs):
             display.print_line(line)

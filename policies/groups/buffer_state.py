@@ -22,6 +22,7 @@ from bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
 )
+from configs.success import SuccessRule
 from policies.groups.counts import StepLengths, add_to_step_counts, count_task_trajectory, parse_failed_component
 from policies.groups.staleness import count_other_versions
 
@@ -96,14 +97,14 @@ class GroupCollection(msgspec.Struct):
             return None
         return RunFailed(f"every trajectory of {collected} failed, {failed} in all. The first: {self.first_failure}")
 
-    def count(self, start: StartGroup, event: TrajectoryFinished | TrajectoryFailed, positive_above: float) -> None:
-        tasks = count_task_trajectory(self.counts.tasks, start.task, event, positive_above)
-        sets = count_task_trajectory(self.counts.sets, start.evaluation_set, event, positive_above)
+    def count(self, start: StartGroup, event: TrajectoryFinished | TrajectoryFailed, success: SuccessRule) -> None:
+        tasks = count_task_trajectory(self.counts.tasks, start.task, event, success)
+        sets = count_task_trajectory(self.counts.sets, start.evaluation_set, event, success)
         self.counts = replace(self.counts, tasks=tasks, sets=sets)
         if isinstance(event, TrajectoryFinished):
             if isinstance(self.request, EvaluationRequested):
                 self.other_version_tokens += count_other_versions(event, self.request.version)
-            self.counts = add_to_step_counts(self.counts, event, positive_above)
+            self.counts = add_to_step_counts(self.counts, event, success)
         else:
             self.first_failure = self.first_failure or event.cause
             self.counts = replace(self.counts, trajectories_failed=self.counts.trajectories_failed + 1)

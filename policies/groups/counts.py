@@ -17,11 +17,12 @@ from bus.messages import (
     TrajectoryFinished,
     Verdict,
 )
+from configs.success import SuccessRule
 from policies.groups.selection import GroupSelection
 
 
-def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, positive_above: float) -> StepCounts:
-    positive, ending = trajectory.reward > positive_above, trajectory.ending
+def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, success: SuccessRule) -> StepCounts:
+    positive, ending = success.is_met(trajectory.reward, trajectory.components), trajectory.ending
     return replace(
         counts,
         trajectories=counts.trajectories + 1,
@@ -51,7 +52,7 @@ def _add_components(sums: dict[str, ComponentSum], components: dict[str, float])
 
 
 def count_task_trajectory(
-    tasks: dict[str, TaskCounts], task: str, event: TrajectoryFinished | TrajectoryFailed, positive_above: float
+    tasks: dict[str, TaskCounts], task: str, event: TrajectoryFinished | TrajectoryFailed, success: SuccessRule
 ) -> dict[str, TaskCounts]:
     """`task` is the name of a task or of an evaluation set. An empty name is not counted."""
     if not task:
@@ -59,7 +60,7 @@ def count_task_trajectory(
     counts = tasks.get(task, TaskCounts())
     if isinstance(event, TrajectoryFailed):
         return {**tasks, task: replace(counts, trajectories_failed=counts.trajectories_failed + 1)}
-    positive = event.reward > positive_above
+    positive = success.is_met(event.reward, event.components)
     counted = replace(
         counts,
         trajectories=counts.trajectories + 1,

@@ -69,7 +69,7 @@ class GroupBuffer:
         test: ProblemSet,
         rollout_addresses: tuple[str, ...] = (ROLLOUT,),
     ) -> None:
-        self._rl, self._roc = run.rl, run.roc
+        self._rl, self._success = run.rl, run.success
         self._selection_rules = SelectionRules.from_config(run)
         self._starter = GroupStarter(run, train, test, rollout_addresses)
         self._observers = (RECORDER, RECIPE)  # the recorder first: the recipe continues the run
@@ -175,7 +175,7 @@ class GroupBuffer:
             if collection is not None:
                 raise ProtocolError(f"trajectory {event.trajectory_id} was aborted without a request")
         elif collection is not None:
-            collection.count(group.start, event, self._roc.positive_above)
+            collection.count(group.start, event, self._success)
         group.record_end(event)
         self._record_length(group, event, late=collection is None)
         if not group.is_complete:

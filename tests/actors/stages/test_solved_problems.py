@@ -9,6 +9,7 @@ import pytest
 from actors.stages.solved_problems import UnsolvedCount, read_solved_problems, write_unsolved_rows
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
+from configs.success import SuccessRule
 from engine.data.datasets import PLAIN_ROWS, RowLayout
 
 STARTED, ENDED, RESUMED = (f"2026-11-26T10:0{minute}:00.5Z" for minute in range(3))
@@ -58,20 +59,20 @@ def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are(folder: RunFo
             (9, "train.jsonl:6", [0.0, 1.0]),
         ],
     )
-    assert read_solved_problems(folder, 0.0) == {"": {"train.jsonl:1", "train.jsonl:5"}}
-    assert read_solved_problems(folder, 1.0) == {"": set()}
+    assert read_solved_problems(folder, SuccessRule()) == {"": {"train.jsonl:1", "train.jsonl:5"}}
+    assert read_solved_problems(folder, SuccessRule(limit=1.0)) == {"": set()}
 
 
 def test_rollouts_from_before_a_resume_do_not_solve_a_group_with_the_same_id(folder: RunFolder) -> None:
     write_logs(folder, [(5, "train.jsonl:1", [1.0, 1.0])])
     with (folder.logs / "head.jsonl").open("a") as file:
         file.write(f"{json.dumps(_start(5, 'train.jsonl:2', 2) | {'timestamp': RESUMED})}\n")
-    assert read_solved_problems(folder, 0.0) == {"": set()}
+    assert read_solved_problems(folder, SuccessRule()) == {"": set()}
 
 
 def test_rows_of_two_tasks_are_different_problems(folder: RunFolder) -> None:
     write_logs(folder, [(1, "math/train.jsonl:1", [1.0, 1.0]), (2, "sql/train.jsonl:1", [1.0, 0.0])])
-    assert read_solved_problems(folder, 0.0) == {"math": {"train.jsonl:1"}, "sql": set()}
+    assert read_solved_problems(folder, SuccessRule()) == {"math": {"train.jsonl:1"}, "sql": set()}
 
 
 def test_test_questions_and_an_incomplete_last_line_are_ignored(folder: RunFolder) -> None:
@@ -81,7 +82,7 @@ def test_test_questions_and_an_incomplete_last_line_are_ignored(folder: RunFolde
         file.write('{"event": "group.started", "purp')
     with (folder.logs / "rollout-0.jsonl").open("a") as file:
         file.write(f"{json.dumps(_end(2, 30, 1.0))}\n")
-    assert read_solved_problems(folder, 0.0) == {"": {"train.jsonl:1"}}
+    assert read_solved_problems(folder, SuccessRule()) == {"": {"train.jsonl:1"}}
 
 
 def test_a_damaged_log_is_refused_with_its_line(folder: RunFolder) -> None:
@@ -89,12 +90,12 @@ def test_a_damaged_log_is_refused_with_its_line(folder: RunFolder) -> None:
     with (folder.logs / "head.jsonl").open("a") as file:
         file.write('{"event": "group.started", "purp\n')
     with pytest.raises(UnusableInput, match=r"head\.jsonl: line 2"):
-        read_solved_problems(folder, 0.0)
+        read_solved_problems(folder, SuccessRule())
 
 
 def test_a_missing_log_is_refused_by_name(folder: RunFolder) -> None:
     with pytest.raises(UnusableInput, match=r"head\.jsonl: No such file"):
-        read_solved_problems(folder, 0.0)
+        read_solved_problems(folder, SuccessRule())
 
 
 def test_unsolved_rows_keep_all_fields_and_their_order(tmp_path: Path) -> None:
