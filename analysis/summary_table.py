@@ -66,7 +66,7 @@ def _build_reward_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]
 
 
 def _name_successes(summary: Mapping[str, Any]) -> str:
-    """The rule itself, if no key says which rewards are correct answers."""
+    """The rule itself, if no key names the rewards of correct answers."""
     is_shaped = summary.get("headline") == "reward"
     return summary["success"] if is_shaped and summary.get("success_is_default") else "correct answers"
 

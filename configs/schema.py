@@ -86,9 +86,7 @@ class RunConfig(Section, frozen=True):
     metrics: MetricsConfig = MetricsConfig()
 
     def __post_init__(self) -> None:
-        require(self.name != "", "name must not be empty")
-        parts = PurePosixPath(self.name).parts
-        require("/" not in parts and ".." not in parts and parts != (), "name must be a path within runs_folder")
+        _require_name(self.name)
         require(
             self.sampling.temperature > 0 or self.rl.steps == 0,
             "sampling.temperature must be positive for training: with 0 all answers of a group are equal",
@@ -99,8 +97,8 @@ class RunConfig(Section, frozen=True):
         if self.roc.enabled:
             _require_resampling(self.rl.rollouts, self.roc)
         _require_overlong_buffer(self.rl, self.resolved_tasks)
-        _require_known_success(self.evaluation, self.roc, self.resolved_tasks)
         _require_known_tasks(self.evaluation, [task.name for task in self.resolved_tasks])
+        _require_known_success(self.evaluation, self.roc, self.resolved_tasks)
         _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
             _require_single_replica(self.learner, self.sglang)
@@ -194,6 +192,12 @@ class RunConfig(Section, frozen=True):
     def engine_startup_allowance_s(self) -> float:
         """Additional time for the start of an engine, if it takes more than seconds."""
         return self.sglang.startup_timeout_s if self.engine.kind == "sglang" else 0.0
+
+
+def _require_name(name: str) -> None:
+    require(name != "", "name must not be empty")
+    parts = PurePosixPath(name).parts
+    require("/" not in parts and ".." not in parts and parts != (), "name must be a path within runs_folder")
 
 
 def _require_overlong_buffer(rl: RlConfig, tasks: Sequence[TaskConfig]) -> None:

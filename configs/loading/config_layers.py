@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from configs.error_messages import ConfigLayer, format_value
 from configs.errors import UnusableInput
+from configs.loading.error_messages import ConfigLayer, format_value
 from configs.schema import RunConfig
 from configs.schema_tree import (
     PRESET_KEY,

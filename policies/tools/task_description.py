@@ -9,7 +9,8 @@ from typing import Literal
 import msgspec
 
 from configs.schema import RunConfig
-from configs.task_options import GRADER_COMPONENT, RewardConfig
+from configs.success import REWARD, SuccessRule
+from configs.task_options import GRADER_COMPONENT, RewardConfig, TaskConfig
 from policies.tools.tool_schema import ToolSchema
 
 MATH = "math"  # in reward.functions: the sandbox's grader
@@ -70,3 +71,22 @@ def choose_accuracy_label(run: RunConfig, descriptions: TaskDescriptions) -> str
     """The name of the share of successes: "accuracy", unless a limit of a shaped reward defines them by default."""
     is_defined = bool(run.evaluation.success) or has_binary_reward(run, descriptions)
     return "accuracy" if is_defined else run.success.describe()
+
+
+def list_success_warnings(task: TaskConfig, description: TaskDescription, success: SuccessRule) -> list[str]:
+    """Reward functions are assumed to return at most 1. Environments name their components only when they run."""
+    if success.name != REWARD:
+        return []
+    reward = task.get_reward()
+    functions = list_reward_functions(reward, description)
+    weights = {name: max(reward.weights.get(name, 1.0), 0.0) for name in functions}
+    graded = [name for name, spec in functions.items() if spec == MATH]
+    others = [name for name in functions if weights[name] > 0 and name not in graded]
+    if len(functions) < 2 or not others or not success.is_met(sum(weights[name] for name in others), {}):
+        return []
+    named = " and ".join(f"{task.key_prefix}reward.functions.{name}" for name in others)
+    example = (graded or others)[0]
+    return [
+        f"{named} can make a wrong answer a success, because every {success.describe()} counts as correct, in accuracy "
+        f'and for the positives of RoC; name the component that decides, such as evaluation.success = "{example}"'
+    ]
