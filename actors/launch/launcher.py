@@ -45,6 +45,7 @@ from bus.messages import (
     EngineLeft,
     ExecutorHealthy,
     ExecutorJoined,
+    FailureReported,
     HealthReported,
     LedgerReported,
     Listener,
@@ -260,6 +261,9 @@ class Launcher:
                 case HealthReported(step=step, message=message) as report:
                     self._logger.warning("health.reported", **asdict(report))
                     self._display.print_line(f"step {step}: {message}")
+                case FailureReported() as report:
+                    self._logger.warning("trajectory.failed_first", **asdict(report))
+                    self._display.print_line(describe_failure(report, self._folder))
                 case ExecutorJoined() as event:
                     await executor_registry.on_joined(event)
                 case ExecutorHealthy(executor=executor) if parse_process(executor) in supervisor.names:
@@ -306,6 +310,16 @@ class Launcher:
             if child.name in (HEAD, ROLLOUT) and child.process.returncode == EXIT_UNUSABLE:
                 reason = read_exit_reason(child.output_path, child.exit_reason_path)
                 raise ProcessDied(f"{child.name} ended with exit code {EXIT_UNUSABLE}:\n{reason}")
+
+
+def describe_failure(report: FailureReported, folder: RunFolder) -> str:
+    """The cause of the first failed trajectory of a kind, and the command and the file with more."""
+    where = f"step {report.step}" if report.step else "evaluation"
+    cause = report.cause.partition("\n")[0]
+    return (
+        f"{where}: trajectory {report.trajectory_id} ({report.problem}) failed, the first one of its kind: {cause} "
+        f"(more: asterism log story {folder.path} {report.trajectory_id}; tracebacks: {folder.logs}/executor-*.out)"
+    )
 
 
 async def wait_for_interrupt(interrupted: asyncio.Event) -> Literal["interrupted"]:

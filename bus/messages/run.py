@@ -76,6 +76,16 @@ class HealthReported(Message, frozen=True):
     check: str  # its key in [health]
     action: Literal["warn", "stop"]  # stop: RunFailed follows
     message: str  # numbers, usual cause, keys to change
+    checks: tuple[str, ...] = ()  # all that triggered in this step; empty: a log of an earlier Asterism
+
+
+class FailureReported(Message, frozen=True):
+    """buffer -> launcher: the first failed trajectory of its kind in this launch, only for the display and the log."""
+
+    step: int  # 0: of an evaluation
+    trajectory_id: int
+    problem: str  # as in StartGroup
+    cause: str  # as in TrajectoryFailed
 
 
 class Progress(Message, frozen=True):
@@ -92,5 +102,13 @@ class Shutdown(Message, frozen=True):
 
 
 RunMessage = (
-    RunStarted | EarlyStopDecided | RunFinished | RunFailed | MetricsRecorded | HealthReported | Progress | Shutdown
+    RunStarted
+    | EarlyStopDecided
+    | RunFinished
+    | RunFailed
+    | MetricsRecorded
+    | HealthReported
+    | FailureReported
+    | Progress
+    | Shutdown
 )

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bus.messages.groups import Ending
+from bus.messages.groups import Ending, ToolCount
 from bus.messages.message import Message
 from bus.messages.run import BufferCursor
 from bus.messages.tokens import TokenRecord
@@ -107,6 +107,7 @@ class StepCounts(msgspec.Struct, frozen=True):
     generation_s: float = 0.0
     tools_s: float = 0.0
     grading_s: float = 0.0
+    tools: dict[str, ToolCount] = {}  # by name
     dropped: dict[str, int] = {}  # trajectories that a filter keeps out of training, by filter
 
 

@@ -6,10 +6,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from bus.addresses import LAUNCHER
 from bus.messages import (
     BufferCursor,
     EvaluationFinished,
     EvaluationRequested,
+    FailureReported,
     GroupAborted,
     RunFailed,
     RunFinished,
@@ -23,10 +25,18 @@ from bus.messages import (
     TrajectoryFinished,
 )
 from configs.success import SuccessRule
-from policies.groups.counts import StepLengths, add_to_step_counts, count_task_trajectory, parse_failed_component
+from policies.decider import Send
+from policies.groups.counts import (
+    StepLengths,
+    add_to_step_counts,
+    classify_failure,
+    count_task_trajectory,
+    parse_failed_component,
+)
 from policies.groups.staleness import count_other_versions
 
 STEP_ENDED = "the step ended without it"
+MAX_REPORTED_FAILURES = 20  # kinds per launch
 
 
 class OpenGroup(msgspec.Struct):
@@ -136,6 +146,12 @@ class BufferState(msgspec.Struct):
     lengths: dict[int, StepLengths] = {}  # by step
     pending_run_finished: RunFinished | None = None  # until the aborted groups have ended
     answered: frozenset[int] = frozenset()  # as in RunStarted
+    reported_failures: list[str] = []  # kinds, at most MAX_REPORTED_FAILURES
+
+    def find_open_group(self, group_id: int) -> OpenGroup | None:
+        return next(
+            (each.open_groups[group_id] for each in self.list_collections() if group_id in each.open_groups), None
+        )
 
     def list_collections(self) -> list[GroupCollection]:
         return [*self.steps.values(), *([self.evaluation] if self.evaluation is not None else [])]
@@ -144,3 +160,13 @@ class BufferState(msgspec.Struct):
         """A resumed run restarts the groups of later steps: their positions are pending."""
         positions = (position for each in self.steps.values() for position in each.positions)
         return replace(self.cursor, pending=tuple(sorted({*self.cursor.pending, *positions})))
+
+
+def report_first_failure(state: BufferState, event: TrajectoryFailed, group: OpenGroup | None) -> list[Send]:
+    """Only the first one of its kind. `group`: None if its step has ended."""
+    kind, known = classify_failure(event.cause), state.reported_failures
+    if group is None or kind in known or len(known) >= MAX_REPORTED_FAILURES:
+        return []
+    known.append(kind)
+    step, problem = group.started_for_step, group.start.problem
+    return [Send(LAUNCHER, FailureReported(step, event.trajectory_id, problem, event.cause))]

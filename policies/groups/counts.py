@@ -1,5 +1,6 @@
 """Counters over a step's trajectories: outcomes, failures, lengths."""
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -11,6 +12,7 @@ from bus.messages import (
     LengthsMeasured,
     StepCounts,
     TaskCounts,
+    ToolCount,
     TrajectoryAborted,
     TrajectoryEnd,
     TrajectoryFailed,
@@ -19,6 +21,9 @@ from bus.messages import (
 )
 from configs.success import SuccessRule
 from policies.groups.selection import GroupSelection
+
+_ROW_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")  # in the text of an exception
+_MAX_KIND_CHARACTERS = 200
 
 
 def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, success: SuccessRule) -> StepCounts:
@@ -30,6 +35,7 @@ def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, succe
         reward=counts.reward + trajectory.reward,
         components=_add_components(counts.components, trajectory.components),
         endings={**counts.endings, ending: counts.endings.get(ending, 0) + 1},
+        tools=_add_tools(counts.tools, trajectory.tools),
         calls=counts.calls + trajectory.calls,
         calls_failed=counts.calls_failed + trajectory.calls_failed,
         positive_calls=counts.positive_calls + (trajectory.calls if positive else 0),
@@ -41,6 +47,14 @@ def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, succe
         tools_s=counts.tools_s + trajectory.tools_s,
         grading_s=counts.grading_s + trajectory.grading_s,
     )
+
+
+def _add_tools(sums: dict[str, ToolCount], tools: dict[str, ToolCount]) -> dict[str, ToolCount]:
+    added = dict(sums)
+    for name, each in tools.items():
+        before = sums.get(name, ToolCount())
+        added[name] = ToolCount(before.calls + each.calls, before.timed_out + each.timed_out)
+    return added
 
 
 def _add_components(sums: dict[str, ComponentSum], components: dict[str, float]) -> dict[str, ComponentSum]:
@@ -102,6 +116,11 @@ def add_group_selection(counts: StepCounts, task: str, selection: GroupSelection
 def parse_failed_component(cause: str) -> str:
     """The infrastructure component that failed: the part of the cause before the colon."""
     return cause.partition(":")[0]
+
+
+def classify_failure(cause: str) -> str:
+    """The kind of a failure: the first line of its cause, without the values that differ between rows."""
+    return _ROW_VALUES.sub("…", cause.partition("\n")[0])[:_MAX_KIND_CHARACTERS]
 
 
 def _add_to_length_counts(counts: LengthCounts, trajectory: TrajectoryFinished) -> LengthCounts:

@@ -38,7 +38,7 @@ from bus.messages import (
 )
 from configs.schema import RunConfig
 from policies.decider import Send
-from policies.groups.buffer_state import AcceptedGroup, BufferState, GroupCollection, OpenGroup
+from policies.groups.buffer_state import AcceptedGroup, BufferState, GroupCollection, OpenGroup, report_first_failure
 from policies.groups.counts import StepLengths, add_group_selection
 from policies.groups.group_starter import GroupStarter, ProblemSet
 from policies.groups.selection import (
@@ -84,7 +84,11 @@ class GroupBuffer:
                 return self._start_step(event)
             case EvaluationRequested():
                 return self._start_evaluation(event)
-            case TrajectoryFinished() | TrajectoryFailed() | TrajectoryAborted():
+            case TrajectoryFailed():
+                group = self.state.find_open_group(event.group_id)
+                effects = self._on_trajectory_ended(event)
+                return [*report_first_failure(self.state, event, group), *effects]
+            case TrajectoryFinished() | TrajectoryAborted():
                 return self._on_trajectory_ended(event)
             case RunFinished():
                 self.state.pending_run_finished = event

@@ -1,14 +1,13 @@
 """Finds problems in the scores of all rows (tasks.checking.row_scores)."""
 
-import re
 from collections.abc import Iterator, Sequence
 
 from configs.success import SuccessRule
+from policies.groups.counts import classify_failure
 from tasks.checking.play import Play
 from tasks.checking.row_scores import RowScores
 from tasks.checking.task_problems import CheckFinding, shorten
 
-_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")  # they differ between rows that fail in the same way
 _ROWS_SHOWN = 3
 
 
@@ -20,11 +19,6 @@ def find_row_score_problems(scores: RowScores, success: SuccessRule) -> list[Che
         *find_wrong_successes(scores.wrong, success),
         *_find_unscored(scores),
     ]
-
-
-def classify_failure(failure: str) -> str:
-    """The kind of a failure: its first line, without the values that differ between rows."""
-    return _VALUES.sub("…", failure.partition("\n")[0])
 
 
 def _find_failures(scores: RowScores) -> Iterator[CheckFinding]:

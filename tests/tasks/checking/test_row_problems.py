@@ -1,8 +1,9 @@
 """Problems in the scores of all rows."""
 
 from configs.success import SuccessRule, parse_success
+from policies.groups.counts import classify_failure
 from tasks.checking.play import Play
-from tasks.checking.row_problems import classify_failure, find_row_score_problems, find_wrong_successes
+from tasks.checking.row_problems import find_row_score_problems, find_wrong_successes
 from tasks.checking.row_scores import RowScores
 from tasks.checking.turn_scripts import TurnScript
 
