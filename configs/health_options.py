@@ -45,6 +45,10 @@ class HealthConfig(Section, frozen=True):
     mismatch_k3_nats: NonNegativeFloat = 0.05  # mean KL divergence (k3) per token
     mismatch_token_share: Share = 0.02  # of tokens with a difference of over 1 nat
 
+    # Tokens with a probability of at least 50% in the engine and a much smaller one in the learner (docs/mismatch.md).
+    confident_tokens: Action = "warn"
+    confident_tokens_count: NonNegativeFloat = 0.0  # of a step; more are a problem
+
     equal_groups: Action = "warn"  # most groups have equal rewards, and their questions are not solved
     equal_groups_share: Share = 0.8  # of all groups
 

@@ -22,6 +22,7 @@ from actors.launch.display import Display, make_display
 from actors.launch.job_environment import configure_head, configure_worker, read_placement
 from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
 from actors.replay.verification import RunVerifier
+from actors.runtime.resume_point import find_resume_step
 from actors.stages.stage_sequence import Stages, StageSelection, StageSequence, count_stages_to_run
 from analysis.run_figures import list_curve_lines, list_stage_curve_lines
 from analysis.summary import summarize
@@ -116,6 +117,16 @@ def _run_configured(run: RunConfig, *, resume: bool, overwrite: bool, console: C
         return 1
 
 
+def describe_resumption(folder: RunFolder) -> str:
+    """The step after which a resumed run continues."""
+    step = find_resume_step(folder)
+    if step is not None:
+        return f"continues after step {step}, from {folder.get_checkpoint_path(step)}"
+    if folder.partial_cold_start.exists():
+        return f"continues the cold start from {folder.partial_cold_start}"
+    return "starts again, since there is no checkpoint yet"
+
+
 def _finish_run(
     ending: RunEnding,
     run: RunConfig,
@@ -126,13 +137,7 @@ def _finish_run(
     wall_s: float,
 ) -> int:
     if ending == "interrupted":
-        is_saved = any(folder.checkpoints.glob("step_*")) or folder.partial_cold_start.exists()
-        where = (
-            f"continues from the last checkpoint in {folder.checkpoints}"
-            if is_saved
-            else "starts again, since there is no checkpoint yet"
-        )
-        display.print_line(f"interrupted; `asterism run ... --resume` {where}")
+        display.print_line(f"interrupted; `asterism run ... --resume` {describe_resumption(folder)}")
         return EXIT_INTERRUPTED
     identical, unusable = None, None
     if run.log.events and run.log.verify:

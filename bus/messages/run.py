@@ -97,6 +97,16 @@ class Progress(Message, frozen=True):
     values: dict[str, float]
 
 
+class CheckpointRequested(Message, frozen=True):
+    """launcher -> learner, at an interrupt: save the step that was trained last, and train no further one."""
+
+
+class CheckpointSaved(Message, frozen=True):
+    """learner -> launcher, after CheckpointRequested."""
+
+    step: int  # -1: the learner has not started RL
+
+
 class Shutdown(Message, frozen=True):
     """launcher -> every process: exit after all logs are written."""
 
@@ -110,5 +120,7 @@ RunMessage = (
     | HealthReported
     | FailureReported
     | Progress
+    | CheckpointRequested
+    | CheckpointSaved
     | Shutdown
 )

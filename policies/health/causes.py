@@ -14,7 +14,7 @@ from policies.health.health_checks import HEALTH_CHECKS
 from policies.health.step_history import StepHistory
 
 _NOISE_FACTOR = 3.0  # of the median change of the reward between two steps
-_NEWEST_STEPS = 2  # whose mean reward is compared: fewer than those of a check, which reports later
+_NEWEST_STEPS = 2  # of the mean reward to compare: fewer than those of a check, which reports later
 
 
 class RankedCause(NamedTuple):

@@ -145,6 +145,17 @@ def measure_mismatch(history: StepHistory, health: HealthConfig) -> str | None:
     return where + " and ".join(found) if found else None
 
 
+def measure_confident_tokens(history: StepHistory, health: HealthConfig) -> str | None:
+    """Of the newest step. Stale tokens differ because the policy has changed since."""
+    newest, limit = history.list_newest("mismatch_confident", 1), health.confident_tokens_count
+    if not newest or newest[0] <= limit or history.steps[-1].get("staleness_max", 0.0) > 0:
+        return None
+    return (
+        f"{newest[0]:.0f} tokens of the last step have a probability of at least 50% in the engine, and a more than 2 nats "
+        f"smaller one in the learner with the same weights (limit {limit:g})"
+    )
+
+
 def measure_equal_groups(history: StepHistory, health: HealthConfig) -> str | None:
     limit, window = health.equal_groups_share, history.steps[-health.window_steps :]
     shares = [_divide(step.get("groups_rejected"), step.get("groups")) for step in window]
@@ -271,6 +282,11 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
         measure_mismatch,
         "engine and learner compute in different precision or with different weights",
         'set engine.dtype = "float32", or lower rl.max_staleness; check the engine\'s weights transfer (sglang.weights)',
+    ),
+    "confident_tokens": HealthCheck(
+        measure_confident_tokens,
+        "the engine has other weights than the learner, or one of them computes some tokens wrongly",
+        'check the engine\'s weights transfer (sglang.weights), or set engine.dtype = "float32"',
     ),
     "equal_groups": HealthCheck(
         measure_equal_groups,

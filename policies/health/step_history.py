@@ -13,6 +13,7 @@ METRICS_READ = (
     *("reward", "positive_share", "errors_in_positives", "overlong_share", "groups", "groups_rejected"),
     *("trajectories", "trajectories_failed", "recomputed_share", "updates", "updates_skipped", "loss", "grad_norm"),
     *("clip_fraction", "entropy", "mismatch_k3", "mismatch_above_1", "lr"),
+    *("mismatch_confident", "staleness_max"),
 )
 MAX_FINITE = 1e100  # larger values count as infinite, so that sums and means are finite
 FAILURE_PREFIX = "failed: "  # of the counts of masked trajectories by cause

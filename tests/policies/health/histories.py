@@ -52,6 +52,7 @@ FAULTS = [
         "masked_trajectories", 1, {"trajectories": 236.0, "trajectories_failed": 20.0, "failed: reward": 20.0}
     ),
     PlantedFault("equal_groups", 20, {"positive_share": 0.5, "reward": 0.9, "groups_rejected": 15.0}),
+    PlantedFault("confident_tokens", 7, {"mismatch_confident": 1.0}, steps=1),
     PlantedFault("skipped_updates", 2, {"updates_skipped": 1.0, "grad_norm": math.inf}),
     PlantedFault("skipped_updates", 40, {"updates_skipped": 2.0, "grad_norm": math.nan, "loss": math.nan}),
     PlantedFault("reward_drop", 12, {"reward": 0.3, "positive_share": 0.3, "groups_rejected": 0.0}),

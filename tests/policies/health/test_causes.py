@@ -97,6 +97,13 @@ def test_a_shorter_run_without_an_update_is_reported_at_its_end() -> None:
     assert [len(each) for each in reports] == [0, 1]
 
 
+def test_a_confident_disagreement_of_a_stale_token_is_normal() -> None:
+    stale = [{"mismatch_confident": 5.0, "staleness_max": 1.0}] * 3
+    assert list_findings(stale) == []
+    fresh = [{"mismatch_confident": 1.0, "staleness_max": 0.0}]
+    assert [finding.check for _, finding in list_findings(fresh)] == ["confident_tokens"]
+
+
 def test_a_check_with_stop_is_reported_also_if_its_cause_is_known() -> None:
     health = HealthConfig(equal_groups="stop", length_limit_share=0.05)
     late = [{**values, "groups_rejected": 0.0} for values in diverge(3, 7)] + diverge(1, 4)
