@@ -1,6 +1,7 @@
 """Draws the metrics of one run: `runs/NAME/curves.png`."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from analysis.plotting import (
     GREEN,
     GREY,
     ORANGE,
+    PALETTE,
     PURPLE,
     RED,
     draw_legend,
@@ -37,14 +39,19 @@ def draw_curves(run_folder: Path) -> Path:
     """Raises AnalysisError if the run has no step, OSError if the figure cannot be written."""
     metrics = read_metrics(run_folder, require_steps=True)
     steps = metrics.steps
-    figure, panels = make_figure(2, 3, metrics.run, _format_subtitle(metrics))
-    _draw_reward(panels[0], metrics)
+    is_binary = has_binary_reward(metrics)
+    figure, panels = make_figure(2 if is_binary else 3, 3, metrics.run, _format_subtitle(metrics))
+    _draw_share_of_successes(panels[0], metrics, "reward" if is_binary else "positive_share")
     draw_line(panels[1], steps["step"], get_column(steps, "errors_in_positives"), RED)
     draw_line(panels[2], steps["step"], get_column(steps, "response_tokens"), GREEN)
     _draw_time(panels[3], steps)
     _draw_groups(panels[4], steps)
     draw_line(panels[5], steps["step"], get_column(steps, "entropy"), PURPLE)
-    style_axes(panels[0], "Reward", "mean over trajectories", percent=True)
+    if is_binary:
+        style_axes(panels[0], "Reward", "mean over trajectories", percent=True)
+    else:
+        style_axes(panels[0], "Successes", "share of trajectories (evaluation.success)", percent=True)
+        _draw_shaped_reward(panels[6:], metrics)
     style_axes(panels[1], "Tool errors in positives", "share of failed calls in positives", percent=True)
     style_axes(panels[2], "Response length", "tokens, mean")
     style_axes(panels[3], "Time of a step", "seconds")
@@ -67,24 +74,61 @@ def _format_subtitle(metrics: RunMetrics) -> str:
     return "  ·  ".join(facts)
 
 
-def _draw_reward(axes: Axes, metrics: RunMetrics) -> None:
-    """The training reward, and the evaluations before, during and after RL."""
+def has_binary_reward(metrics: RunMetrics) -> bool:
+    """Whether each mean reward is the share of successes, so that both fit on one axis in percent."""
+    rewards, shares = (get_column(metrics.steps, name) for name in ("reward", "positive_share"))
+    pairs = [*zip(rewards, shares, strict=True)]
+    pairs += [(line.get("reward"), line.get("accuracy")) for line in metrics.evaluation_values.values()]
+    pairs += [(reward, metrics.step_accuracies.get(step)) for step, reward in metrics.step_rewards.items()]
+    return all(
+        math.isclose(reward, share, abs_tol=1e-6) for reward, share in pairs if reward is not None and share is not None
+    )
+
+
+def _draw_share_of_successes(axes: Axes, metrics: RunMetrics, training: str) -> None:
+    """The metric `training`, and the accuracies of the evaluations before, during and after RL."""
+    steps = metrics.steps
+    draw_line(axes, steps["step"], get_column(steps, training), BLUE, "training")
+    _draw_evaluations(axes, metrics, metrics.evaluations, metrics.step_accuracies)
+    axes.set_ylim(0, 1.05)
+    draw_legend(axes)
+
+
+def _draw_shaped_reward(panels: Sequence[Axes], metrics: RunMetrics) -> None:
+    """The mean reward of training and evaluations, and the means of its components; the third panel stays empty."""
+    axes, components, empty = panels
     steps = metrics.steps
     draw_line(axes, steps["step"], get_column(steps, "reward"), BLUE, "training")
+    rewards = {label: line.get("reward") for label, line in metrics.evaluation_values.items()}
+    _draw_evaluations(axes, metrics, rewards, metrics.step_rewards)
+    style_axes(axes, "Reward", "mean over trajectories")
+    names = [name for name in steps.columns if name.startswith("reward: ")]
+    for name, color in zip(names, PALETTE, strict=False):
+        draw_line(components, steps["step"], get_column(steps, name), color, name.removeprefix("reward: "))
+    style_axes(components, "Components of the reward", "mean in training, without weights")
+    for panel in (axes, components):
+        panel.set_ylim(auto=True)
+        panel.autoscale(axis="y")
+        draw_legend(panel)
+    empty.set_axis_off()
+
+
+def _draw_evaluations(
+    axes: Axes, metrics: RunMetrics, by_label: Mapping[str, float | None], by_step: Mapping[int, float]
+) -> None:
+    steps = metrics.steps
     ends = {"start": int(steps["step"][0]) - 1, "end": int(steps["step"][-1])}
-    # The larger markers have no face: equal accuracies stay visible.
+    # The larger markers have no face: equal values stay visible.
     for sampling, marker, size, color, face in (("sampled", "o", 52, BLUE, BLUE), ("greedy", "D", 110, ORANGE, "none")):
-        points = [(ends[end], metrics.evaluations.get(f"{end}_{sampling}")) for end in ends]
-        measured = [(step, accuracy) for step, accuracy in points if accuracy is not None]
+        points = [(ends[end], by_label.get(f"{end}_{sampling}")) for end in ends]
+        measured = [(step, value) for step, value in points if value is not None]
         if measured:
             x, y = zip(*measured, strict=True)
             points_drawn = axes.scatter(x, y, marker=marker, s=size, facecolor=face, edgecolor=color, zorder=3)
             points_drawn.set(label=f"test, {sampling}", clip_on=False, linewidth=1.8)
-    if metrics.step_accuracies:
-        x, y = zip(*sorted(metrics.step_accuracies.items()), strict=True)
+    if by_step:
+        x, y = zip(*sorted(by_step.items()), strict=True)
         axes.plot(x, y, color=PURPLE, marker="o", markersize=4, linewidth=1, label="test, during training")
-    axes.set_ylim(0, 1.05)
-    draw_legend(axes)
 
 
 def _draw_time(axes: Axes, steps: pl.DataFrame) -> None:

@@ -24,6 +24,8 @@ class RunLines(NamedTuple):
     sft: list[dict[str, Any]]  # one per step of the cold start, in order
     evaluations: dict[str, float | None]  # label -> accuracy of the last one; None if every trajectory failed
     step_accuracies: dict[int, float]  # step -> accuracy of the evaluation during training
+    evaluation_values: dict[str, dict[str, Any]]  # label -> the last line; of evaluations at the start and at the end
+    step_rewards: dict[int, float]  # step -> mean reward of the evaluation during training
     task_rewards: dict[str, dict[str, float]]  # label -> mean reward of an evaluation, by task
     health: list[dict[str, Any]]  # reports of health checks: step, check, action, message
 
@@ -40,6 +42,12 @@ def read_metric_lines(run_folder: Path) -> RunLines:
             line["step"]: line["accuracy"]
             for line in evaluations
             if line["label"].startswith("step_") and "accuracy" in line
+        },
+        evaluation_values={line["label"]: line for line in evaluations if not line["label"].startswith("step_")},
+        step_rewards={
+            line["step"]: line["reward"]
+            for line in evaluations
+            if line["label"].startswith("step_") and "reward" in line
         },
         task_rewards={line["label"]: _read_task_rewards(line) for line in evaluations},
         health=[_read_health_report(line) for line in lines if line["kind"] == "health"],

@@ -16,6 +16,8 @@ class RunMetrics(NamedTuple):
     sft: pl.DataFrame  # one row per step of the cold start, in order
     evaluations: dict[str, float | None]  # label -> accuracy of the last one; None if every trajectory failed
     step_accuracies: dict[int, float]  # step -> accuracy of the evaluation during training
+    evaluation_values: dict[str, dict[str, Any]]  # label -> the last line; of evaluations at the start and at the end
+    step_rewards: dict[int, float]  # step -> mean reward of the evaluation during training
     task_rewards: dict[str, dict[str, float]]  # label -> mean reward of an evaluation, by task
     health: list[dict[str, Any]]  # reports of health checks: step, check, action, message
 
@@ -26,7 +28,7 @@ def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics
     if require_steps and not lines.steps:
         raise AnalysisError(f"{RunFolder(run_folder).metrics}: no RL step yet")
     frames = _build_frame(lines.steps), _build_frame(lines.sft)
-    accuracies = lines.evaluations, lines.step_accuracies
+    accuracies = lines.evaluations, lines.step_accuracies, lines.evaluation_values, lines.step_rewards
     return RunMetrics(run_folder.resolve().name, *frames, *accuracies, lines.task_rewards, lines.health)
 
 

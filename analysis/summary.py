@@ -15,8 +15,10 @@ from bus.messages import StartGroup
 from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
+from engine.data.task_inputs import read_task_descriptions
 from engine.learner.best_checkpoint import read_best_checkpoint
 from engine.model.weight_files import count_parameters
+from policies.tools.task_description import has_binary_reward
 
 _ISOLATION_LAYERS = ("namespaces", "seccomp", "landlock")
 AVERAGED_STEPS = 10  # last steps, averaged for the values at the end of a run
@@ -39,6 +41,10 @@ def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identi
         "pass1_end": accuracy.get("end_sampled"),
         "greedy_start": accuracy.get("start_greedy"),
         "greedy_end": accuracy.get("end_greedy"),
+        "headline": "accuracy" if has_binary_reward(run, read_task_descriptions(folder)) else "reward",
+        "success": run.success.describe(),
+        "success_is_default": not run.evaluation.success,
+        "evaluation_rewards": _join_evaluation_values(metrics.evaluation_values),
         "best_checkpoint": _describe_best_checkpoint(folder),
         "tasks": _join_task_rewards(metrics.task_rewards),
         "err_positive_start": compute_mean(steps[:1], "errors_in_positives"),
@@ -63,6 +69,19 @@ def _describe_best_checkpoint(folder: RunFolder) -> dict[str, Any] | None:
         return None
     path = folder.get_checkpoint_path(best.step).relative_to(folder.path)
     return {"path": str(path), "step": best.step, "label": best.label, "reward": best.reward}
+
+
+def _join_evaluation_values(by_label: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """Mean rewards before and after RL, by "sampled", "greedy", and "sampled: COMPONENT"."""
+    joined: dict[str, dict[str, float | None]] = {}
+    for sampling in ("sampled", "greedy"):
+        start, end = (by_label.get(f"{time}_{sampling}", {}) for time in ("start", "end"))
+        joined[sampling] = {"start": start.get("reward"), "end": end.get("reward")}
+        components = sorted({key for key in (*start, *end) if key.startswith("reward: ")})
+        for key in components:
+            name = f"{sampling}: {key.removeprefix('reward: ')}"
+            joined[name] = {"start": start.get(key), "end": end.get(key)}
+    return joined
 
 
 def _join_task_rewards(by_label: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:

@@ -31,9 +31,12 @@ def build_summary_table(summary: Mapping[str, Any]) -> Table:
     table.add_column("")
     table.add_column("before RL", justify="right")
     table.add_column("after", justify="right", style="bold")
+    for label, ends in _build_reward_rows(summary):
+        table.add_row(escape(label), *ends)
+    successes = _name_successes(summary)
     for label, key in (
-        ("correct answers, sampled", "pass1"),
-        ("correct answers, greedy", "greedy"),
+        (f"{successes}, sampled", "pass1"),
+        (f"{successes}, greedy", "greedy"),
         ("tool errors if correct, last 10 steps", "err_positive"),
     ):
         ends = [_format(summary.get(f"{key}_{end}"), ".1%") for end in ("start", "end")]
@@ -45,6 +48,27 @@ def build_summary_table(summary: Mapping[str, Any]) -> Table:
     for label, value in _build_fact_rows(summary):
         table.add_row(label, "", value)
     return table
+
+
+def _build_reward_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """The mean rewards and their components of a shaped reward; a binary one is the share of correct answers."""
+    if summary.get("headline") != "reward":
+        return []
+    rewards: Mapping[str, Mapping[str, float | None]] = summary.get("evaluation_rewards") or {}
+    rows: list[tuple[str, list[str]]] = []
+    for name in sorted(rewards, key=lambda name: ": " in name):
+        sampling, _, component = name.partition(": ")
+        if component and sampling != "sampled":
+            continue
+        label = f"  {component}, {sampling}" if component else f"reward, {sampling}"
+        rows.append((label, [_format(rewards[name].get(end), ".3f") for end in ("start", "end")]))
+    return rows
+
+
+def _name_successes(summary: Mapping[str, Any]) -> str:
+    """The rule itself, if no key names the rewards of correct answers."""
+    is_shaped = summary.get("headline") == "reward"
+    return summary["success"] if is_shaped and summary.get("success_is_default") else "correct answers"
 
 
 def _build_fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

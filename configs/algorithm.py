@@ -23,6 +23,7 @@ from configs.schema_tree import (
     TaskName,
     require,
 )
+from configs.success import parse_success
 
 
 class SamplingConfig(Section, frozen=True):
@@ -182,7 +183,8 @@ class RocConfig(Section, frozen=True):
     # How correct trajectories are chosen: by weight, or the lowest penalties.
     positives: Literal["weighted", "lowest"] = "weighted"
     negatives: Literal["uniform", "first"] = "uniform"  # how wrong trajectories are chosen
-    positive_above: SignedFloat = 0.0  # trajectories with a larger reward are positives ("correct")
+    # Trajectories with a larger reward are positives ("correct"), unless evaluation.success decides.
+    positive_above: SignedFloat = 0.0
     # Each class is kept in proportion, but at least this many if there are as many.
     min_positives: Count = 1
     min_negatives: Count = 1  # see min_positives
@@ -328,6 +330,9 @@ class EvaluationConfig(Section, frozen=True):
     every: Count = 0  # RL steps, for evaluations during training; 0: none
     during: Literal["sampled", "greedy"] = "sampled"  # answers of the evaluations during training
     keep_best: bool = True  # keep the checkpoint with the best reward in these evaluations; needs `every`
+    # What counts as a correct answer: a component, "correct", or a limit, "correct >= 1" or "reward > 0.5";
+    # empty: a reward above roc.positive_above (docs/rewards.md).
+    success: str = ""
     temperature: NonNegativeFloat = 0.0  # of sampled evaluations; 0: sampling.temperature
     top_p: PositiveShare = 1.0  # of sampled evaluations; 1: sampling.top_p
     top_k: Count = 0  # of sampled evaluations; 0: sampling.top_k
@@ -336,6 +341,8 @@ class EvaluationConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         require(not any(self.intervals) or self.questions > 0, "every must be 0 without questions; set questions")
+        if self.success:
+            parse_success(self.success)
         names = [each.name for each in self.sets]
         repeated = next((name for name in names if names.count(name) > 1), "")
         require(not repeated, f'sets: the name "{repeated}" is used twice')

@@ -20,10 +20,17 @@ class HealthConfig(Section, frozen=True):
     solved_share: Share = 0.9
 
     length_limit: Action = "warn"  # many trajectories reach the length limit
-    length_limit_share: Share = 0.2  # of the finished trajectories
+    length_limit_share: Share = 0.1  # of the finished trajectories; twice as many trigger after window_steps
+    length_limit_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 10  # of the mean that exceeds it
 
-    tool_errors: Action = "warn"  # failed calls in positives increase
+    tool_errors: Action = "warn"  # failed calls in positives increase, or are many
     tool_errors_rise: Share = 0.15  # of the share of failed calls, above its lowest mean in the run
+
+    tool_errors_share: Share = 0.3  # of the calls in positives, in tool_errors_steps steps in a row
+    tool_errors_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 15  # longer than a policy needs to learn calls
+
+    tool_timeouts: Action = "warn"  # the calls of a tool reach their time limit
+    tool_timeouts_share: Share = 0.5  # of the calls of one tool
 
     entropy: Action = "warn"  # collapse: the policy samples almost always the same tokens
     entropy_nats: NonNegativeFloat = 0.02  # per token; lower values are a collapse
@@ -38,13 +45,20 @@ class HealthConfig(Section, frozen=True):
     mismatch_k3_nats: NonNegativeFloat = 0.05  # mean KL divergence (k3) per token
     mismatch_token_share: Share = 0.02  # of tokens with a difference of over 1 nat
 
+    # Tokens with a probability of at least 50% in the engine and a much smaller one in the learner (docs/mismatch.md).
+    confident_tokens: Action = "warn"
+    confident_tokens_count: NonNegativeFloat = 0.0  # of a step; more are a problem
+
     equal_groups: Action = "warn"  # most groups have equal rewards, and their questions are not solved
     equal_groups_share: Share = 0.8  # of all groups
 
     skipped_updates: Action = "warn"  # updates without a finite gradient
     skipped_updates_share: Share = 0.1  # of the updates of the window
 
-    reward_drop: Action = "warn"  # below the best mean of the run
+    no_updates: Action = "warn"  # no step has changed the weights
+    no_updates_steps: Annotated[int, Meta(ge=1, le=MAX_WINDOW_STEPS)] = 3  # since the start; fewer in a shorter run
+
+    reward_drop: Action = "warn"  # below the best mean of the run, or the start
     reward_drop_share: Share = 0.2  # of the best value, or of the gain since the first steps if that is larger
 
     recomputation: Action = "warn"  # engines prefill tokens again after they evicted them
@@ -52,3 +66,4 @@ class HealthConfig(Section, frozen=True):
 
     masked_trajectories: Action = "warn"  # lost to infrastructure
     masked_trajectories_share: Share = 0.1  # of all trajectories
+    masked_run_share: Share = 0.05  # of all trajectories of the whole run, evaluations included

@@ -13,8 +13,8 @@ from typing import Any, cast
 import msgspec
 
 from configs.atomic_write import write_atomically
-from configs.error_messages import ConfigLayer, explain_validation_error, format_value
 from configs.loading.config_layers import ConfigError, check_keys, merge, parse_override, read_layer, resolve_paths
+from configs.loading.error_messages import ConfigLayer, explain_validation_error, format_value
 from configs.loading.stage_layers import StageConfig, choose_stage, pop_stages
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig

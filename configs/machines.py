@@ -6,7 +6,17 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from configs.algorithm import LearnerConfig
-from configs.schema_tree import Count, FilePath, Port, PositiveFloat, PositiveInt, PositiveShare, Section, require
+from configs.schema_tree import (
+    Count,
+    FilePath,
+    NonNegativeFloat,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Section,
+    require,
+)
 
 SinkName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
@@ -162,6 +172,8 @@ class SupervisionConfig(Section, frozen=True):
     heartbeat_s: PositiveFloat = 1.0  # interval of heartbeats
     heartbeat_timeout_s: PositiveFloat = 30.0  # a process without a heartbeat for this long is killed and restarted
     first_heartbeat_timeout_s: PositiveFloat = 300.0  # the same for its first heartbeat
+    # For a checkpoint after ^C or SIGTERM; the end takes some seconds more, and Slurm kills after 30 s. 0: none.
+    interrupt_grace_s: NonNegativeFloat = 20.0
     stall_report_s: PositiveFloat = 600.0  # without progress for this long the run reports which actors wait for which
 
     def __post_init__(self) -> None:

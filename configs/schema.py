@@ -37,7 +37,8 @@ from configs.machines import (
 )
 from configs.schema_tree import Count, FilePath, Section, require
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
-from configs.task_options import Acceptance, RewardConfig, TaskConfig, check_tasks
+from configs.success import REWARD, SuccessRule, parse_success
+from configs.task_options import GRADER_COMPONENT, Acceptance, RewardConfig, TaskConfig, check_tasks, may_have_component
 from configs.tiny_options import TinyConfig
 
 
@@ -85,9 +86,7 @@ class RunConfig(Section, frozen=True):
     metrics: MetricsConfig = MetricsConfig()
 
     def __post_init__(self) -> None:
-        require(self.name != "", "name must not be empty")
-        parts = PurePosixPath(self.name).parts
-        require("/" not in parts and ".." not in parts and parts != (), "name must be a path within runs_folder")
+        _require_name(self.name)
         require(
             self.sampling.temperature > 0 or self.rl.steps == 0,
             "sampling.temperature must be positive for training: with 0 all answers of a group are equal",
@@ -99,6 +98,7 @@ class RunConfig(Section, frozen=True):
             _require_resampling(self.rl.rollouts, self.roc)
         _require_overlong_buffer(self.rl, self.resolved_tasks)
         _require_known_tasks(self.evaluation, [task.name for task in self.resolved_tasks])
+        _require_known_success(self.evaluation, self.roc, self.resolved_tasks)
         _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
         if self.engine.kind == "sglang":
             _require_single_replica(self.learner, self.sglang)
@@ -157,6 +157,12 @@ class RunConfig(Section, frozen=True):
         )
 
     @property
+    def success(self) -> SuccessRule:
+        """Decides on correct answers: in evaluations, and on RoC's positives."""
+        text = self.evaluation.success
+        return parse_success(text) if text else SuccessRule(limit=self.roc.positive_above)
+
+    @property
     def num_weight_versions(self) -> int:
         """Versions of the weights in shared memory. An evaluation holds the engines' version, while the learner
         publishes `rl.max_staleness` + 1 further versions."""
@@ -188,6 +194,12 @@ class RunConfig(Section, frozen=True):
         return self.sglang.startup_timeout_s if self.engine.kind == "sglang" else 0.0
 
 
+def _require_name(name: str) -> None:
+    require(name != "", "name must not be empty")
+    parts = PurePosixPath(name).parts
+    require("/" not in parts and ".." not in parts and parts != (), "name must be a path within runs_folder")
+
+
 def _require_overlong_buffer(rl: RlConfig, tasks: Sequence[TaskConfig]) -> None:
     for task in tasks:
         limit, table = task.get_dialogue().response_tokens, f"tasks.{task.name}.dialogue" if task.name else "dialogue"
@@ -195,6 +207,25 @@ def _require_overlong_buffer(rl: RlConfig, tasks: Sequence[TaskConfig]) -> None:
             rl.overlong_buffer_tokens < limit,
             f"rl.overlong_buffer_tokens = {rl.overlong_buffer_tokens} must be below {table}.response_tokens = {limit}",
         )
+
+
+def _require_known_success(evaluation: EvaluationConfig, roc: RocConfig, tasks: Sequence[TaskConfig]) -> None:
+    """Raise ValueError for a component that no trajectory of a task can have."""
+    if not evaluation.success:
+        return
+    require(
+        roc.positive_above == 0,
+        "evaluation.success and roc.positive_above both decide on correct answers; remove roc.positive_above",
+    )
+    rule = parse_success(evaluation.success)
+    for task in tasks:
+        if rule.name != REWARD and not may_have_component(task, rule.name):
+            where = f'of the task "{task.name}" ' if task.name else ""
+            known = ", ".join(task.get_reward().functions or (GRADER_COMPONENT,))
+            raise ValueError(
+                f'evaluation.success = "{evaluation.success}": the reward {where}has no component "{rule.name}"; it has '
+                f"{known}, and {REWARD} is their weighted sum"
+            )
 
 
 def _require_known_tasks(evaluation: EvaluationConfig, tasks: Sequence[str]) -> None:

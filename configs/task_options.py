@@ -19,6 +19,7 @@ from configs.schema_tree import (
 )
 
 Acceptance = Literal["number", "expression", "any"]
+GRADER_COMPONENT = "correct"  # of the grader, if there are no reward functions
 
 
 class RewardConfig(Section, frozen=True):
@@ -85,6 +86,14 @@ def check_tasks(tasks: tuple[TaskConfig, ...]) -> None:
             bool(task.import_path) or not task.get_dialogue().lacks_tools,
             f"{where} must not contain {{tools}} without tools; add a tool, or remove {{tools}}",
         )
+
+
+def may_have_component(task: TaskConfig, name: str) -> bool:
+    """Whether a trajectory can have it. Environments and dialogues name components of their own."""
+    functions = task.get_reward().functions
+    names = functions or ((GRADER_COMPONENT,) if not task.import_path else ())
+    is_metric = name.partition(".")[0] in functions  # a function adds metrics as FUNCTION.METRIC
+    return name in names or is_metric or bool(task.import_path)
 
 
 def _check_weights(task: TaskConfig) -> None:

@@ -110,8 +110,8 @@ def _describe_trajectory(trajectory: Trajectory) -> dict[str, Any]:
 
 def _describe_end(end: TrajectoryFinished | TrajectoryFailed | TrajectoryAborted) -> dict[str, Any]:
     match end:
-        case TrajectoryFinished(ending=ending, reward=reward):
-            return {"ending": ending, "cause": "", "reward": reward}
+        case TrajectoryFinished(ending=ending, reward=reward, components=components):
+            return {"ending": ending, "cause": "", "reward": reward, "components": components}
         case TrajectoryFailed(cause=cause):
             return {"ending": "failed", "cause": cause, "reward": None}
         case TrajectoryAborted(cause=cause):

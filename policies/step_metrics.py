@@ -29,12 +29,14 @@ from bus.messages import (
     StepRequested,
     StepTrained,
     TaskCounts,
+    ToolCount,
     WeightsSynced,
     name_evaluation,
 )
 from configs.health_options import HealthConfig
 from policies.decider import Send
 from policies.health.health_monitor import HealthState, check_step
+from policies.step_evaluations import START_LABELS
 
 
 def divide(numerator: float, denominator: float) -> float | None:
@@ -91,6 +93,7 @@ class Recorder:
             case RunStarted(step=step, health=health):
                 self._health = health or self._health
                 self.state = RecorderState(last_step=step, last_step_ended_at=now)
+                self.state.health.history.run_steps = max(0, self._steps - step)
             case StepRequested(step=step):
                 self.state.open_steps.append(StepTimes(step=step, requested=now))
             case StepCollected():
@@ -150,7 +153,7 @@ class Recorder:
     def _check_health(self, step: int, values: Mapping[str, float]) -> list[Send]:
         effects: list[Send] = []
         for finding in check_step(self.state.health, values, self._health):
-            reported = HealthReported(step, finding.check, finding.action, finding.message)
+            reported = HealthReported(step, finding.check, finding.action, finding.message, finding.checks)
             effects += [Send(METRICS, reported), Send(LAUNCHER, reported)]
             if finding.action == "stop":
                 effects.append(Send(LAUNCHER, RunFailed(f"step {step}: {finding.message}")))
@@ -180,6 +183,8 @@ class Recorder:
         }
         if event.version >= 0:
             values |= {"version": float(event.version), "other_version_tokens": float(event.other_version_tokens)}
+        is_start = event.label == START_LABELS[0]
+        self.state.health.history.add_evaluation(drop_undefined(values), is_start=is_start)
         step = self.state.last_step if event.version < 0 else event.version
         name = name_evaluation(event.label, event.version)
         return [
@@ -208,6 +213,7 @@ def compute_step_metrics(times: StepTimes, weights_synced_at: float) -> dict[str
         **compute_task_metrics(counts.tasks),
         "errors_in_positives": divide(counts.positive_calls_failed, counts.positive_calls),
         "tool_errors": divide(counts.calls_failed, counts.calls),
+        **compute_tool_metrics(counts.tools),
         "calls_per_rollout": divide(counts.calls, counts.trajectories),
         "response_tokens": divide(counts.response_tokens, counts.trajectories),
         "overlong_share": divide(counts.endings.get("length", 0), counts.trajectories),
@@ -254,6 +260,15 @@ def compute_component_metrics(components: Mapping[str, ComponentSum]) -> dict[st
     return {
         f"reward: {name}": compute_mean_reward(each.total, each.trajectories)
         for name, each in sorted(components.items())
+    }
+
+
+def compute_tool_metrics(tools: Mapping[str, ToolCount]) -> dict[str, float | None]:
+    """By "tool NAME: calls" and "tool NAME: timed_out"."""
+    return {
+        f"tool {name}: {metric}": float(value)
+        for name, each in sorted(tools.items())
+        for metric, value in (("calls", each.calls), ("timed_out", each.timed_out))
     }
 
 

@@ -10,8 +10,8 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from configs.error_messages import format_value
 from configs.load import load_run
+from configs.loading.error_messages import format_value
 from configs.schema import RunConfig
 from configs.schema_tree import find_section, get_field_types
 

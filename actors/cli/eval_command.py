@@ -31,7 +31,7 @@ from configs.schema import RunConfig
 from engine.contract import EngineFailure
 from engine.sglang.client import SGLangClient
 from engine.sglang.http_api import ModelInfo
-from policies.tools.task_description import TaskDescription
+from policies.tools.task_description import TaskDescription, choose_accuracy_label
 
 _PROGRESS_INTERVAL_S = 2.0
 
@@ -60,7 +60,7 @@ def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, co
         keep_task_descriptions(folder, descriptions)
         refusal = LogWriteFailure()
         configure_logging(folder, LAUNCHER, run.log.level, refusal.record)
-        display = make_display(console)
+        display = make_display(console, choose_accuracy_label(run, descriptions))
         for line in (f"evaluation {run.name}, seed {run.seed}, in {folder.path}", *inputs):
             display.print_line(line)
         try:

@@ -24,6 +24,7 @@ from actors.launch.job_environment import configure_head, configure_worker, read
 from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
 from actors.launch.run_manifest import write_first_manifest
 from actors.replay.verification import RunVerifier
+from actors.runtime.resume_point import find_resume_step
 from actors.stages.stage_sequence import Stages, StageSelection, StageSequence, count_stages_to_run
 from analysis.run_figures import list_curve_lines, list_stage_curve_lines
 from analysis.summary import summarize
@@ -35,7 +36,7 @@ from configs.errors import UnusableInput
 from configs.load import load_run, load_stages
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
-from policies.tools.task_description import TaskDescription
+from policies.tools.task_description import TaskDescription, choose_accuracy_label
 
 
 def run_recipe(config: Path, overrides: Sequence[str], selection: StageSelection, console: Console) -> int:
@@ -93,7 +94,7 @@ def _run_configured(run: RunConfig, *, resume: bool, overwrite: bool, console: C
         write_first_manifest(folder)
         refusal = LogWriteFailure()
         configure_logging(folder, LAUNCHER, run.log.level, refusal.record)
-        display = make_display(console)
+        display = make_display(console, choose_accuracy_label(run, descriptions))
         began = time.monotonic()
         for line in (f"run {run.name}, seed {run.seed}, in {folder.path}", *inputs):
             display.print_line(line)
@@ -120,6 +121,16 @@ def _run_configured(run: RunConfig, *, resume: bool, overwrite: bool, console: C
         return 1
 
 
+def describe_resumption(folder: RunFolder) -> str:
+    """The step after which a resumed run continues."""
+    step = find_resume_step(folder)
+    if step is not None:
+        return f"continues after step {step}, from {folder.get_checkpoint_path(step)}"
+    if folder.partial_cold_start.exists():
+        return f"continues the cold start from {folder.partial_cold_start}"
+    return "starts again, since there is no checkpoint yet"
+
+
 def _finish_run(
     ending: RunEnding,
     run: RunConfig,
@@ -130,13 +141,7 @@ def _finish_run(
     wall_s: float,
 ) -> int:
     if ending == "interrupted":
-        is_saved = any(folder.checkpoints.glob("step_*")) or folder.partial_cold_start.exists()
-        where = (
-            f"continues from the last checkpoint in {folder.checkpoints}"
-            if is_saved
-            else "starts again, since there is no checkpoint yet"
-        )
-        display.print_line(f"interrupted; `asterism run ... --resume` {where}")
+        display.print_line(f"interrupted; `asterism run ... --resume` {describe_resumption(folder)}")
         return EXIT_INTERRUPTED
     identical, unusable = None, None
     if run.log.events and run.log.verify:

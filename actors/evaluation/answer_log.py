@@ -31,6 +31,7 @@ from analysis.evaluation.answer_records import (
 )
 from bus.messages import AnyMessage, EvaluationRequested, StartGroup, TokenRecord, TrajectoryFailed, TrajectoryFinished
 from configs.atomic_write import raising_disk_errors, replacing_file
+from configs.success import SuccessRule
 from policies.decider import Send
 from policies.dialogue.release_text import find_response_answer
 from policies.groups.evaluation_questions import PlannedAnswer
@@ -45,11 +46,11 @@ class AnswerStart(NamedTuple):
 
 class AnswerLog:
     def __init__(
-        self, path: Path, rules: Mapping[str, Rules], positive_above: float, *, has_dialogues: bool = False
+        self, path: Path, rules: Mapping[str, Rules], success: SuccessRule, *, has_dialogues: bool = False
     ) -> None:
         """`rules`: by name of the task. `has_dialogues`: whether lines have the texts of responses."""
         self._path, self._rules = path, rules
-        self._positive_above, self._has_dialogues = positive_above, has_dialogues
+        self._success, self._has_dialogues = success, has_dialogues
         cut_torn_line(path)
         self._records = {each.key: each for each in read_answers(path)}
         self._thread = ThreadPoolExecutor(1, "answers")
@@ -118,7 +119,7 @@ class AnswerLog:
             record,
             ending=end.ending,
             answer=extract_answer(rules, end),
-            correct=end.reward > self._positive_above,
+            correct=self._success.is_met(end.reward, end.components),
             reward=end.reward,
             components=end.components,
             turns=end.turns,

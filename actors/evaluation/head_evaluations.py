@@ -33,7 +33,7 @@ def recording_answers(run: RunConfig, folder: RunFolder, other: Observer) -> Gen
     rules, counts = build_rules(run, read_task_descriptions(folder), tokenizer), read_problem_counts(folder)
     assert counts is not None
     planned = EvaluationQuestions(run, counts.test).list_all()
-    log = AnswerLog(folder.answers, rules, run.roc.positive_above, has_dialogues=run.evaluation.only)
+    log = AnswerLog(folder.answers, rules, run.success, has_dialogues=run.evaluation.only)
     with closing(log):
         yield log, AnswerObserver(log, planned, other)
 

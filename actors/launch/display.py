@@ -12,7 +12,7 @@ from bus.messages import Progress as ProgressMessage
 
 PLAIN_INTERVAL_S = 5.0
 _OUTCOME_WIDTH = 14  # of "512/512 groups"; failures make it wider
-_METRIC_FORMATS = {  # metric: how it is shown
+_METRIC_FORMATS = {  # metric: how it is shown; the components of the reward follow it
     "loss": "loss {:.3f}",
     "reward": "reward {:.3f}",
     "errors_in_positives": "tool errors in positives {:.3f}",
@@ -20,6 +20,8 @@ _METRIC_FORMATS = {  # metric: how it is shown
     "tokens_per_s": "{:,.0f} tokens/s",
     "accuracy": "accuracy {:.3f}",
 }
+_COMPONENT_PREFIX = "reward: "
+_MAX_COMPONENTS = 6
 
 
 class Display(Protocol):
@@ -30,12 +32,32 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
-def make_display(console: Console) -> Display:
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+def make_display(console: Console, accuracy_label: str = "accuracy") -> Display:
+    """`accuracy_label`: of the share of successes, such as "reward > 0"."""
+    return LiveDisplay(console, accuracy_label) if console.is_terminal else PlainDisplay(console, accuracy_label)
 
 
-def _format_metrics(values: Mapping[str, float]) -> str:
-    return "  ".join(form.format(values[name]) for name, form in _METRIC_FORMATS.items() if name in values)
+def _format_metrics(values: Mapping[str, float], accuracy_label: str) -> str:
+    parts: list[str] = []
+    for name, form in _METRIC_FORMATS.items():
+        if name in values:
+            parts.append(form.format(values[name]).replace("accuracy", accuracy_label))
+        if name == "reward":
+            parts += _format_components(values)
+    return "  ".join(parts)
+
+
+def _format_components(values: Mapping[str, float]) -> list[str]:
+    """Empty for a single component, which is the reward."""
+    found = {
+        name.removeprefix(_COMPONENT_PREFIX): value
+        for name, value in values.items()
+        if name.startswith(_COMPONENT_PREFIX)
+    }
+    if len(found) < 2:
+        return []
+    shown = ", ".join(f"{name} {value:.3f}" for name, value in list(found.items())[:_MAX_COMPONENTS])
+    return [f"({shown}{', ...' if len(found) > _MAX_COMPONENTS else ''})"]
 
 
 def _format_outcome(values: Mapping[str, float]) -> str:
@@ -61,7 +83,8 @@ class LiveDisplay:
     A narrow terminal shortens the metrics only, which come last.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, accuracy_label: str = "accuracy") -> None:
+        self._accuracy_label = accuracy_label
         is_wide = console.width >= 120
         whole = [Column(no_wrap=True, min_width=width) for width in (24 if is_wide else 4, 7, 5, _OUTCOME_WIDTH)]
         columns = (
@@ -78,7 +101,9 @@ class LiveDisplay:
 
     def show_progress(self, progress: ProgressMessage) -> None:
         if progress.stage.startswith("evaluation"):  # an evaluation has no steps
-            shown = _join_nonempty(_format_metrics(progress.values), _format_outcome(progress.values))
+            shown = _join_nonempty(
+                _format_metrics(progress.values, self._accuracy_label), _format_outcome(progress.values)
+            )
             self._bars.console.print(f"{progress.stage:<24} {shown}")
             return
         if progress.stage not in self._tasks:
@@ -88,7 +113,7 @@ class LiveDisplay:
         self._bars.update(
             self._tasks[progress.stage],
             completed=progress.step,
-            numbers=_format_metrics(progress.values),
+            numbers=_format_metrics(progress.values, self._accuracy_label),
             outcome=_format_outcome(progress.values),
         )
 
@@ -102,8 +127,8 @@ class LiveDisplay:
 class PlainDisplay:
     """A line every PLAIN_INTERVAL_S, and one at the end of each stage."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, accuracy_label: str = "accuracy") -> None:
+        self._console, self._accuracy_label = console, accuracy_label
         self._stage_starts: dict[str, tuple[float, int]] = {}  # by stage: time and number of its first shown step
         self._last_shown_s = float("-inf")
 
@@ -115,12 +140,16 @@ class PlainDisplay:
             return
         self._last_shown_s = now
         if is_evaluation:
-            shown = _join_nonempty(_format_metrics(progress.values), _format_outcome(progress.values))
+            shown = _join_nonempty(
+                _format_metrics(progress.values, self._accuracy_label), _format_outcome(progress.values)
+            )
             self.print_line(f"{time.strftime('%H:%M:%S')} {progress.stage}: {shown}")
             return
         done = progress.step - first
         left = f"{(now - began) / done * (progress.steps - progress.step):.0f} s left" if done > 0 else ""
-        shown = _join_nonempty(left, _format_outcome(progress.values), _format_metrics(progress.values))
+        shown = _join_nonempty(
+            left, _format_outcome(progress.values), _format_metrics(progress.values, self._accuracy_label)
+        )
         head = f"{time.strftime('%H:%M:%S')} {progress.stage} {progress.step}/{progress.steps}"
         self.print_line(f"{head}: {shown}" if shown else head)
 

@@ -8,6 +8,7 @@ it, even after `kill -9`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -33,18 +34,21 @@ from actors.launch.membership import ClusterMembership, assign_head_ports, build
 from actors.launch.metric_sinks import MetricSinks, build_sink_argv
 from actors.launch.stall_watchdog import StallWatchdog
 from actors.launch.supervisor import Program, Supervisor, is_unusable_exit
-from actors.metrics_file import MetricsFile
+from actors.metrics_file import MetricsFile, read_steps_written
 from actors.runtime.resume_point import choose_resume_step
 from actors.runtime.wiring import get_stop_timeout_s, list_executors, list_generators, send_engine_left
 from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT, WEIGHT_SERVER, parse_process
 from bus.bus import Bus
 from bus.messages import (
     CallsRescheduled,
+    CheckpointRequested,
+    CheckpointSaved,
     ClusterMessage,
     EarlyStopDecided,
     EngineLeft,
     ExecutorHealthy,
     ExecutorJoined,
+    FailureReported,
     HealthReported,
     LedgerReported,
     Listener,
@@ -67,6 +71,7 @@ from engine.learner.checkpoints import delete_checkpoints_after
 RunEnding = Literal["finished", "interrupted"]
 
 HEAD_STOP_TIMEOUT_S = 1.2
+_METRICS_POLL_S = 0.2
 NODE_STOP_MARGIN_S = 2.0  # after the slowest of their processes
 
 
@@ -97,6 +102,7 @@ class Launcher:
         self._sinks = MetricSinks(run, folder, display.print_line, partial(build_sink_argv, folder))
         self._cluster: ClusterMembership | None = None
         self._rendezvous: Rendezvous | None = None  # of the learner's ranks, if on several nodes
+        self._saved_steps: asyncio.Queue[int] = asyncio.Queue()  # of CheckpointSaved; at most one is requested
         self._logger = structlog.get_logger()
 
     async def launch(self) -> RunEnding:
@@ -243,7 +249,7 @@ class Launcher:
         watching = asyncio.create_task(stall_watchdog.watch())
         try:
             return await wait_for_first(
-                wait_for_interrupt(interrupted),
+                self._end_at_interrupt(bus, interrupted),
                 self._receive_messages(bus, supervisor, executor_registry, stall_watchdog),
                 supervisor.wait_for_failure(),
                 self._log_failure.wait(),
@@ -251,6 +257,22 @@ class Launcher:
             )
         finally:
             watching.cancel()
+
+    async def _end_at_interrupt(self, bus: Bus, interrupted: asyncio.Event) -> RunEnding:
+        """Wait for ^C or SIGTERM, then for a checkpoint: until it is saved, the grace period ends, or ^C comes again."""
+        await interrupted.wait()
+        grace_s = self._run.supervision.interrupt_grace_s
+        if not grace_s or LEARNER not in self._children.names:
+            return "interrupted"
+        interrupted.clear()
+        self._display.print_line(
+            f"interrupted: the step in flight ends and is saved, within {grace_s:g} s; ^C again ends the run at once"
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                saving = save_at_interrupt(bus, self._saved_steps, self._folder.metrics)
+                await wait_for_first(saving, wait_for_interrupt(interrupted))
+        return "interrupted"
 
     async def _receive_messages(
         self, bus: Bus, supervisor: Supervisor, executor_registry: ExecutorRegistry, stall_watchdog: StallWatchdog
@@ -264,6 +286,11 @@ class Launcher:
                 case HealthReported(step=step, message=message) as report:
                     self._logger.warning("health.reported", **asdict(report))
                     self._display.print_line(f"step {step}: {message}")
+                case FailureReported() as report:
+                    self._logger.warning("trajectory.failed_first", **asdict(report))
+                    self._display.print_line(describe_failure(report, self._folder))
+                case CheckpointSaved(step=step):
+                    self._saved_steps.put_nowait(step)
                 case ExecutorJoined() as event:
                     await executor_registry.on_joined(event)
                 case ExecutorHealthy(executor=executor) if parse_process(executor) in supervisor.names:
@@ -310,6 +337,29 @@ class Launcher:
             if child.name in (HEAD, ROLLOUT) and child.process.returncode == EXIT_UNUSABLE:
                 reason = read_exit_reason(child.output_path, child.exit_reason_path)
                 raise ProcessDied(f"{child.name} ended with exit code {EXIT_UNUSABLE}:\n{reason}")
+
+
+def describe_failure(report: FailureReported, folder: RunFolder) -> str:
+    """The cause of the first failed trajectory of a kind, and the command and the file with more."""
+    where = f"step {report.step}" if report.step else "evaluation"
+    cause = report.cause.partition("\n")[0]
+    return (
+        f"{where}: trajectory {report.trajectory_id} ({report.problem}) failed, the first one of its kind: {cause} "
+        f"(more: asterism log story {folder.path} {report.trajectory_id}; tracebacks: {folder.logs}/executor-*.out)"
+    )
+
+
+async def save_at_interrupt(bus: Bus, saved_steps: asyncio.Queue[int], metrics: Path) -> Literal["interrupted"]:
+    """A run resumes only from a step with a line of metrics, which follows the weights to the engines."""
+    await bus.send(LEARNER, CheckpointRequested())
+    step = await saved_steps.get()
+    while True:
+        written = await asyncio.to_thread(read_steps_written, metrics)
+        if step <= 0 or step in written:
+            break
+        await asyncio.sleep(_METRICS_POLL_S)
+    structlog.get_logger().info("checkpoint.saved_at_interrupt", step=step)
+    return "interrupted"
 
 
 async def wait_for_interrupt(interrupted: asyncio.Event) -> Literal["interrupted"]:

@@ -1,6 +1,6 @@
 """The problems that a finished run has solved, by its structured logs, and the data files without them.
 
-A problem is solved if in its last group all rollouts have a reward above `roc.positive_above`. A rollout that failed or was
+A problem is solved if in its last group all rollouts are successes (`evaluation.success`). A rollout that failed or was
 aborted is not solved. Problems of unfinished groups are not solved either. Problems without a group are counted apart.
 """
 
@@ -15,6 +15,7 @@ from configs.atomic_write import replacing_file
 from configs.errors import UnusableInput
 from configs.integrity.file_manifest import check_file
 from configs.run_folder import RunFolder
+from configs.success import SuccessRule
 from engine.data.datasets import RowLayout, make_training_report, read_problems
 
 
@@ -42,7 +43,7 @@ class UnsolvedCount(NamedTuple):
         return self.problems - self.solved
 
 
-def read_problem_results(folder: RunFolder, positive_above: float) -> Mapping[str, ProblemResults]:
+def read_problem_results(folder: RunFolder, success: SuccessRule) -> Mapping[str, ProblemResults]:
     """By name of the task. Raises UnusableInput without logs, and for a damaged one."""
     groups: dict[int, _Group] = {}
     for line in _read_log(folder.logs / f"{HEAD}.jsonl", "group.started"):
@@ -53,7 +54,8 @@ def read_problem_results(folder: RunFolder, positive_above: float) -> Mapping[st
         group = groups.get(line["group_id"])
         if group is not None and line["timestamp"] >= group.started_at:  # a resumed run uses ids of groups again
             reward = line["reward"]
-            solved_rollouts[line["group_id"]][line["trajectory_id"]] = reward is not None and reward > positive_above
+            is_met = reward is not None and success.is_met(reward, line.get("components") or {})
+            solved_rollouts[line["group_id"]][line["trajectory_id"]] = is_met
     results: dict[str, ProblemResults] = {}
     for group_id, group in sorted(groups.items()):  # ids rise
         visited, solved = results.setdefault(group.task, ProblemResults(set(), set()))

@@ -101,7 +101,7 @@ def write_unsolved(
     options: StageConfig, before: FinishedStage, first: RunFolder, print_line: Callable[[str], None]
 ) -> None:
     """The problems of each task that the stage before has not solved. Raises UnusableInput and DiskError."""
-    results = read_problem_results(before.folder, before.run.roc.positive_above)
+    results = read_problem_results(before.folder, before.run.success)
     descriptions = read_task_descriptions(before.folder)
     for task in before.run.resolved_tasks:
         target = _get_unsolved_path(first, options, task.name)

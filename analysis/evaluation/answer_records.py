@@ -39,7 +39,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ending: AnswerEnding
     cause: str = ""  # of the failure
     answer: str | None = ""  # as extracted; empty: none; None: the task is an environment or a dialogue
-    correct: bool = False  # reward above roc.positive_above
+    correct: bool = False  # a success: evaluation.success
     reward: float = 0.0
     components: dict[str, float] = {}  # of the reward
     turns: int = 0

@@ -128,7 +128,7 @@ def list_candidates(group: JudgedGroup, other: RunConfig) -> list[CandidateTraje
             task=group.judged.task,
             reward=each.reward,
             components=each.components,
-            is_positive=each.reward > other.roc.positive_above,
+            is_positive=other.success.is_met(each.reward, each.components),
             calls=each.calls,
             calls_failed=each.calls_failed,
             response_tokens=each.record.response_tokens,

@@ -52,6 +52,13 @@ class ReleaseCounts(msgspec.Struct, frozen=True, array_like=True):
     turns: int  # from an assistant's header to the end of its turn; the first header is in the prompt
 
 
+class ToolCount(msgspec.Struct, frozen=True, array_like=True):
+    """Answered calls of one tool."""
+
+    calls: int = 0
+    timed_out: int = 0
+
+
 class TrajectoryFinished(Message, frozen=True):
     """rollout -> buffer."""
 
@@ -75,6 +82,7 @@ class TrajectoryFinished(Message, frozen=True):
     # Complete answer blocks in the assistant's text; -1: a log without this count, where opens stand for it.
     answer_spans: int = -1
     release: ReleaseCounts | None = None  # only with roc.penalty = "release"
+    tools: dict[str, ToolCount] = msgspec.field(default_factory=dict)  # by name
 
 
 class TrajectoryFailed(Message, frozen=True):

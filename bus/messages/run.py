@@ -76,6 +76,16 @@ class HealthReported(Message, frozen=True):
     check: str  # its key in [health]
     action: Literal["warn", "stop"]  # stop: RunFailed follows
     message: str  # numbers, usual cause, keys to change
+    checks: tuple[str, ...] = ()  # all that triggered in this step; empty: a log of an earlier Asterism
+
+
+class FailureReported(Message, frozen=True):
+    """buffer -> launcher: the first failed trajectory of its kind in this launch, only for the display and the log."""
+
+    step: int  # 0: of an evaluation
+    trajectory_id: int
+    problem: str  # as in StartGroup
+    cause: str  # as in TrajectoryFailed
 
 
 class Progress(Message, frozen=True):
@@ -87,10 +97,30 @@ class Progress(Message, frozen=True):
     values: dict[str, float]
 
 
+class CheckpointRequested(Message, frozen=True):
+    """launcher -> learner, at an interrupt: save the step that was trained last, and train no further one."""
+
+
+class CheckpointSaved(Message, frozen=True):
+    """learner -> launcher, after CheckpointRequested."""
+
+    step: int  # -1: the learner has not started RL
+
+
 class Shutdown(Message, frozen=True):
     """launcher -> every process: exit after all logs are written."""
 
 
 RunMessage = (
-    RunStarted | EarlyStopDecided | RunFinished | RunFailed | MetricsRecorded | HealthReported | Progress | Shutdown
+    RunStarted
+    | EarlyStopDecided
+    | RunFinished
+    | RunFailed
+    | MetricsRecorded
+    | HealthReported
+    | FailureReported
+    | Progress
+    | CheckpointRequested
+    | CheckpointSaved
+    | Shutdown
 )

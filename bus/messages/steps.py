@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bus.messages.groups import Ending
+from bus.messages.groups import Ending, ToolCount
 from bus.messages.message import Message
 from bus.messages.run import BufferCursor
 from bus.messages.tokens import TokenRecord
@@ -61,7 +61,7 @@ class EvaluationFinished(Message, frozen=True):
 
     label: str
     questions: int
-    positives: int  # rewards above roc.positive_above
+    positives: int  # successes (evaluation.success)
     failed: int  # trajectories lost to infrastructure failures
     response_tokens: int  # sum
     reward: float = 0.0  # sum
@@ -91,7 +91,7 @@ class StepCounts(msgspec.Struct, frozen=True):
     groups_lost: int = 0  # too few trajectories left after failures, the staleness limit and filters
     trajectories: int = 0  # finished
     trajectories_failed: int = 0  # infrastructure failures
-    positives: int = 0  # rewards above roc.positive_above
+    positives: int = 0  # successes (evaluation.success)
     reward: float = 0.0  # sum
     components: dict[str, ComponentSum] = {}  # of the reward
     endings: dict[Ending, int] = {}  # finished trajectories
@@ -107,6 +107,7 @@ class StepCounts(msgspec.Struct, frozen=True):
     generation_s: float = 0.0
     tools_s: float = 0.0
     grading_s: float = 0.0
+    tools: dict[str, ToolCount] = {}  # by name
     dropped: dict[str, int] = {}  # trajectories that a filter keeps out of training, by filter
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from configs.error_messages import ConfigLayer, format_value
 from configs.errors import UnusableInput
 from configs.integrity.file_manifest import check_file
+from configs.loading.error_messages import ConfigLayer, format_value
 from configs.schema import RunConfig
 from configs.schema_tree import (
     PRESET_KEY,

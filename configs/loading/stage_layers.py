@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from configs.error_messages import ConfigLayer, format_value
 from configs.loading.config_layers import ConfigError, check_keys, merge_by_name, resolve_paths
+from configs.loading.error_messages import ConfigLayer, format_value
 from configs.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, Section, TaskName, get_field_types
 
 

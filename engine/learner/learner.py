@@ -3,7 +3,8 @@
 torchrun starts one process for each of several ranks. Rank 0 joins the bus as "learner" and broadcasts each piece of work to the other
 ranks. It stores GroupAccepted; it consumes BatchReady and produces StepTrained, then WeightsPublished: once at the
 start and once per batch, before the checkpoint of the step. It waits only for its worker thread, and for the memory of
-engines that share its GPUs. Shutdown or SIGTERM ends it as soon as a checkpoint that is being written has its final name: an
+engines that share its GPUs. After CheckpointRequested it saves the last trained step, sends CheckpointSaved and trains no
+further step. Shutdown or SIGTERM ends it as soon as a checkpoint that is being written has its final name: an
 unfinished step is abandoned.
 
 A later incarnation (`--incarnation`) first repeats the journal's steps after that checkpoint. It sends their StepTrained again,
@@ -25,7 +26,17 @@ import uvloop
 from bus.addresses import LAUNCHER, LEARNER, RECIPE, RECORDER, name_learner_rank
 from bus.bus import Bus, BusFactory
 from bus.codec import decode
-from bus.messages import BatchReady, GpuMemoryGranted, GroupAccepted, MetricsRecorded, Progress, Shutdown, StepTrained
+from bus.messages import (
+    BatchReady,
+    CheckpointRequested,
+    CheckpointSaved,
+    GpuMemoryGranted,
+    GroupAccepted,
+    MetricsRecorded,
+    Progress,
+    Shutdown,
+    StepTrained,
+)
 from bus.process.heartbeat import sending_heartbeats, sending_heartbeats_from_thread
 from bus.process.operations import OperationRecord, operations_path
 from bus.process.process_main import make_process_parser, run_process_main
@@ -51,6 +62,7 @@ from engine.learner.engine_gpu_memory import EngineGpuMemory
 from engine.learner.learner_rank import LearnerRank, TrainStepResult
 
 Result = TypeVar("Result")
+SAVE = "save"  # broadcast to the other ranks in place of a batch
 
 
 class Learner:
@@ -75,7 +87,8 @@ class Learner:
         self._worker = worker
         # Bounded by the steps of the run: a killed head delivers all its batches again. A full queue would also delay
         # GpuMemoryGranted, for which a starting learner waits.
-        self._batches: asyncio.Queue[BatchReady] = asyncio.Queue()
+        self._batches: asyncio.Queue[BatchReady | None] = asyncio.Queue()  # None: CheckpointRequested has arrived
+        self._has_started = self._is_save_requested = False
         self._progress_send: asyncio.Task[None] | None = None
         self._logger = structlog.get_logger()
         self._in_flight: Future[Any] | None = None
@@ -115,6 +128,8 @@ class Learner:
                     continue
                 case GroupAccepted() as group:
                     await asyncio.to_thread(self._journal.write_group, group)
+                case CheckpointRequested():
+                    await self._request_save()
                 case GpuMemoryGranted() as granted:
                     self._gpu_memory.on_granted(granted)
                 case BatchReady():
@@ -133,6 +148,7 @@ class Learner:
         await self._gpu_memory.acquire(-1)
         started = await self._run_in_worker(lambda: self._rank.start(resume_step, report, journaled_steps))
         await self._send_result(started)
+        self._has_started = True
         for step in journaled_steps:
             if step > started.step:
                 batch = await asyncio.to_thread(self._journal.read, step)
@@ -140,8 +156,27 @@ class Learner:
         while True:
             with self._ranks.operation("wait for a batch", is_limited=False):
                 batch = await self._batches.get()
-            if batch.step > started.step:  # earlier incarnations have trained on the others
+            if self._is_save_requested or batch is None:
+                await self._save_and_wait()
+            elif batch.step > started.step:  # earlier incarnations have trained on the others
                 await self._run_step(batch, publish=True)
+
+    async def _request_save(self) -> None:
+        """The step in flight ends first. A learner that has not started has no step to save."""
+        self._is_save_requested = True
+        if not self._has_started:
+            await self._bus.send(LAUNCHER, CheckpointSaved(-1))
+        await self._batches.put(None)
+
+    async def _save_and_wait(self) -> None:
+        """Wait for Shutdown after the save: a further step would be lost."""
+        step = await self._run_in_worker(self._broadcast_and_save)
+        await self._bus.send(LAUNCHER, CheckpointSaved(step))
+        await asyncio.Event().wait()
+
+    def _broadcast_and_save(self) -> int:
+        broadcast_object(self._ranks, SAVE)
+        return self._rank.save_now()
 
     async def _run_step(self, batch: BatchReady, *, publish: bool) -> None:
         await self._gpu_memory.acquire(batch.step)
@@ -224,6 +259,9 @@ def run_follower(run: RunConfig, folder: RunFolder, ranks: RankGroup, resume_ste
 def train_broadcast_batches(rank: LearnerRank, ranks: RankGroup) -> None:
     """All batches of Learner, until the leader broadcasts None."""
     while (work := broadcast_object(ranks)) is not None:
+        if work == SAVE:
+            rank.save_now()
+            continue
         step, indexes, publish, is_last = work
         rank.train(step, list_sequences(indexes), publish=publish, is_last=is_last)
         rank.save_if_due()

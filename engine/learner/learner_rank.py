@@ -207,7 +207,7 @@ class LearnerRank:
         self._metrics = metrics
         trainer.check_weights()  # before they are published or saved
         if self._is_last_step:
-            self._save_step(step)
+            self._save_step(step, is_exported=True)
         saved = time.monotonic()
         published = self._publish_weights() if publish else None
         metrics["publish_s"] = time.monotonic() - saved
@@ -228,14 +228,23 @@ class LearnerRank:
         """
         if not self._is_last_step and self._schedule.is_due(self._step):
             with self._ranks.operation(f"step {self._step}", is_limited=False):
-                self._save_step(self._step)
+                self._save_step(self._step, is_exported=self._schedule.is_exported(self._step))
 
-    def _save_step(self, step: int) -> None:
+    def save_now(self) -> int:
+        """Save the present step, without an exported model, unless it is saved. Return the step. Every rank calls it."""
+        self.finish_saving()
+        if not broadcast_object(self._ranks, is_resumable(self._folder.get_checkpoint_path(self._step))):
+            with self._ranks.operation(f"save of step {self._step}", is_limited=False):
+                self._save_step(self._step, is_exported=False)
+            self.finish_saving()
+        return self._step
+
+    def _save_step(self, step: int, *, is_exported: bool) -> None:
         began, journal = time.monotonic(), self._journal
         self._write_metrics(step)
         self._save_checkpoint(
             self._folder.get_checkpoint_path(step),
-            is_exported=self._is_last_step or self._schedule.is_exported(step),
+            is_exported=is_exported,
             on_pruned=(lambda: journal.delete_up_to(step)) if journal is not None else None,
         )
         if self._is_last_step:  # no later step reports an error of the write

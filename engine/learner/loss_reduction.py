@@ -79,6 +79,7 @@ def _compute_mismatch(sums: LossSums, totals: MinibatchTotals) -> dict[str, floa
     """Of one minibatch; the tails with their signs."""
     means = {name: value / totals.tokens for name, value in sums.token_sums.items() if _is_mismatch(name)}
     means["mismatch_mean"] = means.pop("mismatch")
+    means["mismatch_confident"] = sums.token_sums["mismatch_confident"]  # a number, not a share
     tails = {name: value for name, value in sums.maxima.items() if _is_mismatch(name)}
     return means | tails | {"mismatch_lowest": -tails["mismatch_lowest"]}
 

@@ -6,10 +6,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from bus.addresses import LAUNCHER
 from bus.messages import (
     BufferCursor,
     EvaluationFinished,
     EvaluationRequested,
+    FailureReported,
     GroupAborted,
     RunFailed,
     RunFinished,
@@ -22,10 +24,19 @@ from bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
 )
-from policies.groups.counts import StepLengths, add_to_step_counts, count_task_trajectory, parse_failed_component
+from configs.success import SuccessRule
+from policies.decider import Send
+from policies.groups.counts import (
+    StepLengths,
+    add_to_step_counts,
+    classify_failure,
+    count_task_trajectory,
+    parse_failed_component,
+)
 from policies.groups.staleness import count_other_versions
 
 STEP_ENDED = "the step ended without it"
+MAX_REPORTED_FAILURES = 20  # kinds per launch
 
 
 class OpenGroup(msgspec.Struct):
@@ -96,14 +107,14 @@ class GroupCollection(msgspec.Struct):
             return None
         return RunFailed(f"every trajectory of {collected} failed, {failed} in all. The first: {self.first_failure}")
 
-    def count(self, start: StartGroup, event: TrajectoryFinished | TrajectoryFailed, positive_above: float) -> None:
-        tasks = count_task_trajectory(self.counts.tasks, start.task, event, positive_above)
-        sets = count_task_trajectory(self.counts.sets, start.evaluation_set, event, positive_above)
+    def count(self, start: StartGroup, event: TrajectoryFinished | TrajectoryFailed, success: SuccessRule) -> None:
+        tasks = count_task_trajectory(self.counts.tasks, start.task, event, success)
+        sets = count_task_trajectory(self.counts.sets, start.evaluation_set, event, success)
         self.counts = replace(self.counts, tasks=tasks, sets=sets)
         if isinstance(event, TrajectoryFinished):
             if isinstance(self.request, EvaluationRequested):
                 self.other_version_tokens += count_other_versions(event, self.request.version)
-            self.counts = add_to_step_counts(self.counts, event, positive_above)
+            self.counts = add_to_step_counts(self.counts, event, success)
         else:
             self.first_failure = self.first_failure or event.cause
             self.counts = replace(self.counts, trajectories_failed=self.counts.trajectories_failed + 1)
@@ -135,6 +146,12 @@ class BufferState(msgspec.Struct):
     lengths: dict[int, StepLengths] = {}  # by step
     pending_run_finished: RunFinished | None = None  # until the aborted groups have ended
     answered: frozenset[int] = frozenset()  # as in RunStarted
+    reported_failures: list[str] = []  # kinds, at most MAX_REPORTED_FAILURES
+
+    def find_open_group(self, group_id: int) -> OpenGroup | None:
+        return next(
+            (each.open_groups[group_id] for each in self.list_collections() if group_id in each.open_groups), None
+        )
 
     def list_collections(self) -> list[GroupCollection]:
         return [*self.steps.values(), *([self.evaluation] if self.evaluation is not None else [])]
@@ -143,3 +160,13 @@ class BufferState(msgspec.Struct):
         """A resumed run restarts the groups of later steps: their positions are pending."""
         positions = (position for each in self.steps.values() for position in each.positions)
         return replace(self.cursor, pending=tuple(sorted({*self.cursor.pending, *positions})))
+
+
+def report_first_failure(state: BufferState, event: TrajectoryFailed, group: OpenGroup | None) -> list[Send]:
+    """Only the first one of its kind. `group`: None if its step has ended."""
+    kind, known = classify_failure(event.cause), state.reported_failures
+    if group is None or kind in known or len(known) >= MAX_REPORTED_FAILURES:
+        return []
+    known.append(kind)
+    step, problem = group.started_for_step, group.start.problem
+    return [Send(LAUNCHER, FailureReported(step, event.trajectory_id, problem, event.cause))]

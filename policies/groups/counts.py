@@ -1,5 +1,6 @@
 """Counters over a step's trajectories: outcomes, failures, lengths."""
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -11,17 +12,22 @@ from bus.messages import (
     LengthsMeasured,
     StepCounts,
     TaskCounts,
+    ToolCount,
     TrajectoryAborted,
     TrajectoryEnd,
     TrajectoryFailed,
     TrajectoryFinished,
     Verdict,
 )
+from configs.success import SuccessRule
 from policies.groups.selection import GroupSelection
 
+_ROW_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")  # in the text of an exception
+_MAX_KIND_CHARACTERS = 200
 
-def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, positive_above: float) -> StepCounts:
-    positive, ending = trajectory.reward > positive_above, trajectory.ending
+
+def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, success: SuccessRule) -> StepCounts:
+    positive, ending = success.is_met(trajectory.reward, trajectory.components), trajectory.ending
     return replace(
         counts,
         trajectories=counts.trajectories + 1,
@@ -29,6 +35,7 @@ def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, posit
         reward=counts.reward + trajectory.reward,
         components=_add_components(counts.components, trajectory.components),
         endings={**counts.endings, ending: counts.endings.get(ending, 0) + 1},
+        tools=_add_tools(counts.tools, trajectory.tools),
         calls=counts.calls + trajectory.calls,
         calls_failed=counts.calls_failed + trajectory.calls_failed,
         positive_calls=counts.positive_calls + (trajectory.calls if positive else 0),
@@ -42,6 +49,14 @@ def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, posit
     )
 
 
+def _add_tools(sums: dict[str, ToolCount], tools: dict[str, ToolCount]) -> dict[str, ToolCount]:
+    added = dict(sums)
+    for name, each in tools.items():
+        before = sums.get(name, ToolCount())
+        added[name] = ToolCount(before.calls + each.calls, before.timed_out + each.timed_out)
+    return added
+
+
 def _add_components(sums: dict[str, ComponentSum], components: dict[str, float]) -> dict[str, ComponentSum]:
     added = dict(sums)
     for name, value in components.items():
@@ -51,7 +66,7 @@ def _add_components(sums: dict[str, ComponentSum], components: dict[str, float])
 
 
 def count_task_trajectory(
-    tasks: dict[str, TaskCounts], task: str, event: TrajectoryFinished | TrajectoryFailed, positive_above: float
+    tasks: dict[str, TaskCounts], task: str, event: TrajectoryFinished | TrajectoryFailed, success: SuccessRule
 ) -> dict[str, TaskCounts]:
     """`task` is the name of a task or of an evaluation set. An empty name is not counted."""
     if not task:
@@ -59,7 +74,7 @@ def count_task_trajectory(
     counts = tasks.get(task, TaskCounts())
     if isinstance(event, TrajectoryFailed):
         return {**tasks, task: replace(counts, trajectories_failed=counts.trajectories_failed + 1)}
-    positive = event.reward > positive_above
+    positive = success.is_met(event.reward, event.components)
     counted = replace(
         counts,
         trajectories=counts.trajectories + 1,
@@ -101,6 +116,11 @@ def add_group_selection(counts: StepCounts, task: str, selection: GroupSelection
 def parse_failed_component(cause: str) -> str:
     """The infrastructure component that failed: the part of the cause before the colon."""
     return cause.partition(":")[0]
+
+
+def classify_failure(cause: str) -> str:
+    """The kind of a failure: the first line of its cause, without the values that differ between rows."""
+    return _ROW_VALUES.sub("…", cause.partition("\n")[0])[:_MAX_KIND_CHARACTERS]
 
 
 def _add_to_length_counts(counts: LengthCounts, trajectory: TrajectoryFinished) -> LengthCounts:

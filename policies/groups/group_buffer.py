@@ -38,7 +38,7 @@ from bus.messages import (
 )
 from configs.schema import RunConfig
 from policies.decider import Send
-from policies.groups.buffer_state import AcceptedGroup, BufferState, GroupCollection, OpenGroup
+from policies.groups.buffer_state import AcceptedGroup, BufferState, GroupCollection, OpenGroup, report_first_failure
 from policies.groups.counts import StepLengths, add_group_selection
 from policies.groups.group_starter import GroupStarter, ProblemSet
 from policies.groups.selection import (
@@ -69,7 +69,7 @@ class GroupBuffer:
         test: ProblemSet,
         rollout_addresses: tuple[str, ...] = (ROLLOUT,),
     ) -> None:
-        self._rl, self._roc = run.rl, run.roc
+        self._rl, self._success = run.rl, run.success
         self._selection_rules = SelectionRules.from_config(run)
         self._starter = GroupStarter(run, train, test, rollout_addresses)
         self._observers = (RECORDER, RECIPE)  # the recorder first: the recipe continues the run
@@ -84,7 +84,11 @@ class GroupBuffer:
                 return self._start_step(event)
             case EvaluationRequested():
                 return self._start_evaluation(event)
-            case TrajectoryFinished() | TrajectoryFailed() | TrajectoryAborted():
+            case TrajectoryFailed():
+                group = self.state.find_open_group(event.group_id)
+                effects = self._on_trajectory_ended(event)
+                return [*report_first_failure(self.state, event, group), *effects]
+            case TrajectoryFinished() | TrajectoryAborted():
                 return self._on_trajectory_ended(event)
             case RunFinished():
                 self.state.pending_run_finished = event
@@ -175,7 +179,7 @@ class GroupBuffer:
             if collection is not None:
                 raise ProtocolError(f"trajectory {event.trajectory_id} was aborted without a request")
         elif collection is not None:
-            collection.count(group.start, event, self._roc.positive_above)
+            collection.count(group.start, event, self._success)
         group.record_end(event)
         self._record_length(group, event, late=collection is None)
         if not group.is_complete:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from bus.messages import ReleaseCounts, TrajectoryFinished
 from configs.algorithm import RocConfig
+from configs.success import SuccessRule
 from policies.seeded_random import NEGATIVES, POSITIVES, draw_uniform, mix
 
 
@@ -75,13 +76,19 @@ def compute_class_counts(positives: int, negatives: int, keep_count: int, roc: R
 
 
 def resample(
-    group: Sequence[TrajectoryFinished], keep_count: int, roc: RocConfig, seed: int
+    group: Sequence[TrajectoryFinished],
+    keep_count: int,
+    roc: RocConfig,
+    seed: int,
+    success: SuccessRule | None = None,
 ) -> list[TrajectoryFinished]:
-    """The trajectories to train on, at most `keep_count`, in the group's order."""
+    """The trajectories to train on, at most `keep_count`, in the group's order. `success`: of positives; by default
+    roc.positive_above decides."""
     if len(group) <= keep_count:
         return list(group)
-    positives = [trajectory for trajectory in group if trajectory.reward > roc.positive_above]
-    negatives = [trajectory for trajectory in group if trajectory.reward <= roc.positive_above]
+    success = success or SuccessRule(limit=roc.positive_above)
+    positives = [each for each in group if success.is_met(each.reward, each.components)]
+    negatives = [each for each in group if not success.is_met(each.reward, each.components)]
     num_positives, num_negatives = compute_class_counts(len(positives), len(negatives), keep_count, roc)
     chosen = _choose_positives(positives, num_positives, roc, mix(seed, POSITIVES))
     chosen |= _choose_negatives(negatives, num_negatives, roc, mix(seed, NEGATIVES))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from bus.messages import GroupAccepted, GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
 from configs.algorithm import RlConfig, RocConfig
 from configs.schema import RunConfig
+from configs.success import SuccessRule
 from policies.groups.advantages import AdvantageEstimator, GroupFilter, load_advantage_estimator, load_group_filter
 from policies.groups.response_filters import compute_overlong_penalty, find_filter, list_filters
 from policies.groups.roc import resample
@@ -21,6 +22,7 @@ class SelectionRules(NamedTuple):
 
     rl: RlConfig
     roc: RocConfig
+    success: SuccessRule  # of RoC's positives
     keep_count: int  # trajectories of a group that RoC keeps; for plain GRPO, the minimum size
     response_tokens: Mapping[str, int]  # length limit by task
     accepts_rewards: GroupFilter
@@ -32,6 +34,7 @@ class SelectionRules(NamedTuple):
         return cls(
             rl=run.rl,
             roc=run.roc,
+            success=run.success,
             keep_count=run.kept_trajectories if run.roc.enabled else 2,
             response_tokens={task.name: task.get_dialogue().response_tokens for task in run.resolved_tasks},
             accepts_rewards=load_group_filter(run.rl),
@@ -69,7 +72,7 @@ def select_rows(
         return GroupSelection("lost", [], dropped)
     if not rules.accepts_rewards(_shape_rewards(rules, trained, task)):
         return GroupSelection("rejected", [], dropped)
-    kept = resample(trained, rules.keep_count, rules.roc, seed) if rules.roc.enabled else trained
+    kept = resample(trained, rules.keep_count, rules.roc, seed, rules.success) if rules.roc.enabled else trained
     advantages = rules.estimate_advantages(_shape_rewards(rules, kept, task))
     rows = [
         TrainingSample(each.trajectory_id, each.group_id, advantage, each.record)

@@ -4,13 +4,13 @@ A metric that the newest step lacks, such as the loss of a step without rows, tr
 `skipped_updates` react to values that are not finite.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import NamedTuple
 
 from configs.health_options import HealthConfig
-from policies.health.step_history import FAILURE_PREFIX, StepHistory, is_finite, sum_finite
+from policies.health.step_history import FAILURE_PREFIX, TOOL_PREFIX, StepHistory, is_finite, sum_finite
 
 MIN_STEPS_BEFORE_SPIKE = 5
 # A drop of the reward must exceed this many times the mean change between two steps.
@@ -38,10 +38,14 @@ def _find_unsolved_share(history: StepHistory, health: HealthConfig) -> float | 
 
 
 def measure_length_limit(history: StepHistory, health: HealthConfig) -> str | None:
-    limit = health.length_limit_share
-    if (mean := _find_mean_above(history, "overlong_share", limit, health)) is None:
+    limit, steps = 2 * health.length_limit_share, health.window_steps
+    mean = _find_mean_above(history, "overlong_share", limit, health)
+    if mean is None:
+        limit, steps = health.length_limit_share, health.length_limit_steps
+        mean = history.compute_mean("overlong_share", steps)
+    if mean is None or mean <= limit:
         return None
-    return f"{mean:.0%} of the trajectories of the last {health.window_steps} steps reach the length limit (limit {limit:.0%})"
+    return f"{mean:.0%} of the trajectories of the last {steps} steps reach the length limit (limit {limit:.0%})"
 
 
 def measure_tool_errors(history: StepHistory, health: HealthConfig) -> str | None:
@@ -49,11 +53,50 @@ def measure_tool_errors(history: StepHistory, health: HealthConfig) -> str | Non
     if lowest is None:
         return None
     if (mean := _find_mean_above(history, "errors_in_positives", lowest + limit, health)) is None:
-        return None
+        return _measure_many_tool_errors(history, health)
     return (
         f"{mean:.0%} of the calls in positives of the last {health.window_steps} steps fail, and {lowest:.0%} did at "
         f"best (limit {limit:.0%} more)"
     )
+
+
+def _measure_many_tool_errors(history: StepHistory, health: HealthConfig) -> str | None:
+    """A share that never fell is no rise: plain GRPO keeps the failed calls of the cold start."""
+    limit, steps = health.tool_errors_share, health.tool_errors_steps
+    values = history.list_newest("errors_in_positives", steps)
+    if not values or min(values) <= limit:
+        return None
+    return (
+        f"{statistics.fmean(values):.0%} of the calls in positives of the last {steps} steps fail (limit {limit:.0%})"
+    )
+
+
+def measure_tool_timeouts(history: StepHistory, health: HealthConfig) -> str | None:
+    shares = {name: _list_timeout_shares(history, name, health.window_steps) for name in history.list_tools()}
+    limit = health.tool_timeouts_share
+    found = {name: statistics.fmean(each) for name, each in shares.items() if each and min(each) > limit}
+    if not found:
+        return None
+    parts = ", ".join(f"{share:.0%} of the calls of {name}" for name, share in found.items())
+    return f"{parts} in the last {health.window_steps} steps end at their time limit (limit {limit:.0%})"
+
+
+def _list_timeout_shares(history: StepHistory, tool: str, steps: int) -> list[float]:
+    """Of the newest steps; empty if one of them has no call of the tool."""
+    newest = history.steps[-steps:]
+    calls = [step.get(f"{TOOL_PREFIX}{tool}: calls", 0.0) for step in newest]
+    if len(newest) < steps or min(calls) <= 0:
+        return []
+    return [
+        _divide(step.get(f"{TOOL_PREFIX}{tool}: timed_out"), count) for step, count in zip(newest, calls, strict=True)
+    ]
+
+
+def measure_no_updates(history: StepHistory, health: HealthConfig) -> str | None:
+    steps = min(health.no_updates_steps, history.run_steps or health.no_updates_steps)
+    if history.updates > 0 or history.num_steps < steps or not is_finite(history.steps[-1].get("updates", math.nan)):
+        return None
+    return f"no update has changed the weights in {history.num_steps} steps (limit {steps} steps)"
 
 
 def measure_entropy(history: StepHistory, health: HealthConfig) -> str | None:
@@ -102,6 +145,17 @@ def measure_mismatch(history: StepHistory, health: HealthConfig) -> str | None:
     return where + " and ".join(found) if found else None
 
 
+def measure_confident_tokens(history: StepHistory, health: HealthConfig) -> str | None:
+    """Of the newest step. Stale tokens differ because the policy has changed since."""
+    newest, limit = history.list_newest("mismatch_confident", 1), health.confident_tokens_count
+    if not newest or newest[0] <= limit or history.steps[-1].get("staleness_max", 0.0) > 0:
+        return None
+    return (
+        f"{newest[0]:.0f} tokens of the last step have a probability of at least 50% in the engine, and a more than 2 nats "
+        f"smaller one in the learner with the same weights (limit {limit:g})"
+    )
+
+
 def measure_equal_groups(history: StepHistory, health: HealthConfig) -> str | None:
     limit, window = health.equal_groups_share, history.steps[-health.window_steps :]
     shares = [_divide(step.get("groups_rejected"), step.get("groups")) for step in window]
@@ -133,16 +187,14 @@ def measure_reward_drop(history: StepHistory, health: HealthConfig) -> str | Non
     first, best = history.first_reward, history.best_reward
     if mean is None or first is None or best is None:
         return None
+    start = history.find_reference_reward()
+    is_start = start is not None and start > best
+    best = start if start is not None and is_start else best
     limit = health.reward_drop_share * max(abs(best), best - first)
-    values = history.list_values("reward")
-    changes = [abs(value - before) for before, value in pairwise(values)]
-    noise = statistics.fmean(changes) if changes else 0.0
-    if best - mean <= max(limit, REWARD_NOISE_FACTOR * noise):
+    if best - mean <= max(limit, REWARD_NOISE_FACTOR * history.compute_noise("reward")):
         return None
-    return (
-        f"the mean reward of the last {health.window_steps} steps is {mean:.3g}, and the best one was {best:.3g} "
-        f"(limit {limit:.3g} less)"
-    )
+    reference = f"that before the first update was {best:.3g}" if is_start else f"the best one was {best:.3g}"
+    return f"the mean reward of the last {health.window_steps} steps is {mean:.3g}, and {reference} (limit {limit:.3g} less)"
 
 
 def measure_recomputation(history: StepHistory, health: HealthConfig) -> str | None:
@@ -159,7 +211,7 @@ def measure_masked_trajectories(history: StepHistory, health: HealthConfig) -> s
     limit, window = health.masked_trajectories_share, history.steps[-health.window_steps :]
     shares = [_compute_masked_share(step) for step in window]
     if len(shares) < health.window_steps or min(shares) <= limit:
-        return None
+        return _measure_masked_run(history, health)
     causes: dict[str, float] = {}
     for step in window:
         for name in filter(lambda name: name.startswith(FAILURE_PREFIX), step):
@@ -170,6 +222,17 @@ def measure_masked_trajectories(history: StepHistory, health: HealthConfig) -> s
         f"{statistics.fmean(shares):.0%} of the trajectories of the last {len(window)} steps are lost to infrastructure "
         f"and masked{part} (limit {limit:.0%})"
     )
+
+
+def _measure_masked_run(history: StepHistory, health: HealthConfig) -> str | None:
+    """Failures that depend on the row are in some steps only."""
+    total, limit = history.failed + history.trajectories, health.masked_run_share
+    share = _divide(history.failed, total)
+    if history.num_steps < health.window_steps or share <= limit:
+        return None
+    most = max(history.failures, key=lambda part: history.failures[part], default="")
+    part = f", most of them by {most}" if most else ""
+    return f"{history.failed:.0f} of the {total:.0f} trajectories of the run are masked{part} ({share:.0%}, limit {limit:.0%})"
 
 
 def _compute_masked_share(step: Mapping[str, float]) -> float:
@@ -195,6 +258,11 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
         "the reward does not depend on failed calls, so that answers with repaired calls are reinforced",
         "set roc.enabled = true, or lower learner.lr",
     ),
+    "tool_timeouts": HealthCheck(
+        measure_tool_timeouts,
+        "the tool waits for a service that does not answer, or its limit is shorter than its work",
+        "repair the tool, or raise sandbox.time_limit_s (Python tools) or call_limit_s of the task",
+    ),
     "entropy": HealthCheck(
         measure_entropy,
         "too many or too large updates on few answers; the groups then contain equal answers",
@@ -215,6 +283,11 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
         "engine and learner compute in different precision or with different weights",
         'set engine.dtype = "float32", or lower rl.max_staleness; check the engine\'s weights transfer (sglang.weights)',
     ),
+    "confident_tokens": HealthCheck(
+        measure_confident_tokens,
+        "the engine has other weights than the learner, or one of them computes some tokens wrongly",
+        'check the engine\'s weights transfer (sglang.weights), or set engine.dtype = "float32"',
+    ),
     "equal_groups": HealthCheck(
         measure_equal_groups,
         "the questions are too hard, or a mixture of solved and unsolvable ones, or the reward is constant",
@@ -224,6 +297,11 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
         measure_skipped_updates,
         "overflow in the loss or in the weights: the learning rate is too high, or a loss of your own divides by 0",
         "lower learner.lr, or check learner.loss; resume from a checkpoint from before",
+    ),
+    "no_updates": HealthCheck(
+        measure_no_updates,
+        "all groups have equal rewards or lose their trajectories, so that no group has a gradient",
+        "choose other questions (data.train), check reward.functions, or raise rl.rollouts",
     ),
     "reward_drop": HealthCheck(
         measure_reward_drop,

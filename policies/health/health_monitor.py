@@ -1,7 +1,8 @@
 """Runs the health checks at the end of each step, and reports a problem once until it is over.
 
 A check that found a problem is silent while the problem lasts. After a whole window of healthy steps, the check can
-report again.
+report again. Checks that trigger in the same step give one report with ranked causes. A check that triggers later by a
+cause that is already reported gives no further report, unless its action is "stop".
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from configs.health_options import Action, HealthConfig
+from policies.health.causes import RankedCause, rank_causes
 from policies.health.health_checks import HEALTH_CHECKS
 from policies.health.step_history import StepHistory
 
@@ -17,12 +19,14 @@ from policies.health.step_history import StepHistory
 class HealthState(msgspec.Struct):
     history: StepHistory = msgspec.field(default_factory=StepHistory)
     healthy_steps: dict[str, int] = {}  # by check that found a problem: steps in a row without it
+    reported_cause: str = ""  # with evidence, of checks that still find a problem
 
 
 class Finding(NamedTuple):
-    check: str  # its key in [health]
+    check: str  # its key in [health]; the first of `checks`
     action: Literal["warn", "stop"]
-    message: str  # numbers, usual cause, keys to change
+    message: str  # numbers, causes, keys to change
+    checks: tuple[str, ...]  # that triggered in this step
 
 
 def get_action(health: HealthConfig, check: str) -> Action:
@@ -30,27 +34,47 @@ def get_action(health: HealthConfig, check: str) -> Action:
 
 
 def check_step(state: HealthState, values: Mapping[str, float], health: HealthConfig) -> list[Finding]:
-    """Add the metrics of the step that has just ended, and return the problems to report."""
+    """Add the metrics of the step that has just ended, and return the problem to report, if there is one."""
     state.history.add_step(values, health.window_steps)
-    findings = [_find_problem(state, name, health) for name in HEALTH_CHECKS]
-    return [finding for finding in findings if finding is not None]
+    found = {name: numbers for name in HEALTH_CHECKS if (numbers := _find_problem(state, name, health)) is not None}
+    if not state.healthy_steps:
+        state.reported_cause = ""
+    if not found:
+        return []
+    causes = rank_causes(state.history, health, state.healthy_steps)
+    stops = any(get_action(health, name) == "stop" for name in found)
+    if causes[0].name == state.reported_cause and not stops:
+        return []
+    state.reported_cause = "" if causes[0].name in HEALTH_CHECKS else causes[0].name
+    names = sorted(found, key=lambda name: name != causes[0].name)  # stable: then the order of the table
+    action = "stop" if stops else "warn"
+    return [Finding(names[0], action, _format_message(found, names, causes), tuple(names))]
 
 
-def _find_problem(state: HealthState, name: str, health: HealthConfig) -> Finding | None:
-    action = get_action(health, name)
-    if action == "off":
+def _format_message(found: Mapping[str, str], names: list[str], causes: list[RankedCause]) -> str:
+    """One check without evidence of another cause: its numbers come first. Otherwise the most likely cause does."""
+    first, *others = causes
+    title = ", ".join(f"health.{name}" for name in names)
+    numbers = "; ".join(found[name] for name in names)
+    if not others and first.name in found:
+        return f"{title}: {numbers}. Usual cause: {first.cause}. Change: {first.change}."
+    ranked = "".join(f" {place}. {each.cause} ({each.change})." for place, each in enumerate(others, 2))
+    return (
+        f"{title}: most likely cause: {first.cause}. Change: {first.change}. Measured: {numbers}. Less likely:{ranked}"
+    )
+
+
+def _find_problem(state: HealthState, name: str, health: HealthConfig) -> str | None:
+    """The numbers of a check that triggers in this step."""
+    if get_action(health, name) == "off":
         return None
-    check = HEALTH_CHECKS[name]
-    numbers = check.measure(state.history, health)
+    numbers = HEALTH_CHECKS[name].measure(state.history, health)
     if numbers is None:
         _count_healthy_step(state, name, health.window_steps)
         return None
     is_known = name in state.healthy_steps
     state.healthy_steps[name] = 0
-    if is_known:
-        return None
-    message = f"health.{name}: {numbers}. Usual cause: {check.cause}. Change: {check.change}."
-    return Finding(name, action, message)
+    return None if is_known else numbers
 
 
 def _count_healthy_step(state: HealthState, name: str, window_steps: int) -> None:

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -11,10 +12,12 @@ from configs.health_options import MAX_WINDOW_STEPS
 METRICS_READ = (
     *("reward", "positive_share", "errors_in_positives", "overlong_share", "groups", "groups_rejected"),
     *("trajectories", "trajectories_failed", "recomputed_share", "updates", "updates_skipped", "loss", "grad_norm"),
-    *("clip_fraction", "entropy", "mismatch_k3", "mismatch_above_1"),
+    *("clip_fraction", "entropy", "mismatch_k3", "mismatch_above_1", "lr"),
+    *("mismatch_confident", "staleness_max"),
 )
 MAX_FINITE = 1e100  # larger values count as infinite, so that sums and means are finite
 FAILURE_PREFIX = "failed: "  # of the counts of masked trajectories by cause
+TOOL_PREFIX = "tool "  # of "tool NAME: calls" and "tool NAME: timed_out"
 
 
 class StepHistory(msgspec.Struct):
@@ -25,17 +28,70 @@ class StepHistory(msgspec.Struct):
     first_reward: float | None = None
     best_reward: float | None = None
     lowest_tool_errors: float | None = None
+    # References of reward_drop, before any update: the sampled evaluation at the start, and the first step.
+    start_reward: float | None = None
+    first_step_reward: float | None = None
+    # Of the launch, evaluations included.
+    num_steps: int = 0
+    run_steps: int = 0  # of the whole run; 0: unknown
+    updates: float = 0.0
+    trajectories: float = 0.0
+    failed: float = 0.0
+    failures: dict[str, float] = {}  # failed trajectories of steps, by part
 
     def add_step(self, values: Mapping[str, float], window_steps: int) -> None:
-        names = [name for name in values if name in METRICS_READ or name.startswith(FAILURE_PREFIX)]
+        names = [name for name in values if name in METRICS_READ or name.startswith((FAILURE_PREFIX, TOOL_PREFIX))]
         self.steps.append({name: values[name] for name in names})
         del self.steps[:-MAX_WINDOW_STEPS]
+        self._add_totals(values)
         if (reward := self.compute_mean("reward", window_steps)) is not None:
             self.first_reward = reward if self.first_reward is None else self.first_reward
             self.best_reward = max(reward, self.best_reward if self.best_reward is not None else reward)
         if (errors := self.compute_mean("errors_in_positives", window_steps)) is not None:
             lowest = self.lowest_tool_errors
             self.lowest_tool_errors = errors if lowest is None else min(errors, lowest)
+
+    def add_evaluation(self, values: Mapping[str, float], *, is_start: bool) -> None:
+        """`is_start`: the sampled one before the first step, with the weights of that step."""
+        failed = sum_finite([values.get("failed", 0.0)])
+        self.trajectories += sum_finite([values.get("questions", 0.0)]) - failed
+        self.failed += failed
+        if is_start and is_finite(reward := values.get("reward", math.nan)):
+            self.start_reward = reward
+
+    def _add_totals(self, values: Mapping[str, float]) -> None:
+        self.num_steps += 1
+        self.updates += sum_finite([values.get("updates", 0.0), -values.get("updates_skipped", 0.0)])
+        self.trajectories += sum_finite([values.get("trajectories", 0.0)])
+        self.failed += sum_finite([values.get("trajectories_failed", 0.0)])
+        for name in filter(lambda name: name.startswith(FAILURE_PREFIX), values):
+            part = name.removeprefix(FAILURE_PREFIX)
+            self.failures[part] = sum_finite([self.failures.get(part, 0.0), values[name]])
+        reward = values.get("reward", math.nan)
+        if self.num_steps == 1 and is_finite(reward):
+            self.first_step_reward = reward
+
+    def find_reference_reward(self) -> float | None:
+        """The reward of the first step, with tokens older than any update. If the evaluation at the start has a
+        lower one, that counts: its questions are others."""
+        known = [each for each in (self.first_step_reward, self.start_reward) if each is not None]
+        return min(known) if self.first_step_reward is not None else None
+
+    def compute_noise(self, name: str) -> float:
+        """The median change between two steps; a single large drop does not change it."""
+        values = self.list_values(name)
+        changes = [abs(value - before) for before, value in pairwise(values)]
+        return statistics.median(changes) if changes else 0.0
+
+    def list_tools(self) -> list[str]:
+        """Tools with calls in the newest step."""
+        names = self.steps[-1] if self.steps else {}
+        suffix = ": calls"
+        return [
+            name[len(TOOL_PREFIX) : -len(suffix)]
+            for name in names
+            if name.startswith(TOOL_PREFIX) and name.endswith(suffix)
+        ]
 
     def list_values(self, name: str) -> list[float]:
         """The finite values of all steps that have one, the oldest first."""

@@ -4,6 +4,7 @@ The engine samples a token with the probability mu; the learner computes pi_old 
 batches or dtypes make them differ. w = pi_old / mu is a token's importance weight. Shapes: N loss tokens.
 """
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from configs.algorithm import LearnerConfig
 from policies.losses.policy_loss import LossOutput, max_or_zero
 
 LARGE_DIFFERENCE = 1.0  # nats
+CONFIDENT_PROBABILITY, CONFIDENT_DIFFERENCE = 0.5, 2.0  # in the engine; nats, by which the learner's is smaller
 SHARE_BEYOND_LARGE = "mismatch_above_1"
 
 
@@ -65,6 +67,7 @@ def compute_mismatch_metrics(logprobs_N: Tensor, behaviour_logprobs_N: Tensor, c
             "mismatch_k3": (torch.expm1(differences_N) - differences_N).sum(),
             "mismatch_above_0.2": (~(distances_N <= 0.2)).sum(),
             SHARE_BEYOND_LARGE: (~(distances_N <= LARGE_DIFFERENCE)).sum(),
+            "mismatch_confident": _find_confident(behaviour_logprobs_N, differences_N).sum(),
             "correction_masked": correction.is_masked_N.sum(),
             "correction_truncated": correction.is_truncated_N.sum(),
         }
@@ -75,6 +78,12 @@ def compute_mismatch_metrics(logprobs_N: Tensor, behaviour_logprobs_N: Tensor, c
         }
         as_float64 = {name: value.to(torch.float64) for name, value in means.items()}
         return LossOutput(differences_N.new_zeros(()), token_means=as_float64, maxima=tails)
+
+
+def _find_confident(behaviour_logprobs_N: Tensor, differences_N: Tensor) -> Tensor:
+    """Bool [N]: tokens that are likely in the engine and unlikely in the learner. Means over all tokens hide them."""
+    is_likely_N = behaviour_logprobs_N >= math.log(CONFIDENT_PROBABILITY)
+    return is_likely_N & ~(differences_N >= -CONFIDENT_DIFFERENCE)
 
 
 def describe_excessive_mismatch(metrics: Mapping[str, float], limit: float) -> str | None:

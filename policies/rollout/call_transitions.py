@@ -15,6 +15,7 @@ from bus.messages import (
     CodeOutOfMemory,
     CodeRaised,
     CodeRequested,
+    CodeTimedOut,
     EnvironmentCalled,
     EnvironmentOutcome,
     EnvironmentRaised,
@@ -25,6 +26,7 @@ from bus.messages import (
     Observation,
     ProtocolError,
     SessionRestored,
+    ToolCount,
     build_blank_record,
     digest_outcome,
     ids_to_bytes,
@@ -92,11 +94,17 @@ def on_code_finished(rules: Rules, trajectory: Trajectory, now: float, event: Co
         _set_result(trajectory, event.call, text),
         cells=(*trajectory.cells, call) if changes_notebook else trajectory.cells,
         calls_failed=trajectory.calls_failed + is_failure(event.outcome),
+        tools=_count_call(trajectory.tools, call.tool, timed_out=isinstance(event.outcome, CodeTimedOut)),
         responses_with_error=trajectory.responses_with_error + contains_error(event.outcome, text, rules.result_format),
     )
     if None in trajectory.results:
         return trajectory, []
     return append_results(rules, trajectory, now)
+
+
+def _count_call(tools: dict[str, ToolCount], name: str, *, timed_out: bool) -> dict[str, ToolCount]:
+    before = tools.get(name, ToolCount())
+    return {**tools, name: ToolCount(before.calls + 1, before.timed_out + timed_out)}
 
 
 def _set_result(trajectory: Trajectory, number: int, text: str) -> Trajectory:
@@ -202,12 +210,16 @@ def on_environment_returned(rules: Rules, trajectory: Trajectory, now: float, ev
     outcome = event.outcome
     text = format_environment_result(outcome, rules.result_characters)
     failed = not isinstance(outcome, Observation)
+    request = trajectory.build_call_request(event.call)
+    assert isinstance(request, EnvironmentCalled)
+    tools = _count_call(trajectory.tools, request.method, timed_out=isinstance(outcome, EnvironmentTimedOut))
     trajectory = _add_answered_call(trajectory, event)
     if not rules.dialogue.has_opening:  # there is no instance to restore
         trajectory = replace(trajectory, environment=replace(trajectory.environment, calls=()))
     trajectory = replace(
         _set_result(trajectory, event.call, text),
         calls_failed=trajectory.calls_failed + failed,
+        tools=tools,
         responses_with_error=trajectory.responses_with_error + (failed and "error" in text.lower()),
     )
     if None in trajectory.results:

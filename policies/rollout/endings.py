@@ -94,6 +94,7 @@ def end(rules: Rules, trajectory: Trajectory, now: float, reward: float, compone
         components=components,
         environment=trajectory.environment,
         answer_spans=trajectory.answer_spans,
+        tools=trajectory.tools,
         release=_count_marks(rules, trajectory) if rules.counts_release_marks else None,
     )
     return trajectory, [*sends, Send(rules.buffer, finished)]

@@ -34,6 +34,7 @@ from bus.messages import (
     RewardInput,
     StartGroup,
     TokenRecord,
+    ToolCount,
     TurnFailed,
     TurnGenerated,
 )
@@ -120,6 +121,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     environment: EnvironmentHistory = EnvironmentHistory()  # of the instance of an environment or dialogue
     is_done: bool = False  # a call has ended it
     answer_spans: int = 0  # complete answer blocks, within a turn
+    tools: dict[str, ToolCount] = {}  # answered calls, by name
 
     @property
     def seed(self) -> int:

@@ -8,12 +8,13 @@ from typing import Literal
 
 import msgspec
 
-from configs.task_options import RewardConfig
+from configs.schema import RunConfig
+from configs.success import REWARD, SuccessRule
+from configs.task_options import GRADER_COMPONENT, RewardConfig, TaskConfig
 from policies.tools.tool_schema import ToolSchema
 
 MATH = "math"  # in reward.functions: the sandbox's grader
 DEFAULT_SYSTEM = "You are a helpful assistant."
-CORRECT = "correct"  # component of the grader if there are no reward functions
 
 # tools: functions without a state; environment: an instance for each trajectory, with methods as tools; dialogue: an
 # instance for each trajectory, which answers each turn with a turn of the user.
@@ -53,4 +54,39 @@ def list_reward_functions(config: RewardConfig, description: TaskDescription) ->
     """By component. Without configured ones it is the grader, or none if the task has instances."""
     if config.functions or description.has_instances:
         return config.functions
-    return {CORRECT: MATH}
+    return {GRADER_COMPONENT: MATH}
+
+
+def has_binary_reward(run: RunConfig, descriptions: TaskDescriptions) -> bool:
+    """Whether the grader alone scores all tasks: 1 for a correct answer, else 0."""
+    tasks = [task for task in run.resolved_tasks if task.name in descriptions]
+    return all(
+        not descriptions[task.name].has_instances
+        and set(list_reward_functions(task.get_reward(), descriptions[task.name]).values()) == {MATH}
+        for task in tasks
+    )
+
+
+def choose_accuracy_label(run: RunConfig, descriptions: TaskDescriptions) -> str:
+    """The name of the share of successes: "accuracy", unless a limit of a shaped reward defines them by default."""
+    is_defined = bool(run.evaluation.success) or has_binary_reward(run, descriptions)
+    return "accuracy" if is_defined else run.success.describe()
+
+
+def list_success_warnings(task: TaskConfig, description: TaskDescription, success: SuccessRule) -> list[str]:
+    """Reward functions are assumed to return at most 1. Environments name their components only when they run."""
+    if success.name != REWARD:
+        return []
+    reward = task.get_reward()
+    functions = list_reward_functions(reward, description)
+    weights = {name: max(reward.weights.get(name, 1.0), 0.0) for name in functions}
+    graded = [name for name, spec in functions.items() if spec == MATH]
+    others = [name for name in functions if weights[name] > 0 and name not in graded]
+    if len(functions) < 2 or not others or not success.is_met(sum(weights[name] for name in others), {}):
+        return []
+    named = " and ".join(f"{task.key_prefix}reward.functions.{name}" for name in others)
+    example = (graded or others)[0]
+    return [
+        f"{named} can make a wrong answer a success, because every {success.describe()} counts as correct, in accuracy "
+        f'and for the positives of RoC; name the component that decides, such as evaluation.success = "{example}"'
+    ]

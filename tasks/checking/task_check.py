@@ -1,4 +1,5 @@
-"""Checks one task: its rows and prompts, three plays of scripted turns, its host process after them, and hollow answers."""
+"""Checks one task: its rows and prompts, three plays of scripted turns, an answer for each row, its host process after
+them, and hollow answers."""
 
 import contextlib
 import statistics
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from configs.dialogue_options import DialogueConfig
 from configs.run_folder import RunFolder
 from configs.schema import ModelConfig, RunConfig
+from configs.success import SuccessRule
 from configs.task_options import TaskConfig
 from engine.data.data_files import DatasetError, list_data_files
 from engine.data.datasets import DatasetProblem, read_problems
@@ -21,12 +23,14 @@ from engine.model.tokenizer import FastTokenizer, load_tokenizer
 from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, build_dialogue_format
 from policies.dialogue.dialogue_renderer import DialogueRenderer
 from policies.rollout.trajectory import Rules
-from policies.tools.task_description import TaskDescription
+from policies.tools.task_description import TaskDescription, list_success_warnings
 from sandbox.contract import Sandbox
 from sandbox.select_backend import make_sandbox
 from tasks.checking.hollow_answers import list_hollow_answers
 from tasks.checking.lazy_sandbox import LazySandbox
 from tasks.checking.play import UNLIMITED, Play, PlayedTask, PlayedTurn, play_script
+from tasks.checking.row_problems import find_row_score_problems
+from tasks.checking.row_scores import RowScores, score_rows
 from tasks.checking.task_problems import (
     AttackPlay,
     CheckFinding,
@@ -84,7 +88,7 @@ class CheckedAttack(msgspec.Struct, frozen=True):
 
     name: str
     plays: int
-    passes: int  # with a reward over roc.positive_above
+    passes: int  # by evaluation.success
     max_reward: float | None  # None: no play has a reward
 
 
@@ -146,7 +150,7 @@ async def check_task_code(inputs: CheckInputs) -> TaskCheck:
     tokenizer = load_tokenizer(inputs.tokenizer_folder)
     rules = _build_rules(inputs, tokenizer)
     rows, findings = _read_rows(inputs)
-    played = await _play_rows(inputs, rules, tokenizer, _choose_rows(rows)) if rows else _Played([], [])
+    played = await _play_rows(inputs, rules, tokenizer, rows) if rows else _Played([], [])
     counted = {play.row: len(play.prompt_ids) for play in played.plays if play.failed_at != "opening"}
     if not inputs.has_instances:
         counted |= _count_prompts(rows[:_MAX_COUNTED_PROMPTS], rules.renderer)
@@ -154,7 +158,7 @@ async def check_task_code(inputs: CheckInputs) -> TaskCheck:
     findings += find_long_prompts(counted, limit, has_model_tokenizer=inputs.is_model_tokenizer)
     findings += _find_problems(inputs, played)
     attacked = await _attack_rows(inputs, rules, tokenizer, _choose_rows(rows)) if inputs.attacks and rows else []
-    findings += find_false_passes(attacked, inputs.run.roc.positive_above)
+    findings += find_false_passes(attacked, inputs.run.success)
     return _build_check(inputs, len(rows), played.plays, attacked, findings)
 
 
@@ -210,6 +214,7 @@ class _Played(NamedTuple):
     repeated: list[Play]  # in another process; empty without instances
     before: Inspected | None = None
     after: Inspected | None = None
+    scores: RowScores | None = None  # of all rows; None with instances, and after a timeout
 
 
 async def _play_rows(
@@ -217,8 +222,10 @@ async def _play_rows(
 ) -> _Played:
     config = replace(inputs.run.sandbox, backend="process")
     sandbox = LazySandbox(make_sandbox(config, inputs.run.seed, "check", inputs.run.acceptance))
-    scripts = [_get_script(inputs, rules, row, number) for number, row in enumerate(rows)]
-    numbered = list(enumerate(zip(rows, scripts, strict=True)))
+    chosen = _choose_rows(rows)
+    scripts = [_get_script(inputs, rules, row, number) for number, row in enumerate(chosen)]
+    numbered = list(enumerate(zip(chosen, scripts, strict=True)))
+    scores: RowScores | None = None
     try:
         async with _playing(inputs, rules, tokenizer, sandbox) as task:
             before = after = await task.services.inspect(task.name)
@@ -228,6 +235,8 @@ async def _play_rows(
                 after = await task.services.inspect(task.name)
                 if plays[-1].has_timeout:
                     break
+            if not inputs.has_instances and not plays[-1].has_timeout:
+                scores = await score_rows(task, rows)
         repeated: list[Play] = []
         if inputs.has_instances and not plays[-1].has_timeout:
             async with _playing(inputs, rules, tokenizer, sandbox) as task:
@@ -235,7 +244,7 @@ async def _play_rows(
                     repeated.insert(0, await play_script(task, row, script, number))
     finally:
         await sandbox.close()
-    return _Played(plays, repeated, before, after)
+    return _Played(plays, repeated, before, after, scores)
 
 
 async def _attack_rows(
@@ -286,12 +295,25 @@ def _find_problems(inputs: CheckInputs, played: _Played) -> list[CheckFinding]:
     findings = find_call_problems(plays, description, is_generated=inputs.script is None)
     if len({play.row for play in plays}) > 1:
         findings += find_constant_reward(plays, has_instances=inputs.has_instances)
+    if played.scores is not None:
+        findings = _merge_findings(findings, find_row_score_problems(played.scores, inputs.run.success))
+    findings += [
+        CheckFinding("hint", "success", warning, "Set evaluation.success; docs/rewards.md has its forms.")
+        for warning in list_success_warnings(inputs.task, description, inputs.run.success)
+    ]
     findings += find_replay_problems(plays, played.repeated, description) if played.repeated else []
     if played.before is not None and played.after is not None:
         findings += find_blocking_calls(played.after)
         if not plays[-1].has_timeout:  # Python cannot stop the thread of a call
             findings += find_leaks(played.before, played.after, len(plays))
     return findings
+
+
+def _merge_findings(of_plays: list[CheckFinding], of_rows: list[CheckFinding]) -> list[CheckFinding]:
+    """Failures of the reward in the plays are among those of all rows."""
+    has_failures = any(finding.status == "problem" for finding in of_rows)
+    kept = [finding for finding in of_plays if not (has_failures and finding.subject == "reward")]
+    return [*kept, *of_rows]
 
 
 def _build_check(
@@ -323,7 +345,7 @@ def _build_check(
         prompts=tuple(_list_prompts(plays)),
         plays=tuple(map(_describe_play, plays)),
         times=tuple(_measure_times(plays, description)),
-        attacks=tuple(_sum_attacks(attacked, inputs.run.roc.positive_above)),
+        attacks=tuple(_sum_attacks(attacked, inputs.run.success)),
         findings=tuple(sorted(findings, key=lambda finding: finding.status != "problem")),
     )
 
@@ -341,11 +363,11 @@ def _describe_play(play: Play) -> CheckedPlay:
     )
 
 
-def _sum_attacks(attacked: Sequence[AttackPlay], limit: float) -> Iterator[CheckedAttack]:
+def _sum_attacks(attacked: Sequence[AttackPlay], success: SuccessRule) -> Iterator[CheckedAttack]:
     for name in dict.fromkeys(each.attack for each in attacked):
-        rewards = [each.play.reward for each in attacked if each.attack == name]
-        scored = [reward for reward in rewards if reward is not None]
-        yield CheckedAttack(name, len(rewards), sum(reward > limit for reward in scored), max(scored, default=None))
+        tried = [each for each in attacked if each.attack == name]
+        rewards = [each.play.reward for each in tried if each.play.reward is not None]
+        yield CheckedAttack(name, len(tried), sum(each.passes(success) for each in tried), max(rewards, default=None))
 
 
 def _measure_times(plays: Sequence[Play], description: TaskDescription) -> Iterator[CheckedTimes]:

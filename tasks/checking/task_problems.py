@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from configs.success import SuccessRule
 from policies.dialogue.tool_results import FAILURE
 from policies.tools.python_tools import PYTHON_TOOLS
 from policies.tools.task_description import TaskDescription
@@ -128,19 +129,22 @@ class AttackPlay(NamedTuple):
     text: str  # of the last turn
     play: Play
 
+    def passes(self, success: SuccessRule) -> bool:
+        return self.play.reward is not None and success.is_met(self.play.reward, self.play.components)
 
-def find_false_passes(attacked: Sequence[AttackPlay], limit: float) -> list[CheckFinding]:
-    """One for each kind of attack of which an answer has a reward over `limit`."""
+
+def find_false_passes(attacked: Sequence[AttackPlay], success: SuccessRule) -> list[CheckFinding]:
+    """One for each kind of attack of which an answer is a success."""
     passed: dict[str, list[AttackPlay]] = {}
     for each in attacked:
-        if each.play.reward is not None and each.play.reward > limit:
+        if each.passes(success):
             passed.setdefault(each.attack, []).append(each)
     return [
         CheckFinding(
             "problem",
             f"attack: {name}",
             f"{_describe_pass(first)} ({len(others) + 1} such answers)",
-            f"{_REMEDIES[name in PROGRAM_ATTACKS]} If its form alone deserves this reward, set roc.positive_above to it.",
+            f"{_REMEDIES[name in PROGRAM_ATTACKS]} If its form alone deserves this reward, set evaluation.success.",
         )
         for name, (first, *others) in passed.items()
     ]

@@ -95,7 +95,7 @@ def generate_script(kind: TaskKind, dialogue: DialogueFormat, problem: DatasetPr
     """Of play `number`. Plays with an even number give the ground truth as the last answer, if there is one."""
     has_truth = bool(problem.ground_truth) and number % 2 == 0
     answer = problem.ground_truth if has_truth else WRONG_ANSWER
-    start = "</reason>\n" if dialogue.prefill.rstrip().endswith("<reason>") else ""
+    start = _close_prefill(dialogue)
     if kind == "dialogue":
         said = [f"{start}My answer is {each}" for each in ("1", "2", answer)]
         return TurnScript(tuple(said), has_truth=has_truth)
@@ -105,8 +105,21 @@ def generate_script(kind: TaskKind, dialogue: DialogueFormat, problem: DatasetPr
     calls = [format_tool_call(tool.name, generate_arguments(tool.parameters)) for tool in tools]
     if tools:
         calls.insert(0, format_tool_call(tools[0].name, generate_wrong_arguments(tools[0].parameters)))
-    last = f"{dialogue.answer_open}\\boxed{{{answer}}}{dialogue.answer_close}"
-    return TurnScript(tuple(start + turn for turn in (*calls, last)), has_truth=has_truth)
+    return TurnScript((*(start + call for call in calls), _write_answer(dialogue, answer)), has_truth=has_truth)
+
+
+def generate_answer(dialogue: DialogueFormat, problem: DatasetProblem, *, has_truth: bool) -> TurnScript:
+    """One turn without calls: the ground truth of the row as the answer, or a wrong answer."""
+    answer = problem.ground_truth if has_truth else WRONG_ANSWER
+    return TurnScript((_write_answer(dialogue, answer),), has_truth=has_truth)
+
+
+def _write_answer(dialogue: DialogueFormat, answer: str) -> str:
+    return f"{_close_prefill(dialogue)}{dialogue.answer_open}\\boxed{{{answer}}}{dialogue.answer_close}"
+
+
+def _close_prefill(dialogue: DialogueFormat) -> str:
+    return "</reason>\n" if dialogue.prefill.rstrip().endswith("<reason>") else ""
 
 
 def generate_arguments(parameters: JsonSchema) -> dict[str, Any]:

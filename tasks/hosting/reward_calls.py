@@ -1,9 +1,11 @@
 """Scores a trajectory with the reward functions of its task. Sync functions run one at a time."""
 
+import sys
+import traceback
 from typing import Any
 
 from bus.messages import AnswerSubmitted
-from tasks.hosting.call_results import describe_error
+from tasks.hosting.call_results import describe_error, replace_surrogates
 from tasks.hosting.function_caller import CallTimedOut, FunctionCaller
 from tasks.hosting.program_handle import ProgramHandle
 from tasks.hosting.wire import HostSettings
@@ -11,12 +13,14 @@ from tasks.rewards.finished_rollout import FinishedRollout, RolloutReader
 from tasks.rewards.reward_functions import RewardFunction, UnusableReward, load_reward_functions
 
 _MAX_ERROR_CHARACTERS = 4000
+_MAX_TRACEBACKS = 100  # of one process
 
 
 class RewardCalls:
     def __init__(self, functions: list[RewardFunction], reader: RolloutReader, limit_s: float) -> None:
         self._functions, self._reader, self._limit_s = functions, reader, limit_s
         self.runner = FunctionCaller(1)
+        self._logged: set[tuple[str, str, int | None]] = set()  # tracebacks
 
     @property
     def num_abandoned(self) -> int:
@@ -42,8 +46,21 @@ class RewardCalls:
         except CallTimedOut as error:
             raise UnusableReward(f"{function.name} {error}") from None
         except (Exception, SystemExit) as error:  # of the user's code
+            self._log_first_traceback(function, error)
             raise UnusableReward(f"{function.name} raised {describe_error(error, _MAX_ERROR_CHARACTERS)}") from error
         return function.parse_result(result, metrics)
+
+    def _log_first_traceback(self, function: RewardFunction, error: BaseException) -> None:
+        """Write it to stderr, which is the executor's output file: once for each line that raises."""
+        frames = traceback.extract_tb(error.__traceback__)
+        place = (function.name, type(error).__name__, frames[-1].lineno if frames else None)
+        if place not in self._logged and len(self._logged) < _MAX_TRACEBACKS:
+            self._logged.add(place)
+            text = "".join(traceback.format_exception(error))[-_MAX_ERROR_CHARACTERS:]
+            sys.stderr.write(
+                f"{replace_surrogates(text)}(reward function {function.name}; the same line is shown once)\n"
+            )
+            sys.stderr.flush()
 
 
 def load_reward_calls(settings: HostSettings, *, with_tokenizer: bool) -> RewardCalls | None:

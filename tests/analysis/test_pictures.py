@@ -5,12 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
 import pytest
 from rich.console import Console
 
 from analysis.cold_start_curves import draw_cold_start, list_file_losses
 from analysis.compare import compare_runs, main
-from analysis.curves import draw_curves
+from analysis.curves import draw_curves, has_binary_reward
 from analysis.metric_lines import AnalysisError
 from analysis.metrics import get_column, read_metrics
 from analysis.summary_table import build_summary_table, list_health_lines, read_summary
@@ -100,6 +101,19 @@ class TestCurves:
         assert path == tmp_path / "demo" / "curves.png"
         assert is_picture(path)
 
+    def test_a_binary_reward_shares_the_axis_of_accuracies_and_a_shaped_one_has_panels_of_its_own(self, tmp_path: Path):
+        evaluation = {"kind": "evaluation", "label": "start_sampled", "accuracy": 0.75, "reward": 0.75}
+        binary = write_run(tmp_path / "binary", evaluation, step(1, positive_share=0.5))
+        shaped = write_run(
+            tmp_path / "shaped",
+            {**evaluation, "reward": -0.2},
+            {"kind": "evaluation", "label": "step_sampled", "step": 1, "accuracy": 0.5, "reward": 0.1},
+            step(1, positive_share=0.75, reward=-1.5, **{"reward: correct": 0.5, "reward: length": -2.0}),
+        )
+        assert [has_binary_reward(read_metrics(folder)) for folder in (binary, shaped)] == [True, False]
+        heights = [matplotlib.image.imread(draw_curves(folder)).shape[0] for folder in (binary, shaped)]
+        assert heights[1] > heights[0]
+
     def test_one_step_with_few_measurements_can_be_drawn(self, tmp_path: Path):
         assert is_picture(draw_curves(write_run(tmp_path, step(1, errors_in_positives=None))))
 
@@ -175,6 +189,25 @@ class TestSummaryTable:
         assert rows["correct answers, greedy"] == ["42.0%", "99.4%"]
         assert rows["60 RL steps"] == ["75 s, 1.25 s each"]
         assert rows["replay of the event logs"] == ["identical"]
+
+    def test_a_shaped_reward_has_the_reward_and_its_components_first_and_names_the_rule_of_successes(self):
+        rewards = {
+            "sampled": {"start": 0.4, "end": 0.9},
+            "sampled: correct": {"start": 0.25, "end": 0.75},
+            "greedy": {"start": 0.5, "end": None},
+            "greedy: correct": {"start": 0.25, "end": 0.75},
+        }
+        shaped = {**SUMMARY, "headline": "reward", "success": "reward > 0", "success_is_default": True}
+        rows = shown({**shaped, "evaluation_rewards": rewards})
+        names = list(rows)
+        assert names.index("reward, sampled") < names.index("correct, sampled") < names.index("reward > 0, sampled")
+        assert rows["reward, sampled"] == ["0.400", "0.900"]
+        assert rows["reward, greedy"] == ["0.500", "-"]
+        assert rows["correct, sampled"] == ["0.250", "0.750"]
+        assert rows["reward > 0, sampled"] == ["38.1%", "95.7%"]
+        assert "correct answers, sampled" not in rows
+        explicit = shown({**shaped, "success": "correct >= 1", "success_is_default": False})
+        assert explicit["correct answers, sampled"] == ["38.1%", "95.7%"]
 
     def test_a_missing_measurement_is_a_dash(self):
         assert shown(SUMMARY)["tool errors if correct, last 10 steps"] == ["33.1%", "-"]

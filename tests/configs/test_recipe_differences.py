@@ -35,7 +35,7 @@ OTHER_KEYS = {
     *("dialogue.renderer", "dialogue.renderer_parameters"),  # a model family's own chat format
     *("sft.data", "sft.mixture", "sft.max_bad_rows"),
     *("sft.validation", "sft.validation_share", "sft.validation_every"),  # measure a loss, and change no update
-    *("reward.weights", "reward.time_limit_s"),  # of reward functions
+    *("reward.weights", "reward.time_limit_s", "evaluation.success"),  # of reward functions
     *("learner.ranks", "learner.threads", "learner.micro_batch_tokens"),  # speed and memory
     *("learner.device", "learner.dtype", "learner.head_dtype", "learner.dp_replicate", "learner.collective_timeout_s"),
     *("learner.activation_checkpointing", "learner.reduce_gradients", "learner.peak_tflops"),

@@ -26,6 +26,7 @@ from bus.messages import (
     WeightsPublished,
     WeightsSynced,
 )
+from configs.success import SuccessRule
 from policies.groups.counts import add_to_step_counts
 from policies.recipe import Recipe
 from policies.step_evaluations import EvaluationPlan
@@ -220,7 +221,7 @@ def test_rewards_are_averaged_with_each_component_over_the_trajectories_that_hav
     for number, (reward, components) in enumerate(
         [(0.75, {"tests": 0.5, "style": 0.25}), (0.0, {}), (0.3, {"tests": 0.1, "style": 0.2}), (-0.5, {"style": -0.5})]
     ):
-        counts = add_to_step_counts(counts, finished(number, reward, components=components), 0.25)
+        counts = add_to_step_counts(counts, finished(number, reward, components=components), SuccessRule(limit=0.25))
     recorder.decide(0.0, StepRequested(1, 0))
     recorder.decide(1.0, StepCollected(1, 1, counts, {}, BufferCursor()))
     recorder.decide(1.0, StepTrained(1, {}))
@@ -239,7 +240,7 @@ def test_rewards_are_averaged_with_each_component_over_the_trajectories_that_hav
 
 def test_the_phases_of_a_step_add_up_to_its_time() -> None:
     recorder = Recorder(steps=5)
-    counts = add_to_step_counts(StepCounts(groups=1), finished(0, 1.0, calls=2, failed=1), 0.0)
+    counts = add_to_step_counts(StepCounts(groups=1), finished(0, 1.0, calls=2, failed=1), SuccessRule())
     recorder.decide(10.0, StepRequested(1, 0))
     recorder.decide(14.0, StepCollected(1, 1, counts, {"sandbox: gone": 2}, BufferCursor()))
     recorder.decide(15.5, StepTrained(1, {"loss": 0.5}))

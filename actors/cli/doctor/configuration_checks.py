@@ -43,6 +43,7 @@ def check_run(run: RunConfig) -> dict[str, DoctorFinding]:
     remedies = {
         "model.checkpoint": "Set model.checkpoint to the folder of a supported model (docs/models.md).",
         "main memory": "Stop other programs, or use a smaller model.checkpoint or a machine with more memory.",
+        "evaluation.success": "Set evaluation.success to the component that decides; docs/rewards.md has its forms.",
         "space": "Free some space, or use a smaller model.checkpoint.",
     }
     findings = {

@@ -28,7 +28,7 @@ from engine.weight_transfer.published_bytes import count_folder_bytes, count_fol
 from policies.dialogue.chat_format import TURN_END, TURN_START
 from policies.groups.advantages import ESTIMATORS, FILTERS
 from policies.losses import LOSSES
-from policies.tools.task_description import MATH, TaskDescription
+from policies.tools.task_description import MATH, TaskDescription, list_success_warnings
 from tasks import DEFAULT_TASK
 
 _GIB = 2**30
@@ -64,6 +64,8 @@ def list_input_checks(
     descriptions = {} if descriptions is None else descriptions
     folder = RunFolder(Path(run.runs_folder) / run.name)
     checks = _list_task_checks(run, folder, descriptions)
+    if run.evaluation.success or any(task.get_reward().functions for task in run.resolved_tasks):
+        checks["evaluation.success"] = partial(_check_success, run, descriptions)
     if sinks := run.metrics.sinks:
         checks["metrics.sinks"] = lambda: CheckedInput(", ".join(check_sinks(sinks)))
     if run.learner.compiles:
@@ -80,6 +82,15 @@ def list_input_checks(
     if not _is_generated(run, run.model.checkpoint):
         checks |= _list_model_checks(run, folder, descriptions)
     return checks | _list_dialogue_checks(run, folder, descriptions)  # in the format of a family they need the model
+
+
+def _check_success(run: RunConfig, descriptions: Mapping[str, TaskDescription]) -> CheckedInput:
+    """After the checks of the tasks, which describe them."""
+    described = [task for task in run.resolved_tasks if task.name in descriptions]
+    warnings = [
+        each for task in described for each in list_success_warnings(task, descriptions[task.name], run.success)
+    ]
+    return CheckedInput(f"correct answers have {run.success.describe()}", tuple(warnings))
 
 
 def _list_model_checks(

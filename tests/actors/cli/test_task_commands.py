@@ -177,7 +177,13 @@ def test_a_replayable_class_with_a_global_generator_is_a_problem() -> None:
 
 def test_a_reward_that_raises_is_a_problem() -> None:
     findings = find("TOOLS", "--set", "reward.functions.bad=counting.py:fail")
-    assert findings == [("problem", "reward", "bad raised RuntimeError: no reward today (3 of 3 plays)")]
+    assert findings == [
+        (
+            "problem",
+            "reward",
+            "bad raised RuntimeError: no reward today (4 of 4 rows: rows.jsonl:1, rows.jsonl:2, rows.jsonl:3 and 1 more)",
+        )
+    ]
 
 
 def test_a_reward_that_ignores_the_answer_is_a_problem() -> None:
@@ -186,9 +192,41 @@ def test_a_reward_that_ignores_the_answer_is_a_problem() -> None:
             "problem",
             "reward",
             "1 in all 3 plays, for the row's ground truth as the answer and for a wrong answer",
-        )
+        ),
+        (
+            "hint",
+            "success",
+            "a wrong answer is a success (reward > 0) in 4 of 4 rows, such as rows.jsonl:1: reward 1 (same 1)",
+        ),
     ]
     assert find("TOOLS", "--set", "reward.functions.right=counting.py:score_answer") == []
+
+
+def test_rows_that_fail_or_lack_an_answer_are_counted_over_the_whole_file(folder: Path) -> None:
+    (folder / "partial.py").write_text(
+        "def score(completions, ground_truth):\n"
+        "    return [0.25 + 0.75 * (str(float(ground_truth[0])) in completions[0][-1]['content'])]\n"
+    )
+    rows = [{"question": f"{number} + 1?", "answer": str(number + 1)} for number in range(25)]
+    for number in (3, 11, 19):  # 12% of the rows
+        rows[number]["answer"] = "eleven"
+    del rows[7]["answer"]
+    write_rows(*rows)
+    findings = find("TOOLS", "--set", "reward.functions.score=partial.py:score")
+    problems = [each for each in findings if each[0] == "problem"]
+    assert problems == [
+        (
+            "problem",
+            "reward",
+            "score raised ValueError: could not convert string to float: 'eleven' "
+            "(4 of 25 rows: rows.jsonl:4, rows.jsonl:8, rows.jsonl:12 and 1 more)",
+        ),
+        ("problem", "rows", "1 of 25 rows have no answer: rows.jsonl:8"),
+    ]
+    (success,) = [detail for status, subject, detail in findings if (status, subject) == ("hint", "success")]
+    assert success == (
+        "a wrong answer is a success (reward > 0) in 21 of 21 rows, such as rows.jsonl:1: reward 0.25 (score 0.25)"
+    )
 
 
 def test_a_value_error_is_a_hint_since_it_is_for_the_model() -> None:

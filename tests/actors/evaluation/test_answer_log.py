@@ -31,6 +31,7 @@ from bus.messages import (
 from configs.atomic_write import DiskError
 from configs.errors import UnusableInput
 from configs.schema import DialogueConfig
+from configs.success import SuccessRule
 from policies.decider import Send
 from policies.dialogue.chat_format import build_dialogue_format
 from policies.dialogue.dialogue_renderer import ChatMLRenderer
@@ -94,7 +95,7 @@ class World:
 
     def start(self) -> None:
         """A new head process."""
-        self.log = AnswerLog(self.path, {"": make_rules()}, 0.0, has_dialogues=True)
+        self.log = AnswerLog(self.path, {"": make_rules()}, SuccessRule(), has_dialogues=True)
 
         def on_decision(now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
             self.seen.append(event)

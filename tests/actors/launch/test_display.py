@@ -116,6 +116,22 @@ def test_a_narrow_terminal_keeps_step_time_left_groups_and_failures(width: int) 
     assert re.search(r" 500/510 +(--:--|\d+:\d\d) +30/512 groups  12 failed  no update ", last), last
 
 
+def test_a_shaped_reward_is_shown_with_its_components_and_the_rule_of_the_share(clock: Clock) -> None:
+    file = io.StringIO()
+    shown = make_display(Console(file=file, width=40), "reward > 0")
+    values = {"accuracy": 0.9, "reward": 0.35, "reward: correct": 0.25, "reward: format": 1.0}
+    shown.show_progress(Progress("evaluation start", 0, 8, values))
+    assert file.getvalue() == (
+        "12:00:00 evaluation start: reward 0.350  (correct 0.250, format 1.000)  reward > 0 0.900\n"
+    )
+
+
+def test_a_single_component_is_not_repeated(clock: Clock) -> None:
+    shown, file = make_plain_display()
+    shown.show_progress(Progress("evaluation start", 0, 8, {"accuracy": 0.5, "reward": 0.5, "reward: correct": 0.5}))
+    assert file.getvalue() == "12:00:00 evaluation start: reward 0.500  accuracy 0.500\n"
+
+
 def test_an_evaluation_shows_failures_and_no_accuracy_of_0_of_0(clock: Clock) -> None:
     shown, file = make_plain_display()
     shown.show_progress(Progress("evaluation start", 0, 8, {"questions": 4.0, "failed": 4.0}))

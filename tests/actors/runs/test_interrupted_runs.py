@@ -14,6 +14,7 @@ from bus.codec import decode
 from bus.event_log.reader import read_events
 from bus.messages import TrajectoryFailed
 from configs.run_folder import RunFolder
+from engine.learner.checkpoints import list_saved_steps
 from tests.actors.runs.running import (
     ROOT,
     Start,
@@ -55,6 +56,44 @@ def test_sigint_ends_a_run_in_order_and_resume_continues_it(tmp_path: Path, star
     assert f"resuming after step {last}" in output
     assert [step["step"] for step in metrics(folder, "step")] == list(range(1, 21))
     assert read_conserved_summary(folder)["pass1_start"] is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_saves_the_step_that_was_trained_last(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], number: signal.Signals
+) -> None:
+    settings = (*from_cold_start_of(finished_run[0]), "rl.steps=40", "learner.checkpoint_every=1000")
+    process = start(tmp_path, *settings)
+    folder = RunFolder(tmp_path / "demo")
+    wait_until(lambda: len(metrics(folder, "step")) >= 2, process)
+    process.send_signal(number)
+    output = finish(process)
+    assert process.returncode == 130, output
+    (step,) = [each for each in list_saved_steps(folder.checkpoints) if each]
+    assert step >= 2
+    assert f"--resume` continues after step {step}, from {folder.get_checkpoint_path(step)}" in output
+    again = start(tmp_path, *settings, "--resume")
+    wait_until(lambda: len(metrics(folder, "step")) > step, again)
+    again.send_signal(number)
+    assert f"resuming after step {step}" in finish(again)
+    assert [each["step"] for each in metrics(folder, "step")][: step + 1] == list(range(1, step + 2))
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGKILL])
+def test_a_second_signal_during_the_save_leaves_a_run_that_resumes(
+    tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], second: signal.Signals
+) -> None:
+    settings = (*from_cold_start_of(finished_run[0]), "rl.steps=4", "learner.checkpoint_every=1000")
+    process = start(tmp_path, *settings)
+    folder = RunFolder(tmp_path / "demo")
+    wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: any(folder.checkpoints.glob(".*")) or process.poll() is not None, process)
+    process.send_signal(second)
+    finish(process)
+    wait_until_empty(lambda: processes_that_name(str(tmp_path)))
+    succeed(start(tmp_path, *settings, "--resume"))
+    assert [each["step"] for each in metrics(folder, "step")] == [1, 2, 3, 4]
 
 
 def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, start: Start) -> None:

@@ -137,8 +137,17 @@ def test_a_function_that_raises_for_some_rows_masks_their_trajectories(
     tmp_path: Path, rewards: str, finished_run: tuple[RunFolder, str], start: Start
 ) -> None:
     functions = set_functions(some=f"{rewards}:fail_for_some")
-    succeed(start(tmp_path, *from_cold_start_of(finished_run[0]), *functions, "rl.steps=2", "evaluation.questions=16"))
+    output = succeed(
+        start(tmp_path, *from_cold_start_of(finished_run[0]), *functions, "rl.steps=2", "evaluation.questions=16")
+    )
     folder = RunFolder(tmp_path / "demo")
+    first = [line for line in output.splitlines() if "failed, the first one of its kind: " in line]
+    assert len(first) == 1
+    assert "reward: some raised ValueError: no opinion" in first[0]
+    assert f"asterism log story {folder.path} " in first[0]
+    traceback = (folder.logs / "executor-0.out").read_text()
+    assert traceback.count("Traceback") == 1
+    assert 'raise ValueError("no opinion")' in traceback
     summary = read_conserved_summary(folder)
     assert 0 < summary["trajectories_failed"] < summary["trajectories_started"]
     assert sum(line["failed"] for line in metrics(folder, "evaluation")) > 0

@@ -9,6 +9,7 @@ import pytest
 from actors.stages.solved_problems import ProblemResults, UnsolvedCount, read_problem_results, write_unsolved_rows
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
+from configs.success import SuccessRule
 from engine.data.datasets import PLAIN_ROWS, RowLayout
 
 STARTED, ENDED, RESUMED = (f"2026-11-26T10:0{minute}:00.5Z" for minute in range(3))
@@ -43,8 +44,8 @@ def _end(group_id: int, trajectory_id: int, reward: float | None) -> dict[str, A
     return {"event": "trajectory.ended", "group_id": group_id, **fields}
 
 
-def read_solved_problems(folder: RunFolder, positive_above: float) -> dict[str, set[str]]:
-    return {task: each.solved for task, each in read_problem_results(folder, positive_above).items()}
+def read_solved_problems(folder: RunFolder, success: SuccessRule) -> dict[str, set[str]]:
+    return {task: each.solved for task, each in read_problem_results(folder, success).items()}
 
 
 def make_results(*solved: str, visited: tuple[str, ...] = ()) -> ProblemResults:
@@ -66,21 +67,22 @@ def test_a_problem_is_solved_if_all_rollouts_of_its_last_group_are(folder: RunFo
             (9, "train.jsonl:6", [0.0, 1.0]),
         ],
     )
-    assert read_solved_problems(folder, 0.0) == {"": {"train.jsonl:1", "train.jsonl:5"}}
-    assert read_solved_problems(folder, 1.0) == {"": set()}
-    assert read_problem_results(folder, 0.0)[""].visited == {f"train.jsonl:{number}" for number in range(1, 7)}
+    results = read_problem_results(folder, SuccessRule())[""]
+    assert results.solved == {"train.jsonl:1", "train.jsonl:5"}
+    assert results.visited == {f"train.jsonl:{number}" for number in range(1, 7)}
+    assert read_problem_results(folder, SuccessRule(limit=1.0))[""].solved == set()
 
 
 def test_rollouts_from_before_a_resume_do_not_solve_a_group_with_the_same_id(folder: RunFolder) -> None:
     write_logs(folder, [(5, "train.jsonl:1", [1.0, 1.0])])
     with (folder.logs / "head.jsonl").open("a") as file:
         file.write(f"{json.dumps(_start(5, 'train.jsonl:2', 2) | {'timestamp': RESUMED})}\n")
-    assert read_solved_problems(folder, 0.0) == {"": set()}
+    assert read_solved_problems(folder, SuccessRule()) == {"": set()}
 
 
 def test_rows_of_two_tasks_are_different_problems(folder: RunFolder) -> None:
     write_logs(folder, [(1, "math/train.jsonl:1", [1.0, 1.0]), (2, "sql/train.jsonl:1", [1.0, 0.0])])
-    assert read_solved_problems(folder, 0.0) == {"math": {"train.jsonl:1"}, "sql": set()}
+    assert read_solved_problems(folder, SuccessRule()) == {"math": {"train.jsonl:1"}, "sql": set()}
 
 
 def test_test_questions_and_an_incomplete_last_line_are_ignored(folder: RunFolder) -> None:
@@ -90,7 +92,7 @@ def test_test_questions_and_an_incomplete_last_line_are_ignored(folder: RunFolde
         file.write('{"event": "group.started", "purp')
     with (folder.logs / "rollout-0.jsonl").open("a") as file:
         file.write(f"{json.dumps(_end(2, 30, 1.0))}\n")
-    assert read_solved_problems(folder, 0.0) == {"": {"train.jsonl:1"}}
+    assert read_solved_problems(folder, SuccessRule()) == {"": {"train.jsonl:1"}}
 
 
 def test_a_damaged_log_is_refused_with_its_line(folder: RunFolder) -> None:
@@ -98,12 +100,12 @@ def test_a_damaged_log_is_refused_with_its_line(folder: RunFolder) -> None:
     with (folder.logs / "head.jsonl").open("a") as file:
         file.write('{"event": "group.started", "purp\n')
     with pytest.raises(UnusableInput, match=r"head\.jsonl: line 2"):
-        read_solved_problems(folder, 0.0)
+        read_solved_problems(folder, SuccessRule())
 
 
 def test_a_missing_log_is_refused_by_name(folder: RunFolder) -> None:
     with pytest.raises(UnusableInput, match=r"head\.jsonl: No such file"):
-        read_solved_problems(folder, 0.0)
+        read_solved_problems(folder, SuccessRule())
 
 
 def test_unsolved_rows_keep_all_fields_and_their_order(tmp_path: Path) -> None:

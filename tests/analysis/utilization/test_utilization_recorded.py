@@ -18,6 +18,7 @@ from bus.messages import AnyMessage, ProtocolError, StepCounts, TrajectoryFailed
 from configs.algorithm import EvaluationConfig, RlConfig
 from configs.machines import EngineConfig
 from configs.schema import DialogueConfig, RunConfig
+from configs.success import SuccessRule
 from policies.decider import Decider, Send
 from policies.groups.counts import add_to_step_counts
 from policies.observers import StepObserver, TrajectoryObserver
@@ -102,7 +103,7 @@ def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
     counts = StepCounts()
     for message in ends(world):
         if isinstance(message, TrajectoryFinished):
-            counts = add_to_step_counts(counts, message, 0.0)
+            counts = add_to_step_counts(counts, message, SuccessRule())
     failed = [each for each in ends(world) if isinstance(each, TrajectoryFailed)]
     told, ended = use.trajectories, lines.frames["trajectory.ended"]
     lost = ended.filter(pl.col("ending") == "failed")

@@ -12,7 +12,17 @@ import pytest
 import torch
 
 from bus.bus import Bus
-from bus.messages import AnyMessage, BatchReady, MetricsRecorded, Progress, Shutdown, StepTrained, WeightsPublished
+from bus.messages import (
+    AnyMessage,
+    BatchReady,
+    CheckpointRequested,
+    CheckpointSaved,
+    MetricsRecorded,
+    Progress,
+    Shutdown,
+    StepTrained,
+    WeightsPublished,
+)
 from bus.transport.zeromq import open_zmq_bus
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -111,6 +121,25 @@ async def wait_for_checkpoint(folder: RunFolder, step: int) -> None:
 def without_times(trained: StepTrained) -> dict[str, float]:
     """Nor memory."""
     return {name: each for name, each in trained.metrics.items() if not name.endswith(("_s", "_gib"))}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_a_requested_checkpoint_has_the_step_that_was_trained_last(tmp_path: Path, ranks: int) -> None:
+    _, folder = make_run(tmp_path, ranks=ranks)
+    async with learner(folder, "--resume-step", "0", ranks=ranks) as peers:
+        await peers.receive_step()
+        await peers.send_batch(1)
+        await peers.receive_step()
+        await peers.head.send("learner", CheckpointRequested())
+        saved = await peers.receive("launcher")
+        while isinstance(saved, Progress):
+            saved = await peers.receive("launcher")
+        assert saved == CheckpointSaved(1)
+        assert list_saved_steps(folder.checkpoints)[-1] == 1
+        await peers.send_batch(2)  # is not trained
+        await peers.head.send("learner", Shutdown())
+        assert await peers.exit_code() == 0
+    assert list_saved_steps(folder.checkpoints)[-1] == 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -13,6 +13,7 @@ from bus.messages import (
     BufferCursor,
     EvaluationFinished,
     EvaluationRequested,
+    FailureReported,
     GroupJudged,
     ProtocolError,
     RunFailed,
@@ -172,9 +173,30 @@ def test_an_evaluation_asks_each_question_once_and_excludes_failures() -> None:
     assert {group.purpose for group in groups} == {"evaluate"}
     play(group_buffer, groups[0], [1.0])
     effects = play(group_buffer, groups[1], [None])
-    answer = effects[0].message
+    assert isinstance(effects[0].message, FailureReported)
+    answer = effects[1].message
     assert isinstance(answer, EvaluationFinished)
     assert (answer.questions, answer.positives, answer.failed) == (2, 1, 1)
+
+
+def test_the_first_failure_of_each_kind_is_reported_with_its_row() -> None:
+    group_buffer = buffer()
+    first, second = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))[:2]
+    causes = (
+        *("reward: f raised KeyError: 'a 1'\nin line 7", "reward: f raised KeyError: 'b 22'", "executor-0 died"),
+        *("reward: f raised KeyError: 'c 3'", "executor-1 died", "reward: g raised KeyError: 'a 1'"),
+    )
+    reports: list[FailureReported] = []
+    for number, cause in enumerate(causes):
+        group = first if number < 3 else second
+        failed = TrajectoryFailed(group.first_trajectory_id + number % 3, group.group_id, cause)
+        sends = group_buffer.decide(0.0, failed)
+        reports += [send.message for send in sends if isinstance(send.message, FailureReported)]
+    assert [(each.step, each.problem, each.cause) for each in reports] == [
+        (1, first.problem, causes[0]),
+        (1, first.problem, causes[2]),
+        (1, second.problem, causes[5]),
+    ]
 
 
 def test_an_evaluation_runs_alongside_a_step_and_counts_only_its_own_trajectories() -> None:
@@ -228,7 +250,7 @@ def test_an_evaluation_counts_each_set_by_its_name_and_limit() -> None:
     ]
     play(group_buffer, groups[0], [1.0])
     play(group_buffer, groups[2], [0.5])
-    answer = play(group_buffer, groups[1], [None])[0].message
+    answer = play(group_buffer, groups[1], [None])[-2].message
     assert isinstance(answer, EvaluationFinished)
     found = {
         name: (counts.trajectories, counts.trajectories_failed, counts.reward) for name, counts in answer.sets.items()

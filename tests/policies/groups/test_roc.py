@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bus.messages import ReleaseCounts
 from configs.algorithm import RocConfig
+from configs.success import parse_success
 from policies.groups.roc import (
     compute_class_counts,
     compute_error_penalty,
@@ -160,6 +161,14 @@ def test_positives_are_the_trajectories_with_rewards_above_the_threshold() -> No
     assert [one.trajectory_id for one in resample(group, 2, roc, seed=1)] == [0, 2]
     default = msgspec.structs.replace(roc, positive_above=0.0)
     assert [one.trajectory_id for one in resample(group, 2, default, seed=1)] == [0, 4]
+
+
+def test_the_success_decides_on_positives_whatever_their_reward() -> None:
+    roc = RocConfig(penalty="release", positives="lowest", negatives="first")
+    group = [finished(tid, 0.1, calls=4, failed=tid, components={"correct": float(tid == 3)}) for tid in range(6)]
+    success = parse_success("correct")
+    assert [one.trajectory_id for one in resample(group, 2, roc, seed=1, success=success)] == [0, 3]
+    assert [one.trajectory_id for one in resample(group, 2, roc, seed=1)] == [0, 1]
 
 
 def test_negatives_are_drawn_uniformly_whatever_their_penalty() -> None:

@@ -14,6 +14,7 @@ from bus.messages import (
     BatchReady,
     Envelope,
     EvaluationFinished,
+    FailureReported,
     GroupAccepted,
     GroupJudged,
     RunFinished,
@@ -63,7 +64,9 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
             if loaded[message.version] < 2:
                 continue
             message = WeightsSynced(message.version)
-        did = [Envelope("", send.to, send.message) for send in deciders[actor].decide(now, message)]
+        sends = deciders[actor].decide(now, message)
+        sends = [send for send in sends if not isinstance(send.message, FailureReported)]  # newer than the recordings
+        did = [Envelope("", send.to, send.message) for send in sends]
         batches = [batch for each in did for batch in assembler.add(each.message)]
         assert batches == [batch for effect in effects for batch in decode_batch(effect)]
         recorded = [decode(effect) for effect in effects if not decode_batch(effect)]

@@ -21,6 +21,7 @@ class PlantedFault(msgspec.Struct, frozen=True):
     first_step: int  # counted from 1
     values: Values  # replace those of the healthy run
     steps: int = 60  # that have the fault
+    also: tuple[str, ...] = ()  # checks that the fault triggers too
 
 
 FAULTS = [
@@ -28,6 +29,9 @@ FAULTS = [
     PlantedFault("length_limit", 40, {"overlong_share": 0.35}),
     PlantedFault("tool_errors", 12, {"errors_in_positives": 0.45}),
     PlantedFault("tool_errors", 40, {"errors_in_positives": 0.3}),
+    PlantedFault("tool_errors", 1, {"errors_in_positives": 0.44}),
+    PlantedFault("length_limit", 20, {"overlong_share": 0.12}),
+    PlantedFault("length_limit", 1, {"overlong_share": 0.19}),
     PlantedFault("entropy", 4, {"entropy": 0.002, "positive_share": 0.5}, steps=10),
     PlantedFault("gradient_norm", 8, {"grad_norm": 12.0}, steps=1),
     PlantedFault("gradient_norm", 50, {"grad_norm": 40.0}, steps=1),
@@ -37,9 +41,18 @@ FAULTS = [
     PlantedFault("mismatch", 40, {"mismatch_above_1": 0.05}),
     PlantedFault("mismatch", 40, {"mismatch_k3": math.nan, "mismatch_above_1": math.nan}),
     PlantedFault(
-        "equal_groups", 1, {"reward": 0.0, "positive_share": 0.0, "groups_rejected": 16.0, "updates": 0.0, **_NO_ROWS}
+        "equal_groups",
+        1,
+        {"reward": 0.0, "positive_share": 0.0, "groups_rejected": 16.0, "updates": 0.0, **_NO_ROWS},
+        also=("no_updates",),
+    ),
+    PlantedFault("no_updates", 1, {"updates": 0.0, **_NO_ROWS}),
+    PlantedFault("tool_timeouts", 20, {"tool search: calls": 200.0, "tool search: timed_out": 200.0}),
+    PlantedFault(
+        "masked_trajectories", 1, {"trajectories": 236.0, "trajectories_failed": 20.0, "failed: reward": 20.0}
     ),
     PlantedFault("equal_groups", 20, {"positive_share": 0.5, "reward": 0.9, "groups_rejected": 15.0}),
+    PlantedFault("confident_tokens", 7, {"mismatch_confident": 1.0}, steps=1),
     PlantedFault("skipped_updates", 2, {"updates_skipped": 1.0, "grad_norm": math.inf}),
     PlantedFault("skipped_updates", 40, {"updates_skipped": 2.0, "grad_norm": math.nan, "loss": math.nan}),
     PlantedFault("reward_drop", 12, {"reward": 0.3, "positive_share": 0.3, "groups_rejected": 0.0}),

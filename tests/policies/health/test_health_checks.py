@@ -15,6 +15,7 @@ from policies.health.step_history import METRICS_READ
 from tests.policies.health.histories import FAULTS, HEALTHY_STEPS, PlantedFault, plant
 
 MAX_DELAY_STEPS = 5
+MAX_SLOW_DELAY_STEPS = 15  # of a check with a longer window
 
 
 def list_reports(
@@ -35,11 +36,13 @@ def test_a_healthy_run_triggers_no_check() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.first_step}")
-def test_a_planted_fault_triggers_its_check_within_five_steps_and_no_other(fault: PlantedFault) -> None:
+def test_a_planted_fault_triggers_its_check_soon_and_no_other(fault: PlantedFault) -> None:
     reports = list_reports(plant(fault))
     assert {check for _, check, _ in reports} == {fault.check}
-    assert fault.first_step <= reports[0][0] < fault.first_step + MAX_DELAY_STEPS
-    assert list_reports(plant(fault), replace(HealthConfig(), **{fault.check: "off"})) == []
+    is_slow = fault.check in ("length_limit", "tool_errors")
+    delay = MAX_SLOW_DELAY_STEPS if is_slow else MAX_DELAY_STEPS
+    assert fault.first_step <= reports[0][0] < fault.first_step + delay
+    assert list_reports(plant(fault), replace(HealthConfig(), **dict.fromkeys((fault.check, *fault.also), "off"))) == []
 
 
 def test_every_check_has_a_planted_fault() -> None:
@@ -56,7 +59,7 @@ def test_a_message_has_numbers_limit_cause_and_keys_to_change() -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [fault for fault in FAULTS if fault.check in ("length_limit", "clipping", "recomputation")]
+    "fault", [fault for fault in FAULTS if fault.check in ("tool_timeouts", "clipping", "recomputation")]
 )
 def test_two_steps_with_a_condition_trigger_nothing(fault: PlantedFault) -> None:
     assert list_reports(plant(replace(fault, steps=2))) == []
@@ -64,9 +67,9 @@ def test_two_steps_with_a_condition_trigger_nothing(fault: PlantedFault) -> None
 
 
 def test_a_lasting_problem_is_reported_once_and_again_after_it_was_over_for_a_window() -> None:
-    high, low = {"overlong_share": 0.5}, {"overlong_share": 0.0}
+    high, low = {"clip_fraction": 0.5}, {"clip_fraction": 0.0}
     steps = [high] * 10 + [low] * 2 + [high] * 5 + [low] * 3 + [high] * 5
-    assert [(step, check) for step, check, _ in list_reports(steps)] == [(3, "length_limit"), (23, "length_limit")]
+    assert [(step, check) for step, check, _ in list_reports(steps)] == [(3, "clipping"), (23, "clipping")]
 
 
 def test_equal_rewards_of_solved_questions_are_healthy() -> None:
@@ -117,5 +120,11 @@ def test_missing_metrics_of_a_healthy_run_trigger_nothing(data: st.DataObject) -
 def test_a_value_that_is_not_finite_triggers_only_the_checks_of_numerics(name: str) -> None:
     steps = [{**values, name: math.nan} for values in HEALTHY_STEPS]
     numerics = ("loss", "grad_norm", "entropy")
-    expected = {"skipped_updates"} if name in numerics else {"mismatch"} if name.startswith("mismatch") else set[str]()
+    expected = (
+        {"skipped_updates"}
+        if name in numerics
+        else {"mismatch"}
+        if name in ("mismatch_k3", "mismatch_above_1")
+        else set[str]()
+    )
     assert {check for _, check, _ in list_reports(steps)} == expected

@@ -55,6 +55,18 @@ def test_metrics_are_kl_estimates_shares_and_both_tails() -> None:
     assert output.maxima["mismatch_highest"].item() == pytest.approx(math.log(5))
 
 
+def test_one_confident_disagreement_in_1000_tokens_is_counted_although_means_hide_it() -> None:
+    behaviour_N = torch.full((1000,), math.log(0.9), dtype=torch.float64)
+    learner_N = behaviour_N.clone()
+    learner_N[17] -= 2.5
+    learner_N[18] -= 1.9
+    behaviour_N[19], learner_N[19] = math.log(0.4), math.log(0.01)
+    none_N = torch.zeros(1000, dtype=torch.bool)
+    output = compute_mismatch_metrics(learner_N, behaviour_N, Correction(torch.ones(1000), none_N, none_N))
+    assert output.token_means["mismatch_confident"].item() == 1
+    assert output.token_means["mismatch_k3"].item() / 1000 < 0.05
+
+
 def test_metrics_are_taken_before_any_clamp_and_are_finite() -> None:
     output = compute_mismatch_metrics(torch.tensor([0.0]), torch.tensor([-100.0]), UNCORRECTED)
     assert output.token_means["mismatch_k3"].item() == pytest.approx(math.exp(100), rel=1e-6)

@@ -1,0 +1,70 @@
+"""Ranks the causes of health checks that trigger together: a cause with evidence in the metrics comes first.
+
+A diverged policy, for example, reaches the length limit and gives groups equal rewards. More response tokens or easier
+questions would not help, so that the fall of the reward decides.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from configs.health_options import HealthConfig
+from policies.health.health_checks import HEALTH_CHECKS
+from policies.health.step_history import StepHistory
+
+_NOISE_FACTOR = 3.0  # of the median change of the reward between two steps
+_NEWEST_STEPS = 2  # of the mean reward to compare: fewer than those of a check, which reports later
+
+
+class RankedCause(NamedTuple):
+    name: str
+    cause: str
+    change: str
+
+
+# A diverged policy can trigger these.
+_BY_DIVERGENCE = {
+    *("length_limit", "tool_errors", "entropy", "gradient_norm", "clipping", "equal_groups", "skipped_updates"),
+    *("no_updates", "reward_drop"),
+}
+# Failed trajectories, and calls without a result, can trigger these.
+_BY_FAILURES = {"masked_trajectories", "equal_groups", "no_updates", "reward_drop", "tool_errors"}
+
+
+def rank_causes(history: StepHistory, health: HealthConfig, active: Collection[str]) -> list[RankedCause]:
+    """`active`: the checks that have found a problem. The first cause is the most likely one."""
+    newest = replace(health, window_steps=1)  # a symptom may trigger before the check of its cause
+    causes = [
+        _get_usual_cause(name)
+        for name in ("masked_trajectories", "tool_timeouts")
+        if {*_BY_FAILURES, name} & set(active) and (name in active or HEALTH_CHECKS[name].measure(history, newest))
+    ]
+    if not causes and _BY_DIVERGENCE & set(active) and (evidence := find_divergence(history, health)):
+        causes.append(evidence)
+    known = {each.name for each in causes}
+    return [*causes, *(_get_usual_cause(name) for name in HEALTH_CHECKS if name in active and name not in known)]
+
+
+def find_divergence(history: StepHistory, health: HealthConfig) -> RankedCause | None:
+    """Evidence: the newest rewards are far below those before the first update, or below the best ones."""
+    rewards = history.list_newest("reward", 1) and history.list_values("reward")[-_NEWEST_STEPS:]
+    known = [each for each in (history.find_reference_reward(), history.best_reward) if each is not None]
+    if not rewards or not known or history.num_steps <= len(rewards):
+        return None
+    best, newest = max(known), sum(rewards) / len(rewards)
+    limit = max(health.reward_drop_share * abs(best), _NOISE_FACTOR * history.compute_noise("reward"))
+    if best - newest <= limit:
+        return None
+    rate = history.list_values("lr")[-1:]
+    present = f" (now {rate[0]:.2g})" if rate else ""
+    return RankedCause(
+        "divergence",
+        f"the policy has diverged after too large updates: the reward fell from {best:.3g} to {newest:.3g}",
+        f"lower learner.lr{present}, and start again from a checkpoint from before",
+    )
+
+
+def _get_usual_cause(name: str) -> RankedCause:
+    check = HEALTH_CHECKS[name]
+    return RankedCause(name, check.cause, check.change)

@@ -1,0 +1,84 @@
+"""evaluation.success: its forms, its errors and its effects."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.errors import UnusableInput
+from configs.load import load_run
+from configs.success import SuccessRule, parse_success
+
+
+def load(tmp_path: Path, *overrides: str):
+    (tmp_path / "rewards.py").write_text("def score(completions): return [1.0]\n")
+    path = tmp_path / "run.toml"
+    path.write_text('name = "r"\n[reward.functions]\nmath = "math"\nformat = "rewards.py:score"\n')
+    return load_run(path, overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("correct", SuccessRule("correct", ">=", 1.0)),
+        ("correct >= 0.5", SuccessRule("correct", ">=", 0.5)),
+        ("reward > 0.5", SuccessRule("reward", ">", 0.5)),
+        (" reward>=-1e-3 ", SuccessRule("reward", ">=", -0.001)),
+        ("verl.tests >= 1", SuccessRule("verl.tests", ">=", 1.0)),
+    ],
+)
+def test_a_criterion_is_a_component_or_a_lower_limit(text: str, rule: SuccessRule) -> None:
+    assert parse_success(text) == rule
+    assert parse_success(rule.describe()) == rule
+
+
+@pytest.mark.parametrize(
+    "text", ["reward", "reward < 1", "1 > reward", "correct and format", "correct >", "correct > .", "correct > 1e999"]
+)
+def test_any_other_text_is_refused_with_the_forms(text: str) -> None:
+    with pytest.raises(ValueError, match=r'success = ".*; expected the name of a component \("correct"\)'):
+        parse_success(text)
+
+
+def test_a_component_without_a_limit_must_be_complete() -> None:
+    rule = parse_success("correct")
+    assert [rule.is_met(9.0, {"correct": value}) for value in (0.0, 0.25, 0.99, 1.0, 2.0)] == [False] * 3 + [True] * 2
+
+
+def test_a_trajectory_without_the_component_is_no_success() -> None:
+    assert not parse_success("correct >= -5").is_met(1.0, {"format": 1.0})
+
+
+@given(st.floats(-10, 10), st.floats(-10, 10))
+def test_the_default_is_a_reward_above_the_limit(reward: float, limit: float) -> None:
+    assert SuccessRule(limit=limit).is_met(reward, {}) == (reward > limit)
+
+
+def test_without_the_key_roc_decides(tmp_path: Path) -> None:
+    assert load(tmp_path).success == SuccessRule()
+    assert load(tmp_path, "roc.positive_above=0.5").success == SuccessRule(limit=0.5)
+
+
+def test_the_key_decides_on_evaluations_and_positives(tmp_path: Path) -> None:
+    assert load(tmp_path, "evaluation.success=math").success == SuccessRule("math", ">=", 1.0)
+    assert load(tmp_path, "evaluation.success=format.words > 3").success == SuccessRule("format.words", ">", 3.0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["evaluation.success=correct"], 'the reward has no component "correct"; it has math, format, and reward is'),
+        (["evaluation.success=reward"], 'success = "reward" has no limit'),
+        (["evaluation.success=math", "roc.positive_above=0.5"], "remove roc.positive_above"),
+    ],
+)
+def test_an_unusable_criterion_names_the_key_and_the_remedy(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(UnusableInput, match=message):
+        load(tmp_path, *overrides)
+
+
+def test_the_component_of_the_grader_is_known_without_functions() -> None:
+    assert load_run(None, ["name=r", "evaluation.success=correct"]).success.name == "correct"
+    with pytest.raises(UnusableInput, match='no component "math"; it has correct'):
+        load_run(None, ["name=r", "evaluation.success=math"])
