@@ -85,7 +85,7 @@ class EventLog:
         self.raise_if_failed()
         self._last_seq += 1
         trajectory = trajectories if isinstance(trajectories, int) else None
-        self._records.put(Event(self._last_seq, time, actor, sender, epoch, number, kind, trajectory, frame))
+        self._records.put(Event(self._last_seq, float(time), actor, sender, epoch, number, kind, trajectory, frame))
         if isinstance(trajectories, range) and trajectories:
             self._records.put(TrajectoryRange(self._last_seq, trajectories[0], trajectories[-1]))
         return self._last_seq

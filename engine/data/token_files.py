@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from configs.algorithm import SftConfig, SftFileConfig
 from configs.atomic_write import raising_disk_errors, sync_tree
 from configs.errors import UnusableInput
-from configs.integrity.file_manifest import DamagedFile, check_folder, list_files, write_manifest
+from configs.integrity.file_manifest import DamagedFile, find_damage, list_files, write_manifest
 from engine.data.data_files import BadRows, DatasetError, list_data_files
 from engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues
 from engine.data.sft_dialogues import TokenizedDialogue, describe_bad_rows, iter_sft_dialogues
@@ -117,11 +117,13 @@ def write_token_file(parent: Path, source: DialogueSource) -> Path:
 def map_token_file(folder: Path) -> MappedTokens:
     """Reads all files once to check them. Raises UnusableInput for a missing or damaged file."""
     try:
-        check_folder(folder)
+        damage = find_damage(folder)
         report = msgspec.json.decode((folder / "report.json").read_bytes(), type=TokenFileReport)
         arrays = {name: np.memmap(folder / f"{name}.bin", dtype, "r") for name, dtype in _TYPES.items()}
     except (OSError, ValueError, msgspec.MsgspecError, DamagedFile) as error:
         raise UnusableInput(f"{folder}: {error}; remove this folder, and it is written again") from None
+    if damage is not None:
+        raise UnusableInput(f"{damage}; remove this folder, and it is written again")
     lengths = {name: len(array) for name, array in arrays.items()}
     expected = (report.tokens, report.tokens, report.dialogues + 1, report.dialogues)
     if tuple(lengths[name] for name in _TYPES) != expected:

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from bus.messages import ProtocolError, WeightsPublished
 from configs.errors import UnusableInput
-from configs.integrity.file_manifest import DamagedFile
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.chat.chat_files import build_checkpoint_chat
@@ -108,18 +107,11 @@ class LearnerRank:
 
     def _resume_training(self, step: int) -> dict[str, float]:
         if step or not self._run.learner.resume_from:
-            self._trainer = self._resume_from_checkpoint(step)
+            self._trainer = self._trainers.resume(self._folder.get_checkpoint_path(step))
         else:  # the checkpoint of step 0 has no moments
             self._trainer = self._trainers.continue_other_run()
         self._logger.info("training.resumed", step=step, rank=self._ranks.rank)
         return {} if self._journal is None else self._journal.read_metrics(step)
-
-    def _resume_from_checkpoint(self, step: int) -> Trainer:
-        """Raises DamagedFile with the way to an older checkpoint, which this launch can no longer use."""
-        try:
-            return self._trainers.resume(self._folder.get_checkpoint_path(step))
-        except DamagedFile as error:
-            raise DamagedFile(f"{error}; `asterism run ... --resume` continues from an older checkpoint") from None
 
     def _start_training(self, report: SftProgressCallback) -> dict[str, float]:
         metrics: dict[str, float] = {}

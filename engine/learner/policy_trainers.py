@@ -4,6 +4,7 @@ from pathlib import Path
 
 import structlog
 
+from configs.integrity.file_manifest import DamagedFile
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.learner.adapters.policy_models import PolicyModels
@@ -29,7 +30,13 @@ class PolicyTrainers:
             return self._make(self.models.load_initial(), self._initial_checkpoint)
 
     def resume(self, checkpoint: Path) -> Trainer:
-        """In the state of the checkpoint."""
+        """In the state of the checkpoint. Raises DamagedFile with the way to an older one."""
+        try:
+            return self._load(checkpoint)
+        except DamagedFile as error:
+            raise DamagedFile(f"{error}; `asterism run ... --resume` continues from an older checkpoint") from None
+
+    def _load(self, checkpoint: Path) -> Trainer:
         trainer = self._make(self.models.build(checkpoint), checkpoint)
         with self._ranks.operation("load of the optimizer"):
             trainer.load(checkpoint)
@@ -37,7 +44,7 @@ class PolicyTrainers:
 
     def continue_other_run(self) -> Trainer:
         """Step 0 of RL, with weights, random states and, as configured, moments of learner.resume_from."""
-        trainer = self.resume(self._other_run)
+        trainer = self._load(self._other_run)
         if not self._run.learner.resume_optimizer:
             trainer.start_stage("rl")
         trainer.step = 0

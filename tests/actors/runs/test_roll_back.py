@@ -89,7 +89,8 @@ def test_health_reports_are_lines_by_check_and_step_that_a_roll_back_removes_wit
     write(folder, *(HealthReported(3, check, "warn", "numbers") for check in ("entropy", "entropy", "mismatch")))
     write(folder, HealthReported(1, "entropy", "stop", "numbers"))
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    assert lines[3] == {"kind": "health", "step": 3, "check": "entropy", "action": "warn", "message": "numbers"}
+    report = {"step": 3, "check": "entropy", "action": "warn", "message": "numbers", "checks": []}
+    assert lines[3] == {"kind": "health", **report}
     reports = [(report["step"], report["check"], report["action"]) for report in read_metrics(folder.path).health]
     assert reports == [(3, "entropy", "warn"), (3, "mismatch", "warn"), (1, "entropy", "stop")]
     roll_back_to(folder, 2)

@@ -8,6 +8,7 @@ import pytest
 
 from configs.algorithm import SftConfig
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import MANIFEST_NAME
 from configs.run_folder import RunFolder
 from configs.schema import DialogueConfig, RunConfig, TinyConfig
 from configs.task_options import TaskConfig
@@ -86,7 +87,7 @@ def tokenizer(prepared: tuple[RunConfig, RunFolder]) -> FastTokenizer:
 
 def test_only_a_tokenizer_and_a_model_are_written(prepared: tuple[RunConfig, RunFolder]) -> None:
     _, folder = prepared
-    assert [path.name for path in folder.data.iterdir()] == ["tokenizer"]
+    assert {path.name for path in folder.data.iterdir()} == {"tokenizer", MANIFEST_NAME}
     assert (
         load_model(folder.checkpoints / "init").config.vocab_size
         == load_tokenizer(folder.data / "tokenizer").vocab_size

@@ -121,7 +121,7 @@ def test_a_damaged_token_file_is_refused_with_a_remedy(swept_path: Path) -> None
     open_here(run, folder)
     (token_file,) = folder.dialogue_tokens.iterdir()
     os.truncate(token_file / "loss_mask.bin", 8)
-    with pytest.raises(UnusableInput, match=f"{token_file.name}: incomplete; remove this folder"):
+    with pytest.raises(UnusableInput, match=f"{token_file.name}/loss_mask.bin: damaged, .*; remove this folder"):
         open_here(run, folder)
 
 
