@@ -64,12 +64,14 @@ sglang-environment: $(INSTALLED) $(SGLANG_INSTALLED) ## create .venv-sglang for 
 	@echo "Installed in $(SGLANG)"
 
 # torch with its dependencies first; then only the pinned packages, since SGLang also requires CUDA packages.
-$(SGLANG_INSTALLED): constraints-sglang.txt
+$(SGLANG_INSTALLED): constraints-sglang.txt tests/sglang/shims/sglang_cpu_shims.py
 	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(SGLANG)/bin/pip || $(PYTHON) -m venv --clear $(SGLANG)
 	@echo "Installing SGLang into $(SGLANG) (once; 3 GB, a few minutes)"
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(SGLANG)/bin/pip install --quiet "$$(grep '^torch==' constraints-sglang.txt)"
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(SGLANG)/bin/pip install --quiet --no-deps --requirement constraints-sglang.txt
+	@printf '%s\nimport sglang_cpu_shims\n' "$(CURDIR)/tests/sglang/shims" \
+		> "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sglang_cpu_shims.pth"
 	@touch $@
 
 bridges-environment: $(INSTALLED) $(BRIDGES_INSTALLED) ## create .venv-bridges for MCP and OpenEnv servers; repeats only after constraints-bridges.txt changes

@@ -21,7 +21,6 @@ from tasks.tiny.prepare import prepare
 from tests.actors.runs.running import ASTERISM, PATIENCE_S, metrics, read_conserved_summary
 from tests.newcomer.printed_commands import ROOT, find_need, list_printed_commands
 from tests.sglang.environment import PYTHON
-from tests.sglang.serving import SHIMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]  # the guide is walked once
 
@@ -208,7 +207,7 @@ def serving(walk: Walk) -> Iterator[Serving]:
         probe.bind(("127.0.0.1", 0))
         serving = Serving(walk, probe.getsockname()[1])
     [command] = [command for command in COMMANDS if command.startswith("asterism serve")]
-    options = ("--python", str(PYTHON), "--set", f'sglang.environment={{PYTHONPATH="{SHIMS}"}}')
+    options = ("--python", str(PYTHON))
     arguments = ("--", "--max-total-tokens", "4096", "--random-seed", "0")
     with start(walk.folder, serving.adapt(command), *options, *arguments) as process:
         try:

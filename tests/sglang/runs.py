@@ -14,7 +14,6 @@ from configs.run_folder import RunFolder
 from tests.actors.runs.running import metrics, read_conserved_summary, read_log_entries, read_token_versions, wait_until
 from tests.processes import is_running, processes_that_name
 from tests.sglang.environment import PYTHON
-from tests.sglang.serving import SHIMS
 
 PATIENCE_S = 1500.0  # a server takes a minute to start on two idle cores
 _ENGINE = (
@@ -25,7 +24,7 @@ _ENGINE = (
 )
 _SHORT = ("learner.checkpoint_every=100", "evaluation.questions=0")
 OWN_SERVER = (
-    *(*_ENGINE, *_SHORT, f'sglang.python="{PYTHON}"', f'sglang.environment={{PYTHONPATH="{SHIMS}"}}'),
+    *(*_ENGINE, *_SHORT, f'sglang.python="{PYTHON}"'),
     'sglang.arguments=["--enable-deterministic-inference"]',
 )
 

@@ -12,7 +12,6 @@ from engine.sglang.server.compatibility import ServerRequirements
 from tasks.tiny.prepare import prepare
 from tests.sglang.environment import PYTHON
 
-SHIMS = Path(__file__).parent / "shims"
 SEQUENCE_TOKENS = 192
 LONGEST = 1000 - SPARE_TOKENS  # of the shared servers
 SCARCE_TOKENS = 1024
@@ -23,7 +22,6 @@ def sglang(port: int = 31_000, arguments: tuple[str, ...] = (), **changes: objec
     return SGLangConfig(
         python=str(PYTHON),
         port=port,
-        environment={"PYTHONPATH": str(SHIMS)},
         arguments=("--enable-deterministic-inference", *arguments),
         startup_timeout_s=1700.0,  # a minute on two idle cores
         **changes,  # pyright: ignore[reportArgumentType]

@@ -18,10 +18,8 @@ from engine.model.tokenizer import load_tokenizer
 from tests.actors.runs.running import ASTERISM, PATIENCE_S, ROOT
 from tests.processes import processes_that_name
 from tests.sglang.environment import PYTHON
-from tests.sglang.serving import SHIMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(1800)]
-ENVIRONMENT = f'sglang.environment={{PYTHONPATH="{SHIMS}"}}'
 
 
 class Serving(NamedTuple):
@@ -48,7 +46,7 @@ def serving(cold_start: RunFolder) -> Iterator[Serving]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = ("--port", str(port), "--python", str(PYTHON), "--set", ENVIRONMENT)
+    options = ("--port", str(port), "--python", str(PYTHON))
     arguments = ("--", "--max-total-tokens", "4096", "--random-seed", "0")
     command = [*ASTERISM, "serve", str(cold_start.path), *options, *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

@@ -30,7 +30,7 @@ from tests.sglang.environment import PYTHON, ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.real_clock, pytest.mark.timeout(600)]
 
-PROGRAM, SHIMS = ROOT / "tests/sglang/decode_requests.py", ROOT / "tests/sglang/shims"
+PROGRAM = ROOT / "tests/sglang/decode_requests.py"
 READ_PATHS = {"/ready", "/server_info", "/model_info", "/v1/loads"}
 FULL = GenerateRequest(
     rid="a:1-1-0;",
@@ -59,7 +59,7 @@ Request = tuple[str, dict[str, Any]]
 
 def decode(requests: Sequence[Request]) -> list[list[str]]:
     """The problems that SGLang's structs have with the requests."""
-    environment = {**os.environ, "PYTHONPATH": str(SHIMS), "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     ran = subprocess.run(
         [PYTHON, PROGRAM], input=json.dumps(requests), capture_output=True, text=True, env=environment, timeout=500
     )

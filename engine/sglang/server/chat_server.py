@@ -5,7 +5,9 @@ The servers of a run are managed_server.SGLangServer: they generate from token i
 
 import asyncio
 import os
+import re
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +16,7 @@ from bus.process import parent_death
 from bus.process.waiting import make_interrupt_event, wait_for_first
 from configs.sglang_options import SGLangConfig
 from engine.sglang.client import SGLangClient
+from engine.sglang.server.compatibility import ServerUnusable
 from engine.sglang.server.gpu_check import query_gpu_inventory
 from engine.sglang.server.interpreter_check import check_interpreter, wait_for_free_port
 from engine.sglang.server.server_arguments import CPU_ARGUMENTS, HOST
@@ -21,7 +24,10 @@ from engine.sglang.server.server_process_group import ProcessGroup
 
 _TERM_GRACE_S = 10.0  # for requests in flight
 _READY_POLL_S = 0.5
+_PIPE_GRACE_S = 1.0  # processes that outlive the server may keep its pipe open
+_KEPT_LINES = 100
 _ANY_HOST = ("0.0.0.0", "::")
+_ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*|.*\berror: .*")
 
 
 class ChatServer(NamedTuple):
@@ -62,7 +68,8 @@ def build_chat_argv(server: ChatServer, device: str) -> list[str]:
 async def serve_chats(server: ChatServer, on_ready: Callable[[], Awaitable[None]]) -> int:
     """The server's exit code, or 0 after ^C, SIGTERM or SIGHUP. Its output is that of this process.
 
-    Raises ServerUnusable for an interpreter without SGLang, an unusable host, and a port in use.
+    Raises ServerUnusable for an interpreter without SGLang, an unusable host, a port in use, and a server that fails before
+    it is ready.
     """
     interrupted = make_interrupt_event()
     variables = {**os.environ, "PYTHONUNBUFFERED": "1", **server.sglang.environment}
@@ -74,12 +81,39 @@ async def serve_chats(server: ChatServer, on_ready: Callable[[], Awaitable[None]
         variables = {"TORCHDYNAMO_DISABLE": "1", **variables}  # compiling the few compiled functions takes a minute
     group = await _spawn(server, device, python, variables)
     announcing = asyncio.create_task(_announce(server, on_ready))
+    errors = deque[str](maxlen=_KEPT_LINES)
+    copying = asyncio.create_task(_copy_errors(group, errors))
     try:
-        return await wait_for_first(group.leader.wait(), _wait_for_interrupt(interrupted))
+        code = await wait_for_first(group.leader.wait(), _wait_for_interrupt(interrupted))
+        if code and not announcing.done():
+            await asyncio.wait((copying,), timeout=_PIPE_GRACE_S)
+            raise ServerUnusable(_describe_failed_start(code, errors, device))
+        return code
     finally:
         announcing.cancel()
         await asyncio.gather(announcing, return_exceptions=True)
         await group.terminate(_TERM_GRACE_S)
+        copying.cancel()
+        await asyncio.gather(copying, return_exceptions=True)
+
+
+async def _copy_errors(group: ProcessGroup, errors: deque[str]) -> None:
+    """Print the lines of the server's stderr, and keep the last ones."""
+    assert group.leader.stderr is not None
+    while chunk := await group.leader.stderr.read(1 << 16):
+        sys.stderr.buffer.write(chunk)
+        sys.stderr.flush()
+        first, *others = chunk.decode(errors="replace").split("\n")
+        errors.append((errors.pop() if errors else "") + first)
+        errors.extend(others)
+
+
+def _describe_failed_start(code: int, errors: Sequence[str], device: str) -> str:
+    """Name the last error that the server printed."""
+    lines = [line.strip() for line in errors if line.strip()]
+    found = next(filter(_ERROR.fullmatch, reversed(lines)), lines[-1] if lines else "no output on stderr")
+    remedy = "; `make sglang-environment` creates an environment for a machine without a GPU" if device == "cpu" else ""
+    return f"the SGLang server ended with exit code {code} before it was ready: {found}{remedy}"
 
 
 async def _find_device(python: str, variables: Mapping[str, str]) -> str:
@@ -93,6 +127,7 @@ async def _spawn(server: ChatServer, device: str, python: str, variables: Mappin
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", parent_death.__file__, python, *build_chat_argv(server, device)),
         stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
         env={**variables, parent_death.PARENT_PID_VARIABLE: str(os.getpid())},
         start_new_session=True,
     )

@@ -40,6 +40,16 @@ case "$*" in
 esac
 """
 
+FAILING_INTERPRETER = """#!/bin/sh
+case "$*" in
+    *importlib.metadata*) echo {version} ;;
+    *) printf 'Traceback (most recent call last):\\n  File "torchvision/_meta.py", line 1\\nRuntimeError: operator ' >&2
+       sleep 0.1
+       printf 'torchvision::nms does not exist\\n[W] leaked objects\\n' >&2
+       exit 1 ;;
+esac
+"""
+
 
 def make_server(folder: Path, **changes: Any) -> ChatServer:
     given = ChatServer(folder, "demo-3", "127.0.0.1", 31_999, "cpu", "qwen25", "", SGLangConfig(), (), folder)
@@ -171,6 +181,24 @@ def test_the_export_of_another_server_that_started_at_once_is_used(
     monkeypatch.setattr("actors.cli.serving.serve_command.locking_folder", wait_for_another)
     assert serve(run.path, interpreter)[0] == 0
     assert others == [run.get_export_path(4).stat().st_ino]
+
+
+@pytest.mark.slow
+@pytest.mark.real_clock
+def test_a_server_that_fails_before_it_is_ready_is_reported_with_its_error(
+    run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "failing"
+    python.write_text(FAILING_INTERPRETER.format(version=SUPPORTED_VERSIONS[-1]))
+    python.chmod(0o755)
+    expected = (
+        "the SGLang server ended with exit code 1 before it was ready: RuntimeError: operator torchvision::nms does not exist; "
+        "`make sglang-environment` creates an environment for a machine without a GPU"
+    )
+    with pytest.raises(UnusableInput) as raised:
+        serve(run.path, python)
+    assert str(raised.value) == expected
+    assert "Traceback (most recent call last):" in capfd.readouterr().err
 
 
 @pytest.mark.real_clock

@@ -1,8 +1,7 @@
-"""Patches an unmodified SGLang server to run without CUDA; put its folder on the server's
-PYTHONPATH.
+"""Patches an unmodified SGLang server to run without CUDA.
 
-Python imports this file first in every process of the server. It patches these modules after their
-import:
+`make sglang-environment` writes a .pth file, by which every Python process of that environment imports
+this file at its start. It patches these modules after their import:
 
     torchvision.extension           declares two operators of the CUDA library, which are never called
     sglang.srt.arg_groups.choices   lets --enable-deterministic-inference, which `sampling_seed` needs, use
