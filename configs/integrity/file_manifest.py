@@ -22,7 +22,7 @@ from configs.errors import UnusableInput
 
 MANIFEST_NAME = "asterism-manifest.json"  # no name that other programs use in a folder of data
 _VERSION, _ALGORITHM = 1, "xxh3_128"
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 128 << 10
 _MAX_THREADS = 8
 _MAX_DEPTH = 3  # of a listed file below the manifest
 

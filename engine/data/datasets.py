@@ -286,7 +286,7 @@ def _unwrap(text: str) -> str:
     r"""Return the text without dollar signs and one `\boxed{}` around all of it."""
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         inner = text[len(opening) : -len(closing)]
-        if inner and text == opening + inner + closing and "$" not in inner:
+        if inner.strip() and text == opening + inner + closing and "$" not in inner:
             return _unwrap(inner.strip())
     box = _FRAMED_BOX.match(text)
     if box is not None and _extract_boxed(text) == (content := text[box.end() : -1]) and text.endswith("}"):

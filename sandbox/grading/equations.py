@@ -75,13 +75,24 @@ def _measure_depths(text: str) -> list[int]:
 
 
 def _are_sides(sides: list[str], number: Number, relations: list[re.Match[str]]) -> bool:
-    """Whether each side names the number, or is arithmetic with its value."""
-    return all(
-        names_value(side)
-        if _LETTER.search(_OPERATOR.sub("", side))
-        else relation[0] == "=" and evaluate(side) == number.value
-        for side, relation in zip(sides, relations, strict=True)
-    )
+    """Whether each side names the number, or has its value and unit."""
+    value = number.value / 100 if number.is_percentage else number.value
+    for side, relation in zip(sides, relations, strict=True):
+        if (stated := _read_side(side, number)) is not None:
+            if (stated.value, stated.unit) != (number.value, number.unit):
+                return False
+        elif _LETTER.search(_OPERATOR.sub("", side)):
+            if not names_value(side):
+                return False
+        elif relation[0] != "=" or evaluate(side) != value:
+            return False
+    return True
+
+
+def _read_side(side: str, number: Number) -> Number | None:
+    """Return a number with a unit. A plain letter behind it is one if the right side has a unit: `12 m = 12 cm`."""
+    stated = read_number(side) or (read_number(f"\\text{{{side}}}") if number.unit else None)
+    return stated if stated is not None and stated.unit else None
 
 
 def names_value(side: str) -> bool:

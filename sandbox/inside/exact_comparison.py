@@ -57,7 +57,11 @@ def _make_exact(sympy: Any, value: Any) -> Any:
 
 def _agree(one: Any, other: Any) -> bool:
     first, second = one.evalf(_DIGITS + _GUARD_DIGITS), other.evalf(_DIGITS + _GUARD_DIGITS)
-    return bool(abs(first - second) <= abs(first) * 10**-_DIGITS) if first.is_number and second.is_number else False
+    if not (first.is_number and second.is_number):
+        return False
+    if not (first.is_finite and second.is_finite):
+        return bool(first == second)
+    return bool(abs(first - second) <= abs(first) * 10**-_DIGITS)
 
 
 def _rounds(sympy: Any, decimal: Any, exact: Any) -> bool:

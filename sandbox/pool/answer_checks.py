@@ -21,6 +21,11 @@ _MIN_ROUNDED_DIGITS = 4  # of a decimal that may stand for a fraction: 0.3333 fo
 
 _CALLS = r"\\(?:gcd|lcm|max|min|sum|prod|int|i+nt|lim|binom|[dt]binom|choose|Gamma|bmod|p?mod|lfloor|lceil|operatorname|det)(?![a-zA-Z])"
 _EXPRESSION = re.compile(rf"(?:[0-9.+\-*/^(){{}}\[\]]|{SPACES}|\\(?:frac|cdot|times|div|ast|sqrt)(?![a-zA-Z]))+")
+_ALTERNATIVE = re.compile(r"\\(?:lor|land|vee|wedge)(?![a-zA-Z])")
+_INFINITY = re.compile(r"([+-]?)\s*\\infty(?![a-zA-Z])\s*")
+_VARIABLE = re.compile(
+    r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])|\\(?:alpha|beta|gamma|theta|phi|lambda|mu|pi|omega)(?![a-zA-Z])"
+)
 _INDEXED_NUMBER = re.compile(r"(?<![\w^{}.])[0-9]+_")
 _HUGE = re.compile(r"\d{6,}")
 _TOWER = re.compile(r"\^[^\^,;=+]{0,40}\^[^\^,;=+]{0,40}\^|\^\s*\{?\s*\d[\d,]{5,}")
@@ -112,6 +117,20 @@ def _rounds(decimal: Number, exact: Number) -> bool:
 # ---------------------------------------------------------------- other answers
 
 
+def list_compared_texts(answer: str, truth: str) -> list[str]:
+    """Return the texts that must all equal the truth.
+
+    Of an equation these are the answer and the left sides that name nothing, because all their letters are on the right:
+    `x^2-1` of `x^2-1 = x^2+1`, but not `f(x)` of `f(x) = x^2+1`.
+    """
+    given = prepare_math(answer)
+    *sides, last = split_equation(given)
+    if not sides or "=" in prepare_math(truth) or re.search("[,;]", given):
+        return [answer]
+    letters = set(_VARIABLE.findall(last))
+    return [answer, *(side for side in sides if (named := set(_VARIABLE.findall(side))) and named <= letters)]
+
+
 def _judge_text(answer: str, truth: str, accept: Acceptance) -> bool | None:
     given, expected = prepare_math(answer), prepare_math(truth)
     if compact(given) == compact(expected):
@@ -125,11 +144,19 @@ def _judge_text(answer: str, truth: str, accept: Acceptance) -> bool | None:
         return chosen is not None and chosen.letter == choice.letter
     if (word := read_word(expected)) is not None:
         return read_word(given) == word
+    if (sign := _read_infinity(expected)) is not None:
+        *sides, last = split_equation(given)
+        return _read_infinity(last) == sign and all(map(_names_value, sides))
     if has_ellipsis(given) or has_ellipsis(expected):
         return False
     if _INDEXED_NUMBER.search(given) and not _INDEXED_NUMBER.search(expected):
         return False
-    if "=" not in expected and not all(map(_names_value, split_equation(given)[:-1])):
+    if _ALTERNATIVE.search(given) and not _ALTERNATIVE.search(expected):
+        return False
+    if "=" in expected:
+        if given.count("=") > expected.count("="):
+            return False
+    elif not all(map(_names_value, split_equation(given)[:-1])):
         return False
     mine, theirs = rewrite(answer), rewrite(truth)
     if mine.unit and theirs.unit and mine.unit != theirs.unit:
@@ -137,6 +164,14 @@ def _judge_text(answer: str, truth: str, accept: Acceptance) -> bool | None:
     if mine.letters and theirs.letters and mine.letters != theirs.letters:
         return False
     return None
+
+
+def _read_infinity(text: str) -> str | None:
+    """Return the sign, "+" or "-", of an infinity alone; None for any other text."""
+    match = _INFINITY.fullmatch(text.strip())
+    if match is None:
+        return "+" if read_word(text) in ("infinity", "infinite") else None
+    return match[1] or "+"
 
 
 def _names_value(side: str) -> bool:

@@ -16,7 +16,7 @@ from sandbox.grading.rewriting import rewrite
 from sandbox.hosts.host import Host
 from sandbox.inside.wire.frames import Frame
 from sandbox.inside.wire.server_settings import MAX_GRADE_WALL, ServerSettings
-from sandbox.pool.answer_checks import Acceptance, judge_answer
+from sandbox.pool.answer_checks import Acceptance, judge_answer, list_compared_texts
 from sandbox.pool.server_connection import ServerConnection
 
 MAX_QUEUED_GRADINGS = 65_536  # beyond it grade() raises SandboxFailure
@@ -67,11 +67,16 @@ class GraderClient:
             raise SandboxFailure(_CLOSING_ERROR)
         if len(self._waiting) >= MAX_QUEUED_GRADINGS:
             raise SandboxFailure("the sandbox's queue of gradings is full")
+        requests = [self._enqueue(text, truth) for text in list_compared_texts(answer, truth)]
+        self._send_waiting()
+        grades = await asyncio.gather(*(request.verdict for request in requests))
+        return Grade(all(grade.correct for grade in grades), sum(grade.duration_s for grade in grades))
+
+    def _enqueue(self, answer: str, truth: str) -> _GradeRequest:
         self._num_requests += 1
         request = _GradeRequest(self._num_requests, rewrite(answer).text, rewrite(truth).text)
         self._waiting.append(request)
-        self._send_waiting()
-        return await request.verdict
+        return request
 
     async def close(self) -> None:
         self._closing = True

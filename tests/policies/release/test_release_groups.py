@@ -7,6 +7,7 @@ import pytest
 from bus.messages import TrajectoryFinished
 from configs.algorithm import RlConfig, RocConfig
 from configs.schema import RunConfig
+from configs.success import SuccessRule
 from policies.groups.advantages import compute_advantages, has_unequal_rewards
 from policies.groups.roc import compute_error_penalty, compute_format_penalty
 from policies.groups.selection import SelectionRules, select_rows
@@ -35,7 +36,7 @@ def select(group: list[TrajectoryFinished], case: Case) -> tuple[int, ...] | Non
         roc, keep_count = RocConfig(enabled=False), 2
     else:
         roc, keep_count = build_roc(case), case.count
-    rules = SelectionRules(RlConfig(), roc, keep_count, {"": 1}, lambda _: True, compute_advantages)
+    rules = SelectionRules(RlConfig(), roc, SuccessRule(), keep_count, {"": 1}, lambda _: True, compute_advantages)
     selection = select_rows(rules, group, 1)
     return None if selection.verdict == "lost" else tuple(row.trajectory_id for row in selection.rows)
 

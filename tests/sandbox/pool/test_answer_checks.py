@@ -9,7 +9,7 @@ import pytest
 from benchmarks.support.sandbox.answer_bombs import generate_bombs
 from sandbox.grading.rewriting import rewrite
 from sandbox.inside.grader import compare_parsed, parse_math
-from sandbox.pool.answer_checks import Acceptance, judge_answer
+from sandbox.pool.answer_checks import Acceptance, judge_answer, list_compared_texts
 from tests.sandbox.conftest import StartSandbox
 from tests.sandbox.pool.grading_cases import GRADING_CASES, GRADING_FORMS
 from tests.sandbox.pool.reported_answers import FORGED_ANSWERS, REPORTED_ANSWERS
@@ -21,7 +21,9 @@ def grade(answer: str, truth: str) -> bool:
     """Grade as sandbox.pool.grader_client does, without the grader's process."""
     verdict = judge_answer(answer, truth, "number")
     if verdict is None:
-        verdict = compare_parsed(parse_math(rewrite(answer).text), parse_math(rewrite(truth).text))
+        expected = parse_math(rewrite(truth).text)
+        texts = list_compared_texts(answer, truth)
+        verdict = all(compare_parsed(parse_math(rewrite(text).text), expected) for text in texts)
     return verdict
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from configs.integrity.file_manifest import list_files, write_manifest
 from configs.load import load_run, write_resolved
 from configs.run_folder import RunFolder
 from engine.data.sft_dialogues import iter_sft_dialogues
@@ -75,6 +76,7 @@ def make_trained_run(folder: RunFolder, dialogues: Sequence[Sequence[dict[str, A
     (folder.checkpoints / "init").rename(folder.get_checkpoint_path(0))
     rows = folder.data / "sft.jsonl"
     rows.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in dialogues))
+    write_manifest(folder.data, list_files(folder.data))
     tokenizer = load_tokenizer(folder.data / "tokenizer")
     assert run.tiny is not None
     config = build_tiny_config(run.tiny, tokenizer.vocab_size)

