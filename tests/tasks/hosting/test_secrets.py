@@ -60,8 +60,8 @@ async def test_settings_are_in_no_command_line_and_the_tasks_code_reads_an_empty
 async def test_errors_show_references_instead_of_their_values(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings: dict[str, dict[str, str]] = {"parameters": {"token": SECRET}, "secrets": {SECRET: "${TOKEN}"}}
-    async with open_host(tmp_path, SOURCE, "World", **settings) as host:
+    parameters, secrets = {"token": SECRET}, {SECRET: "${TOKEN}"}
+    async with open_host(tmp_path, SOURCE, "World", parameters=parameters, secrets=secrets) as host:
         failure = await fail(host.open(1, how="raise"))
         assert failure == "reset raised ConnectionError: 401 for http://service/?key=${TOKEN}"
         await host.open()
