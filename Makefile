@@ -82,7 +82,7 @@ $(BRIDGES_INSTALLED): constraints-bridges.txt
 	@command -v $(PYTHON) > /dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or select one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BRIDGES)/bin/pip || $(PYTHON) -m venv --clear $(BRIDGES)
 	@echo "Installing the packages mcp and openenv into $(BRIDGES) (once; 130 MB, a minute)"
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BRIDGES)/bin/pip install --quiet --no-deps --requirement constraints-bridges.txt
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BRIDGES)/bin/pip install --quiet --require-hashes --no-deps --requirement constraints-bridges.txt
 	@touch $@
 
 trl-environment: $(INSTALLED) $(TRL_INSTALLED) ## create .venv-trl for the comparison with TRL; repeats only after constraints-trl.txt changes

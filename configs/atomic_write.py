@@ -45,17 +45,17 @@ def check_writable(path: Path) -> None:
         raise UnusableInput(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, is_private: bool = False) -> None:
     """A reader sees the complete old content or the complete new one. Replaces a symbolic link, and follows none.
 
-    Raises DiskError.
+    `is_private`: only the user can read the file, which may have secrets. Raises DiskError.
     """
     new = path.with_name(f"{path.name}.new")
     try:
         with raising_disk_errors(new):
-            if new.is_symlink():
-                new.unlink()
-            with open(new, "wb", opener=_open_without_links) as file:
+            if is_private or new.is_symlink():
+                new.unlink(missing_ok=True)  # an existing file would keep its mode
+            with open(new, "wb", opener=_open_private if is_private else _open_without_links) as file:
                 file.write(content)
             new.replace(path)
     except BaseException:
@@ -66,6 +66,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def _open_without_links(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 @contextmanager

@@ -79,8 +79,12 @@ def load_with_overrides(path: Path, overrides: Sequence[str], sections: Sequence
 
 
 def write_resolved(run: RunConfig, path: Path) -> None:
-    """Write every key, so that later defaults do not apply. Raises OSError, DiskError."""
-    write_atomically(path, encode_table(_drop_none(msgspec.to_builtins(run))).encode())
+    """Write every key, so that later defaults do not apply. Only the user can read the file, which may have secrets.
+
+    Raises OSError, DiskError.
+    """
+    content = encode_table(_drop_none(msgspec.to_builtins(run))).encode()
+    write_atomically(path, content, is_private=True)
 
 
 def list_differences(a: RunConfig, b: RunConfig) -> list[str]:

@@ -13,8 +13,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import NoReturn
 
-import structlog
-
 from bus.messages import (
     AnswerSubmitted,
     CodeCrashed,
@@ -29,6 +27,7 @@ from bus.messages import (
 )
 from configs.schema import SandboxConfig as SandboxConfig
 from policies.seeded_random import mix
+from sandbox.call_retries import MAX_ATTEMPTS, CallRetries
 from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 from sandbox.hosts.host import Host
 from sandbox.inside.wire.frames import Frame
@@ -43,8 +42,6 @@ from sandbox.preloads import Preload, select_preload
 
 _NOTEBOOK_ENDED = "the trajectory ended"
 _COMMITTED_KINDS = ("ok", "raised", "memory")  # answers after which the effects of a cell stay
-_MAX_ATTEMPTS = 3  # at a call after a lack of resources or the loss of a notebook's state
-_RETRY_DELAYS_S = (0.1, 0.5)  # in which evicted notebooks end
 _NO_OUTPUT: Frame = {"stdout": "", "stderr": "", "stdout_cut": 0, "stderr_cut": 0}
 _STATE_LOST: Frame = {"kind": "died", "details": ["-9"], "duration_s": 0.0, **_NO_OUTPUT}
 
@@ -62,6 +59,7 @@ class ForkServerSandbox:
         self._notebooks = NotebookTable(config.max_notebooks_in_use)
         self._spares = spares = SpareNotebooks(self._pools, config.spare_notebooks_per_server)
         self._memory = MemoryRelief(host, config.notebook_memory_share, self._notebooks, spares, self._drop_process)
+        self._retries = CallRetries(spares, self._notebooks, self._drop_process)
         self._memory_watch: asyncio.Task[NoReturn] | None = None
         self._grader: GraderClient | None = None
         self._num_calls = 0  # source of call ids on the wire
@@ -149,7 +147,7 @@ class ForkServerSandbox:
     # ------------------------------------------------------------ programs
 
     async def _run_program(self, call: CodeRequested) -> CodeResult:
-        for attempt in range(_MAX_ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             pool = await self._get_started_pool(select_preload(call.code))
             await self._memory.make_room()
             server = await pool.acquire()
@@ -160,18 +158,8 @@ class ForkServerSandbox:
                 pool.release(server)
             if answer["kind"] != "failed":
                 return CodeResult(parse_outcome(answer, self._config), answer["duration_s"])
-            await self._prepare_retry(answer, attempt)
+            await self._retries.prepare(answer["details"][0], attempt)
         raise AssertionError("the last attempt returns or raises")
-
-    async def _prepare_retry(self, answer: Frame, attempt: int) -> None:
-        """Ends spare notebooks, then evicts idle ones, before a retry. Raises SandboxFailure after the last attempt."""
-        if attempt == _MAX_ATTEMPTS - 1:
-            raise SandboxFailure(answer["details"][0])
-        evicted = [] if self._spares.end() else self._notebooks.select_for_room()
-        structlog.get_logger().warning("call.retried", cause=answer["details"][0], evicted=len(evicted))
-        for notebook in evicted:
-            self._drop_process(notebook)
-        await asyncio.sleep(_RETRY_DELAYS_S[attempt])
 
     # ------------------------------------------------------------ notebooks
 
@@ -189,12 +177,12 @@ class ForkServerSandbox:
             return CodeResult(parse_outcome(answer, self._config), answer["duration_s"])
 
     async def _run_cell_with_retries(self, notebook: Notebook, code: str, seed: int) -> Frame:
-        for attempt in range(_MAX_ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             answer = await self._replay_cells(notebook)
             if answer is None:
                 answer = await self._run_in_process(notebook, code, seed)
             if answer["kind"] == "failed":
-                await self._prepare_retry(answer, attempt)
+                await self._retries.prepare(answer["details"][0], attempt)
                 continue
             if answer["kind"] != "lost":
                 return answer

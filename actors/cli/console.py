@@ -1,4 +1,4 @@
-"""The output of every command: the console escapes control characters of displayed text, and ends quietly without a
+"""The output of every command: the console escapes control and invisible characters of displayed text, and ends quietly without a
 reader; `--json FILE` writes the complete result for other programs.
 
 Programs, the model and data files can contain sequences that set the terminal's title or clipboard,
@@ -20,14 +20,25 @@ from rich.segment import Segment
 from configs.errors import UnusableInput
 
 EXIT_OUTPUT_FAILED = 1
-# C0 and C1 without tab and line feed, line and paragraph separators, bidirectional controls, and
-# surrogates, which UTF-8 cannot encode.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# C0 and C1 without tab and line feed, line and paragraph separators, surrogates, which UTF-8 cannot encode, and the
+# characters that a terminal shows as nothing (Default_Ignorable_Code_Point of Unicode 17, with all bidirectional controls,
+# tags and interlinear annotations). The two variation selectors of ordinary emoji stay.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 
 def escape_controls(text: str) -> str:
-    r"""Shows each control character as in Python's source: `\x1b`, `\r`, `\u202e`."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    r"""Shows each control and invisible character as in Python's source: `\x1b`, `\r`, `\u202e`, `\U000e0041`."""
+    return _CONTROL.sub(lambda found: _escape(ord(found[0])), text)
+
+
+def _escape(code: int) -> str:
+    if code == ord("\r"):
+        return r"\r"
+    return f"\\x{code:02x}" if code < 1 << 8 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
 
 
 class _EscapingRenderHook(RenderHook):

@@ -6,13 +6,14 @@ Clients are processes of the same user, and none of their messages ends the serv
 client may not send, such as Shutdown, and an exception during a request fails only this request.
 
 Bounds: `max_clients`; the requests of MAX_REFUSED_CLIENTS further ones are answered with a failure, and packets of
-others are dropped. MAX_NOTEBOOKS of each client, MAX_REQUEST_BYTES of a message, MAX_REFUSALS failures that wait to be
-sent. A client that has closed its sockets is forgotten, with its notebooks.
+others are dropped. MAX_NOTEBOOKS and MAX_CELL_BYTES in them of each client, MAX_REQUEST_BYTES of a message, MAX_REFUSALS
+failures that wait to be sent. A client that has closed its sockets is forgotten, with its notebooks.
 """
 
 import asyncio
 import re
 import resource
+import sys
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -51,6 +52,7 @@ from sandbox.select_backend import make_sandbox
 MAX_CLIENTS = 1024
 MAX_REFUSED_CLIENTS = 64
 MAX_NOTEBOOKS = 16_384
+MAX_CELL_BYTES = 64 << 20  # the code of a client's cells, which the server keeps to build its notebooks again
 MAX_REFUSALS = 1024
 _MAX_FOLDER_CHARACTERS = 84  # the path of a socket is limited to 107
 _CLIENT_NAME = re.compile(r"client-[0-9]{1,10}")
@@ -108,7 +110,32 @@ class _ServedClient:
     def __init__(self, number: int) -> None:
         self.number = number  # 0 for a refused client
         self.epoch = -1  # of its links; another process of the same name has a higher one
-        self.notebooks: set[int] = set()  # trajectories, by the client's numbers
+        self.notebooks: dict[int, int] = {}  # bytes of the kept cells by trajectory, by the client's numbers
+        self.unusable: set[int] = set()  # of these trajectories, those whose cells were not kept
+        self._cell_bytes = 0
+
+    def add_cells(self, message: SessionRestored | CodeRequested) -> str | None:
+        """Counts the cells of the message; the cause if one of the client's bounds does not permit them."""
+        trajectory_id = message.trajectory_id
+        if trajectory_id not in self.notebooks and len(self.notebooks) >= MAX_NOTEBOOKS:
+            return f"this client has {MAX_NOTEBOOKS} notebooks already; end one"
+        if isinstance(message, SessionRestored):
+            self.end_notebook(trajectory_id)
+            codes = [cell.code for cell in message.cells]
+        else:
+            codes = [message.code]
+        added = sum(map(sys.getsizeof, codes))
+        self.notebooks.setdefault(trajectory_id, 0)
+        if trajectory_id in self.unusable or self._cell_bytes + added > MAX_CELL_BYTES:
+            self.unusable.add(trajectory_id)  # until it ends or is restored: its state would lack these cells
+            return f"the cells of this client's notebooks have more than {MAX_CELL_BYTES >> 20} MiB; end notebooks"
+        self.notebooks[trajectory_id] += added
+        self._cell_bytes += added
+        return None
+
+    def end_notebook(self, trajectory_id: int) -> None:
+        self._cell_bytes -= self.notebooks.pop(trajectory_id, 0)
+        self.unusable.discard(trajectory_id)
 
     def to_server(self, trajectory_id: int) -> int:
         return self.number * _RANGE + trajectory_id
@@ -212,13 +239,11 @@ class ClientGateway:
                 f"the sandbox server has {self._clients.max_clients} clients already; end one, or start another server"
             )
         if isinstance(message, SessionEnded):
-            client.notebooks.discard(message.trajectory_id)
+            client.end_notebook(message.trajectory_id)
         elif isinstance(message, SessionRestored) or (
             isinstance(message, CodeRequested) and message.tool == "jupyter_code"
         ):
-            if message.trajectory_id not in client.notebooks and len(client.notebooks) >= MAX_NOTEBOOKS:
-                return f"this client has {MAX_NOTEBOOKS} notebooks already; end one"
-            client.notebooks.add(message.trajectory_id)
+            return client.add_cells(message)
         return None
 
     def _refuse(self, name: str, message: Request, cause: str) -> None:

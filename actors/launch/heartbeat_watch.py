@@ -5,7 +5,6 @@ longer than its limit (bus.process.operations).
 """
 
 import asyncio
-import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -47,11 +46,17 @@ class HeartbeatWatch:
 
     async def wait_for_exit(self, process: asyncio.subprocess.Process) -> Hang | None:
         """Returns when the process has exited (None), or hangs."""
+        exit_wait = asyncio.ensure_future(process.wait())  # one for all looks: a process keeps cancelled waits
+        try:
+            return await self._wait_for_hang(exit_wait)
+        finally:
+            exit_wait.cancel()
+
+    async def _wait_for_hang(self, exit_wait: asyncio.Future[int]) -> Hang | None:
         guard = SuspensionGuard(self._settings.heartbeat_s)
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.heartbeat_s):  # wait_for may lose a cancellation
-                    await process.wait()
+            exited, _ = await asyncio.wait([exit_wait], timeout=self._settings.heartbeat_s)
+            if exited:
                 return None
             if guard.check():
                 now = self._measured_since = self._loop.time()

@@ -64,7 +64,7 @@ class LoggedProblems(Sequence[TokenizedProblem]):
         self._load_all, self._may_grow = load_all, may_grow
         self._all: Sequence[TokenizedProblem] | None = None
         self._by_index: dict[int, TokenizedProblem] = {}
-        self._by_seed: dict[int, TokenizedProblem] = {}
+        self._by_seed: dict[int, TokenizedProblem] = {}  # groups after a position that is not logged yet
         self._next_seq, self._next_position = 0, 0
         questions = EvaluationQuestions(run, counts).list_all() if purpose == "evaluate" else []
         self._questions = {answer.seed: answer.problem for answer in questions}
@@ -103,6 +103,6 @@ class LoggedProblems(Sequence[TokenizedProblem]):
                 self._by_index[self._questions[start.seed]] = problem
             elif start.purpose == self._purpose:
                 self._by_seed[start.seed] = problem
-        while (problem := self._by_seed.get(mix(self._seed, TRAIN, self._next_position))) is not None:
+        while (problem := self._by_seed.pop(mix(self._seed, TRAIN, self._next_position), None)) is not None:
             self._by_index[self._order.select(self._next_position)] = problem
             self._next_position += 1

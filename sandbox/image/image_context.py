@@ -60,14 +60,14 @@ def _set_root_owner(entry: TarInfo) -> TarInfo:
 
 
 def install_packages(requirements: Path, folder: Path, architecture: str) -> None:
-    """Installs wheels for the image's Python, not for this one. Raises UnusableInput with pip's error."""
+    """Installs wheels with known hashes for the image's Python, not for this one. Raises UnusableInput with pip's error."""
     if architecture not in _WHEEL_ARCHITECTURES:
         raise UnusableInput(
             f"the engine runs on {architecture}; the sandbox image supports {', '.join(_WHEEL_ARCHITECTURES)}"
         )
     platforms = [f"--platform={tag}_{_WHEEL_ARCHITECTURES[architecture]}" for tag in _MANYLINUX]
     interpreter = ["--implementation=cp", f"--python-version={_PYTHON}", "--only-binary=:all:"]
-    packages = ["--no-deps", "--no-compile", "--requirement", str(requirements)]
+    packages = ["--require-hashes", "--no-deps", "--no-compile", "--requirement", str(requirements)]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
     done = subprocess.run([*command, *interpreter, *platforms, *packages], capture_output=True, text=True)
     if done.returncode != 0:

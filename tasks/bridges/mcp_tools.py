@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module, metadata
 from typing import Any, cast
 
+from tasks.bridges.bounded_http import PLAIN, make_response_hook
 from tasks.bridges.mcp_session import McpBlock, McpCallResult, McpClient, McpSession, McpToolError
 from tasks.contract import Fault
 
@@ -114,8 +115,10 @@ class McpTools:
     async def _connect_http(self) -> AsyncGenerator[Any]:
         httpx2, transport = cast(Any, import_module("httpx2")), cast(Any, import_module("mcp.client.streamable_http"))
         timeout = httpx2.Timeout(_CONNECT_LIMIT_S, read=_SILENCE_LIMIT_S)
+        options = {"timeout": timeout, "verify": _create_tls_context(), "follow_redirects": False}
+        hooks = {"response": [make_response_hook(httpx2)]}
         async with (
-            httpx2.AsyncClient(headers=self._headers, timeout=timeout, verify=_create_tls_context()) as client,
+            httpx2.AsyncClient(headers={**PLAIN, **self._headers}, event_hooks=hooks, **options) as client,
             transport.streamable_http_client(self._url, http_client=client) as streams,
         ):
             yield streams

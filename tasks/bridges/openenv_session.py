@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from tasks.bridges.bounded_http import PLAIN, ResponseRefused, read_bounded, refuse_redirects
 from tasks.contract import Fault
 
 _CLOSE_LIMIT_S = 3.0
@@ -63,7 +64,9 @@ class OpenEnvSession:
     async def open(self, action_field: str) -> None:
         """Connects. Raises Fault, also if the server's actions have no such field."""
         await self.close()  # a session that an earlier call could not open
-        self._client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._limit_s))
+        self._client = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=self._limit_s), headers=PLAIN, middlewares=(refuse_redirects,)
+        )
         try:
             if (self.url, action_field) not in _checked:
                 await self._check_action_field(self._client, action_field)
@@ -72,13 +75,15 @@ class OpenEnvSession:
                 self._websocket = await self._client.ws_connect(
                     f"{self.url}/ws", max_msg_size=_MAX_FRAME_BYTES, timeout=_CLOSE_TIMEOUT
                 )
+        except ResponseRefused as error:
+            raise Fault(f"{self.url}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Fault(f"{self.url}: cannot connect: {type(error).__name__}: {error}") from error
 
     async def _check_action_field(self, client: aiohttp.ClientSession, action_field: str) -> None:
         """Against the schema of actions, if the server has one."""
         async with client.get(f"{self.url}/schema") as response:
-            body = await response.read() if response.status == 200 else b"{}"
+            body = await read_bounded(response) if response.status == 200 else b"{}"
         try:
             schema = msgspec.json.decode(body, type=dict[str, Any]).get("action") or {}
         except msgspec.DecodeError:

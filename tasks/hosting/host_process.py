@@ -49,8 +49,12 @@ class HostCommand(msgspec.Struct, frozen=True):
     variables: dict[str, str] = {}  # environment variables
 
     def build_arguments(self) -> list[str]:
-        python = self.python or sys.executable
-        return [python, "-P", "-m", "tasks.hosting.task_host", msgspec.json.encode(self.settings).decode()]
+        """Without the settings: every user of the machine can read the arguments of a process."""
+        return [self.python or sys.executable, "-P", "-m", "tasks.hosting.task_host"]
+
+    def build_input(self) -> bytes:
+        """The settings, for the process's stdin."""
+        return msgspec.json.encode(self.settings)
 
     def build_environment(self) -> dict[str, str]:
         paths = (_PACKAGES, os.environ.get("PYTHONPATH", ""))
@@ -92,7 +96,7 @@ class HostProcess:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "bus.process.parent_death", *command.build_arguments()),
                 *("--socket", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 env={**command.build_environment(), PARENT_PID_VARIABLE: str(os.getpid())},
                 start_new_session=True,  # ^C in the terminal of a chat ends no instance
@@ -102,7 +106,11 @@ class HostProcess:
             raise HostFailure(f"cannot start a host process: {error.strerror}") from None
         finally:
             theirs.close()
-        return cls(process, *await asyncio.open_connection(sock=ours), command.settings, run_program)
+        host = cls(process, *await asyncio.open_connection(sock=ours), command.settings, run_program)
+        assert process.stdin is not None
+        process.stdin.write(command.build_input())  # asyncio ignores the end of the process
+        process.stdin.close()
+        return host
 
     @property
     def pid(self) -> int:

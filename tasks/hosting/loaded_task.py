@@ -147,7 +147,7 @@ class LoadedTask:
             try:
                 msgspec.convert(value, hints.get(name, Any))
             except msgspec.ValidationError as error:
-                raise UnusableInput(f"{key}.{name}: {error}; got {value!r:.80}") from None
+                raise UnusableInput(f"{key}.{name}: {error}") from None  # the value may be a secret
             except TypeError:  # an annotation that msgspec does not check
                 continue
 

@@ -2,9 +2,11 @@
 
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from bus.messages import AnswerSubmitted
+from configs.loading.secret_references import hide_secrets
 from tasks.hosting.call_results import describe_error, replace_surrogates
 from tasks.hosting.function_caller import CallTimedOut, FunctionCaller
 from tasks.hosting.program_handle import ProgramHandle
@@ -17,8 +19,11 @@ _MAX_TRACEBACKS = 100  # of one process
 
 
 class RewardCalls:
-    def __init__(self, functions: list[RewardFunction], reader: RolloutReader, limit_s: float) -> None:
-        self._functions, self._reader, self._limit_s = functions, reader, limit_s
+    def __init__(
+        self, functions: list[RewardFunction], reader: RolloutReader, limit_s: float, secrets: Mapping[str, str]
+    ) -> None:
+        """`secrets`: see HostSettings."""
+        self._functions, self._reader, self._limit_s, self._secrets = functions, reader, limit_s, secrets
         self.runner = FunctionCaller(1)
         self._logged: set[tuple[str, str, int | None]] = set()  # tracebacks
 
@@ -56,7 +61,7 @@ class RewardCalls:
         place = (function.name, type(error).__name__, frames[-1].lineno if frames else None)
         if place not in self._logged and len(self._logged) < _MAX_TRACEBACKS:
             self._logged.add(place)
-            text = "".join(traceback.format_exception(error))[-_MAX_ERROR_CHARACTERS:]
+            text = hide_secrets("".join(traceback.format_exception(error)), self._secrets)[-_MAX_ERROR_CHARACTERS:]
             sys.stderr.write(
                 f"{replace_surrogates(text)}(reward function {function.name}; the same line is shown once)\n"
             )
@@ -71,4 +76,4 @@ def load_reward_calls(settings: HostSettings, *, with_tokenizer: bool) -> Reward
     from engine.model.tokenizer import load_tokenizer  # an interpreter of a task may lack the package
 
     reader = RolloutReader(load_tokenizer(settings.checkpoint), settings.prefill, settings.stop_tokens)
-    return RewardCalls(functions, reader, settings.reward_limit_s)
+    return RewardCalls(functions, reader, settings.reward_limit_s, settings.secrets)

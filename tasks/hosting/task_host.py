@@ -1,8 +1,9 @@
-"""A host process: `python -m tasks.hosting.task_host SETTINGS [--socket FD]`.
+"""A host process: `python -m tasks.hosting.task_host [--socket FD] < SETTINGS`.
 
-SETTINGS is HostSettings as JSON. Without a socket it loads the task and its reward functions and prints the task's
-description as JSON: exit code 0, or the error on stderr. With one, it answers requests until the client closes the
-connection. Calls of different trajectories overlap; sync functions run in threads, sync reward functions one at a time.
+SETTINGS is HostSettings as JSON, on stdin since others can read arguments. Without a socket it loads the task and its
+reward functions and prints the task's description as JSON: exit code 0, or the error on stderr. With one, it answers
+requests until the client closes the connection. Calls of different trajectories overlap; sync functions run in threads,
+sync reward functions one at a time.
 
 The process exits when too many sync calls hang, since Python cannot stop them: its client sends the other calls to the
 next process.
@@ -24,6 +25,7 @@ import msgspec
 
 from bus.messages import EnvironmentOutcome, EnvironmentRaised, EnvironmentTimedOut
 from configs.errors import EXIT_UNUSABLE, UnusableInput
+from configs.loading.secret_references import hide_secrets
 from policies.rollout.trajectory import STEP
 from policies.tools.task_description import TaskDescription
 from tasks import DEFAULT_TASK
@@ -164,10 +166,10 @@ class TaskHost:
         try:
             answer = encode_with_length(await work(request))
         except (UnusableResult, UnusableReward, CallTimedOut, Fault) as error:
-            answer = encode_with_length(Failed(request.number, replace_surrogates(str(error))))
+            answer = encode_with_length(Failed(request.number, self._hide(replace_surrogates(str(error)))))
         except (Exception, SystemExit) as error:  # of the task's code
-            _log_traceback(error)
-            answer = encode_with_length(Failed(request.number, describe_error(error, _MAX_ERROR_CHARACTERS)))
+            self._log_traceback(error)
+            answer = encode_with_length(Failed(request.number, self._describe(error)))
         self._writer.write(answer)
         if self._is_hanging():
             await self._writer.flush()
@@ -194,7 +196,7 @@ class TaskHost:
                 del self._instances[request.trajectory_id]
             self._close_later(instance)
             name = "init" if self._task.kind == "dialogue" else "reset"
-            raise _name_failure(error, name) from error
+            raise self._name_failure(error, name) from error
         observation = build_observation(opening, self._settings.max_characters)
         return Returned(request.number, observation, time.monotonic() - began_s)
 
@@ -218,7 +220,7 @@ class TaskHost:
             return build_observation(value, limit)
         except CallTimedOut as error:
             if self._task.kind == "dialogue":
-                raise _name_failure(error, STEP) from error
+                raise self._name_failure(error, STEP) from error
             return EnvironmentTimedOut(error.limit_s)
         except UnusableResult as error:
             raise UnusableResult(f"{request.method} {error}") from None
@@ -226,8 +228,8 @@ class TaskHost:
             raise
         except (Exception, SystemExit) as error:  # of the task's code
             if self._task.kind == "dialogue":
-                raise _name_failure(error, STEP) from error
-            return EnvironmentRaised(describe_error(error, limit))
+                raise self._name_failure(error, STEP) from error
+            return EnvironmentRaised(self._hide(describe_error(error, limit)))
 
     async def _call_function(self, request: Call, arguments: dict[str, Any]) -> object:
         assert self._task is not None
@@ -249,7 +251,7 @@ class TaskHost:
             try:
                 environment = await instance.get_reward()
             except Exception as error:
-                raise _name_failure(error, "get_reward") from error
+                raise self._name_failure(error, "get_reward") from error
         components: dict[str, float] = {}
         if self._rewards is not None:
             handle = ProgramHandle(self._programs, request.submission.trajectory_id)
@@ -270,8 +272,30 @@ class TaskHost:
         try:
             await instance.close()
         except (Exception, SystemExit) as error:  # of the task's code
-            cause = describe_error(error, _MAX_ERROR_CHARACTERS)
-            sys.stderr.write(f"{self._settings.task}: close failed: {cause}\n")
+            sys.stderr.write(f"{self._settings.task}: close failed: {self._describe(error)}\n")
+
+    # ---------------------------------------------------------------- errors
+
+    def _name_failure(self, error: BaseException, method: str) -> BaseException:
+        """With the name of the method in its text."""
+        match error:
+            case CallTimedOut() | UnusableResult():
+                return UnusableResult(f"{method} {error}")
+            case Fault() | asyncio.CancelledError():
+                return error
+            case _:
+                self._log_traceback(error)
+                return UnusableResult(f"{method} raised {self._describe(error)}")
+
+    def _log_traceback(self, error: BaseException) -> None:
+        """stderr escapes characters that it cannot encode."""
+        sys.stderr.write(self._hide("".join(traceback.format_exception(error)))[-_MAX_ERROR_CHARACTERS:])
+
+    def _describe(self, error: BaseException) -> str:
+        return self._hide(describe_error(error, _MAX_ERROR_CHARACTERS))
+
+    def _hide(self, text: str) -> str:
+        return hide_secrets(text, self._settings.secrets)
 
     async def _close_all(self) -> None:
         for trajectory_id in {*self._instances, *self._requests}:
@@ -280,29 +304,11 @@ class TaskHost:
             await asyncio.wait(set(self._closing), timeout=_CLOSE_LIMIT_S)
 
 
-def _name_failure(error: BaseException, method: str) -> BaseException:
-    """With the name of the method in its text."""
-    match error:
-        case CallTimedOut() | UnusableResult():
-            return UnusableResult(f"{method} {error}")
-        case Fault() | asyncio.CancelledError():
-            return error
-        case _:
-            _log_traceback(error)
-            return UnusableResult(f"{method} raised {describe_error(error, _MAX_ERROR_CHARACTERS)}")
-
-
-def _log_traceback(error: BaseException) -> None:
-    """stderr escapes characters that it cannot encode."""
-    sys.stderr.write("".join(traceback.format_exception(error))[-_MAX_ERROR_CHARACTERS:])
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tasks.hosting.task_host")
-    parser.add_argument("settings")
     parser.add_argument("--socket", type=int)
     arguments = parser.parse_args()
-    settings = msgspec.json.decode(arguments.settings, type=HostSettings)
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=HostSettings)
     sys.argv[1:] = []  # a file of the task may read its own arguments
     connection = None if arguments.socket is None else socket.socket(fileno=arguments.socket)
     try:
@@ -314,9 +320,10 @@ def main() -> int:
             return 0
         rewards = load_reward_calls(settings, with_tokenizer=True)
     except UnusableInput as error:
-        sys.stderr.write(f"{error}\n")
+        cause = hide_secrets(str(error), settings.secrets)
+        sys.stderr.write(f"{cause}\n")
         if connection is not None:
-            connection.sendall(encode_with_length(Failed(0, str(error))))
+            connection.sendall(encode_with_length(Failed(0, cause)))
         return EXIT_UNUSABLE
     connection.setblocking(False)
     asyncio.run(TaskHost(settings, task, description, rewards).serve(connection))

@@ -17,6 +17,7 @@ from bus.messages import (
     EnvironmentHistory,
     EnvironmentRestored,
 )
+from configs.loading.secret_references import resolve_references
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import RewardConfig, TaskConfig
@@ -107,21 +108,24 @@ def build_task_services(
 
 
 def build_host_command(task: TaskConfig, description: TaskDescription, checkpoint: str) -> HostCommand:
-    """`checkpoint`: the folder of the tokenizer."""
+    """`checkpoint`: the folder of the tokenizer. Raises UnusableInput if a reference cannot be resolved."""
+    parameters = resolve_references(task.parameters, f"{task.key_prefix}parameters")
+    variables = resolve_references(task.variables, f"{task.key_prefix}variables")
     reward, dialogue = task.get_reward(), task.get_dialogue()
     functions = {name: spec for name, spec in list_reward_functions(reward, description).items() if spec != MATH}
     settings = HostSettings(
         task=task.name,
         import_path=task.import_path,
-        parameters=task.parameters,
+        parameters=parameters.table,
         functions=functions,
         checkpoint=checkpoint,
         call_limit_s=task.call_limit_s,
         reward_limit_s=reward.time_limit_s,
         prefill=dialogue.turn_prefill,
         stop_tokens=dialogue.stop_tokens,
+        secrets=parameters.secrets | variables.secrets,
     )
-    return HostCommand(settings, task.python, task.variables)
+    return HostCommand(settings, task.python, variables.table)
 
 
 class _ProgramRunner:

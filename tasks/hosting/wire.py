@@ -24,6 +24,7 @@ class HostSettings(msgspec.Struct, frozen=True):
     prefill: str = ""  # of each assistant turn
     stop_tokens: tuple[str, ...] = ()
     max_characters: int = 1 << 18  # of a text for the model; the middle of a longer one is cut
+    secrets: dict[str, str] = {}  # references `${NAME}` by their values, which messages do not show
 
     @property
     def name_key(self) -> str:

@@ -92,3 +92,13 @@ def test_a_symbolic_link_is_replaced_and_its_target_stays(tmp_path: Path, link: 
     with replacing_file(path) as file:
         file.write(b"two")
     assert (path.read_bytes(), path.is_symlink(), outside.read_text()) == (b"two", False, "kept")
+
+
+def test_a_private_file_is_for_the_user_alone_whatever_was_there(tmp_path: Path) -> None:
+    path, new = tmp_path / "config.toml", tmp_path / "config.toml.new"
+    for each in (path, new):
+        each.write_text("old")
+        each.chmod(0o644)
+    write_atomically(path, b"token", is_private=True)
+    assert path.read_bytes() == b"token"
+    assert path.stat().st_mode & 0o777 == 0o600

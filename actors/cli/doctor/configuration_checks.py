@@ -16,6 +16,7 @@ from actors.cli.doctor.finding import GIB, CheckResult, DoctorFinding, run_check
 from actors.cli.plan_command import plan_local_run
 from actors.engines.openai_factory import find_served_model
 from actors.launch.checks.input_checks import InputCheck, list_input_checks
+from actors.launch.checks.task_code_checks import check_references
 from analysis.planning.plan_table import describe_remedy
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
@@ -114,7 +115,10 @@ def check_device(run: RunConfig) -> str:
 
 
 def _check_servers(run: RunConfig) -> dict[str, DoctorFinding]:
-    python = run.sglang.python or sys.executable
+    key, python = "sglang.environment", run.sglang.python or sys.executable
+    resolved = run_check(lambda: check_references(run.sglang.environment, key).description)
+    if resolved.status != "ok":
+        return {key: resolved}
     variables = {**os.environ, **build_environment(run.engine, run.sglang, Path(tempfile.gettempdir()))}
     gpus: list[VisibleGpu] = []
     findings = {

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from actors.cli.console import escape_controls
 from actors.replay.replay import find_log, list_batches, redecide_complete_launches
 from actors.runtime.wiring import build_deciders
 from bus.addresses import ARBITER, BUFFER, HEAD, LEARNER, RECIPE, ROLLOUT
@@ -133,7 +134,7 @@ def _find_head_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]
 def print_waits(folder: RunFolder) -> None:
     waits = find_waits(load_run(folder.config), folder)
     for wait in waits:
-        sys.stdout.write(wait.describe(time.time()) + "\n")
+        sys.stdout.write(escape_controls(wait.describe(time.time())) + "\n")
     if not waits:
         sys.stdout.write(f"no actor waits; {_describe_end(find_log(folder, HEAD))}\n")
 

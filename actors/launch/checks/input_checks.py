@@ -11,7 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from actors.launch.checks.data_checks import check_data, check_dialogues, check_questions
-from actors.launch.checks.task_code_checks import CheckedInput, check_import_path, check_reward_function, check_task
+from actors.launch.checks.task_code_checks import (
+    CheckedInput,
+    check_import_path,
+    check_references,
+    check_reward_function,
+    check_task,
+    list_references,
+)
 from actors.sinks.contract import check_sinks
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
@@ -63,7 +70,8 @@ def list_input_checks(
     """By key: a check that raises UnusableInput. Inputs that [tiny] generates have none."""
     descriptions = {} if descriptions is None else descriptions
     folder = RunFolder(Path(run.runs_folder) / run.name)
-    checks = _list_task_checks(run, folder, descriptions)
+    references = {key: partial(check_references, table, key) for key, table in list_references(run).items()}
+    checks = {**references, **_list_task_checks(run, folder, descriptions)}
     if run.evaluation.success or any(task.get_reward().functions for task in run.resolved_tasks):
         checks["evaluation.success"] = partial(_check_success, run, descriptions)
     if sinks := run.metrics.sinks:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from configs.errors import UnusableInput
+from configs.loading.secret_references import resolve_references
 from configs.schema import RunConfig
 from configs.task_options import RewardConfig, TaskConfig
 from policies.tools.task_description import TaskDescription
@@ -64,13 +65,31 @@ def check_reward_function(task: TaskConfig, name: str, spec: str) -> CheckedInpu
     return CheckedInput(spec)
 
 
+def list_references(run: RunConfig) -> Mapping[str, Mapping[str, object]]:
+    """By key: the tables of the configuration that may have references to environment variables."""
+    tables: dict[str, Mapping[str, object]] = {}
+    for task in run.resolved_tasks:
+        tables |= {f"{task.key_prefix}parameters": task.parameters, f"{task.key_prefix}variables": task.variables}
+    if run.engine.kind == "sglang" and not run.external_urls:
+        tables["sglang.environment"] = run.sglang.environment
+    return {key: table for key, table in tables.items() if table}
+
+
+def check_references(table: Mapping[str, object], key: str) -> CheckedInput:
+    try:
+        secrets = resolve_references(table, key).secrets
+    except UnusableInput as error:
+        raise UnusableInput(str(error).removeprefix(f"{key}.")) from None
+    return CheckedInput(", ".join(secrets.values()) or "no references to environment variables")
+
+
 def run_host(task: TaskConfig, *keys: str) -> str:
     """Loads the task's code in another process, and returns the last line that it prints. Raises UnusableInput,
     without the first of `keys` in its text."""
     command = build_host_command(task, DEFAULT_TASK, "")  # loads all that the settings name
     if task.python and not Path(task.python).is_file():
         raise UnusableInput(f"{task.key_prefix}python: {task.python}: no such file")
-    return _run_program(command.build_arguments(), command.build_environment(), keys)
+    return _run_program(command.build_arguments(), command.build_environment(), keys, command.build_input())
 
 
 def check_import_path(key: str, spec: str, known: Sequence[str]) -> CheckedInput:
@@ -80,9 +99,12 @@ def check_import_path(key: str, spec: str, known: Sequence[str]) -> CheckedInput
     return CheckedInput(spec)
 
 
-def _run_program(command: Sequence[str], environment: Mapping[str, str] | None, keys: Sequence[str]) -> str:
-    found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
+def _run_program(
+    command: Sequence[str], environment: Mapping[str, str] | None, keys: Sequence[str], content: bytes = b""
+) -> str:
+    """`content`: of the program's stdin."""
+    found = subprocess.run(command, input=content, capture_output=True, env=environment)
     if found.returncode:
-        last_line = found.stderr.strip().rpartition("\n")[2]
+        last_line = found.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise UnusableInput(last_line.removeprefix(f"{keys[0]}: ") or f"exit code {found.returncode}")
-    return found.stdout.strip().rpartition("\n")[2]
+    return found.stdout.decode(errors="replace").strip().rpartition("\n")[2]

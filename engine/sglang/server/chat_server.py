@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from bus.process import parent_death
 from bus.process.waiting import make_interrupt_event, wait_for_first
+from configs.loading.secret_references import resolve_references
 from configs.sglang_options import SGLangConfig
 from engine.sglang.client import SGLangClient
 from engine.sglang.server.compatibility import ServerUnusable
@@ -72,7 +73,8 @@ async def serve_chats(server: ChatServer, on_ready: Callable[[], Awaitable[None]
     it is ready.
     """
     interrupted = make_interrupt_event()
-    variables = {**os.environ, "PYTHONUNBUFFERED": "1", **server.sglang.environment}
+    own = resolve_references(server.sglang.environment, "sglang.environment").table
+    variables = {**os.environ, "PYTHONUNBUFFERED": "1", **own}
     python = server.sglang.python or sys.executable
     await check_interpreter(python, variables)
     await wait_for_free_port(server.host, server.port, timeout_s=0)

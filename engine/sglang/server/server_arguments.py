@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from configs.loading.secret_references import resolve_references
 from configs.machines import EngineConfig
 from configs.sglang_options import PORTS_PER_SERVER, SPARE_TOKENS, SGLangConfig
 from engine.model.lora.lora_options import LoraOptions
@@ -57,7 +58,10 @@ def build_argv(
 
 
 def build_environment(engine: EngineConfig, sglang: SGLangConfig, scratch: Path) -> Mapping[str, str]:
-    """Variables to add to the run's environment. `scratch`: the folder for temporary files."""
+    """Variables to add to the run's environment. `scratch`: the folder for temporary files.
+
+    Raises UnusableInput if a reference cannot be resolved.
+    """
     # Compiling the few compiled functions would take a minute.
     cpu_variables = {"TORCHDYNAMO_DISABLE": "1"} if engine.device == "cpu" else {}
     return {
@@ -68,7 +72,7 @@ def build_environment(engine: EngineConfig, sglang: SGLangConfig, scratch: Path)
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0",
         "TMPDIR": str(scratch),
         **cpu_variables,
-        **sglang.environment,
+        **resolve_references(sglang.environment, "sglang.environment").table,
     }
 
 

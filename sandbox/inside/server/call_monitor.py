@@ -5,7 +5,7 @@
                                   (sandbox.inside.server.time_slices). CPU time of its children counts
     every 50 ms (or less)         the memory of all its processes is measured against the limit
     0.1 s after its answer        a program that has not exited is killed; its answer counts
-    the time limit                it is killed
+    the time limit                it is killed; if the machine gave it too little CPU time, it has failed
     10 ms after a cell's answer   all processes of the notebook stop until its next cell
 
 A call's clock starts with its code. The clock stops while the call waits for a CPU, up to
@@ -26,6 +26,7 @@ from sandbox.inside.server.call_cgroups import MAX_MEMORY_FACTOR
 from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
 from sandbox.inside.server.proc_usage import ProcessUsage
 from sandbox.inside.server.process_hold import ProcessHold
+from sandbox.inside.server.starvation import STARVED, PendingWaits, StopLedger, compute_outside_wait_s, is_starved
 from sandbox.inside.server.time_slices import TimeSlices
 from sandbox.inside.wire.server_settings import ServerSettings
 
@@ -70,7 +71,10 @@ class CallMonitor:
         self._notebooks = notebooks
         self._controller = controller
         self._num_cpus = len(os.sched_getaffinity(0))
-        self._slices: TimeSlices[CallProcess] = TimeSlices(max(1, self._num_cpus // settings.fork_servers))
+        num_running = max(1, self._num_cpus // settings.fork_servers)
+        self._slices: TimeSlices[CallProcess] = TimeSlices(num_running)
+        self._stops: StopLedger[CallProcess] = StopLedger(num_running)
+        self._pending: PendingWaits[CallProcess] = PendingWaits()
         self._holds: dict[CallProcess, ProcessHold] = {}
         self._timers: list[tuple[float, int, CallProcess]] = []  # (when, number, child)
         self._num_timers = 0
@@ -90,6 +94,8 @@ class CallMonitor:
     def on_call_ended(self, child: CallProcess, now: float) -> None:
         if child.stopped_at is not None:
             self._apply_slices([], [child], now)
+        self._stops.forget(child)
+        self._pending.forget(child)
         if child in self._slices:
             self._apply_slices(*self._slices.remove(child), now)
         if child.notebook_id is not None:
@@ -122,8 +128,8 @@ class CallMonitor:
                 continue
             if child.exceeded_limit is not None:
                 self._stop_call(child, child.exceeded_limit, now)
-            elif now >= child.deadline and not self._extend_deadline(child, now):
-                self._stop_call(child, "timeout", now)
+            elif now >= child.deadline and (reason := self._find_timeout(child, now)) is not None:
+                self._stop_call(child, reason, now)
             elif child.stopped_at is None:
                 self._check_call(child, now)
             else:
@@ -131,7 +137,10 @@ class CallMonitor:
 
     def _stop_call(self, child: CallProcess, reason: str, now: float) -> None:
         child.exceeded_limit = reason
-        self._controller.stop(child)
+        if reason == STARVED:
+            self._controller.kill(child)  # it runs again: a notebook is built anew, with its files
+        else:
+            self._controller.stop(child)
         self._set_timer(child, now + _ROLLBACK_TIMEOUT_S)
 
     def _set_timer(self, child: CallProcess, when: float) -> None:
@@ -207,6 +216,7 @@ class CallMonitor:
         )
         child.sampled_at, child.tree_cpu_s = now, total_s
         child.spent_cpu_s += used_s
+        self._stops.add_cpu(used_s)
         _lower_priority(pids if child.notebook_id is None else pids[1:])
         self._apply_slices(*self._slices.update(child, used_s, used, busy), now)
         return pause_s
@@ -237,25 +247,38 @@ class CallMonitor:
         limit = self._memory_limit * MAX_MEMORY_FACTOR
         return worker is None or 2 * self._usage.measure_memory([worker], sys.maxsize) <= limit
 
-    def _extend_deadline(self, child: CallProcess, now: float) -> bool:
-        stopped_s = child.stopped_s + (now - child.stopped_at if child.stopped_at is not None else 0.0)
-        last = child.started_at + self._limit_s * _MAX_EXTENSION_FACTOR
-        if not self._slices.had_slice(child):
-            last += stopped_s
-        if now >= last:
-            return False
+    def _find_timeout(self, child: CallProcess, now: float) -> str | None:
+        """The reason to end a call at its deadline. None if its deadline has been extended."""
         child.read_outcome(MAX_OUTCOME_BYTES)
         if child.outcome is not None or child.has_invalid_reply:
-            return False
+            return "timeout"
+        present_stop_s = now - child.stopped_at if child.stopped_at is not None else 0.0
+        stopped_s, had_slice = child.stopped_s + present_stop_s, self._slices.had_slice(child)
         worker = self._find_worker(child)
-        if worker is not None and child.update_start(now):
-            cpu_s, waited_s = self._usage.read_schedule(worker)
-            others_s = max(0.0, child.spent_cpu_s - (cpu_s - child.cpu_s))
-            waited_s = max(0.0, waited_s - child.waited_s - others_s)
-            child.deadline = min(last, child.started_at + self._limit_s + waited_s + stopped_s)
-        else:  # the code has not begun: isolation is slow on a busy machine
+        has_begun = worker is not None and child.update_start(now)
+        last = child.started_at + self._limit_s * _MAX_EXTENSION_FACTOR + (0.0 if had_slice else stopped_s)
+        if worker is None or not has_begun:  # isolation is slow on a busy machine
+            if now >= last:
+                return STARVED if child.start_report is None else "timeout"
             child.deadline = min(last, now + self._limit_s)
-        return child.deadline > now + 0.001
+            return None
+        before = child.cpu_s, child.waited_s
+        threads = self._usage.list_thread_times(child.pid, worker, before, child.started_at)
+        total_cpu_s = max(child.spent_cpu_s, sum(each.cpu_s for each in threads))
+        waited_s = compute_outside_wait_s(threads, total_cpu_s)
+        if now < last:
+            child.deadline = min(last, child.started_at + self._limit_s + waited_s + stopped_s)
+            if child.deadline > now + 0.001:
+                self._pending.forget(child)
+                return None
+        outside_s = self._stops.measure_outside_s(child, present_stop_s) if had_slice else stopped_s
+        if now >= last and is_starved(now - child.started_at, waited_s, outside_s, self._limit_s):
+            return STARVED
+        since = self._pending.find_since(child, now, threads) if total_cpu_s < self._limit_s else None
+        if since is None:
+            return "timeout"
+        child.deadline = now + _CHECK_INTERVAL_S
+        return STARVED if now >= since + self._limit_s else None
 
     # ------------------------------------------------------------ idle notebooks and time slices
 
@@ -275,12 +298,14 @@ class CallMonitor:
     def _apply_slices(self, to_stop: list[CallProcess], to_resume: list[CallProcess], now: float) -> None:
         for child in to_stop:
             child.stopped_at = now
+            self._stops.begin_stop(child)
             if child.exceeded_limit is None:  # else its rollback must not stop
                 hold = self._holds[child] = ProcessHold(child, self._usage)
                 self._set_timer(child, now + hold.check())
         for child in to_resume:
             assert child.stopped_at is not None
             child.stopped_s += now - child.stopped_at
+            self._stops.end_stop(child, now - child.stopped_at)
             child.stopped_at = None
             self.release(child)
             if child.exceeded_limit is None:

@@ -6,7 +6,8 @@ import socket
 
 from sandbox.inside.server.call_cgroups import CallCgroup
 from sandbox.inside.server.process_tree import ProcessTree
-from sandbox.inside.wire.call_wire import CallOutcome, CallStarted, parse_reply
+from sandbox.inside.server.starvation import STARVED
+from sandbox.inside.wire.call_wire import STARVED_CAUSE, CallOutcome, CallStarted, parse_reply
 from sandbox.inside.wire.frames import Frame
 
 _CHUNK = 65_536
@@ -95,7 +96,7 @@ class CallProcess:
         self.spent_cpu_s = 0.0  # CPU time of all its processes in this call, at that check
         self.stopped_at: float | None = None  # None while it may run
         self.stopped_s = 0.0
-        self.exceeded_limit: str | None = None  # killed for it: "timeout" or "memory"
+        self.exceeded_limit: str | None = None  # killed for it: "timeout", "memory" or STARVED
         self.rolling_back = False  # the cell was killed; the checkpoint has not answered yet
         self.killed = False  # by the fork server, for any reason
         self.pipes_polled = False  # its pipes are in the poll set
@@ -225,6 +226,8 @@ class CallProcess:
     def _resolve_outcome(self, outcome: CallOutcome) -> CallOutcome:
         if outcome[0] == "exit":
             return ["died", outcome[1]]
+        if outcome[0] == "died" and self.exceeded_limit == STARVED:
+            return ["failed", STARVED_CAUSE]
         if outcome[0] == "died" and self.exceeded_limit is not None:
             return [self.exceeded_limit]
         if outcome[0] == "died" and outcome[1] == str(-signal.SIGXCPU):

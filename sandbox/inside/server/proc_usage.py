@@ -5,6 +5,7 @@ import time
 
 from sandbox.inside.isolation.namespaces import SCRATCH
 from sandbox.inside.server.process_tree import ProcessTree
+from sandbox.inside.server.starvation import ThreadTimes, list_thread_times
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BUFFER_BYTES = {"socket": 212_992, "pipe": 65_536}  # defaults of the kernel, which a call cannot raise
@@ -47,6 +48,12 @@ class ProcessUsage:
             except OSError:
                 continue
         return total
+
+    def list_thread_times(
+        self, pid: int, worker: int, before: tuple[float, float], since_s: float
+    ) -> list[ThreadTimes]:
+        """The threads of the process tree (sandbox.inside.server.starvation)."""
+        return list_thread_times(self._processes, self.list_process_tree(pid), worker, before, since_s)
 
     def measure_memory(self, pids: list[int], limit: int) -> int:
         """Bytes beyond the zygote's memory per process. Above `limit`, shared pages count once.

@@ -16,7 +16,7 @@ from sandbox.inside.wire.call_wire import CallStarted
 
 _MAX_SCANS = 16  # of descendants, for processes started during the scan before
 _UNLIMITED = 1 << 30
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # unit of a process's start time
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # unit of a process's start time
 
 
 class ProcessTree:
@@ -33,6 +33,19 @@ class ProcessTree:
             return []
         try:
             return [int(child) for task in os.listdir(tasks) for child in _read(tasks, f"{task}/children").split()]
+        except OSError:
+            return []
+        finally:
+            os.close(tasks)
+
+    def list_threads(self, pid: int) -> list[int]:
+        """Empty if it has ended."""
+        try:
+            tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc_fd)
+        except OSError:
+            return []
+        try:
+            return list(map(int, os.listdir(tasks)))
         except OSError:
             return []
         finally:
@@ -127,9 +140,9 @@ class ProcessTree:
             return False
         if own_id in (started.checkpoint, started.worker):
             return own_id == started.worker
-        later_s = int(stat.rpartition(b")")[2].split()[19]) * _TICK_S - since_s
+        later_s = int(stat.rpartition(b")")[2].split()[19]) * TICK_S - since_s
         # Pids grow until they wrap around, which takes longer than two ticks.
-        return own_id > started.checkpoint if abs(later_s) < 2 * _TICK_S else later_s > 0
+        return own_id > started.checkpoint if abs(later_s) < 2 * TICK_S else later_s > 0
 
     def _read_namespace_pid(self, pid: int) -> int | None:
         """Its pid in its own pid namespace."""

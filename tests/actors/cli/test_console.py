@@ -48,6 +48,11 @@ SEQUENCES = {
     "bidirectional isolate": "\u2066evil\u2069",
     "marks": "\u200e\u200f\u061c",
     "line separators": "a\u2028b\u2029c\x85d",
+    "zero width": "a\u200bb\u200cc\u200dd\u2060e\ufefff\xadg",
+    "tags": "a\U000e0001\U000e0048\U000e0069\U000e007fb",
+    "invisible operators": "f\u2061x\u2062y\u2063z\u2064",
+    "annotations": "\ufff9a\ufffab\ufffb",
+    "deprecated format": "\u206aa\u206f\U0001d173\U0001bca0\u180e",
 }
 HOSTILE = "".join(SEQUENCES.values())
 CONTEXT = text_context()
@@ -159,7 +164,15 @@ def test_errors_are_displayed_without_control_sequences(
 def test_every_control_character_is_shown_as_in_source_code(name: str) -> None:
     shown = escape_controls(f"a\tb\n{SEQUENCES[name]}")
     assert shown.startswith("a\tb\n") and shown[4:].isprintable()
-    assert re.sub(r"\\(x..|u....|r)", "", shown[4:]) == "".join(filter(str.isprintable, SEQUENCES[name]))
+    assert re.sub(r"\\(x..|u....|U.{8}|r)", "", shown[4:]) == "".join(filter(str.isprintable, SEQUENCES[name]))
+
+
+def test_invisible_letters_and_selectors_are_shown_and_ordinary_text_stays() -> None:
+    invisible = "\u034f\u115f\u1160\u17b4\u3164\uffa0\ufe00\u180b\U000e0100\U000e01ef"
+    assert escape_controls(invisible).isascii()
+    assert escape_controls(invisible).encode().decode("unicode_escape") == invisible
+    ordinary = "x² ≤ 5, naïve, 数学, שלום, ❤\ufe0f"
+    assert escape_controls(ordinary) == ordinary
 
 
 @pytest.mark.slow

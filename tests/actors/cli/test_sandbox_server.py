@@ -203,6 +203,28 @@ async def test_a_client_with_too_many_notebooks_gets_a_clear_answer(monkeypatch:
         assert await count_cells(client, 3) == "1"
 
 
+async def test_the_cells_that_the_server_keeps_for_a_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_server, "MAX_CELL_BYTES", 1 << 20)
+    full = "the cells of this client's notebooks have more than 1 MiB; end notebooks"
+    large = (cell(1, 0, "3"), cell(1, 1, "x" * (400 << 10)), cell(1, 2, "x" * (400 << 10)))
+    async with serving() as served:
+        client, other = served.connect(HONEST), served.connect("client-2")
+        for trajectory_id in (1, 1, 1, 2, 3):  # a second restore replaces the first; those of 2 and 3 do not fit
+            await client.send(SERVED_ADDRESS, SessionRestored(trajectory_id, large))
+        assert await count_cells(client, 1) == "4"
+        for trajectory_id in (2, 3):
+            answer = await ask(client, cell(trajectory_id))
+            assert isinstance(answer, CallFailed)
+            assert answer.cause == full, "its state would lack the restored cells"
+        answer = await ask(client, cell(4, 0, "x" * (400 << 10)))
+        assert isinstance(answer, CallFailed) and answer.cause == full
+        assert len(served.sandbox.notebooks) == 1
+        assert await count_cells(other, 1) == "1"
+        await client.send(SERVED_ADDRESS, SessionEnded(1))
+        await client.send(SERVED_ADDRESS, SessionRestored(2, large))
+        assert await count_cells(client, 2) == "4"
+
+
 def test_only_listening_clients_with_valid_names_are_accepted(tmp_path: Path) -> None:
     table = ClientTable(tmp_path)
     with socket.socket(socket.AF_UNIX) as listener:

@@ -1,6 +1,7 @@
 """When a child process with learner ranks counts as hung, and what the launcher reports. The clock is virtual."""
 
 import asyncio
+import gc
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,6 +65,44 @@ async def test_ranks_with_heartbeats_and_unlimited_operations_do_not_hang(folder
     assert not ranks.waiting.done()
     ranks.process.end(1)
     assert await ranks.waiting is None
+
+
+async def test_a_long_watch_waits_for_its_process_once(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process object keeps the future of every wait until the process ends, also of a cancelled one."""
+    waits, wait = 0, SimulatedProcess.wait
+
+    async def count_wait(self: SimulatedProcess) -> int | None:
+        nonlocal waits
+        waits += 1
+        return await wait(self)
+
+    monkeypatch.setattr(SimulatedProcess, "wait", count_wait)
+    ranks = WatchedRanks(folder)
+    await ranks.beat(RANKS, 1000)
+    assert waits == 1
+    ranks.process.end(0)
+    assert await ranks.waiting is None
+
+
+@pytest.mark.slow
+@pytest.mark.real_clock
+async def test_a_watch_keeps_nothing_of_its_looks(tmp_path: Path) -> None:
+    settings = SupervisionConfig(heartbeat_s=0.001, heartbeat_timeout_s=600.0, first_heartbeat_timeout_s=600.0)
+    process = await asyncio.create_subprocess_exec("sleep", "100")
+    watching = asyncio.create_task(
+        HeartbeatWatch([LEADER], INCARNATION, settings, RunFolder(tmp_path)).wait_for_exit(process)
+    )
+    await asyncio.sleep(0.1)
+    before = count_futures()
+    await asyncio.sleep(1.0)
+    assert count_futures() - before < 10
+    process.kill()
+    assert await watching is None
+
+
+def count_futures() -> int:
+    gc.collect()
+    return sum(isinstance(each, asyncio.Future) for each in gc.get_objects())
 
 
 async def test_a_rank_without_heartbeats_is_named_with_its_operations(folder: RunFolder) -> None:

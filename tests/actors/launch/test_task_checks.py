@@ -195,7 +195,7 @@ def test_the_kinds_of_code_are_described(inputs: Inputs) -> None:
         ),
         (
             [import_path("Maze"), 'parameters = {width = "3"}'],
-            "tasks.t.parameters.width: Expected `int`, got `str`; got '3'",
+            "tasks.t.parameters.width: Expected `int`, got `str`",
         ),
         (
             [import_path("Maze"), "parameters = {width = 3, tags = [1]}"],
@@ -230,6 +230,16 @@ def test_a_mistake_in_a_task_is_named_by_its_key(inputs: Inputs, lines: list[str
         inputs.check(inputs.write("t", *lines))
     assert message.format(folder=inputs.folder) in str(error.value)
     assert str(error.value).startswith("tasks.t.")
+
+
+def test_a_variable_that_is_not_set_is_named_with_its_key(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, lines = "variables = { KEY = '${PLANTED}' }", [import_path("lookup")]
+    with pytest.raises(
+        UnusableInput, match=r"^tasks\.t\.variables: KEY: the environment variable PLANTED is not set; "
+    ):
+        inputs.check(inputs.write("t", *lines, table))
+    monkeypatch.setenv("PLANTED", "4711")
+    assert "t" in inputs.check(inputs.write("t", *lines, table))
 
 
 def test_a_package_that_is_missing_is_named(inputs: Inputs) -> None:

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import sandbox
-from configs.errors import EXIT_UNUSABLE
+from configs.errors import EXIT_UNUSABLE, UnusableInput
 from sandbox.image import build_image, debian_base, image_context
 from sandbox.image.docker_cli import get_engine_architecture, remove_other_tags, run_docker
 from sandbox.image.finish_image import MODIFIED_AT, compile_all, strip_setuid
@@ -30,7 +30,8 @@ Commands = Callable[..., Path]
 
 
 def pins(path: Path) -> dict[str, str]:
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    """Versions by package; lines of hashes are indented."""
+    lines = [line.removesuffix(" \\") for line in path.read_text().splitlines() if not line.startswith(("#", " "))]
     return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
@@ -80,6 +81,22 @@ class TestPackages:
             for requirement in map(Requirement, requires(name) or []):
                 if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                     assert requirement.specifier.contains(listed[canonicalize_name(requirement.name)]), name
+
+    def test_every_package_has_hashes_and_pip_checks_them(self, tmp_path: Path):
+        text = (FOLDER / "image" / "requirements.txt").read_text()
+        blocks = re.sub(r" \\\n +", " ", "".join(re.findall(r"^[^#].*\n", text, re.MULTILINE))).splitlines()
+        assert len(blocks) == len(pins(FOLDER / "image" / "requirements.txt"))
+        for block in blocks:
+            assert re.fullmatch(r"\S+==\S+( --hash=sha256:[0-9a-f]{64})+", block), block
+        assert len(re.findall("--hash", next(block for block in blocks if block.startswith("numpy")))) == 2
+        requirements = tmp_path / "requirements.txt"
+        requirements.write_text("mpmath==1.3.0\n")
+        with pytest.raises(UnusableInput, match=r"(?s)Hashes are required in --require-hashes mode.*mpmath==1\.3\.0"):
+            image_context.install_packages(requirements, tmp_path / "packages", "amd64")
+
+    def test_the_base_is_named_by_digest(self):
+        text = (FOLDER / "image" / "Dockerfile").read_text()
+        assert re.search(r"^ARG BASE=python:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
 
     def test_an_architecture_without_wheels_is_refused(self, tmp_path: Path):
         with pytest.raises(ValueError, match=r"runs on riscv64; .* supports amd64, arm64"):

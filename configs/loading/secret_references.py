@@ -1,0 +1,66 @@
+"""References to environment variables: `${NAME}` in texts of `tasks.parameters`, `tasks.variables` and
+`sglang.environment`.
+
+They are resolved when a process is started that needs the values. The configuration, its copy in the run's folder, logs
+and messages have the reference. `$${NAME}` stands for the text `${NAME}`.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from configs.errors import UnusableInput
+
+_REFERENCE = re.compile(r"(\$?)\$\{([^{}]*)\}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MIN_HIDDEN_CHARACTERS = 4  # a shorter value may be part of any text
+
+
+class Resolved(NamedTuple):
+    table: dict[str, Any]
+    secrets: dict[str, str]  # the reference by its value, for `hide_secrets`
+
+
+def resolve_references(table: Mapping[str, Any], key: str, environment: Mapping[str, str] | None = None) -> Resolved:
+    """`key`: the table's full key, for messages. Raises UnusableInput for a variable that is not set."""
+    secrets: dict[str, str] = {}
+    variables = os.environ if environment is None else environment
+    resolved = {name: _resolve(value, f"{key}.{name}", variables, secrets) for name, value in table.items()}
+    return Resolved(resolved, secrets)
+
+
+def hide_secrets(text: str, secrets: Mapping[str, str]) -> str:
+    """The text with the references in place of their values; a value that contains another one goes first."""
+    for value in sorted(secrets, key=len, reverse=True):
+        if len(value) >= _MIN_HIDDEN_CHARACTERS:
+            text = text.replace(value, secrets[value])
+    return text
+
+
+def _resolve(value: Any, key: str, variables: Mapping[str, str], secrets: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        return {name: _resolve(each, f"{key}.{name}", variables, secrets) for name, each in table.items()}
+    if isinstance(value, (list, tuple)):
+        items = enumerate(cast("list[Any]", value))
+        return [_resolve(each, f"{key}[{number}]", variables, secrets) for number, each in items]
+    return _resolve_text(value, key, variables, secrets) if isinstance(value, str) else value
+
+
+def _resolve_text(text: str, key: str, variables: Mapping[str, str], secrets: dict[str, str]) -> str:
+    def replace(match: re.Match[str]) -> str:
+        escape, name = match.groups()
+        reference = f"${{{name}}}"
+        if escape:
+            return reference
+        if not _NAME.fullmatch(name):
+            raise UnusableInput(f"{key}: {reference} names no environment variable; write ${reference} for this text")
+        if name not in variables:
+            raise UnusableInput(
+                f"{key}: the environment variable {name} is not set; set it where the run and its nodes are started"
+            )
+        secrets[variables[name]] = reference
+        return variables[name]
+
+    return _REFERENCE.sub(replace, text)

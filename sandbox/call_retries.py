@@ -1,0 +1,47 @@
+"""Repeats calls that failed for lack of resources: what makes room before a retry, and when to give up."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from sandbox.contract import SandboxFailure
+from sandbox.inside.wire.call_wire import STARVED_CAUSE
+from sandbox.notebooks import Notebook, NotebookTable, SpareNotebooks
+
+MAX_ATTEMPTS = 3  # at a call after a lack of resources or the loss of a notebook's state
+_MAX_STARVED_ATTEMPTS = 2  # each takes up to four time limits
+_RETRY_DELAYS_S = (0.1, 0.5)  # in which evicted notebooks end
+
+
+class CallRetries:
+    """`drop_process` ends the process of an evicted notebook."""
+
+    def __init__(
+        self, spares: SpareNotebooks, notebooks: NotebookTable, drop_process: Callable[[Notebook], None]
+    ) -> None:
+        self._spares, self._notebooks, self._drop_process = spares, notebooks, drop_process
+        self._has_warned = False
+
+    async def prepare(self, cause: str, attempt: int) -> None:
+        """Ends spare notebooks, then evicts idle ones, before a retry; a starved call lacks none of their resources.
+
+        `attempt`: the failed one, from 0. Raises SandboxFailure after the last one.
+        """
+        is_starved = cause == STARVED_CAUSE
+        if is_starved:
+            self._warn_of_starvation()
+        if attempt == (_MAX_STARVED_ATTEMPTS if is_starved else MAX_ATTEMPTS) - 1:
+            raise SandboxFailure(cause)
+        evicted = [] if is_starved or self._spares.end() else self._notebooks.select_for_room()
+        structlog.get_logger().warning("call.retried", cause=cause, evicted=len(evicted))
+        for notebook in evicted:
+            self._drop_process(notebook)
+        await asyncio.sleep(_RETRY_DELAYS_S[attempt])
+
+    def _warn_of_starvation(self) -> None:
+        """Once: each starved trajectory is counted too."""
+        if not self._has_warned:
+            self._has_warned = True
+            remedy = "stop other programs, or lower sandbox.fork_servers, engine.threads or learner.threads"
+            structlog.get_logger().warning("sandbox.starved", cause=STARVED_CAUSE, remedy=remedy)

@@ -1,0 +1,49 @@
+"""Problems from the log of a rollout process: a long run keeps one per problem, not one per group."""
+
+from pathlib import Path
+from typing import NoReturn
+
+from actors.runtime.logged_problems import LoggedProblems
+from bus.codec import encode
+from bus.event_log.writer import EventLog
+from bus.messages import Envelope, StartGroup
+from configs.schema import RunConfig
+from policies.groups.problem_order import ProblemOrder
+from policies.seeded_random import TRAIN, mix
+
+NUM_PROBLEMS, NUM_EPOCHS = 5, 40
+RUN = RunConfig(name="r", seed=3)
+
+
+def load_no_file() -> NoReturn:
+    raise AssertionError("the log has every problem")
+
+
+def log_group(log: EventLog, position: int) -> int:
+    """The index of its problem."""
+    index = ProblemOrder((NUM_PROBLEMS,), [1.0], RUN.seed).select(position)
+    group = StartGroup(
+        group_id=position,
+        purpose="train",
+        problem=f"problem {index}",
+        ground_truth="1",
+        prompt_ids=b"",
+        size=1,
+        first_trajectory_id=position,
+        temperature=1.0,
+        seed=mix(RUN.seed, TRAIN, position),
+    )
+    envelope = Envelope("head/buffer", "rollout-0", group)
+    log.append(float(position), "rollout-0", "head/buffer", StartGroup.__name__, None, encode(envelope))
+    return index
+
+
+def test_a_run_of_many_epochs_keeps_each_problem_once(tmp_path: Path) -> None:
+    path = tmp_path / "rollout-0.sqlite"
+    log = EventLog(path)
+    indices = [log_group(log, position) for position in range(NUM_PROBLEMS * NUM_EPOCHS)]
+    log.close()
+    problems = LoggedProblems(path, RUN, "train", (NUM_PROBLEMS,), load_no_file, may_grow=lambda: False)
+    assert [problems[index].name for index in indices] == [f"problem {index}" for index in indices]
+    assert problems._by_seed == {}  # pyright: ignore[reportPrivateUsage]
+    assert len(problems._by_index) == NUM_PROBLEMS  # pyright: ignore[reportPrivateUsage]
