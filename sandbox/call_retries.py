@@ -1,4 +1,4 @@
-"""Repeats calls that failed for lack of resources: what makes room before a retry, and when to give up."""
+"""Repeats calls that failed for lack of resources, after the sandbox makes room; the number of attempts is bounded."""
 
 import asyncio
 from collections.abc import Callable

@@ -111,7 +111,7 @@ class _ServedClient:
         self.number = number  # 0 for a refused client
         self.epoch = -1  # of its links; another process of the same name has a higher one
         self.notebooks: dict[int, int] = {}  # bytes of the kept cells by trajectory, by the client's numbers
-        self.unusable: set[int] = set()  # of these trajectories, those whose cells were not kept
+        self.unusable: set[int] = set()  # trajectories without kept cells
         self._cell_bytes = 0
 
     def add_cells(self, message: SessionRestored | CodeRequested) -> str | None:

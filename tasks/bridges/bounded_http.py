@@ -34,7 +34,7 @@ def check_response(status: int, headers: Any) -> None:
 async def refuse_redirects(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """A middleware for all requests of a session, also those that open a WebSocket. Raises ResponseRefused."""
+    """A middleware for all requests of a session, also for the opening of a WebSocket. Raises ResponseRefused."""
     response = await handler(request)
     try:
         check_response(response.status, response.headers)

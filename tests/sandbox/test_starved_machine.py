@@ -73,7 +73,7 @@ async def test_no_innocent_call_of_a_starved_machine_is_a_models_mistake(start_s
         assert await run_all(client, INNOCENTS, 1) == {(name, CodeOk.__name__): 2 for name in INNOCENTS}
 
 
-async def test_endless_code_beside_endless_code_is_the_models_mistake(start_sandbox: StartSandbox) -> None:
+async def test_endless_code_next_to_endless_code_is_the_models_mistake(start_sandbox: StartSandbox) -> None:
     """The sandbox's own load is not load from outside."""
     async with start_sandbox(time_limit_s=0.5, fork_servers=2) as client:
         ends = await run_all(client, ENDLESS, 8)

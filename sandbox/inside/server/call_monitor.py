@@ -138,7 +138,7 @@ class CallMonitor:
     def _stop_call(self, child: CallProcess, reason: str, now: float) -> None:
         child.exceeded_limit = reason
         if reason == STARVED:
-            self._controller.kill(child)  # it runs again: a notebook is built anew, with its files
+            self._controller.kill(child)  # it runs again: a notebook is built again, with its files
         else:
             self._controller.stop(child)
         self._set_timer(child, now + _ROLLBACK_TIMEOUT_S)

@@ -3,7 +3,7 @@
     clock = CPU time + sleep + waits for a CPU + stops between its time slices
 
 The kernel counts the waits of each thread in `schedstat`. A wait or a stop counts as the call's own
-as far as its other threads, or other calls of this fork server, used the CPU meanwhile. The rest is
+if its other threads, or other calls of this fork server, used the CPU meanwhile. The rest is
 load from outside. If the clock without the rest is below the time limit, the call is starved: that
 is a failure of the infrastructure, not the model's mistake.
 """
@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from sandbox.inside.server.process_tree import TICK_S, ProcessTree
 
-STARVED = "starved"  # a reason to end a call, beside "timeout" and "memory"
+STARVED = "starved"  # a reason to end a call, like "timeout" and "memory"
 
 Call = TypeVar("Call")
 
@@ -60,7 +60,7 @@ def is_starved(clock_s: float, waited_s: float, stopped_s: float, limit_s: float
 
 
 class PendingWaits(Generic[Call]):
-    """Finds threads whose present wait the kernel has not counted yet: it counts a wait when it ends."""
+    """Finds threads with a present wait that the kernel has not counted yet: it counts a wait when it ends."""
 
     def __init__(self) -> None:
         self._looks: dict[Call, tuple[float, dict[int, ThreadTimes]]] = {}

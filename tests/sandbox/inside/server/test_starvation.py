@@ -80,7 +80,7 @@ def test_a_wait_that_has_not_ended_is_found_until_its_thread_has_run() -> None:
     assert waits.find_since("a", 5.0, [ran._replace(is_runnable=False), other]) is None
 
 
-def test_a_call_whose_threads_all_sleep_has_no_pending_wait() -> None:
+def test_a_call_with_sleeping_threads_only_has_no_pending_wait() -> None:
     assert PendingWaits[str]().find_since("a", 1.0, [ThreadTimes(0.1, 0.2, thread=7)]) is None
 
 
