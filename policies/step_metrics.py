@@ -30,12 +30,14 @@ from bus.messages import (
     StepTrained,
     TaskCounts,
     ToolCount,
+    WeightsProbed,
     WeightsSynced,
     name_evaluation,
 )
 from configs.health_options import HealthConfig
 from policies.decider import Send
 from policies.health.health_monitor import HealthState, check_step
+from policies.health.weight_probes import WeightProbes
 from policies.step_evaluations import START_LABELS
 
 
@@ -78,6 +80,7 @@ class RecorderState(msgspec.Struct):
     open_steps: list[StepTimes] = []  # requested and not ended
     health: HealthState = msgspec.field(default_factory=HealthState)
     prefills: dict[str, PrefillCounts] = {}  # by engine
+    probes: WeightProbes = msgspec.field(default_factory=WeightProbes)
 
 
 class Recorder:
@@ -107,6 +110,8 @@ class Recorder:
                     if times.trained:
                         raise ProtocolError(f"step {event.step} was already trained")
                     times.trained, times.training = now, event.metrics
+            case WeightsProbed():
+                self.state.probes.add_probe(event, self._health)
             case WeightsSynced(version=version):
                 return self._on_weights_synced(version, now)
             case EvaluationFinished():
@@ -141,6 +146,8 @@ class Recorder:
     def _end_step(self, times: StepTimes, now: float) -> list[Send]:
         values = compute_step_metrics(trim_overlap(times, self.state.last_step_ended_at), now)
         values |= compute_prefill_metrics(self.state.prefills)
+        self.state.probes.add_step(values)
+        values |= self.state.probes.take_metrics(self._health)
         step = times.step
         self.state.open_steps.remove(times)
         self.state.last_step, self.state.last_step_ended_at = step, now

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from configs.health_options import HealthConfig
 from policies.health.step_history import FAILURE_PREFIX, TOOL_PREFIX, StepHistory, is_finite, sum_finite
+from policies.health.weight_probes import UNMOVED_BELOW
 
 MIN_STEPS_BEFORE_SPIKE = 5
 # A drop of the reward must exceed this many times the mean change between two steps.
@@ -156,6 +157,27 @@ def measure_confident_tokens(history: StepHistory, health: HealthConfig) -> str 
     )
 
 
+def measure_weight_sync(history: StepHistory, health: HealthConfig) -> str | None:
+    newest = history.steps[-1] if history.steps else {}
+    unmoved, engines, since, moved, followed = (
+        newest.get(f"probe_{name}", 0.0) for name in ("unmoved_engines", "engines", "since", "moved", "followed")
+    )
+    if unmoved > 0:
+        return (
+            f"{unmoved:.0f} of {engines:.0f} engines did not receive the published weights: since version {since:.0f} the "
+            f"learner's log probabilities of fixed prompts moved by {moved:.2g} nats, and the engine's by {followed:.0%} of "
+            f"that (limit {UNMOVED_BELOW:.0%})"
+        )
+    limit = max(health.weight_sync_nats, health.weight_sync_factor * newest.get("probe_mismatch", 0.0))
+    if (mean := _find_mean_above(history, "probe_gap", limit, health)) is None:
+        return None
+    return (
+        f"the log probabilities of fixed prompts differ by {mean:.2g} nats between an engine and the learner with the same "
+        f"version of the weights, in the last {health.window_steps} steps (limit {limit:.2g}, by the mismatch of training "
+        "tokens)"
+    )
+
+
 def measure_equal_groups(history: StepHistory, health: HealthConfig) -> str | None:
     limit, window = health.equal_groups_share, history.steps[-health.window_steps :]
     shares = [_divide(step.get("groups_rejected"), step.get("groups")) for step in window]
@@ -287,6 +309,11 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
         measure_confident_tokens,
         "the engine has other weights than the learner, or one of them computes some tokens wrongly",
         'check the engine\'s weights transfer (sglang.weights), or set engine.dtype = "float32"',
+    ),
+    "weight_sync": HealthCheck(
+        measure_weight_sync,
+        "the published weights, or adapters, do not reach the engine, or it generates without them",
+        "restart the engine, and check sglang.weights and learner.lora_publish",
     ),
     "equal_groups": HealthCheck(
         measure_equal_groups,

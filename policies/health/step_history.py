@@ -14,6 +14,8 @@ METRICS_READ = (
     *("trajectories", "trajectories_failed", "recomputed_share", "updates", "updates_skipped", "loss", "grad_norm"),
     *("clip_fraction", "entropy", "mismatch_k3", "mismatch_above_1", "lr"),
     *("mismatch_confident", "staleness_max"),
+    *("probe_engines", "probe_gap", "probe_mismatch", "probe_moved", "probe_followed", "probe_since"),
+    *("probe_unmoved_engines",),
 )
 MAX_FINITE = 1e100  # larger values count as infinite, so that sums and means are finite
 FAILURE_PREFIX = "failed: "  # of the counts of masked trajectories by cause
