@@ -66,6 +66,9 @@ class HealthConfig(Section, frozen=True):
     reward_drop: Action = "warn"  # below the best mean of the run, or the start
     reward_drop_share: Share = 0.2  # of the best value, or of the gain since the first steps if that is larger
 
+    evaluation_drop: Action = "warn"  # evaluations become worse while the training reward rises
+    evaluation_drop_errors: PositiveFloat = 5.0  # standard errors of the difference of two evaluations
+
     recomputation: Action = "warn"  # engines prefill tokens again after they evicted them
     recomputation_share: Share = 0.3  # of the prefilled tokens
 

@@ -36,7 +36,7 @@ from bus.messages import (
 )
 from configs.health_options import HealthConfig
 from policies.decider import Send
-from policies.health.health_monitor import HealthState, check_step
+from policies.health.health_monitor import Finding, HealthState, check_evaluation, check_step
 from policies.health.weight_probes import WeightProbes
 from policies.step_evaluations import START_LABELS
 
@@ -154,17 +154,8 @@ class Recorder:
         return [
             Send(METRICS, MetricsRecorded("step", step, "", values)),
             Send(LAUNCHER, Progress("rl", step, self._steps, values)),
-            *self._check_health(step, values),
+            *report_findings(step, check_step(self.state.health, values, self._health)),
         ]
-
-    def _check_health(self, step: int, values: Mapping[str, float]) -> list[Send]:
-        effects: list[Send] = []
-        for finding in check_step(self.state.health, values, self._health):
-            reported = HealthReported(step, finding.check, finding.action, finding.message, finding.checks)
-            effects += [Send(METRICS, reported), Send(LAUNCHER, reported)]
-            if finding.action == "stop":
-                effects.append(Send(LAUNCHER, RunFailed(f"step {step}: {finding.message}")))
-        return effects
 
     def _on_engine_load_reported(self, event: EngineLoadReported) -> None:
         """The counters of a new incarnation start at 0. A report of an earlier incarnation is late."""
@@ -190,14 +181,27 @@ class Recorder:
         }
         if event.version >= 0:
             values |= {"version": float(event.version), "other_version_tokens": float(event.other_version_tokens)}
-        is_start = event.label == START_LABELS[0]
-        self.state.health.history.add_evaluation(drop_undefined(values), is_start=is_start)
         step = self.state.last_step if event.version < 0 else event.version
+        kind, is_start = event.label.rpartition("_")[2], event.label == START_LABELS[0]
+        self.state.health.history.add_evaluation(
+            drop_undefined(values), self._health.window_steps, kind=kind, version=step, is_start=is_start
+        )
         name = name_evaluation(event.label, event.version)
         return [
             Send(METRICS, MetricsRecorded("evaluation", step, event.label, drop_undefined(values))),
             Send(LAUNCHER, Progress(name, step, self._steps, drop_undefined(values))),
+            *report_findings(self.state.last_step, check_evaluation(self.state.health, self._health)),
         ]
+
+
+def report_findings(step: int, findings: Sequence[Finding]) -> list[Send]:
+    effects: list[Send] = []
+    for finding in findings:
+        reported = HealthReported(step, finding.check, finding.action, finding.message, finding.checks)
+        effects += [Send(METRICS, reported), Send(LAUNCHER, reported)]
+        if finding.action == "stop":
+            effects.append(Send(LAUNCHER, RunFailed(f"step {step}: {finding.message}")))
+    return effects
 
 
 def trim_overlap(times: StepTimes, previous_end: float) -> StepTimes:

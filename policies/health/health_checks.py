@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from configs.health_options import HealthConfig
+from policies.health.evaluation_drop import find_drop
 from policies.health.step_history import FAILURE_PREFIX, TOOL_PREFIX, StepHistory, is_finite, sum_finite
 from policies.health.weight_probes import UNMOVED_BELOW
 
@@ -219,6 +220,26 @@ def measure_reward_drop(history: StepHistory, health: HealthConfig) -> str | Non
     return f"the mean reward of the last {health.window_steps} steps is {mean:.3g}, and {reference} (limit {limit:.3g} less)"
 
 
+def measure_evaluation_drop(history: StepHistory, health: HealthConfig) -> str | None:
+    if history.first_reward is None:
+        return None
+    noise, window = history.compute_noise("reward"), health.window_steps
+    found = [
+        drop
+        for name, points in history.evaluations.items()
+        if (drop := find_drop(name, points, history.first_reward, noise, window)) is not None
+    ]
+    worst = max(found, key=lambda drop: drop.errors, default=None)
+    if worst is None or worst.errors <= health.evaluation_drop_errors:
+        return None
+    return (
+        f"the accuracy of the {worst.name} evaluation fell from {worst.before.accuracy:.1%} (version {worst.before.version}) "
+        f"to {worst.newest.accuracy:.1%} (version {worst.newest.version}), {worst.errors:.1f} standard errors (limit "
+        f"{health.evaluation_drop_errors:g}), while the training reward rose from {worst.reward:.3g} to "
+        f"{worst.newest.reward:.3g}"
+    )
+
+
 def measure_recomputation(history: StepHistory, health: HealthConfig) -> str | None:
     limit = health.recomputation_share
     if (mean := _find_mean_above(history, "recomputed_share", limit, health)) is None:
@@ -334,6 +355,11 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
         measure_reward_drop,
         "the policy has diverged after a large update, or the grader or a tool has failed",
         "lower learner.lr or learner.minibatches; check sandbox.backend and reward.functions",
+    ),
+    "evaluation_drop": HealthCheck(
+        measure_evaluation_drop,
+        "the policy exploits the training reward, or has memorized the training questions",
+        "check reward.functions (`asterism task check --attack`), use more questions (data.train), or lower rl.steps",
     ),
     "recomputation": HealthCheck(
         measure_recomputation,

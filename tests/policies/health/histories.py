@@ -10,6 +10,7 @@ HEALTHY_STEPS = [
     msgspec.json.decode(line, type=dict[str, float])
     for line in Path(__file__).with_name("healthy_demo.jsonl").read_bytes().splitlines()
 ]
+EVALUATION = "accuracy of the evaluation"  # not a metric of a step: see list_reports
 Values = dict[str, float | None]  # None: the step lacks the metric
 _NO_ROWS: Values = dict.fromkeys(
     ("loss", "grad_norm", "clip_fraction", "entropy", "mismatch_k3", "mismatch_above_1", "updates_skipped")
@@ -70,6 +71,7 @@ FAULTS = [
     PlantedFault("skipped_updates", 40, {"updates_skipped": 2.0, "grad_norm": math.nan, "loss": math.nan}),
     PlantedFault("reward_drop", 12, {"reward": 0.3, "positive_share": 0.3, "groups_rejected": 0.0}),
     PlantedFault("reward_drop", 45, {"reward": 0.5, "positive_share": 0.5, "groups_rejected": 2.0}),
+    PlantedFault("evaluation_drop", 20, {EVALUATION: 0.3}),
     PlantedFault("recomputation", 5, {"recomputed_share": 0.6}),
     PlantedFault(
         "masked_trajectories", 5, {"trajectories": 192.0, "trajectories_failed": 64.0, "failed: sandbox": 64.0}
