@@ -196,6 +196,7 @@ class LearnerRank:
 
     def _run_rl_step(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
         self._offload.restore()
+        self._publisher.choose_prompts(step, sequences)  # a checkpoint of the last step deletes the batch
         trainer, began = self._loaded_trainer, time.monotonic()
         reset_peak_memory(self._ranks.device)
         metrics = trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
@@ -207,7 +208,6 @@ class LearnerRank:
         trainer.check_weights()  # before they are published or saved
         if self._is_last_step:
             self._save_step(step, is_exported=True)
-        self._publisher.choose_prompts(step, sequences)
         published, times = self._publish_weights() if publish else (None, {"publish_s": 0.0, "probe_s": 0.0})
         # Also for a repeated step: replayed metrics are equal.
         metrics |= {**times, "publish_bytes": float(self._publisher.get_num_bytes(trainer.model))}
