@@ -39,8 +39,8 @@ def score(completions, question):
         raise ValueError("no opinion on this question")
     return [0.0 for _ in completions]
 """
-# Each generator executes FAULT when it starts. No part of the program has a switch for such faults.
-START_UP = """
+# Processes of the run execute these at their start: no part of the program has a switch for such faults.
+IN_GENERATORS = """
 import sys
 
 if "generator-0" in sys.orig_argv:
@@ -51,7 +51,23 @@ if "generator-0" in sys.orig_argv:
     Engine = embedded.EmbeddedEngine
     load, generate = Engine.load_weights, Engine.generate
 """
-LOST_WEIGHTS = """
+SLOW_TOOL = """
+import sys
+
+if "executor-0" in sys.orig_argv:
+    from msgspec.structs import replace
+    from sandbox.fork_server_sandbox import ForkServerSandbox
+
+    run = ForkServerSandbox.run
+
+    async def wait_first(self, call):
+        return await run(self, replace(call, code="import time; time.sleep(60)"))
+
+    ForkServerSandbox.run = wait_first
+"""
+LOST_WEIGHTS = (
+    IN_GENERATORS
+    + """
     async def lose(self, weights):
         if weights.version == 0:
             return await load(self, weights)
@@ -63,7 +79,10 @@ LOST_WEIGHTS = """
 
     Engine.load_weights = lose
 """
-CONFIDENT_TOKENS = """
+)
+CONFIDENT_TOKENS = (
+    IN_GENERATORS
+    + """
     tokens = 0
 
     async def disagree(self, request, on_tokens=None):
@@ -79,24 +98,25 @@ CONFIDENT_TOKENS = """
 
     Engine.generate = disagree
 """
+)
 
 
 class Fault(NamedTuple):
     name: str
     settings: tuple[str, ...]
     cause: str  # a part of the first warning
-    start_up: str = ""  # of generators
+    start_up: str = ""
 
 
 FAULTS = [
     Fault("divergence", ("learner.lr=0.04",), "learner.lr"),
-    Fault("tool_that_times_out", ("sandbox.time_limit_s=0.0001",), "time limit"),
+    Fault("tool_that_times_out", ("sandbox.time_limit_s=0.3",), "100% of the calls of jupyter_code", SLOW_TOOL),
     Fault(
         "reward_that_raises",
-        ("reward.functions.correct=math", "reward.functions.opinion={rewards}:score"),
+        ("reward.functions.correct=math", "reward.functions.opinion={rewards}:score", "evaluation.success=correct"),
         "no opinion on this question",
     ),
-    Fault("rows_without_answers", ("data.train={rows}",), "answer"),
+    Fault("rows_without_answers", ("data.train={rows}",), "field `answer`: missing"),
     Fault("lost_weights", (), "did not receive the published weights", LOST_WEIGHTS),
     Fault(
         "lost_adapters",
@@ -109,19 +129,18 @@ FAULTS = [
 
 
 def list_warnings(output: str) -> list[str]:
-    """Lines of health checks, of failed trajectories and of errors, in the order of the display."""
-    marks = ("health.", "failed, the first one of its kind", "error", "Error", "not finite")
-    lines = (line for line in output.splitlines() if not line.startswith(("Run ", "Next")))
-    return [line for line in lines if any(mark in line for mark in marks)]
+    """Warnings of the start, and lines of health checks, of failed trajectories and of errors, in their order."""
+    marks = ("warning: ", ": health.", "failed, the first one of its kind", "failed: ", "error: ")
+    return [line for line in output.splitlines() if any(mark in line for mark in marks)]
 
 
 def remove_answers(rows: Path, target: Path) -> None:
-    """From every eighth row, by its question."""
+    """From about every eighth row."""
     changed: list[str] = []
     for line in rows.read_text().splitlines():
         row = json.loads(line)
         if hashlib.blake2b(line.encode()).digest()[0] % 8 == 0:
-            row["answer"] = ""
+            del row["answer"]
         changed.append(json.dumps(row))
     target.write_text("\n".join(changed) + "\n")
 
@@ -131,7 +150,7 @@ def test_the_first_warning_names_the_cause(tmp_path: Path, fault: Fault, finishe
     rewards, rows = tmp_path / "rewards.py", tmp_path / "rows.jsonl"
     rewards.write_text(REWARDS)
     remove_answers(finished_run[0].data / "train.jsonl", rows)
-    (tmp_path / "sitecustomize.py").write_text(START_UP + fault.start_up if fault.start_up else "")
+    (tmp_path / "sitecustomize.py").write_text(fault.start_up)
     settings = [each.format(rewards=rewards, rows=rows) for each in fault.settings]
     command = command_line(tmp_path, *SETTINGS, *from_cold_start_of(finished_run[0]), *settings)
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
