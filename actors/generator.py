@@ -9,6 +9,9 @@ immediately. Weights sent to another incarnation are ignored: the run may alread
 
 An engine that shares GPUs with the learner receives sleep requests: it finishes its turns and releases its memory. Turns
 that arrive while it sleeps wait for the weights that wake it.
+
+After each load of weights the engine computes the weights' probe, which the recorder compares with the learner's
+(policies/health/weight_probes.py).
 """
 
 import asyncio
@@ -20,6 +23,7 @@ import structlog
 
 from actors.engines.engine_gone import EngineGoneSignal
 from actors.engines.weight_loading import WeightLoader
+from actors.engines.weight_probing import EngineProber
 from actors.runtime.worker_loop import Work, serve
 from bus.bus import Bus
 from bus.messages import (
@@ -75,7 +79,8 @@ class Generator:
         self._announced_version = 0  # the newest one published
         self._joined_arbiter = asyncio.Event()
         self._weights_ready = asyncio.Event()  # set while the engine has the announced version
-        self._num_generating = 0  # turns in the engine
+        self._num_generating = 0  # turns and prompts of probes in the engine
+        self._prober = EngineProber(self._generate_tokens, engine.release_cache)
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._sleep_request: EngineSleepRequested | None = None  # the latest one
@@ -249,7 +254,7 @@ class Generator:
 
         Weights that cannot be loaded are not acknowledged: a restarted learner is writing them, and announces them again.
         """
-        began = self._clock()
+        began, load_s, probed = self._clock(), 0.0, ()
         async with self._weights_lock:
             if self._is_asleep and self._sleep_request is not None and weights.version < self._sleep_request.version:
                 return  # of a version before the sleep; newer ones end it
@@ -260,13 +265,14 @@ class Generator:
                     self._logger.error("weights.refused", version=weights.version, cause=str(refusal))
                     return
                 self._is_asleep = False
+                load_s = self._clock() - began
+                probed = await self._prober.score(weights)
         self._update_weights_ready()
         await self._join_arbiter()
-        load_s = self._clock() - began
         load = self._engine.get_load()
         self._logger.info(
             "weights.loaded", version=weights.version, load_s=load_s, busy_s=load.busy_s, decode_steps=load.decode_steps
         )
         if self._recorder:  # before the step ends
             await self._bus.send(self._recorder, self._build_load_report())
-        await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s, self._incarnation))
+        await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s, self._incarnation, probed))

@@ -49,6 +49,11 @@ class HealthConfig(Section, frozen=True):
     confident_tokens: Action = "warn"
     confident_tokens_count: NonNegativeFloat = 0.0  # of a step; more are a problem
 
+    # An engine does not compute with the weights that the learner published (docs/health.md).
+    weight_sync: Action = "warn"
+    weight_sync_factor: PositiveFloat = 4.0  # of the gap of the probe, over the mismatch of training tokens
+    weight_sync_nats: NonNegativeFloat = 0.05  # smaller gaps do not count
+
     equal_groups: Action = "warn"  # most groups have equal rewards, and their questions are not solved
     equal_groups_share: Share = 0.8  # of all groups
 
@@ -60,6 +65,9 @@ class HealthConfig(Section, frozen=True):
 
     reward_drop: Action = "warn"  # below the best mean of the run, or the start
     reward_drop_share: Share = 0.2  # of the best value, or of the gain since the first steps if that is larger
+
+    evaluation_drop: Action = "warn"  # evaluations become worse while the training reward rises
+    evaluation_drop_errors: PositiveFloat = 5.0  # standard errors of the difference of two evaluations
 
     recomputation: Action = "warn"  # engines prefill tokens again after they evicted them
     recomputation_share: Share = 0.3  # of the prefilled tokens

@@ -108,6 +108,7 @@ class RunConfig(Section, frozen=True):
         _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
         check_gpu_sharing(self.engine, self.learner, self.cluster.learner_nodes, only_evaluates=self.evaluation.only)
+        _require_stale_correction(self.rl, self.learner, self.engine.dtype)
         _require_useful_offload(self.learner, self.sft, self.sglang)
         _require_no_cold_start(self.sft, self.learner)
         require(
@@ -274,6 +275,19 @@ def _require_no_cold_start(sft: SftConfig, learner: LearnerConfig) -> None:
     require(
         not sft.is_enabled or not learner.resume_from,
         "sft.steps and sft.epochs must be 0 with learner.resume_from: RL continues there",
+    )
+
+
+def _require_stale_correction(rl: RlConfig, learner: LearnerConfig, engine_dtype: str) -> None:
+    """Raise ValueError if the loss takes tokens of earlier weights for tokens of the present ones."""
+    resolved = learner.resolve_auto(engine_dtype)
+    is_corrected = resolved.old_logprobs == "engine" or resolved.correction != "none"
+    require(
+        not rl.steps or not rl.max_staleness or is_corrected,
+        f"rl.max_staleness = {rl.max_staleness} needs an importance correction for stale tokens, but learner.correction is "
+        f'"{resolved.correction}" and learner.old_logprobs is "{resolved.old_logprobs}", so that the ratio of the loss leaves '
+        'out the updates since a token was generated: set learner.correction = "tis", learner.old_logprobs = "engine" or '
+        "rl.max_staleness = 0",
     )
 
 

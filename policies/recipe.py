@@ -46,6 +46,7 @@ from bus.messages import (
     StepRequested,
     StepTrained,
     WeightsLoaded,
+    WeightsProbed,
     WeightsPublished,
     WeightsSynced,
 )
@@ -244,7 +245,7 @@ class Recipe:
                 f"{event.engine} loaded version {event.version}, but the newest sent one is {engine.announced_version}"
             )
         engine.loaded_version = max(engine.loaded_version, event.version)
-        return self._advance_if_synced()
+        return [*_report_probe(self.state.newest, event), *self._advance_if_synced()]
 
     def _advance_if_synced(self) -> list[Send]:
         """Request the next evaluation or steps once every engine holds newer weights."""
@@ -347,3 +348,11 @@ class Recipe:
             request = StepRequested(state.last_requested_step, state.synced_version, is_last)
             effects += [Send(RECORDER, request), Send(BUFFER, request)]
         return effects
+
+
+def _report_probe(weights: WeightsPublished | None, event: WeightsLoaded) -> list[Send]:
+    """For the health check. If the learner has published newer weights since, their probe is compared instead."""
+    if weights is None or weights.probe is None or not event.probe_logprobs or event.version != weights.version:
+        return []
+    chosen_at, learner = weights.probe.chosen_at, weights.probe.logprobs
+    return [Send(RECORDER, WeightsProbed(event.engine, event.version, chosen_at, learner, event.probe_logprobs))]

@@ -30,12 +30,14 @@ from bus.messages import (
     StepTrained,
     TaskCounts,
     ToolCount,
+    WeightsProbed,
     WeightsSynced,
     name_evaluation,
 )
 from configs.health_options import HealthConfig
 from policies.decider import Send
-from policies.health.health_monitor import HealthState, check_step
+from policies.health.health_monitor import Finding, HealthState, check_evaluation, check_step
+from policies.health.weight_probes import WeightProbes
 from policies.step_evaluations import START_LABELS
 
 
@@ -78,6 +80,7 @@ class RecorderState(msgspec.Struct):
     open_steps: list[StepTimes] = []  # requested and not ended
     health: HealthState = msgspec.field(default_factory=HealthState)
     prefills: dict[str, PrefillCounts] = {}  # by engine
+    probes: WeightProbes = msgspec.field(default_factory=WeightProbes)
 
 
 class Recorder:
@@ -107,6 +110,8 @@ class Recorder:
                     if times.trained:
                         raise ProtocolError(f"step {event.step} was already trained")
                     times.trained, times.training = now, event.metrics
+            case WeightsProbed():
+                self.state.probes.add_probe(event, self._health)
             case WeightsSynced(version=version):
                 return self._on_weights_synced(version, now)
             case EvaluationFinished():
@@ -141,23 +146,16 @@ class Recorder:
     def _end_step(self, times: StepTimes, now: float) -> list[Send]:
         values = compute_step_metrics(trim_overlap(times, self.state.last_step_ended_at), now)
         values |= compute_prefill_metrics(self.state.prefills)
+        self.state.probes.add_step(values)
+        values |= self.state.probes.take_metrics(self._health)
         step = times.step
         self.state.open_steps.remove(times)
         self.state.last_step, self.state.last_step_ended_at = step, now
         return [
             Send(METRICS, MetricsRecorded("step", step, "", values)),
             Send(LAUNCHER, Progress("rl", step, self._steps, values)),
-            *self._check_health(step, values),
+            *report_findings(step, check_step(self.state.health, values, self._health)),
         ]
-
-    def _check_health(self, step: int, values: Mapping[str, float]) -> list[Send]:
-        effects: list[Send] = []
-        for finding in check_step(self.state.health, values, self._health):
-            reported = HealthReported(step, finding.check, finding.action, finding.message, finding.checks)
-            effects += [Send(METRICS, reported), Send(LAUNCHER, reported)]
-            if finding.action == "stop":
-                effects.append(Send(LAUNCHER, RunFailed(f"step {step}: {finding.message}")))
-        return effects
 
     def _on_engine_load_reported(self, event: EngineLoadReported) -> None:
         """The counters of a new incarnation start at 0. A report of an earlier incarnation is late."""
@@ -183,14 +181,27 @@ class Recorder:
         }
         if event.version >= 0:
             values |= {"version": float(event.version), "other_version_tokens": float(event.other_version_tokens)}
-        is_start = event.label == START_LABELS[0]
-        self.state.health.history.add_evaluation(drop_undefined(values), is_start=is_start)
         step = self.state.last_step if event.version < 0 else event.version
+        kind, is_start = event.label.rpartition("_")[2], event.label == START_LABELS[0]
+        self.state.health.history.add_evaluation(
+            drop_undefined(values), self._health.window_steps, kind=kind, version=step, is_start=is_start
+        )
         name = name_evaluation(event.label, event.version)
         return [
             Send(METRICS, MetricsRecorded("evaluation", step, event.label, drop_undefined(values))),
             Send(LAUNCHER, Progress(name, step, self._steps, drop_undefined(values))),
+            *report_findings(self.state.last_step, check_evaluation(self.state.health, self._health)),
         ]
+
+
+def report_findings(step: int, findings: Sequence[Finding]) -> list[Send]:
+    effects: list[Send] = []
+    for finding in findings:
+        reported = HealthReported(step, finding.check, finding.action, finding.message, finding.checks)
+        effects += [Send(METRICS, reported), Send(LAUNCHER, reported)]
+        if finding.action == "stop":
+            effects.append(Send(LAUNCHER, RunFailed(f"step {step}: {finding.message}")))
+    return effects
 
 
 def trim_overlap(times: StepTimes, previous_end: float) -> StepTimes:

@@ -2,7 +2,7 @@
 
     run        launcher and all processes: start, progress and end of a run
     steps      recipe, buffer, learner: StepRequested, GroupAccepted, BatchReady, StepTrained, WeightsPublished,
-               WeightsLoaded, WeightsSynced;
+               WeightsLoaded, WeightsProbed, WeightsSynced;
                if learner and engines share GPUs: GpuMemoryRequested, EngineSleepRequested, EngineAsleep, GpuMemoryGranted
     groups     buffer and rollout: StartGroup ... TrajectoryFinished, GroupJudged
     leases     rollout, arbiter, generators: LeaseRequested, LeaseGranted, LeasePaused, LeaseReleased

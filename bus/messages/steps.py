@@ -177,6 +177,14 @@ class StepTrained(Message, frozen=True):
     metrics: dict[str, float]
 
 
+class WeightProbe(msgspec.Struct, frozen=True, array_like=True):
+    """Fixed prompts, with the learner's log probability of the most likely next token of each."""
+
+    chosen_at: int  # the step of the batch that contains the prompts
+    prompts: tuple[bytes, ...]  # token ids
+    logprobs: tuple[float, ...]  # under the published weights, at temperature 1
+
+
 class WeightsPublished(Message, frozen=True):
     """learner -> recipe -> generators. The weights are in shared memory, at `path`."""
 
@@ -185,6 +193,7 @@ class WeightsPublished(Message, frozen=True):
     num_bytes: int
     digest: str  # blake2b-128 of the bytes
     incarnation: int = 0  # of the engine that the recipe sends it to; 0: from the learner
+    probe: WeightProbe | None = None  # None before the first step of a learner
 
 
 class WeightsLoaded(Message, frozen=True):
@@ -194,6 +203,17 @@ class WeightsLoaded(Message, frozen=True):
     version: int
     load_s: float
     incarnation: int = 1  # of the engine
+    probe_logprobs: tuple[float, ...] = ()  # by the engine, of the weights' probe; empty if it has not computed them
+
+
+class WeightsProbed(Message, frozen=True):
+    """recipe -> recorder, before WeightsSynced: an engine has loaded these weights and computed their probe."""
+
+    engine: str
+    version: int
+    chosen_at: int  # as in WeightProbe
+    learner_logprobs: tuple[float, ...]
+    engine_logprobs: tuple[float, ...]
 
 
 class WeightsSynced(Message, frozen=True):
@@ -235,6 +255,6 @@ class GpuMemoryGranted(Message, frozen=True):
 
 EvaluationMessage = EvaluationRequested | EvaluationFinished
 TrainingMessage = StepRequested | GroupAccepted | BatchReady | StepCollected | LengthsMeasured | StepTrained
-WeightsMessage = WeightsPublished | WeightsLoaded | WeightsSynced
+WeightsMessage = WeightsPublished | WeightsLoaded | WeightsProbed | WeightsSynced
 GpuMemoryMessage = GpuMemoryRequested | EngineSleepRequested | EngineAsleep | GpuMemoryGranted
 StepMessage = EvaluationMessage | TrainingMessage | WeightsMessage | GpuMemoryMessage

@@ -18,7 +18,6 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.chat.chat_files import build_checkpoint_chat
-from engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
 from engine.learner.batches.batch_journal import BatchJournal
 from engine.learner.batches.sample_exchange import exchange_samples
 from engine.learner.batches.sample_files import StoredSequence
@@ -29,10 +28,10 @@ from engine.learner.cold_start.dialogue_set import open_dialogues
 from engine.learner.distributed import RankGroup, broadcast_object
 from engine.learner.micro_batches.load_metrics import compute_speed_metrics, measure_peak_memory, reset_peak_memory
 from engine.learner.offload.state_offload import StateOffload
+from engine.learner.policy_publisher import PolicyPublisher
 from engine.learner.policy_trainers import PolicyTrainers
 from engine.learner.saving.checkpoint_schedule import CheckpointSchedule
 from engine.learner.trainer import Trainer
-from engine.learner.weight_publisher import WeightPublisher
 
 SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
 
@@ -62,7 +61,7 @@ class LearnerRank:
         self._initial_checkpoint = folder.expand_path(run.model.checkpoint)
         self._partial_sft_checkpoint = folder.partial_cold_start
         self._build_chat = cache(partial(build_checkpoint_chat, run, folder, self._initial_checkpoint))
-        self._publisher: WeightPublisher | AdapterPublisher | None = None
+        self._publisher = PolicyPublisher(run, folder, ranks)
         self._trainer: Trainer | None = None
         self._metrics: dict[str, float] = {}  # of the last step
         self._is_last_step = False  # whether the run ends with the present step
@@ -90,7 +89,7 @@ class LearnerRank:
             self.finish_saving()
             self._loaded_trainer.set_reference(self._trainers.models.load_reference(self._loaded_trainer.model))
         has_later_batches = broadcast_object(self._ranks, any(each > self._step for each in journaled_steps))
-        published = None if has_later_batches else self._publish_weights()
+        published = None if has_later_batches else self._publish_weights()[0]
         if not has_later_batches:
             self._offload.release(self._loaded_trainer.collect_state)
         return TrainStepResult(self._step, metrics, published)
@@ -189,6 +188,7 @@ class LearnerRank:
 
     def _run_rl_step(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
         self._offload.restore()
+        self._publisher.choose_prompts(step, sequences)  # a checkpoint of the last step deletes the batch
         trainer, began = self._loaded_trainer, time.monotonic()
         reset_peak_memory(self._ranks.device)
         metrics = trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
@@ -200,12 +200,9 @@ class LearnerRank:
         trainer.check_weights()  # before they are published or saved
         if self._is_last_step:
             self._save_step(step, is_exported=True)
-        saved = time.monotonic()
-        published = self._publish_weights() if publish else None
-        metrics["publish_s"] = time.monotonic() - saved
-        metrics["publish_bytes"] = float(
-            self._loaded_publisher.num_bytes
-        )  # also for a repeated step: replayed metrics are equal
+        published, times = self._publish_weights() if publish else (None, {"publish_s": 0.0, "probe_s": 0.0})
+        # Also for a repeated step: replayed metrics are equal.
+        metrics |= {**times, "publish_bytes": float(self._publisher.get_num_bytes(trainer.model))}
         if publish:
             self._offload.release(self._loaded_trainer.collect_state)
         metrics |= self._offload.take_metrics()
@@ -259,8 +256,7 @@ class LearnerRank:
             self.finish_saving()
         except (UnusableInput, OSError, RuntimeError):
             self._logger.exception("checkpoint.failed")
-        if self._publisher is not None:
-            self._publisher.close()
+        self._publisher.close()
 
     @property
     def _loaded_trainer(self) -> Trainer:
@@ -271,16 +267,8 @@ class LearnerRank:
     def _step(self) -> int:
         return self._loaded_trainer.step
 
-    def _publish_weights(self) -> WeightsPublished | None:
-        with self._ranks.operation("publish"):
-            return self._loaded_publisher.publish(self._step)
-
-    @property
-    def _loaded_publisher(self) -> WeightPublisher | AdapterPublisher:
-        if self._publisher is None:
-            model, folder = self._loaded_trainer.model, self._folder.shared_memory
-            self._publisher = build_publisher(self._run, folder, model, self._ranks)
-        return self._publisher
+    def _publish_weights(self) -> tuple[WeightsPublished | None, dict[str, float]]:
+        return self._publisher.publish(self._loaded_trainer.model, self._step)
 
     def _save_checkpoint(
         self, checkpoint: Path, *, is_exported: bool, on_pruned: Callable[[], None] | None = None

@@ -30,6 +30,9 @@ _BY_DIVERGENCE = {
 }
 # Failed trajectories, and calls without a result, can trigger these.
 _BY_FAILURES = {"masked_trajectories", "equal_groups", "no_updates", "reward_drop", "tool_errors"}
+# An engine without the published weights samples stale tokens, which can trigger these.
+_BY_LOST_WEIGHTS = {"mismatch", "confident_tokens", "clipping", "gradient_norm", "reward_drop"}
+_EVIDENT_CAUSES = {"weight_sync": _BY_LOST_WEIGHTS, "masked_trajectories": _BY_FAILURES, "tool_timeouts": _BY_FAILURES}
 
 
 def rank_causes(history: StepHistory, health: HealthConfig, active: Collection[str]) -> list[RankedCause]:
@@ -37,8 +40,8 @@ def rank_causes(history: StepHistory, health: HealthConfig, active: Collection[s
     newest = replace(health, window_steps=1)  # a symptom may trigger before the check of its cause
     causes = [
         _get_usual_cause(name)
-        for name in ("masked_trajectories", "tool_timeouts")
-        if {*_BY_FAILURES, name} & set(active) and (name in active or HEALTH_CHECKS[name].measure(history, newest))
+        for name, symptoms in _EVIDENT_CAUSES.items()
+        if {*symptoms, name} & set(active) and (name in active or HEALTH_CHECKS[name].measure(history, newest))
     ]
     if not causes and _BY_DIVERGENCE & set(active) and (evidence := find_divergence(history, health)):
         causes.append(evidence)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from configs.health_options import HealthConfig
+from policies.health.evaluation_drop import find_drop
 from policies.health.step_history import FAILURE_PREFIX, TOOL_PREFIX, StepHistory, is_finite, sum_finite
+from policies.health.weight_probes import UNMOVED_BELOW
 
 MIN_STEPS_BEFORE_SPIKE = 5
 # A drop of the reward must exceed this many times the mean change between two steps.
@@ -156,6 +158,27 @@ def measure_confident_tokens(history: StepHistory, health: HealthConfig) -> str 
     )
 
 
+def measure_weight_sync(history: StepHistory, health: HealthConfig) -> str | None:
+    newest = history.steps[-1] if history.steps else {}
+    unmoved, engines, since, moved, followed = (
+        newest.get(f"probe_{name}", 0.0) for name in ("unmoved_engines", "engines", "since", "moved", "followed")
+    )
+    if unmoved > 0:
+        return (
+            f"{unmoved:.0f} of {engines:.0f} engines did not receive the published weights: since version {since:.0f} the "
+            f"learner's log probabilities of fixed prompts moved by {moved:.2g} nats, and the engine's by {followed:.0%} of "
+            f"that (limit {UNMOVED_BELOW:.0%})"
+        )
+    limit = max(health.weight_sync_nats, health.weight_sync_factor * newest.get("probe_mismatch", 0.0))
+    if (mean := _find_mean_above(history, "probe_gap", limit, health)) is None:
+        return None
+    return (
+        f"the log probabilities of fixed prompts differ by {mean:.2g} nats between an engine and the learner with the same "
+        f"version of the weights, in the last {health.window_steps} steps (limit {limit:.2g}, by the mismatch of training "
+        "tokens)"
+    )
+
+
 def measure_equal_groups(history: StepHistory, health: HealthConfig) -> str | None:
     limit, window = health.equal_groups_share, history.steps[-health.window_steps :]
     shares = [_divide(step.get("groups_rejected"), step.get("groups")) for step in window]
@@ -195,6 +218,26 @@ def measure_reward_drop(history: StepHistory, health: HealthConfig) -> str | Non
         return None
     reference = f"that before the first update was {best:.3g}" if is_start else f"the best one was {best:.3g}"
     return f"the mean reward of the last {health.window_steps} steps is {mean:.3g}, and {reference} (limit {limit:.3g} less)"
+
+
+def measure_evaluation_drop(history: StepHistory, health: HealthConfig) -> str | None:
+    if history.first_reward is None:
+        return None
+    noise, window = history.compute_noise("reward"), health.window_steps
+    found = [
+        drop
+        for name, points in history.evaluations.items()
+        if (drop := find_drop(name, points, history.first_reward, noise, window)) is not None
+    ]
+    worst = max(found, key=lambda drop: drop.errors, default=None)
+    if worst is None or worst.errors <= health.evaluation_drop_errors:
+        return None
+    return (
+        f"the accuracy of the {worst.name} evaluation fell from {worst.before.accuracy:.1%} (version {worst.before.version}) "
+        f"to {worst.newest.accuracy:.1%} (version {worst.newest.version}), {worst.errors:.1f} standard errors (limit "
+        f"{health.evaluation_drop_errors:g}), while the training reward rose from {worst.reward:.3g} to "
+        f"{worst.newest.reward:.3g}"
+    )
 
 
 def measure_recomputation(history: StepHistory, health: HealthConfig) -> str | None:
@@ -288,6 +331,11 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
         "the engine has other weights than the learner, or one of them computes some tokens wrongly",
         'check the engine\'s weights transfer (sglang.weights), or set engine.dtype = "float32"',
     ),
+    "weight_sync": HealthCheck(
+        measure_weight_sync,
+        "the published weights, or adapters, do not reach the engine, or it generates without them",
+        "restart the engine, and check sglang.weights and learner.lora_publish",
+    ),
     "equal_groups": HealthCheck(
         measure_equal_groups,
         "the questions are too hard, or a mixture of solved and unsolvable ones, or the reward is constant",
@@ -307,6 +355,11 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
         measure_reward_drop,
         "the policy has diverged after a large update, or the grader or a tool has failed",
         "lower learner.lr or learner.minibatches; check sandbox.backend and reward.functions",
+    ),
+    "evaluation_drop": HealthCheck(
+        measure_evaluation_drop,
+        "the policy exploits the training reward, or has memorized the training questions",
+        "check reward.functions (`asterism task check --attack`), use more questions (data.train), or lower rl.steps",
     ),
     "recomputation": HealthCheck(
         measure_recomputation,

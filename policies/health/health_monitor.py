@@ -5,7 +5,7 @@ report again. Checks that trigger in the same step give one report with ranked c
 cause that is already reported gives no further report, unless its action is "stop".
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -36,7 +36,16 @@ def get_action(health: HealthConfig, check: str) -> Action:
 def check_step(state: HealthState, values: Mapping[str, float], health: HealthConfig) -> list[Finding]:
     """Add the metrics of the step that has just ended, and return the problem to report, if there is one."""
     state.history.add_step(values, health.window_steps)
-    found = {name: numbers for name in HEALTH_CHECKS if (numbers := _find_problem(state, name, health)) is not None}
+    return _check_history(state, health, HEALTH_CHECKS)
+
+
+def check_evaluation(state: HealthState, health: HealthConfig) -> list[Finding]:
+    """After an evaluation, which may be the end of the run: the problem to report, if there is one."""
+    return _check_history(state, health, ("evaluation_drop",))
+
+
+def _check_history(state: HealthState, health: HealthConfig, checks: Iterable[str]) -> list[Finding]:
+    found = {name: numbers for name in checks if (numbers := _find_problem(state, name, health)) is not None}
     if not state.healthy_steps:
         state.reported_cause = ""
     if not found:

@@ -8,12 +8,15 @@ from itertools import pairwise
 import msgspec
 
 from configs.health_options import MAX_WINDOW_STEPS
+from policies.health.evaluation_drop import MAX_POINTS, EvaluationPoint, list_points
 
 METRICS_READ = (
     *("reward", "positive_share", "errors_in_positives", "overlong_share", "groups", "groups_rejected"),
     *("trajectories", "trajectories_failed", "recomputed_share", "updates", "updates_skipped", "loss", "grad_norm"),
     *("clip_fraction", "entropy", "mismatch_k3", "mismatch_above_1", "lr"),
     *("mismatch_confident", "staleness_max"),
+    *("probe_engines", "probe_gap", "probe_mismatch", "probe_moved", "probe_followed", "probe_since"),
+    *("probe_unmoved_engines",),
 )
 MAX_FINITE = 1e100  # larger values count as infinite, so that sums and means are finite
 FAILURE_PREFIX = "failed: "  # of the counts of masked trajectories by cause
@@ -38,6 +41,7 @@ class StepHistory(msgspec.Struct):
     trajectories: float = 0.0
     failed: float = 0.0
     failures: dict[str, float] = {}  # failed trajectories of steps, by part
+    evaluations: dict[str, list[EvaluationPoint]] = {}  # by set and kind of sampling
 
     def add_step(self, values: Mapping[str, float], window_steps: int) -> None:
         names = [name for name in values if name in METRICS_READ or name.startswith((FAILURE_PREFIX, TOOL_PREFIX))]
@@ -51,8 +55,15 @@ class StepHistory(msgspec.Struct):
             lowest = self.lowest_tool_errors
             self.lowest_tool_errors = errors if lowest is None else min(errors, lowest)
 
-    def add_evaluation(self, values: Mapping[str, float], *, is_start: bool) -> None:
-        """`is_start`: the sampled one before the first step, with the weights of that step."""
+    def add_evaluation(
+        self, values: Mapping[str, float], window_steps: int, *, kind: str, version: int, is_start: bool
+    ) -> None:
+        """`kind`: "sampled" or "greedy". `is_start`: the sampled one before the first step, with the weights of that step."""
+        reward = self.compute_mean("reward", window_steps)
+        for name, point in list_points(values, version, reward).items():
+            points = self.evaluations.setdefault(f"{name} {kind}".strip(), [])
+            points.append(point)
+            del points[:-MAX_POINTS]
         failed = sum_finite([values.get("failed", 0.0)])
         self.trajectories += sum_finite([values.get("questions", 0.0)]) - failed
         self.failed += failed

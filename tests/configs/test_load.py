@@ -305,6 +305,34 @@ class TestChecksAcrossTables:
         ahead = ('rl.surplus_groups="carry"', "rl.max_staleness=1", "rl.prompts=8")
         assert load(config, 'name = "a"', *ahead).rl.surplus_groups == "carry"
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("old_logprobs", ["auto", "engine", "recomputed"])
+    @pytest.mark.parametrize("correction", ["auto", "none", "tis", "icepop", "decoupled"])
+    def test_stale_tokens_without_a_correction_are_refused(
+        self, config: Path, dtype: str, old_logprobs: str, correction: str
+    ):
+        settings = (
+            f'engine.dtype="{dtype}"',
+            f'learner.old_logprobs="{old_logprobs}"',
+            f'learner.correction="{correction}"',
+            "rl.prompts=8",
+        )
+        if old_logprobs == "engine" and correction not in ("auto", "none"):
+            assert "recomputed" in load_error(config, 'name = "a"', *settings)
+            return
+        assert load(config, 'name = "a"', *settings).rl.max_staleness == 0
+        # In float32, "auto" takes the engine's log probabilities unless a correction needs others.
+        is_engine = old_logprobs == "engine" or (
+            old_logprobs == "auto" and dtype == "float32" and correction in ("auto", "none")
+        )
+        is_exact = dtype == "float32" and correction == "auto"
+        if is_engine or (correction != "none" and not is_exact):
+            assert load(config, 'name = "a"', *settings, "rl.max_staleness=1").rl.max_staleness == 1
+            return
+        message = load_error(config, 'name = "a"', *settings, "rl.max_staleness=1")
+        assert "rl.max_staleness = 1 needs an importance correction" in message
+        assert 'learner.correction is "none"' in message
+
     @pytest.mark.parametrize(
         ("settings", "message"),
         [

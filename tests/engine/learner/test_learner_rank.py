@@ -83,6 +83,18 @@ def test_a_learner_that_was_killed_after_a_checkpoint_reports_the_metrics_of_its
     rank.close()
 
 
+def test_the_last_step_is_published_with_a_probe_though_its_batch_is_deleted(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    rank = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
+    assert rank.start(None, no_report).published is not None
+    published = rank.train(1, store_batch(folder.batches, 1, rows(1)), is_last=True).published
+    assert BatchJournal(folder.batches).list_steps() == []
+    assert published is not None
+    assert published.probe is not None
+    assert published.probe.chosen_at == 1
+    rank.close()
+
+
 def test_the_kl_term_is_relative_to_the_weights_before_rl_also_after_resuming(tmp_path: Path) -> None:
     run, folder = make_run(tmp_path, sft_steps=0)
     run = replace(run, learner=replace(run.learner, kl_coef=0.1, minibatches=1, checkpoint_every=1))

@@ -10,6 +10,7 @@ HEALTHY_STEPS = [
     msgspec.json.decode(line, type=dict[str, float])
     for line in Path(__file__).with_name("healthy_demo.jsonl").read_bytes().splitlines()
 ]
+EVALUATION = "accuracy of the evaluation"  # not a metric of a step: see list_reports
 Values = dict[str, float | None]  # None: the step lacks the metric
 _NO_ROWS: Values = dict.fromkeys(
     ("loss", "grad_norm", "clip_fraction", "entropy", "mismatch_k3", "mismatch_above_1", "updates_skipped")
@@ -53,10 +54,24 @@ FAULTS = [
     ),
     PlantedFault("equal_groups", 20, {"positive_share": 0.5, "reward": 0.9, "groups_rejected": 15.0}),
     PlantedFault("confident_tokens", 7, {"mismatch_confident": 1.0}, steps=1),
+    PlantedFault(
+        "weight_sync",
+        2,
+        {
+            "probe_engines": 2.0,
+            "probe_unmoved_engines": 1.0,
+            "probe_moved": 0.1,
+            "probe_followed": 0.0,
+            "probe_since": 1.0,
+        },
+        steps=1,
+    ),
+    PlantedFault("weight_sync", 30, {"probe_gap": 0.3, "probe_mismatch": 0.02}),
     PlantedFault("skipped_updates", 2, {"updates_skipped": 1.0, "grad_norm": math.inf}),
     PlantedFault("skipped_updates", 40, {"updates_skipped": 2.0, "grad_norm": math.nan, "loss": math.nan}),
     PlantedFault("reward_drop", 12, {"reward": 0.3, "positive_share": 0.3, "groups_rejected": 0.0}),
     PlantedFault("reward_drop", 45, {"reward": 0.5, "positive_share": 0.5, "groups_rejected": 2.0}),
+    PlantedFault("evaluation_drop", 20, {EVALUATION: 0.3}),
     PlantedFault("recomputation", 5, {"recomputed_share": 0.6}),
     PlantedFault(
         "masked_trajectories", 5, {"trajectories": 192.0, "trajectories_failed": 64.0, "failed: sandbox": 64.0}

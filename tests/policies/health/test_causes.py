@@ -18,7 +18,7 @@ def list_findings(
     state = HealthState()
     if start_reward is not None:
         evaluation = {"reward": start_reward, "questions": 64.0, "failed": 0.0}
-        state.history.add_evaluation(evaluation, is_start=True)
+        state.history.add_evaluation(evaluation, 3, kind="sampled", version=0, is_start=True)
     return [
         (number, finding)
         for number, values in enumerate(steps, 1)
@@ -83,7 +83,7 @@ def test_a_tool_that_always_times_out_is_the_cause_of_what_follows() -> None:
 
 def test_failures_of_evaluations_count_for_the_whole_run() -> None:
     state = HealthState()
-    state.history.add_evaluation({"questions": 100.0, "failed": 30.0}, is_start=True)
+    state.history.add_evaluation({"questions": 100.0, "failed": 30.0}, 3, kind="sampled", version=0, is_start=True)
     steps = [{"trajectories": 64.0, "trajectories_failed": 0.0}] * 4
     (finding,) = [each for values in steps for each in check_step(state, values, HealthConfig())]
     assert finding.check == "masked_trajectories"

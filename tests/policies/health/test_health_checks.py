@@ -12,7 +12,7 @@ from configs.health_options import HealthConfig
 from policies.health.health_checks import HEALTH_CHECKS
 from policies.health.health_monitor import HealthState, check_step
 from policies.health.step_history import METRICS_READ
-from tests.policies.health.histories import FAULTS, HEALTHY_STEPS, PlantedFault, plant
+from tests.policies.health.histories import EVALUATION, FAULTS, HEALTHY_STEPS, PlantedFault, plant
 
 MAX_DELAY_STEPS = 5
 MAX_SLOW_DELAY_STEPS = 15  # of a check with a longer window
@@ -22,12 +22,14 @@ def list_reports(
     steps: Sequence[Mapping[str, float]], health: HealthConfig | None = None
 ) -> list[tuple[int, str, str]]:
     """Step, check and message of every report."""
-    state = HealthState()
-    return [
-        (number, finding.check, finding.message)
-        for number, values in enumerate(steps, 1)
-        for finding in check_step(state, values, health or HealthConfig())
-    ]
+    state, reports = HealthState(), list[tuple[int, str, str]]()
+    for number, values in enumerate(steps, 1):
+        if number % 3 == 0:
+            evaluated = {"accuracy": values.get(EVALUATION, 0.5), "questions": 500.0}
+            state.history.add_evaluation(evaluated, 3, kind="sampled", version=number, is_start=False)
+        found = check_step(state, values, health or HealthConfig())
+        reports += [(number, finding.check, finding.message) for finding in found]
+    return reports
 
 
 def test_a_healthy_run_triggers_no_check() -> None:

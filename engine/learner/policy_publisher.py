@@ -1,0 +1,53 @@
+"""Publishes the policy with its probe: the weights of each version, and the figures by which an engine is compared."""
+
+import time
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from bus.messages import WeightsPublished
+from configs.run_folder import RunFolder
+from configs.schema import RunConfig
+from engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
+from engine.learner.batches.training_sequence import SequenceSource
+from engine.learner.distributed import RankGroup
+from engine.learner.weight_probe import WeightProber
+from engine.learner.weight_publisher import WeightPublisher
+from engine.model.causal_lm import CausalLM
+
+
+class PolicyPublisher:
+    """Every rank makes the same calls."""
+
+    def __init__(self, run: RunConfig, folder: RunFolder, ranks: RankGroup) -> None:
+        self._run, self._folder, self._ranks = run, folder, ranks
+        self._prober = WeightProber(run.seed, ranks)
+        self._publisher: WeightPublisher | AdapterPublisher | None = None
+
+    def choose_prompts(self, step: int, sequences: Sequence[SequenceSource]) -> None:
+        """See WeightProber.choose_prompts."""
+        self._prober.choose_prompts(step, sequences)
+
+    def publish(self, model: CausalLM, version: int) -> tuple[WeightsPublished | None, dict[str, float]]:
+        """The message of the leading rank for the engines, and `publish_s` and `probe_s`."""
+        began = time.monotonic()
+        with self._ranks.operation("publish"):
+            published = self._get_publisher(model).publish(version)
+        written = time.monotonic()
+        probe = self._prober.measure(model)
+        times = {"publish_s": written - began, "probe_s": time.monotonic() - written}
+        return None if published is None else replace(published, probe=probe), times
+
+    def get_num_bytes(self, model: CausalLM) -> int:
+        """Of a publication."""
+        return self._get_publisher(model).num_bytes
+
+    def close(self) -> None:
+        """Remove the published weights."""
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _get_publisher(self, model: CausalLM) -> WeightPublisher | AdapterPublisher:
+        if self._publisher is None:
+            self._publisher = build_publisher(self._run, self._folder.shared_memory, model, self._ranks)
+        return self._publisher

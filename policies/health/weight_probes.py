@@ -1,0 +1,105 @@
+"""Compares the probes of an engine with those of the learner: has the engine the published weights?
+
+L and E are the changes of the learner's and of the engine's log probabilities of the same prompts, between two versions.
+An engine with the published weights follows: E = L + noise, where noise is the mismatch of both. Without them, E is noise.
+The share sum(E L) / sum(L L) is 1 in the first case and 0 in the second one, in expectation. It is computed once L exceeds
+the noise by far, so that small updates are compared over several versions. A version that the engine has followed is the
+start of the next comparison, so that a later loss is found as soon as an early one.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from bus.messages import WeightsProbed
+from configs.health_options import HealthConfig
+from policies.health.step_history import is_finite
+
+# Root mean squares in nats.
+MIN_MOVEMENT = 1e-3  # of the learner, to compare movements at all
+MOVEMENT_FACTOR = 4.0  # over the mismatch, to compare movements
+# Of sum(E L) / sum(L L). Between the two the comparison continues with the next version.
+UNMOVED_BELOW, MOVED_ABOVE = 0.25, 0.5
+MAX_MISMATCHES = 100  # of the first steps, for their median
+
+
+class ProbeReference(msgspec.Struct, frozen=True):
+    """The probe of an engine from which movements count."""
+
+    chosen_at: int
+    version: int
+    learner: tuple[float, ...]
+    engine: tuple[float, ...]
+
+
+class WeightProbes(msgspec.Struct):
+    """State of the recorder; empty at each launch of the run."""
+
+    references: dict[str, ProbeReference] = {}  # by engine
+    mismatches: list[float] = []  # of the tokens of the first steps without stale tokens
+    newest: dict[str, dict[str, float]] = {}  # figures by engine, since the last step
+
+    def add_probe(self, event: WeightsProbed, health: HealthConfig) -> None:
+        """A change of the prompts, and a value that is not finite, starts a new comparison."""
+        learner, engine = event.learner_logprobs, event.engine_logprobs
+        if len(learner) != len(engine) or not all(map(is_finite, (*learner, *engine))):
+            self.references.pop(event.engine, None)
+            return
+        figures = self.newest[event.engine] = {"gap": compute_rms(_subtract(engine, learner))}
+        reference = self.references.get(event.engine)
+        newest = ProbeReference(event.chosen_at, event.version, learner, engine)
+        if reference is None or reference.chosen_at != event.chosen_at or reference.version >= event.version:
+            self.references[event.engine] = newest
+            return
+        moved = _subtract(learner, reference.learner)
+        limit = max(MIN_MOVEMENT, MOVEMENT_FACTOR * self.compute_mismatch(health))
+        if compute_rms(moved) < limit:
+            return
+        followed = _divide_movements(_subtract(engine, reference.engine), moved)
+        figures |= {"moved": compute_rms(moved), "followed": followed, "since": float(reference.version)}
+        if followed > MOVED_ABOVE:
+            self.references[event.engine] = newest
+
+    def add_step(self, values: Mapping[str, float]) -> None:
+        """The mismatch of the tokens of a step, as a root mean square: the KL estimate k3 of small differences is half of
+        their mean square."""
+        k3 = values.get("mismatch_k3", math.nan)
+        if is_finite(k3) and values.get("staleness_max", 0.0) == 0.0 and len(self.mismatches) < MAX_MISMATCHES:
+            self.mismatches.append(math.sqrt(2 * max(0.0, k3)))
+
+    def compute_mismatch(self, health: HealthConfig) -> float:
+        """Without a measured step, that of `health.mismatch_k3_nats`."""
+        return statistics.median(self.mismatches) if self.mismatches else math.sqrt(2 * health.mismatch_k3_nats)
+
+    def take_metrics(self, health: HealthConfig) -> dict[str, float]:
+        """Of the probes since the previous call: over engines, the largest gap and the smallest share."""
+        probes, self.newest = list(self.newest.values()), {}
+        if not probes:
+            return {}
+        metrics = {
+            "probe_engines": float(len(probes)),
+            "probe_gap": max(each["gap"] for each in probes),
+            "probe_mismatch": self.compute_mismatch(health),
+        }
+        compared = [each for each in probes if "followed" in each]
+        if compared:
+            least = min(compared, key=lambda each: each["followed"])
+            metrics |= {f"probe_{name}": least[name] for name in ("moved", "followed", "since")}
+            metrics["probe_unmoved_engines"] = float(sum(each["followed"] < UNMOVED_BELOW for each in compared))
+        return metrics
+
+
+def compute_rms(values: Sequence[float]) -> float:
+    return math.sqrt(statistics.fmean(value * value for value in values)) if values else 0.0
+
+
+def _subtract(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [value - other for value, other in zip(values, others, strict=True)]
+
+
+def _divide_movements(engine: Sequence[float], learner: Sequence[float]) -> float:
+    """The least-squares factor of the learner's movement in the engine's; the former is not zero."""
+    pairs = zip(engine, learner, strict=True)
+    return math.fsum(of_engine * own for of_engine, own in pairs) / math.fsum(own * own for own in learner)

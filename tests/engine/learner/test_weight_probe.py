@@ -1,0 +1,84 @@
+"""The learner's probe: its prompts, and log probabilities that equal those of whole logits, also on several ranks."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from bus.messages import WeightProbe
+from engine.learner.batches.training_sequence import TrainingSequence
+from engine.learner.distributed import RankGroup
+from engine.learner.weight_probe import (
+    MAX_PROMPT_TOKENS,
+    NUM_PROMPTS,
+    RENEWAL_STEPS,
+    WeightProber,
+    compute_highest_logprobs,
+    pick_prompts,
+)
+from engine.model.causal_lm import CausalLM
+from tests.engine.learner.rank_processes import run_ranks
+from tests.engine.learner.training_examples import rl_sequences, trainable_model
+from tests.engine.tiny_models import random_ids
+
+
+@torch.no_grad()
+def compute_dense(model: CausalLM, prompt: NDArray[np.int32]) -> float:
+    ids = torch.from_numpy(prompt.astype(np.int64))[None]
+    return float(model.compute_logits(model(ids))[0, -1].log_softmax(-1).max())
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_figures_are_the_highest_log_probabilities_after_each_prompt(is_tied: bool) -> None:
+    model, prompts = trainable_model(is_tied=is_tied), [random_ids(length, length) for length in (1, 7, 30)]
+    found = compute_highest_logprobs(model, prompts, RankGroup())
+    assert found.tolist() == pytest.approx([compute_dense(model, prompt) for prompt in prompts], abs=1e-5)
+    assert not found.requires_grad
+
+
+def test_prompts_end_before_tokens_that_the_policy_was_unsure_of() -> None:
+    ids, mask = np.arange(200, dtype=np.int32), np.zeros(200, np.bool_)
+    mask[100:] = True
+    logprobs = np.where(np.isin(np.arange(200), (120, 150)), -1.0, -0.01).astype(np.float32)
+    sequences = [TrainingSequence(ids, mask, logprobs, 1.0, 0, number) for number in range(NUM_PROMPTS)]
+    prompts = pick_prompts(sequences, 3, 1)
+    assert len(prompts) == NUM_PROMPTS
+    assert {int(prompt[-1]) for prompt in prompts} == {119, 149}
+    assert {len(prompt) for prompt in prompts} == {MAX_PROMPT_TOKENS}
+    sure = [each._replace(logprobs=np.zeros(200, np.float32)) for each in sequences[:1]]
+    assert len(pick_prompts(sure, 3, 1)) == NUM_PROMPTS
+
+
+def test_prompts_stay_until_they_are_renewed_and_depend_on_seed_and_step() -> None:
+    model, prober = trainable_model(), WeightProber(5, RankGroup())
+    prober.choose_prompts(1, [])
+    assert prober.measure(model) is None
+    probes = list[WeightProbe]()
+    for step in (2, 3, RENEWAL_STEPS + 1, RENEWAL_STEPS + 2):
+        prober.choose_prompts(step, rl_sequences(step))
+        probe = prober.measure(model)
+        assert probe is not None
+        probes.append(probe)
+    assert [probe.chosen_at for probe in probes] == [2, 2, 2, RENEWAL_STEPS + 2]
+    assert probes[0] == probes[1] == probes[2]
+    assert probes[0].prompts != probes[3].prompts
+    again = WeightProber(5, RankGroup())
+    again.choose_prompts(2, rl_sequences(2))
+    assert again.measure(model) == probes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copies", [1, 2])
+def test_ranks_have_the_probe_of_one_rank(tmp_path: Path, copies: int) -> None:
+    for ranks in (1, 2):
+        run_ranks(ranks, "probe_ranks", str(tmp_path / str(ranks)), str(copies if ranks > 1 else 1))
+    alone, first, second = (
+        msgspec.json.decode(Path(f"{tmp_path}/{name}.json").read_bytes(), type=WeightProbe)
+        for name in ("1_0", "2_0", "2_1")
+    )
+    assert first == second
+    assert first.prompts == alone.prompts
+    assert first.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
