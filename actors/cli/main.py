@@ -12,7 +12,7 @@ from rich.markup import escape
 from actors.cli.analyze.analyze_app import analyze_app
 from actors.cli.chat.chat_command import KeyOption, ModelOption, TokenizerOption, chat
 from actors.cli.console import ending_without_output, escape_controls, make_console
-from actors.cli.data_commands import data_app
+from actors.cli.data.data_commands import data_app
 from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
 from actors.cli.metrics_commands import metrics_app
 from actors.cli.serving.serving_commands import add_serving_commands
