@@ -222,7 +222,7 @@ def doctor(
 ) -> None:
     """Check this machine and print a remedy for each problem.
 
-    Exit with 1 if a requirement is missing.
+    Exit with 1 if `asterism run` would refuse to begin: a requirement is missing or unusable.
     """
     from actors.cli.doctor.finding import build_findings_table
     from actors.cli.doctor.machine_checks import examine
@@ -232,7 +232,7 @@ def doctor(
     suppress_logs()
     findings = examine(run=run)
     make_console().print(build_findings_table(findings))
-    raise typer.Exit(int(any(finding.status == "missing" for finding in findings.values())))
+    raise typer.Exit(int(any(finding.is_refused for finding in findings.values())))
 
 
 @app.command()

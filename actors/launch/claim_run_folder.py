@@ -53,7 +53,7 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
                 check_run_files(folder)
             _prepare_folder(run, folder, resume=resume, overwrite=overwrite)
             remove_run_manifest(folder)
-            _check_disk_space(folder)
+            check_disk_space(folder.path)
             write_resolved(run, folder.config)
             exit_stack.enter_context(scratch_folders(folder))
         except OSError as error:
@@ -179,10 +179,11 @@ def _suggest_name(run: RunConfig) -> str:
     return f"--name {free} starts another run"
 
 
-def _check_disk_space(folder: RunFolder) -> None:
-    free_mib = shutil.disk_usage(folder.path).free >> 20
+def check_disk_space(folder: Path) -> None:
+    """Raise RunFolderError if a run does not begin with so little space."""
+    free_mib = shutil.disk_usage(folder).free >> 20
     if free_mib < MIN_FREE_MIB:
-        raise RunFolderError(f"{folder.path}: {free_mib} MiB free on this disk; a run needs at least {MIN_FREE_MIB}")
+        raise RunFolderError(f"{folder}: {free_mib} MiB free on this disk; a run needs at least {MIN_FREE_MIB}")
 
 
 def increment_counter(path: Path) -> int:

@@ -232,7 +232,9 @@ def test_an_untrained_batch_is_a_wait_for_the_learner(folder: RunFolder, tmp_pat
 
 
 def test_at_the_start_the_recipe_waits_for_a_generator_and_the_weights(folder: RunFolder, tmp_path: Path) -> None:
-    stopped = copy(folder, tmp_path, "DELETE FROM events WHERE kind IN ('EngineJoined', 'WeightsPublished')", UNFINISHED)
+    stopped = copy(
+        folder, tmp_path, "DELETE FROM events WHERE kind IN ('EngineJoined', 'WeightsPublished')", UNFINISHED
+    )
     waits = [line.partition(", since")[0] for line in log_waits(stopped)]
     assert "head/recipe waits for a generator: none has joined" in waits
     assert "head/recipe waits for learner: the cold start, or its checkpoint" in waits
