@@ -9,7 +9,7 @@ from rich.table import Table
 
 from analysis.planning.resources import PlannedCount, PlannedResource
 from analysis.planning.run_plan import RunPlan
-from configs.byte_sizes import format_bytes
+from configs.errors import format_bytes
 
 _STATUS = {True: "[green]fits[/]", False: "[bold red]does not fit[/]"}
 

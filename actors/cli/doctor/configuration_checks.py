@@ -17,8 +17,7 @@ from actors.cli.plan_command import plan_local_run
 from actors.engines.openai_factory import find_served_model
 from actors.launch.checks.input_checks import InputCheck, list_input_checks
 from analysis.planning.plan_table import describe_remedy
-from configs.byte_sizes import GIB, format_bytes
-from configs.errors import UnusableInput
+from configs.errors import GIB, UnusableInput, format_bytes
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.contract import EngineFailure

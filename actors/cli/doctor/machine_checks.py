@@ -19,7 +19,7 @@ from actors.cli.doctor.finding import CheckResult, DoctorFinding, run_check
 from actors.launch.checks.input_checks import read_kernel_file, read_memory_bytes
 from actors.launch.claim_run_folder import check_disk_space
 from bus.process.scratch_lock import remove_stale_scratch
-from configs.byte_sizes import GIB, format_bytes
+from configs.errors import GIB, format_bytes
 from configs.schema import RunConfig
 from sandbox.contract import Isolation
 from sandbox.docker_probe import DockerProbeResult, probe_docker

@@ -13,8 +13,7 @@ from pathlib import Path
 from actors.launch.checks.data_checks import check_data, check_dialogues, check_questions
 from actors.launch.checks.task_code_checks import CheckedInput, check_import_path, check_reward_function, check_task
 from actors.sinks.contract import check_sinks
-from configs.byte_sizes import format_bytes
-from configs.errors import UnusableInput
+from configs.errors import UnusableInput, format_bytes
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from configs.byte_sizes import format_bytes
+from configs.errors import format_bytes
 from configs.machines import EngineConfig
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig
 from engine.model.causal_lm import CausalLM
