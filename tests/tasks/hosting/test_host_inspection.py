@@ -28,7 +28,7 @@ async def measure(loop: Loop, *, is_in_loop: bool, cpu_s: float = 0.0, waited_s:
     delays = LoopDelays()
     with delays.measure("f", is_in_loop=is_in_loop):
         await asyncio.sleep(0)
-        time.sleep(BLOCKED_S)
+        time.sleep(BLOCKED_S)  # noqa: ASYNC251 - blocks the loop on purpose
         loop.cpu_s += cpu_s
         loop.waited_s += waited_s
     (delay_s,) = delays.by_function["f"]

@@ -317,7 +317,7 @@ REFUSALS = [
     (("show", "--kind", "TurnGenerate"), "--kind TurnGenerate: unknown event kind; did you mean"),
     (("show", "--since", "2", "--until", "1"), "--since 2: must be before --until 1"),
     (("export",), "nothing to export: use --parquet FOLDER, --chrome FILE, or both"),
-    (("export", "--parquet", "{tmp}/tables", "--step", "1"), "--step 1: "),
+    (("export", "--parquet", "{tmp}/tables", "--step", "99"), "--step 99: the logs have no completed step 99"),
     (("export", "--chrome", "{tmp}/trace.json", "--step", "99"), "--step 99: the logs have no completed step 99"),
     (("export", "--chrome", "{tmp}/file/trace.json"), "{tmp}/file: File exists"),
     (("export", "--parquet", "{tmp}/file"), "{tmp}/file/events: Not a directory"),
