@@ -43,6 +43,8 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
     if resume and overwrite:
         raise RunFolderError("--resume continues a run and --overwrite deletes it; use only one of them")
     folder = RunFolder(Path(run.runs_folder) / run.name)
+    if resume and not folder.config.exists():  # before the folder is made
+        raise RunFolderError(f"{folder.path}: there is no run to resume")
     with ExitStack() as exit_stack:
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -117,8 +119,6 @@ def _check_cluster(run: RunConfig) -> None:
 
 def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
     if not folder.config.exists():
-        if resume:
-            raise RunFolderError(f"{folder.path}: there is no run to resume")
         if foreign := sorted(path.name for path in folder.path.iterdir() if path != folder.lock):
             raise RunFolderError(
                 f"{folder.path}: not a run folder, since it contains {foreign[0]}; choose another with --name"
