@@ -1,5 +1,6 @@
 """The `asterism` command: the arguments and help texts of its subcommands."""
 
+import logging
 import os
 import sys
 from importlib.metadata import version
@@ -385,6 +386,8 @@ def diagnose_sandbox(config: ConfigOption = None, override: SetOption = None) ->
 
 
 def main() -> None:
+    # Without a writable HOME, matplotlib caches fonts in a temporary folder and warns about it in each command.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     forward_to_sigint()
     with ending_without_output():
         try:

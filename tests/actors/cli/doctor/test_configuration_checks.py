@@ -82,7 +82,7 @@ def statuses(findings: dict[str, DoctorFinding]) -> dict[str, str]:
 
 
 def find_unusable(name: str, *settings: object) -> str:
-    """The detail of a finding, which must be one that a run refuses."""
+    """The detail of a finding, which must be a finding with which no run begins."""
     findings = found(*settings)
     assert statuses(findings)[name] == "unusable"
     return findings[name].detail
