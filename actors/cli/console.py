@@ -6,6 +6,7 @@ overwrite lines or reverse the order of text.
 """
 
 import errno
+import logging
 import os
 import re
 import sys
@@ -61,6 +62,11 @@ def make_console(*, stderr: bool = False) -> Console:
     console = _Console(emoji=False, stderr=stderr)
     console.push_render_hook(_EscapingRenderHook())
     return console
+
+
+def hide_library_warnings() -> None:
+    """Without a writable HOME, matplotlib caches fonts in a temporary folder and warns about it in each command."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The `asterism` command: the arguments and help texts of its subcommands."""
 
-import logging
 import os
 import sys
 from importlib.metadata import version
@@ -12,7 +11,7 @@ from rich.markup import escape
 
 from actors.cli.analyze.analyze_app import analyze_app
 from actors.cli.chat.chat_command import KeyOption, ModelOption, TokenizerOption, chat
-from actors.cli.console import ending_without_output, escape_controls, make_console
+from actors.cli.console import ending_without_output, escape_controls, hide_library_warnings, make_console
 from actors.cli.data.data_commands import data_app
 from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
 from actors.cli.metrics_commands import metrics_app
@@ -386,8 +385,7 @@ def diagnose_sandbox(config: ConfigOption = None, override: SetOption = None) ->
 
 
 def main() -> None:
-    # Without a writable HOME, matplotlib caches fonts in a temporary folder and warns about it in each command.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    hide_library_warnings()
     forward_to_sigint()
     with ending_without_output():
         try:
