@@ -54,7 +54,7 @@ ablation: $(INSTALLED) ## compare GRPO-RoC with plain GRPO from the same checkpo
 		--set data.train=$(ABLATION)/roc/data/train.jsonl --set data.test=$(ABLATION)/roc/data/test.jsonl
 	$(BIN)/python -m analysis.compare $(ABLATION)/roc $(ABLATION)/grpo --into $(ABLATION)
 
-sandbox-image: $(INSTALLED) ## build the image in which a model's code runs, from a public Python image
+sandbox-image: $(INSTALLED) ## build the image in which a model's code runs, from a public Python image; older images that no container uses are removed
 	$(BIN)/python -m sandbox.image.build_image
 
 sandbox-image-local: $(INSTALLED) ## the same without a container registry, as root, from a debootstrap base; optional: MIRROR=URL

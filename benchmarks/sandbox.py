@@ -22,7 +22,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.support.sandbox.executor_burst import run_burst
+from benchmarks.support.sandbox.executor_burst import compute_latency_figures, run_burst
 from benchmarks.support.sandbox.raw_fork_server import DirectClient
 from benchmarks.support.sandbox.sandbox_backends import ProcessPerCall, build_config, create_host
 from benchmarks.support.sandbox.sandbox_measures import (
@@ -139,6 +139,7 @@ def measure_burst(backend: str, core: int, sizes: SandboxBenchmarkSizes) -> Figu
             "burst_duplicates": figures.duplicates,
             "burst_s": figures.elapsed_s,
             "burst_per_s": figures.per_s,
+            **compute_latency_figures(done),
             **{f"burst_executor_mib_{name}": memory.executor for name, memory in moments.items()},
             **{f"burst_servers_mib_{name}": memory.servers for name, memory in moments.items()},
         }

@@ -13,12 +13,14 @@ from typing import Any, cast
 import msgspec
 
 from configs.atomic_write import write_atomically
+from configs.errors import UnusableInput
 from configs.loading.config_layers import ConfigError, check_keys, merge, parse_override, read_layer, resolve_paths
 from configs.loading.error_messages import ConfigLayer, explain_validation_error, format_value
 from configs.loading.stage_layers import StageConfig, choose_stage, pop_stages
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.schema_tree import PRESET_KEY, STAGE_KEY
+from configs.tiny_options import DEMO_TOOL, check_demo_dialogue
 from configs.toml_text import encode_table
 
 _NO_FILE = Path("the defaults")
@@ -42,10 +44,26 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     for layer in layers:
         merged = merge(merged, layer.table, layer.source)
     _fill_task_sections(merged)
+    _fill_demo_tool(merged)
     try:
-        return msgspec.convert(merged, RunConfig)
+        run = msgspec.convert(merged, RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(explain_validation_error(str(error), merged, layers, path or _NO_FILE)) from None
+    try:
+        check_tiny(run)
+    except UnusableInput as error:
+        raise ConfigError(f"{path or _NO_FILE}: {error}") from None
+    return run
+
+
+def check_tiny(run: RunConfig) -> None:
+    """Raise UnusableInput for dialogues that the tokenizer of [tiny] cannot express."""
+    if run.tiny is None:
+        return
+    if any(task.get_dialogue().renderer for task in run.resolved_tasks):
+        raise UnusableInput("dialogue.renderer: the tokenizer of [tiny] lacks the tokens of model families")
+    if not run.tasks:
+        check_demo_dialogue(run.dialogue)
 
 
 def load_stages(path: Path, overrides: Sequence[str] = ()) -> list[tuple[StageConfig, RunConfig]]:
@@ -111,6 +129,13 @@ def _pop_preset(layers: Sequence[ConfigLayer]) -> ConfigLayer | None:
     if name not in known:
         raise ConfigError(f"{source}: unknown preset {format_value(name)}; known are: {', '.join(known)}")
     return read_layer(PRESETS_FOLDER / f"{name}.toml")
+
+
+def _fill_demo_tool(merged: dict[str, Any]) -> None:
+    """The demo has one tool, unless the configuration names others, which are refused."""
+    dialogue = merged.get("dialogue", {})
+    if merged.get("tiny") is not None and not merged.get("tasks") and isinstance(dialogue, dict):
+        merged["dialogue"] = {"tools": [DEMO_TOOL], **dialogue}
 
 
 def _fill_task_sections(merged: dict[str, Any]) -> None:

@@ -7,7 +7,13 @@ from typing import Literal
 
 from msgspec.structs import asdict
 
+from configs.dialogue_options import DialogueConfig
+from configs.errors import UnusableInput
 from configs.schema_tree import NonNegativeFloat, PositiveInt, Section, require
+
+DEMO_TOOL = "jupyter_code"  # the only one of the demo's dialogues
+STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|im_start|>", "</answer>", "</tool_call>")  # of the tokenizer
+_NUM_LISTED = 3
 
 
 class BehaviorShares(Section, frozen=True):
@@ -45,3 +51,14 @@ class TinyConfig(Section, frozen=True):
     num_kv_heads: PositiveInt = 2  # key and value heads
     head_dim: PositiveInt = 32  # of each head
     intermediate_size: PositiveInt = 384  # of the feed-forward layers
+
+
+def check_demo_dialogue(dialogue: DialogueConfig) -> None:
+    """Raise UnusableInput for other texts than those of the demo, which are fixed."""
+    if dialogue.tools != (DEMO_TOOL,):
+        raise UnusableInput(f'dialogue.tools: the tiny task supports only ["{DEMO_TOOL}"]')
+    if not dialogue.has_default_texts:
+        raise UnusableInput("dialogue: the tiny task supports only the default texts of system, instruction and tags")
+    if not set(dialogue.stop_tokens) <= set(STOP_TOKENS):
+        known = ", ".join(STOP_TOKENS[:_NUM_LISTED])
+        raise UnusableInput(f"dialogue.stop_tokens: the tiny task's tokens are {known}")

@@ -6,6 +6,7 @@ overwrite lines or reverse the order of text.
 """
 
 import errno
+import logging
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ import msgspec
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
 from rich.segment import Segment
 
+from configs.atomic_write import check_writable
 from configs.errors import UnusableInput
 
 EXIT_OUTPUT_FAILED = 1
@@ -73,6 +75,11 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
+def hide_library_warnings() -> None:
+    """Without a writable HOME, matplotlib caches fonts in a temporary folder and warns about it in each command."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+
+
 @contextmanager
 def ending_without_output() -> Generator[None]:
     """Ends the command if its output has no reader, or its disk is full; other errors pass."""
@@ -100,6 +107,24 @@ def check_json_path(file: Path | None) -> None:
         raise UnusableInput(f"--json {file}: is a folder; name a file")
     if not file.parent.is_dir():
         raise UnusableInput(f"--json {file}: the folder {file.parent} does not exist")
+
+
+def check_outputs(
+    outputs: list[Path], inputs: list[Path], extensions: tuple[str, ...] = (".jsonl", ".jsonl.gz"), *, overwrite: bool
+) -> None:
+    """Raises UnusableInput before the work starts."""
+    for path in outputs:
+        if not path.name.endswith(extensions):
+            raise UnusableInput(f"--output {path}: expected the extension {' or '.join(extensions)}")
+        if any(path.resolve() == each.resolve() for each in inputs):
+            raise UnusableInput(f"--output {path}: is also an input")
+        if any(path.resolve().parent == each.resolve() for each in inputs):  # it would become a part of the data set
+            raise UnusableInput(f"--output {path}: is in the folder {path.parent}, which is an input")
+        if not path.parent.is_dir():
+            raise UnusableInput(f"--output {path}: the folder {path.parent} does not exist")
+        if path.exists() and not overwrite:
+            raise UnusableInput(f"--output: {path} exists; add --overwrite to replace it")
+        check_writable(path)
 
 
 def write_json(file: Path | None, result: msgspec.Struct | Sequence[msgspec.Struct]) -> None:

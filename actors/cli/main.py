@@ -11,8 +11,8 @@ from rich.markup import escape
 
 from actors.cli.analyze.analyze_app import analyze_app
 from actors.cli.chat.chat_command import KeyOption, ModelOption, TokenizerOption, chat
-from actors.cli.console import ending_without_output, escape_controls, make_console
-from actors.cli.data_commands import data_app
+from actors.cli.console import ending_without_output, escape_controls, hide_library_warnings, make_console
+from actors.cli.data.data_commands import data_app
 from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
 from actors.cli.metrics_commands import metrics_app
 from actors.cli.serving.serving_commands import add_serving_commands
@@ -222,7 +222,7 @@ def doctor(
 ) -> None:
     """Check this machine and print a remedy for each problem.
 
-    Exit with 1 if a requirement is missing.
+    Exit with 1 if `asterism run` would refuse to begin: a requirement is missing or unusable.
     """
     from actors.cli.doctor.finding import build_findings_table
     from actors.cli.doctor.machine_checks import examine
@@ -232,7 +232,7 @@ def doctor(
     suppress_logs()
     findings = examine(run=run)
     make_console().print(build_findings_table(findings))
-    raise typer.Exit(int(any(finding.status == "missing" for finding in findings.values())))
+    raise typer.Exit(int(any(finding.is_refused for finding in findings.values())))
 
 
 @app.command()
@@ -385,6 +385,7 @@ def diagnose_sandbox(config: ConfigOption = None, override: SetOption = None) ->
 
 
 def main() -> None:
+    hide_library_warnings()
     forward_to_sigint()
     with ending_without_output():
         try:

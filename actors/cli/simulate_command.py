@@ -1,13 +1,14 @@
 """`asterism simulate`: compares policies on one generated or recorded step, in virtual time."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.cli.console import write_json
+from actors.cli.console import make_console, write_json
 from analysis.simulation.cluster_model import CLUSTERS, SimulatedCluster
 from analysis.simulation.log_recorder import LogRecorder
 from analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
@@ -20,7 +21,25 @@ from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from policies.arbiter.arbiter import PolicyName
 
+_PROGRESS_INTERVAL_S = 5.0
 POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
+
+
+class ProgressLines:
+    """Prints a line at most every few seconds, since a step of the report's size takes minutes."""
+
+    def __init__(self, policy: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: in seconds."""
+        self._policy, self._console, self._clock = policy, console, clock
+        self._due_s = clock() + _PROGRESS_INTERVAL_S
+
+    def __call__(self, virtual_s: float, num_ended: int, num_trajectories: int) -> None:
+        if self._clock() >= self._due_s:
+            self._due_s = self._clock() + _PROGRESS_INTERVAL_S
+            counts = (
+                f"{num_ended:,} of {num_trajectories:,} trajectories ended after {virtual_s:,.0f} s of virtual time"
+            )
+            self._console.print(f"{self._policy}: {counts}", markup=False, highlight=False, soft_wrap=True)
 
 
 class SimulateOptions(NamedTuple):
@@ -64,7 +83,14 @@ def _simulate_policy(
 ) -> SimulationOutcome:
     recording = None if folder is None else LogRecorder(folder.logs)
     try:
-        outcome = simulate(step.workload, step.cluster, policy, seed, recording)
+        outcome = simulate(
+            step.workload,
+            step.cluster,
+            policy,
+            seed,
+            recording,
+            on_progress=ProgressLines(policy, make_console(stderr=True)),
+        )
     except (ValueError, OSError) as error:
         raise UnusableInput(str(error)) from error
     if step.recorded is not None and policy == step.recorded.policy:

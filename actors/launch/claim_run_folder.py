@@ -43,6 +43,8 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
     if resume and overwrite:
         raise RunFolderError("--resume continues a run and --overwrite deletes it; use only one of them")
     folder = RunFolder(Path(run.runs_folder) / run.name)
+    if resume and not folder.config.exists():  # before the folder is made
+        raise RunFolderError(f"{folder.path}: there is no run to resume")
     with ExitStack() as exit_stack:
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,7 @@ def claimed_run_folder(run: RunConfig, *, resume: bool, overwrite: bool) -> Gene
                 check_run_files(folder)
             _prepare_folder(run, folder, resume=resume, overwrite=overwrite)
             remove_run_manifest(folder)
-            _check_disk_space(folder)
+            check_disk_space(folder.path)
             write_resolved(run, folder.config)
             exit_stack.enter_context(scratch_folders(folder))
         except OSError as error:
@@ -117,8 +119,6 @@ def _check_cluster(run: RunConfig) -> None:
 
 def _prepare_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
     if not folder.config.exists():
-        if resume:
-            raise RunFolderError(f"{folder.path}: there is no run to resume")
         if foreign := sorted(path.name for path in folder.path.iterdir() if path != folder.lock):
             raise RunFolderError(
                 f"{folder.path}: not a run folder, since it contains {foreign[0]}; choose another with --name"
@@ -179,10 +179,11 @@ def _suggest_name(run: RunConfig) -> str:
     return f"--name {free} starts another run"
 
 
-def _check_disk_space(folder: RunFolder) -> None:
-    free_mib = shutil.disk_usage(folder.path).free >> 20
+def check_disk_space(folder: Path) -> None:
+    """Raise RunFolderError if a run does not begin with so little space."""
+    free_mib = shutil.disk_usage(folder).free >> 20
     if free_mib < MIN_FREE_MIB:
-        raise RunFolderError(f"{folder.path}: {free_mib} MiB free on this disk; a run needs at least {MIN_FREE_MIB}")
+        raise RunFolderError(f"{folder}: {free_mib} MiB free on this disk; a run needs at least {MIN_FREE_MIB}")
 
 
 def increment_counter(path: Path) -> int:

@@ -63,7 +63,7 @@ def build_trace(
             key: None if failed else float(getattr(answer, key))
             for key in ("correct", "turns", "calls", "calls_failed", "response_tokens")
         },
-        "info": {key: getattr(answer, key) for key in ("set", "sample", "trajectory", "seed", "answer")},
+        "info": {key: getattr(answer, key) for key in ("set", "task", "sample", "trajectory", "seed", "answer")},
         "is_completed": True,
         "ok": not failed,
         "stop_condition": {"failed": "error", "length": "max_total_tokens", "turns": "max_turns"}.get(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -13,6 +14,8 @@ from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_ev
 from bus.messages import StartGroup, TrajectoryEnd, TrajectoryFinished
 from configs.run_folder import RunFolder
 
+TimeRange = tuple[float, float]  # seconds since the run's start, half-open
+ALL_TIMES: TimeRange = (-inf, inf)
 EVENTS_PER_PART, TRAJECTORIES_PER_PART = 100_000, 2_000
 
 _EVENT_SCHEMA = {
@@ -44,16 +47,21 @@ _TRAJECTORY_SCHEMA = {
 }
 
 
-def write_parquet(folder: RunFolder, output_folder: Path) -> dict[str, int]:
+def write_parquet(folder: RunFolder, output_folder: Path, time_range: TimeRange = ALL_TIMES) -> dict[str, int]:
     """Writes the tables `events` and `trajectories` and returns their row counts.
 
     Each table is a folder of files of bounded size. Existing tables are replaced. Raises
-    UnusableInput if there is no log.
+    UnusableInput if there is no log. `time_range`: of the events, and of the ends of trajectories.
     """
     return {
-        "events": _write(_build_event_rows(folder), _EVENT_SCHEMA, EVENTS_PER_PART, output_folder / "events"),
+        "events": _write(
+            _build_event_rows(folder, time_range), _EVENT_SCHEMA, EVENTS_PER_PART, output_folder / "events"
+        ),
         "trajectories": _write(
-            _build_trajectory_rows(folder), _TRAJECTORY_SCHEMA, TRAJECTORIES_PER_PART, output_folder / "trajectories"
+            _build_trajectory_rows(folder, time_range),
+            _TRAJECTORY_SCHEMA,
+            TRAJECTORIES_PER_PART,
+            output_folder / "trajectories",
         ),
     }
 
@@ -72,9 +80,10 @@ def _write(rows: Iterator[dict[str, Any]], schema: dict[str, Any], part_rows: in
     return num_written
 
 
-def _build_event_rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
+def _build_event_rows(folder: RunFolder, time_range: TimeRange) -> Iterator[dict[str, Any]]:
     start_time = read_start_time(folder)
-    for logged in merge_events(folder):
+    since, until = (start_time + each for each in time_range)
+    for logged in merge_events(folder, EventFilter(since=since, until=until)):
         event = logged.event
         columns = {"process": logged.process, **event._asdict(), "since_start_s": event.time - start_time}
         message = msgspec.json.encode(extract_scalars(logged.envelope.message)).decode()
@@ -98,15 +107,16 @@ def _to_scalar(value: object) -> object:
     return value
 
 
-def _build_trajectory_rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
+def _build_trajectory_rows(folder: RunFolder, time_range: TimeRange) -> Iterator[dict[str, Any]]:
     """In the order of their ends."""
     groups: dict[int, StartGroup] = {}
+    since, until = (read_start_time(folder) + each for each in time_range)
     kinds = tuple(kind.__name__ for kind in (StartGroup, *get_args(TrajectoryEnd)))
     for logged in merge_events(folder, EventFilter(kinds=kinds)):
         message = logged.envelope.message
         if isinstance(message, StartGroup):
             groups[message.group_id] = message
-        elif isinstance(message, TrajectoryEnd):
+        elif isinstance(message, TrajectoryEnd) and since <= logged.event.time < until:
             yield _build_trajectory_row(logged, message, groups.get(message.group_id))
 
 

@@ -1,14 +1,15 @@
 """Exports event logs as a Chrome trace for Perfetto (ui.perfetto.dev).
 
-The spans of one track nest or do not overlap. Each trajectory has a track with its phases. Turns of
-an engine, calls of an executor and steps of an asynchronous run overlap and need several tracks.
+The spans of one track nest or do not overlap. Trajectories, turns of an engine, calls of an executor and steps of an
+asynchronous run overlap and need several tracks. A track serves one trajectory with its phases after another, so that a run
+has as many tracks as it had trajectories at the same time.
 """
 
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -49,19 +50,43 @@ def _get_sort_key(group: tuple[str, list[TraceSpan]]) -> tuple[int, str]:
 
 def _split_tracks(name: str, group: list[TraceSpan]) -> Iterator[tuple[str, list[TraceSpan]]]:
     if name == TRAJECTORIES:
-        by_trajectory: defaultdict[int | None, list[TraceSpan]] = defaultdict(list)
-        for each in group:
-            by_trajectory[each.trajectory].append(each)
-        for trajectory, track in sorted(by_trajectory.items(), key=lambda pair: pair[0] or 0):
-            yield f"trajectory {trajectory}", track
+        for number, lane in enumerate(_pack_tracks(_join_trajectories(group))):
+            yield f"lane {number}", [span for each in lane for span in each.parts]
     else:
         for number, track in enumerate(_pack_tracks(group)):
             yield f"{name} #{number}", track
 
 
-def _pack_tracks(group: list[TraceSpan]) -> list[list[TraceSpan]]:
+class _Timed(Protocol):
+    @property
+    def start_s(self) -> float: ...
+    @property
+    def end_s(self) -> float: ...
+
+
+_TimedT = TypeVar("_TimedT", bound=_Timed)
+
+
+class _WholeTrajectory(NamedTuple):
+    start_s: float
+    end_s: float
+    parts: list[TraceSpan]  # the trajectory and its phases
+
+
+def _join_trajectories(group: list[TraceSpan]) -> list[_WholeTrajectory]:
+    """The launches of a resumed run use numbers of trajectories again: such trajectories share a lane."""
+    by_trajectory: defaultdict[int | None, list[TraceSpan]] = defaultdict(list)
+    for each in group:
+        by_trajectory[each.trajectory].append(each)
+    return [
+        _WholeTrajectory(min(each.start_s for each in parts), max(each.end_s for each in parts), parts)
+        for parts in by_trajectory.values()
+    ]
+
+
+def _pack_tracks(group: Sequence[_TimedT]) -> list[list[_TimedT]]:
     """Spreads spans over as few tracks as possible; a span goes to the longest free track."""
-    tracks: list[list[TraceSpan]] = []
+    tracks: list[list[_TimedT]] = []
     free: list[tuple[float, int]] = []  # (free since, track)
     for each in sorted(group, key=lambda each: (each.start_s, each.end_s)):
         if free and free[0][0] <= each.start_s:

@@ -88,11 +88,17 @@ def build_spans(folder: RunFolder) -> list[TraceSpan]:
     return builder.spans
 
 
-def select_step(spans: list[TraceSpan], step: int) -> list[TraceSpan]:
-    """The spans that overlap the step's time. Raises UnusableInput if there is no such step."""
+def find_step(spans: list[TraceSpan], step: int) -> TraceSpan:
+    """That of the step itself. Raises UnusableInput if there is no such step."""
     span = next((each for each in spans if each.track == STEPS and each.name == f"step {step}"), None)
     if span is None:
         raise UnusableInput(f"--step {step}: the logs have no completed step {step}")
+    return span
+
+
+def select_step(spans: list[TraceSpan], step: int) -> list[TraceSpan]:
+    """The spans that overlap the step's time. Raises UnusableInput if there is no such step."""
+    span = find_step(spans, step)
     return [each for each in spans if each.start_s < span.end_s and each.end_s > span.start_s]
 
 

@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.planning.plan_inputs import GIB
 from analysis.planning.resources import PlannedCount, PlannedResource
 from analysis.planning.run_plan import RunPlan
+from configs.errors import format_bytes
 
 _STATUS = {True: "[green]fits[/]", False: "[bold red]does not fit[/]"}
 
@@ -27,8 +27,8 @@ def _build_resource_table(plan: RunPlan) -> Table:
     table.add_column("", overflow="fold")
     for resource in plan.resources:
         for item in resource.items:
-            table.add_row(f"  {escape(item.purpose)}", _format_bytes(item.bytes), escape(item.note))
-        needed = f"[bold]{_format_bytes(resource.needed_bytes)}[/]"
+            table.add_row(f"  {escape(item.purpose)}", format_bytes(item.bytes), escape(item.note))
+        needed = f"[bold]{format_bytes(resource.needed_bytes)}[/]"
         table.add_row(f"[bold]{escape(resource.name)}[/]", needed, _describe(resource))
         table.add_section()
     return table
@@ -37,14 +37,14 @@ def _build_resource_table(plan: RunPlan) -> Table:
 def _describe(resource: PlannedResource) -> str:
     if resource.available_bytes is None:
         return "unknown machine"
-    return f"{_STATUS[resource.fits]}: {_format_bytes(resource.available_bytes)} available"
+    return f"{_STATUS[resource.fits]}: {format_bytes(resource.available_bytes)} available"
 
 
 def _list_lines(plan: RunPlan) -> Iterator[str]:
     for count in plan.counts:
         yield _describe_count(count)
     if plan.generated_tokens:
-        yield f"batch of a step: {plan.trained_tokens:,.0f} tokens, {_format_bytes(plan.batch_bytes)} on disk"
+        yield f"batch of a step: {plan.trained_tokens:,.0f} tokens, {format_bytes(plan.batch_bytes)} on disk"
     elif plan.trained_tokens:
         yield f"step of the cold start: at most {plan.trained_tokens:,.0f} tokens"
     if plan.trained_tokens:
@@ -57,8 +57,8 @@ def _list_lines(plan: RunPlan) -> Iterator[str]:
 
 def _describe_count(count: PlannedCount) -> str:
     if count.unit == "bytes":
-        limit = "" if count.limit is None else f" of {_format_bytes(count.limit)}"
-        return f"{count.name}: {_format_bytes(count.needed)}{limit}, {_STATUS[count.fits]}"
+        limit = "" if count.limit is None else f" of {format_bytes(count.limit)}"
+        return f"{count.name}: {format_bytes(count.needed)}{limit}, {_STATUS[count.fits]}"
     limit = "" if count.limit is None else f" of {count.limit:,.0f}"
     return f"{escape(count.name)}: {count.needed:,.0f}{limit}, {_STATUS[count.fits]}"
 
@@ -88,9 +88,3 @@ def describe_remedy(plan: RunPlan, short: PlannedResource | PlannedCount) -> str
         return short.remedy
     keys = f"no value of one or two of these keys suffices: {', '.join(short.keys)}"
     return f"{short.remedy}; {keys}" if short.remedy else keys
-
-
-def _format_bytes(num_bytes: float) -> str:
-    if num_bytes >= GIB:
-        return f"{num_bytes / GIB:,.2f} GiB"
-    return f"{num_bytes / 2**20:,.2f} MiB"

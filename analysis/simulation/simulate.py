@@ -59,6 +59,8 @@ _EXECUTOR_ADDRESS = f"{EXECUTOR}/1"
 
 # Called with the time, an event of the arbiter, and its decision.
 ArbiterObserver = Callable[[float, AnyMessage, Sequence[Send]], None]
+# Called with the virtual time, the number of ended trajectories, and the number of all.
+ProgressObserver = Callable[[float, int, int], None]
 
 
 class Deadlock(Exception):
@@ -76,7 +78,9 @@ class Simulation:
         recording: LogRecorder | None = None,
         observe: ArbiterObserver | None = None,
         earlier: Workload | None = None,
+        on_progress: ProgressObserver | None = None,
     ) -> None:
+        self._on_progress = on_progress
         self.timeline = VirtualTimeline()
         self.plans: Mapping[int, TrajectoryPlan] = {plan.trajectory_id: plan for plan in workload.plans}
         self.prefix_tracker = PrefixTracker()
@@ -240,6 +244,8 @@ class Simulation:
                 self._send(ROLLOUT, self._groups[follower])
 
     def _sample(self, _: None) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self.timeline.now, len(self.plans) - self.live, len(self.plans))
         running = waiting = used = 0
         for engine in self.engines.values():
             engine.update_counters()
@@ -261,9 +267,10 @@ def simulate(
     recording: LogRecorder | None = None,
     observe: ArbiterObserver | None = None,
     earlier: Workload | None = None,
+    on_progress: ProgressObserver | None = None,
 ) -> SimulationOutcome:
     """`seed` is copied to the outcome. `observe` is called after each decision of the arbiter.
-    The arbiter learns response lengths from `earlier`, an earlier step.
+    The arbiter learns response lengths from `earlier`, an earlier step. `on_progress` is called with each sample.
 
     Raises ValueError if the workload is empty or an engine cannot hold its longest trajectory;
     OSError if the recording cannot be written.
@@ -276,7 +283,7 @@ def simulate(
             f"{cluster.name}: an engine has {cluster.kv_tokens} KV tokens, a trajectory may need {longest}"
         )
     began = time.process_time()
-    simulation = Simulation(workload, cluster, policy, recording, observe, earlier)
+    simulation = Simulation(workload, cluster, policy, recording, observe, earlier, on_progress)
     gc_was_enabled = gc.isenabled()
     gc.disable()  # a million live objects to scan, and hardly any cycles
     try:

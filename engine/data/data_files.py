@@ -42,6 +42,16 @@ class DatasetError(UnusableInput):
         super().__init__(f"{path}: {place}: {problem}" if place else f"{path}: {problem}")
 
 
+class RowDefect(DatasetError):
+    """An unusable row of a kind that messages count by name."""
+
+    def __init__(
+        self, kind: str, path: Path, problem: str, *, row: int | None = None, field: str | None = None
+    ) -> None:
+        super().__init__(path, problem, row=row, field=field)
+        self.kind = kind
+
+
 class BadRows:
     """Unusable rows of one data set: up to `limit` are skipped and counted."""
 

@@ -205,11 +205,11 @@ def parse_problem(row: DatasetRow, layout: RowLayout = PLAIN_ROWS) -> DatasetPro
         expected = "" if value is None or isinstance(value, str) else "; expected one answer, as text or a number"
         raise DatasetError(row.path, found + expected, row=row.number, field=key)
     question = question.strip()
-    bare = _remove_wrapper(question) if layout.is_plain else question
+    bare = remove_wrapper(question) if layout.is_plain else question
     return DatasetProblem(f"{row.path.name}:{row.number}", bare, answer, row.fields, bare != question, was_cut)
 
 
-def _remove_wrapper(question: str) -> str:
+def remove_wrapper(question: str) -> str:
     """The question without an instruction for an answer that the run would count as wrong."""
     for prefix, suffix in _WRAPPERS:
         if question.startswith(prefix) and question.endswith(suffix):

@@ -8,8 +8,10 @@ import json
 import re
 from typing import Any, NamedTuple, cast
 
-from engine.data.data_files import DatasetError, DatasetRow, RowFields
+from engine.data.data_files import DatasetError, DatasetRow, RowDefect, RowFields
+from engine.data.reasoning_tags import THINK, BrokenTags, join_reasoning, require_pairs, split_reasoning
 
+BROKEN_TAGS = "broken tags of reasoning"
 DIALOGUE_COLUMNS = ("messages", "conversations", "task", "system", "tools")
 _CALL_ROLES = ("function_call", "tool_call")  # of messages of their own in ShareGPT
 _RESULT_ROLES = ("observation", "function", "ipython", "function_response", "tool_response")
@@ -26,7 +28,6 @@ _ALLOWED_NEXT_ROLES = {
     "tool": ("tool", "assistant"),
 }
 _OPENING_TAG = re.compile(r"\s*<(\w+)>\s*")
-_THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 _RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.DOTALL)
 
 
@@ -39,6 +40,9 @@ class DatasetLocation(NamedTuple):
     def build_error(self, problem: str, inner: str = "") -> DatasetError:
         field = f"{self.field}.{inner}" if inner else self.field
         return DatasetError(self.row.path, problem, row=self.row.number, field=field)
+
+    def build_defect(self, kind: str, problem: str) -> RowDefect:
+        return RowDefect(kind, self.row.path, problem, row=self.row.number, field=self.field)
 
 
 class DialogueMessage(NamedTuple):
@@ -82,22 +86,28 @@ class DialogueMessage(NamedTuple):
         """
         content, reasoning = self.get_text(), self._find_reasoning()
         opening = _OPENING_TAG.fullmatch(prefill)
-        if opening is None:
+        try:
+            if opening is not None:
+                text = join_reasoning(content, reasoning, prefill, opening[1])
+                require_pairs(text, opening[1], THINK, prefix=opening[1])
+                return text
             text = content if reasoning is None else f"<think>{reasoning}</think>\n{content}"
-            if not text.startswith(prefill):
-                raise self.location.build_error(f"must start with {prefill}, the prefill of the rollouts", "content")
-            return text
-        if reasoning is None:
-            if content.startswith(prefill):
-                return content
-            reasoning, content = _split_thought(content)
-        separator = "\n" if content else ""
-        return f"{prefill}{reasoning}</{opening[1]}>{separator}{content}"
+            require_pairs(text, THINK)
+        except BrokenTags as error:
+            raise self.location.build_defect(BROKEN_TAGS, str(error)) from error
+        if not text.startswith(prefill):
+            raise self.location.build_error(f"must start with {prefill}, the prefill of the rollouts", "content")
+        return text
 
     def split_reasoning(self) -> tuple[str, str]:
         """(reasoning in a field of its own or in <think>, or empty; the rest). Raises DatasetError."""
         content, reasoning = self.get_text(), self._find_reasoning()
-        return _split_thought(content) if reasoning is None else (reasoning, content)
+        reasoning, text = split_reasoning(content) if reasoning is None else (reasoning, content)
+        try:
+            require_pairs(f"<{THINK}>{reasoning}</{THINK}>{text}", THINK)
+        except BrokenTags as error:
+            raise self.location.build_defect(BROKEN_TAGS, str(error)) from error
+        return reasoning, text
 
     def _find_reasoning(self) -> str | None:
         """In a field of its own. An empty one is as an absent one: the reasoning may be in the content."""
@@ -177,12 +187,6 @@ def _parse_calls(value: object, location: DatasetLocation) -> list[Any]:
     except (ValueError, RecursionError) as error:
         raise location.build_error(f"not JSON: {error}", "value") from error
     return cast(list[Any], calls) if isinstance(calls, list) else [calls]
-
-
-def _split_thought(content: str) -> tuple[str, str]:
-    """(text in <think> at the start, or empty; the rest)."""
-    thought = _THINK.match(content)
-    return ("", content) if thought is None else (thought[1], content[thought.end() :])
 
 
 def _are_typed_parts(value: list[Any]) -> bool:

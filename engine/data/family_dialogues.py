@@ -7,7 +7,7 @@ keeps.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 from unicodedata import normalize
@@ -16,6 +16,7 @@ from configs.errors import UnusableInput
 from engine.data.data_files import RowFields
 from engine.data.dialogue_calls import CallReader, DialogueCall
 from engine.data.dialogue_messages import DialogueMessage
+from engine.data.result_order import list_call_ids, order_results, require_no_calls
 from engine.model.family_renderer import CalledTool, FamilyRenderer, build_call_id, describe_tools
 from policies.dialogue.call_blocks import iter_call_blocks, replace_call_blocks
 
@@ -86,9 +87,9 @@ class FamilyDialogues:
     ) -> list[int]:
         """What follows the turn at `start`: results, or a text of the user."""
         if turn[0].role == "tool":
-            results = chain.from_iterable(message.get_results() for message in turn)
-            messages = self._renderer.build_result_messages(before.called, list(results))
+            messages = self._renderer.build_result_messages(before.called, order_results(turn, before.call_ids))
         else:
+            require_no_calls(turn[0], before.call_ids)
             messages = [{"role": "user", "content": self._renderer.mark(turn[0].get_text())}]
         _require_unicode(messages)
         try:
@@ -184,6 +185,7 @@ class AssistantParts(NamedTuple):
     text: str
     calls: list[DialogueCall]
     num_earlier: int  # calls of the dialogue
+    call_ids: list[str]  # by call, as in the row
 
     @property
     def called(self) -> list[CalledTool]:
@@ -210,7 +212,7 @@ class AssistantParts(NamedTuple):
         return message
 
 
-_NOTHING = AssistantParts("", "", [], 0)
+_NOTHING = AssistantParts("", "", [], 0, [])
 
 
 class _Row:
@@ -244,7 +246,8 @@ class _Row:
             text = text[:first].rstrip()
         given = [*calls, *self.reader.read_calls(message)]
         num_earlier = before.num_earlier + len(before.calls)
-        return AssistantParts(reasoning if reasoning.strip() else "", text if text.strip() else "", given, num_earlier)
+        reasoning, text = (each if each.strip() else "" for each in (reasoning, text))
+        return AssistantParts(reasoning, text, given, num_earlier, list_call_ids(message, len(given)))
 
 
 def _mark_texts(value: Any, renderer: FamilyRenderer) -> Any:

@@ -7,15 +7,16 @@ Both encode the segments of policies/dialogue/chat_format.py one by one, or rend
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
 from configs.algorithm import SftFileConfig
-from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
+from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowDefect, RowFields, read_rows
 from engine.data.dialogue_calls import CallReader, DialogueCall, UnknownFunction
 from engine.data.dialogue_messages import DatasetLocation, DialogueMessage
 from engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues, TokenizedTurn
+from engine.data.result_order import list_call_ids, order_results, require_no_calls
 from engine.data.row_layouts import list_columns, read_dialogue
 from engine.data.row_prompts import choose_format, refuse_turn_tokens
 from policies.dialogue.call_blocks import CallBlock, iter_call_blocks, replace_call_blocks
@@ -30,7 +31,7 @@ from policies.dialogue.chat_format import (
     encode_segments,
     format_tool_call,
 )
-from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
+from policies.dialogue.parse_turn import MalformedCall, find_calls, parse_assistant_turn
 
 PLAIN_FILE = SftFileConfig(name="data", data="")
 _MAX_LISTED = 5  # unknown functions of a message
@@ -115,13 +116,15 @@ def iter_sft_texts(
 
 
 def describe_bad_rows(errors: Sequence[DatasetError]) -> str:
-    """Their number, the first one, and the unknown functions by number of rows; empty without rows."""
+    """Their number, the first one, and known defects and unknown functions by number of rows; empty without rows."""
     if not errors:
         return ""
     functions = Counter(error.function for error in errors if isinstance(error, UnknownFunction))
     named = ", ".join(f"{name} ({count})" for name, count in functions.most_common(_MAX_LISTED))
     unknown = f"; unknown functions by number of rows: {named}, see tool_names in docs/data.md" if named else ""
-    return f"{len(errors):,} unusable rows are skipped, the first: {errors[0]}{unknown}"
+    kinds = Counter(error.kind for error in errors if isinstance(error, RowDefect))
+    defects = "".join(f"; {count:,} with {kind}" for kind, count in kinds.most_common())
+    return f"{len(errors):,} unusable rows are skipped, the first: {errors[0]}{defects}{unknown}"
 
 
 # ---------------------------------------------------------------- one row
@@ -176,15 +179,17 @@ def _build_turns(row: RowMessages) -> Turns:
 
 
 def _iter_turns(messages: list[DialogueMessage], reader: CallReader) -> Iterator[tuple[str, list[TextSegment]]]:
+    call_ids: list[str] = []  # of the turn before
     for first, (role, group) in enumerate(groupby(messages, key=lambda message: message.role)):
         turn = list(group)
         match role:
             case "assistant":
-                yield role, [TextSegment(_format_assistant_text(turn[0], reader), True)]
+                text, call_ids = _format_assistant_text(turn[0], reader)
+                yield role, [TextSegment(text, True)]
             case "tool":
-                results = chain.from_iterable(message.get_results() for message in turn)
-                yield role, build_tool_turn_segments(list(results), reader.dialogue)
+                yield role, build_tool_turn_segments(order_results(turn, call_ids), reader.dialogue)
             case _:
+                require_no_calls(turn[0], call_ids)
                 yield role, _build_user_segments(turn[0], reader.dialogue, first=first == 0)
 
 
@@ -199,8 +204,8 @@ def _build_user_segments(message: DialogueMessage, dialogue: DialogueFormat, *, 
     return build_user_turn_segments(text, dialogue)
 
 
-def _format_assistant_text(message: DialogueMessage, reader: CallReader) -> str:
-    """The generated text of an assistant's turn: without the prefill, with the end of turn."""
+def _format_assistant_text(message: DialogueMessage, reader: CallReader) -> tuple[str, list[str]]:
+    """The generated text of an assistant's turn, without the prefill, with the end of turn; and the ids of its calls."""
     prefill = reader.dialogue.prefill
     text = message.get_turn_text(prefill).removeprefix(prefill)
     refuse_turn_tokens(text, message.location._replace(field=f"{message.location.field}.content"))
@@ -213,7 +218,9 @@ def _format_assistant_text(message: DialogueMessage, reader: CallReader) -> str:
         turn += separator + format_tool_call(call.tool, call.arguments)
     if calls:
         _require_calls(turn, text, calls, message.location, reader)
-    return turn + TURN_END
+    can_call = reader.dialogue.tools or "<tools>" in reader.dialogue.system
+    num_calls = len(find_calls(turn, reader.dialogue.unclosed_call)) if can_call else 0
+    return turn + TURN_END, list_call_ids(message, num_calls)
 
 
 def _require_calls(

@@ -45,12 +45,13 @@ def parse_assistant_turn(text: str, dialogue: DialogueFormat) -> AssistantTurn:
     """Parse the text of one assistant turn, with or without its stop token. Without tools it has no calls."""
     stop = next(filter(text.endswith, dialogue.stop_tokens), "")
     text, tools = text.removesuffix(stop), dialogue.tools
-    found = _find_calls(text, dialogue.unclosed_call) if tools else []
+    found = find_calls(text, dialogue.unclosed_call) if tools else []
     calls = tuple(_parse_tool_call(call.strip(), tools) for call in found)
     return build_assistant_turn(text, calls, dialogue)
 
 
-def _find_calls(text: str, unclosed_call: str) -> list[str]:
+def find_calls(text: str, unclosed_call: str) -> list[str]:
+    """Return the contents of the <tool_call> blocks. `unclosed_call`: DialogueFormat.unclosed_call."""
     return [block.content for block in iter_call_blocks(text) if block.is_closed or unclosed_call != "ignore"]
 
 

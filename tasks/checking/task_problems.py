@@ -71,11 +71,14 @@ def find_call_problems(
             remedy = "Make the call faster, or increase call_limit_s of the task."
             found[call.method, call.status] = CheckFinding("problem", call.method, detail, remedy)
             continue
-        # By convention, ValueError has a text for the model.
-        status = "hint" if error.startswith("ValueError:") else "problem"
+        # By convention, ValueError has a text for the model. Made-up arguments cannot be expected to work.
+        status = "hint" if is_generated or error.startswith("ValueError:") else "problem"
         remedy = "Correct the tool; the model reads the error as the result of its call."
         if is_generated:
-            remedy += " If these arguments cannot work, give useful calls with --turns FILE."
+            remedy = (
+                "The arguments are made up. Give useful calls with --turns FILE; if a useful one raises too, correct the "
+                "tool. The model reads the error as the result of its call."
+            )
         found[call.method, call.status] = CheckFinding(status, call.method, detail, remedy)
     return [*findings, *found.values(), *_find_uncalled_tools(plays, description)]
 

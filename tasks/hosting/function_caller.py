@@ -69,7 +69,11 @@ class FunctionCaller:
 
     def _measure_delays(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
         name = getattr(function, "__name__", type(function).__name__)
-        return contextlib.nullcontext() if self.delays is None else self.delays.measure(name)
+        return (
+            contextlib.nullcontext()
+            if self.delays is None
+            else self.delays.measure(name, is_in_loop=is_async(function))
+        )
 
     async def _wait(self, running: Running, limit_s: float, on_abandoned: Callable[[Running], None] | None) -> Any:
         try:

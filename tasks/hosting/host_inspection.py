@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
@@ -17,16 +18,23 @@ _POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-", IDLE)  # kept for later call
 
 
 class LoopDelays:
-    """The largest delay of the event loop in each call, by function. Calls must not overlap."""
+    """The largest delay of the event loop in each call, by function. Calls must not overlap.
+
+    Delays by other programs on a loaded machine do not count: for a call in the event loop, the time in which the loop's
+    thread waits for a processor; for a call in a thread of its own, all but the CPU time of the loop's thread.
+    """
 
     def __init__(self) -> None:
         self.by_function: defaultdict[str, list[float]] = defaultdict(list)
         self._due_s = self._largest_s = 0.0
+        self._is_in_loop = True
+        self._cpu_s = self._waited_s = 0.0  # of the loop's thread, at the start of the timer
         self._timer: asyncio.TimerHandle | None = None
 
     @contextlib.contextmanager
-    def measure(self, function: str) -> Generator[None]:
-        self._largest_s = 0.0
+    def measure(self, function: str, *, is_in_loop: bool = True) -> Generator[None]:
+        """`is_in_loop`: whether the function runs in the event loop, or else in a thread of its own."""
+        self._largest_s, self._is_in_loop = 0.0, is_in_loop
         self._restart_timer()
         try:
             yield
@@ -39,6 +47,7 @@ class LoopDelays:
         self._cancel_timer()
         loop = asyncio.get_running_loop()
         self._due_s = loop.time() + _INTERVAL_S
+        self._cpu_s, self._waited_s = time.thread_time(), read_processor_wait_s()
         self._timer = loop.call_at(self._due_s, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -46,12 +55,25 @@ class LoopDelays:
         self._restart_timer()
 
     def _keep_delay(self) -> None:
-        self._largest_s = max(self._largest_s, asyncio.get_running_loop().time() - self._due_s)
+        delay_s = asyncio.get_running_loop().time() - self._due_s
+        if self._is_in_loop:
+            delay_s -= read_processor_wait_s() - self._waited_s
+        else:
+            delay_s = min(delay_s, time.thread_time() - self._cpu_s)
+        self._largest_s = max(self._largest_s, delay_s)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def read_processor_wait_s() -> float:
+    """Return the time that this thread has waited for a processor; 0 if the kernel does not count it."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def count_instances(instance_class: type[object] | None) -> int:

@@ -20,20 +20,19 @@ from tokenizers import Tokenizer
 
 from bus.process.exit_reason import ExitReason, write_exit_reason
 from configs.atomic_write import raising_disk_errors, replacing_folder
-from configs.dialogue_options import DialogueConfig
 from configs.errors import EXIT_UNUSABLE, UnusableInput
 from configs.integrity.file_manifest import list_files, write_manifest
-from configs.load import load_run
+from configs.load import check_tiny, load_run
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig, TinyConfig
 from engine.data.task_inputs import load_task_formats
 from engine.model.causal_lm import CausalLM, initialize_weights
 from engine.model.hf_checkpoint import save_model
 from engine.model.model_config import build_tiny_config
-from tasks.tiny.cold_start_dialogues import TOOL, Messages, generate_dialogues
+from tasks.tiny.cold_start_dialogues import Messages, generate_dialogues
 from tasks.tiny.questions import generate_questions
 from tasks.tiny.task_texts import collect_added_texts, iter_task_texts
-from tasks.tiny.tiny_tokenizer import DEMO_TEXTS, save_tokenizer, train_tokenizer
+from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 
 NUM_TOKENIZER_DIALOGUES = 3000  # more dialogues produce the same merges
 
@@ -42,28 +41,16 @@ def prepare(run: RunConfig, folder: RunFolder) -> None:
     """Raises UnusableInput for an unsuitable configuration, OSError on disk errors."""
     if run.tiny is None:
         raise UnusableInput("the configuration has no [tiny] table; add one to prepare a tiny model")
-    if any(task.get_dialogue().renderer for task in run.resolved_tasks):
-        raise UnusableInput("dialogue.renderer: the tokenizer of [tiny] lacks the tokens of model families")
+    check_tiny(run)
     if run.tasks:
         formats = load_task_formats(run, folder)
         tokenizer = train_tokenizer(iter_task_texts(run, folder, formats), collect_added_texts(formats.values()))
         prefill = next(iter(formats.values())).prefill
     else:
-        _check_dialogue(run.dialogue)
         tokenizer, prefill = _prepare_demo(run, run.tiny, folder), run.dialogue.prefill
     save_tokenizer(tokenizer, folder.data / "tokenizer", prefill)
     write_manifest(folder.data, list_files(folder.data))
     _write_model(run.tiny, run.seed, tokenizer.get_vocab_size(), folder)
-
-
-def _check_dialogue(dialogue: DialogueConfig) -> None:
-    """The demo has fixed texts. Raises UnusableInput."""
-    if dialogue.tools != (TOOL,):
-        raise UnusableInput(f'dialogue.tools: the tiny task supports only ["{TOOL}"]')
-    if not dialogue.has_default_texts:
-        raise UnusableInput("dialogue: the tiny task supports only the default texts of system, instruction and tags")
-    if not set(dialogue.stop_tokens) <= set(DEMO_TEXTS.special):
-        raise UnusableInput(f"dialogue.stop_tokens: the tiny task's tokens are {', '.join(DEMO_TEXTS.special[:3])}")
 
 
 def _prepare_demo(run: RunConfig, tiny: TinyConfig, folder: RunFolder) -> Tokenizer:

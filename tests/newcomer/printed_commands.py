@@ -32,6 +32,16 @@ REPLACED = {
     "asterism data split data/clean.jsonl --test 500 --output data": (
         "asterism data split clean.jsonl --test 50 --output data"
     ),
+    "asterism eval runs/NAME --set train=data/train.jsonl -k 16 --questions 50000 --name difficulty": (
+        "asterism eval runs/demo --set train=runs/demo/data/train.jsonl -k 2 --questions 4 --name difficulty"
+    ),
+    (
+        "asterism data filter data/train.jsonl --by runs/difficulty/traces.jsonl --keep 'solved < rollouts' "
+        "--out data/hard.jsonl"
+    ): (
+        "asterism data filter runs/demo/data/train.jsonl --by runs/difficulty/traces.jsonl --keep 'rate <= 1' "
+        "--unvisited drop --out hard.jsonl"
+    ),
     "asterism data render CONFIG --source train": "asterism data render configs/tiny.toml --source train",
     "asterism metrics sync RUN [--sink S]": "asterism metrics sync runs/demo --sink tensorboard",
     "asterism metrics sync runs/NAME": "asterism metrics sync runs/demo --sink trackio",
@@ -73,7 +83,7 @@ DRY_RUN = tuple(
 
 # Commands that a single machine without a GPU cannot run, by the first words of the command.
 NEEDS = {
-    "asterism data fetch": "a network (tests/actors/cli/test_data_commands.py)",
+    "asterism data fetch": "a network (tests/actors/cli/data/test_data_commands.py)",
     "asterism chat http": "a server (tests/engine/openai, tests/sglang)",
     "asterism join": "a second machine (tests/cluster)",
     "cd /shared": "a shared file system",

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from actors.cli.doctor.finding import GIB, CheckResult, DoctorFinding, run_check
+from actors.cli.doctor.finding import CheckResult, DoctorFinding, run_check
 from actors.cli.plan_command import plan_local_run
 from actors.engines.openai_factory import find_served_model
 from actors.launch.checks.input_checks import InputCheck, list_input_checks
 from actors.launch.checks.task_code_checks import check_references
 from analysis.planning.plan_table import describe_remedy
-from configs.errors import UnusableInput
+from configs.errors import GIB, UnusableInput, format_bytes
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.contract import EngineFailure
@@ -51,7 +51,7 @@ def check_run(run: RunConfig) -> dict[str, DoctorFinding]:
         key: _run_input_check(check, remedies.get(key, f"Change {key}, or repair the file that it names."))
         for key, check in list_input_checks(run).items()
     }
-    if "model.checkpoint" in findings and findings["model.checkpoint"].status == "missing":
+    if "model.checkpoint" in findings and findings["model.checkpoint"].is_refused:
         depending = {key: each for key, each in findings.items() if each.remedy and key.endswith(_NEED_CHECKPOINT)}
         findings |= {key: each._replace(remedy=_REPAIR_CHECKPOINT) for key, each in depending.items()}
     findings["plan"] = run_check(lambda: check_plan(run), _REPAIR_CHECKPOINT)
@@ -86,7 +86,7 @@ def _run_input_check(check: InputCheck, remedy: str) -> DoctorFinding:
         detail = "; ".join((checked.description, *checked.warnings))
         return DoctorFinding("warning", detail, remedy) if checked.warnings else detail
 
-    return run_check(describe, remedy)
+    return run_check(describe, remedy, ends_run=True)
 
 
 def resolve_checkpoint(run: RunConfig) -> Path | None:
@@ -102,7 +102,7 @@ def check_plan(run: RunConfig) -> CheckResult:
         remedies = "; ".join(f"{each.name}: {describe_remedy(plan, each)}" for each in plan.shortfalls)
         names = " and ".join(each.name for each in plan.shortfalls)
         return DoctorFinding("warning", f"{names} may not suffice", f"Run `asterism plan`. {remedies}.")
-    needs = [f"{each.name} {each.needed_bytes / GIB:.2f} GiB" for each in plan.resources]
+    needs = [f"{each.name} {format_bytes(each.needed_bytes)}" for each in plan.resources]
     return f"{', '.join(needs)} at the peak, estimated"
 
 
@@ -172,8 +172,8 @@ def check_gpu_memory(run: RunConfig, gpus: list[VisibleGpu]) -> str:
     if checkpoint is None:
         return "enough for the model of [tiny]"
     room = check_memory_budget(gpus, _get_server_requirements(run, checkpoint))
-    weights, cache = room.weights_bytes / GIB, room.free_bytes / GIB
-    return f"{weights:.2f} GiB of weights; the other {cache:.1f} GiB hold {room.max_cache_tokens} tokens"
+    weights, cache = format_bytes(room.weights_bytes), format_bytes(room.free_bytes)
+    return f"{weights} of weights; the other {cache} hold {room.max_cache_tokens} tokens"
 
 
 def check_nccl() -> str:

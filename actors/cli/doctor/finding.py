@@ -1,6 +1,7 @@
 """The result of one check of `asterism doctor`, and the table of all results.
 
-"missing": no run works without it. "warning": some runs fail or are slower.
+"missing": absent, and no run works without it. "unusable": present, and `asterism run` refuses it with the same message.
+"warning": some runs fail or are slower.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,11 +10,11 @@ from typing import Literal, NamedTuple
 from rich.table import Table
 
 from configs.errors import UnusableInput
+from sandbox.contract import SandboxFailure
 
-FindingStatus = Literal["ok", "warning", "missing"]
+FindingStatus = Literal["ok", "warning", "missing", "unusable"]
 
-GIB = 2**30
-_STYLES: dict[FindingStatus, str] = {"ok": "green", "warning": "yellow", "missing": "bold red"}
+_STYLES: dict[FindingStatus, str] = {"ok": "green", "warning": "yellow", "missing": "bold red", "unusable": "bold red"}
 
 
 class DoctorFinding(NamedTuple):
@@ -21,21 +22,29 @@ class DoctorFinding(NamedTuple):
     detail: str
     remedy: str = ""  # one sentence; empty if the status is "ok"
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether no run begins."""
+        return self.status in ("missing", "unusable")
+
 
 CheckResult = DoctorFinding | str  # a text is the detail of an "ok"
 
 
-def run_check(check: Callable[[], CheckResult], remedy: str = "") -> DoctorFinding:
-    """An UnusableInput of the check is a missing requirement with this remedy.
+def run_check(check: Callable[[], CheckResult], remedy: str = "", *, ends_run: bool = False) -> DoctorFinding:
+    """An UnusableInput or SandboxFailure of the check, which would end a run, is unusable, with this remedy.
 
-    Any other exception is a warning, so that the other checks still run.
+    Any other exception is a warning, so that the other checks still run. `ends_run`: a run makes the same check, and no
+    exception of it passes.
     """
     try:
         result = check()
-    except UnusableInput as error:
-        return DoctorFinding("missing", str(error), remedy)
+    except (UnusableInput, SandboxFailure) as error:
+        return DoctorFinding("unusable", str(error), remedy)
     except Exception as error:
         detail = f"the check failed: {type(error).__name__}: {error}"
+        if ends_run:
+            return DoctorFinding("unusable", detail, remedy)
         return DoctorFinding("warning", detail, "Check it by hand; the other findings are valid.")
     return DoctorFinding("ok", result) if isinstance(result, str) else result
 

@@ -15,9 +15,11 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from actors.cli.doctor.finding import GIB, CheckResult, DoctorFinding, run_check
+from actors.cli.doctor.finding import CheckResult, DoctorFinding, run_check
 from actors.launch.checks.input_checks import read_kernel_file, read_memory_bytes
+from actors.launch.claim_run_folder import check_disk_space
 from bus.process.scratch_lock import remove_stale_scratch
+from configs.errors import GIB, format_bytes
 from configs.schema import RunConfig
 from sandbox.contract import Isolation
 from sandbox.docker_probe import DockerProbeResult, probe_docker
@@ -26,6 +28,10 @@ from sandbox.isolation import format_isolation
 from sandbox.select_backend import probe_isolation
 
 _REINSTALL = "Run `make setup`, which installs the pinned packages into .venv."
+_REMEDIES = {  # of what `asterism run` refuses
+    "sandbox": "Change [sandbox], such as sandbox.backend, or repair what the message names: see docs/sandbox.md.",
+    "disk": "Delete old runs or set `runs_folder` to a larger disk.",
+}
 _CPU_FEATURES = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -52,12 +58,12 @@ def examine(folder: Path = Path(), run: RunConfig | None = None) -> dict[str, Do
         "GPU": check_gpu,
         "Docker engine": lambda: check_docker(probe_docker(os.environ)),
         "dead runs": remove_leftovers,
-        "sandbox": lambda: check_isolation(probe_isolation()),
+        "sandbox": lambda: check_isolation(probe_isolation(run.sandbox if run else None)),
         "shared memory": lambda: check_shared_memory(Path("/dev/shm")),
         "open files": lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
-        "disk": lambda: check_disk(folder),
+        "disk": lambda: check_disk(folder / run.runs_folder if run else folder),
     }
-    findings = {name: run_check(check) for name, check in checks.items()}
+    findings = {name: run_check(check, _REMEDIES.get(name, "")) for name, check in checks.items()}
     if findings["torch"].status == "missing":
         return findings
     from actors.cli.doctor.configuration_checks import check_run, check_sglang  # needs torch
@@ -122,7 +128,7 @@ def check_cores(cores: float) -> CheckResult:
 
 def check_memory(available_and_total: tuple[int, int]) -> CheckResult:
     available, total = available_and_total
-    detail = f"{available / GIB:.1f} GiB available of {total / GIB:.1f}"
+    detail = f"{format_bytes(available)} available of {format_bytes(total)}"
     if available < 4 * GIB:
         return DoctorFinding("warning", detail, "The demo needs about 4 GiB; stop other programs or raise the limit.")
     return detail
@@ -154,7 +160,7 @@ def check_docker(trial: DockerProbeResult) -> CheckResult:
 
 
 def check_isolation(isolation: Isolation) -> CheckResult:
-    """`isolation`: of a sandbox that was started with the default settings."""
+    """`isolation`: of a sandbox that was started with the settings of the run, or the default ones."""
     status = "warning" if isolation.missing else "ok"
     return DoctorFinding(status, format_isolation(isolation), " ".join(isolation.missing))
 
@@ -175,7 +181,7 @@ def check_shared_memory(mount: Path) -> CheckResult:
         return DoctorFinding("missing", f"no {mount}", f"Mount it: `sudo mount -t tmpfs -o size=2G tmpfs {mount}`.")
     space = os.statvfs(mount)
     free, size = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
-    detail = f"{free / GIB:.2f} GiB free of {size / GIB:.2f} in {mount}"
+    detail = f"{format_bytes(free)} free of {format_bytes(size)} in {mount}"
     if free < GIB / 4:
         remedy = f"Enlarge it: `sudo mount -o remount,size=2G {mount}`, or `docker run --shm-size=2g` in a container."
         return DoctorFinding("warning", detail, remedy)
@@ -194,15 +200,18 @@ def check_open_files(soft: int, hard: int) -> CheckResult:
 
 
 def check_disk(folder: Path) -> CheckResult:
+    """A run creates the folder if it does not exist. Raises UnusableInput as a run does."""
     where = folder.resolve()
+    folder = next(path for path in (where, *where.parents) if path.exists())
     try:
         # Permission bits do not restrict root and do not show a full disk.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         remedy = "Change into a writable folder with free space, or set `runs_folder` to one."
         return DoctorFinding("missing", f"{where} cannot be written: {error.strerror}", remedy)
+    check_disk_space(folder)
     free = shutil.disk_usage(folder).free
-    detail = f"{free / GIB:.1f} GiB free in {where}"
+    detail = f"{format_bytes(free)} free in {where}"
     if free < 2 * GIB:
         remedy = "Delete old runs or set `runs_folder` to a larger disk: checkpoints need space."
         return DoctorFinding("warning", detail, remedy)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from actors.cli.console import check_json_path, write_json
+from actors.cli.log.fork_points import describe_remedy, read_turn_versions, require_checkpoint
 from actors.cli.log.fork_result import ForkPoint, build_fork_result, show_fork
 from actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
 from actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
@@ -20,9 +21,7 @@ from configs.load import load_with_overrides
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.task_inputs import read_task_descriptions
-from engine.learner.checkpoints import CHECKPOINT_NAME
 from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from engine.model.weight_files import list_weight_files
 from policies.rollout.rollout import Rollout
 from policies.rollout.trajectory import Rules, Trajectory
 from tasks.hosting.task_services import build_task_services
@@ -42,6 +41,7 @@ class ForkOptions(NamedTuple):
 def fork_trajectory(folder: RunFolder, options: ForkOptions, console: Console) -> int:
     """Returns 1 if the infrastructure lost a branch. Raises UnusableInput and SandboxFailure."""
     check_json_path(options.json_file)
+    _check_turn(folder, options)
     run = load_with_overrides(folder.config, options.overrides, ("engine", "sandbox"))
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     point = _find_fork_point(folder, build_rules(run, read_task_descriptions(folder), tokenizer), tokenizer, options)
@@ -58,6 +58,21 @@ def fork_trajectory(folder: RunFolder, options: ForkOptions, console: Console) -
 # ---------------------------------------------------------------- fork point
 
 
+def _check_turn(folder: RunFolder, options: ForkOptions) -> None:
+    """Raise UnusableInput before the replay, which takes a minute for a late trajectory of a long run."""
+    versions = read_turn_versions(folder, options.trajectory)
+    last = max(versions, default=-1)
+    if versions and not 0 <= options.turn <= last + 1:  # a further turn may have begun without a logged token
+        raise _build_turn_error(folder, options, last + 1)
+    if options.checkpoint is None and options.turn in versions:
+        require_checkpoint(folder, options.trajectory, options.turn, versions[options.turn])
+
+
+def _build_turn_error(folder: RunFolder, options: ForkOptions, num_turns: int) -> UnusableInput:
+    turns = "only turn 0" if num_turns == 1 else f"turns 0 to {num_turns - 1}"
+    return UnusableInput(f"--turn {options.turn}: {folder.path}: trajectory {options.trajectory} has {turns}")
+
+
 def _find_fork_point(
     folder: RunFolder, rules: Mapping[str, Rules], tokenizer: FastTokenizer, options: ForkOptions
 ) -> ForkPoint:
@@ -66,10 +81,8 @@ def _find_fork_point(
         return replay_trajectory(find_log(folder, ROLLOUT), rollout, options.trajectory, tool_result)
 
     original = replay()
-    name = f"{folder.path}: trajectory {options.trajectory}"
     if not 0 <= options.turn < len(original.turn_starts):
-        turns = "only turn 0" if len(original.turn_starts) == 1 else f"turns 0 to {len(original.turn_starts) - 1}"
-        raise UnusableInput(f"--turn {options.turn}: {name} has {turns}")
+        raise _build_turn_error(folder, options, len(original.turn_starts))
     turn_start = original.turn_starts[options.turn]
     if options.tool_result is None:
         return ForkPoint(original, options.turn, turn_start, None)
@@ -103,21 +116,13 @@ def _choose_checkpoint(folder: RunFolder, options: ForkOptions, versions: tuple[
         if not options.checkpoint.is_dir():
             raise UnusableInput(f"--checkpoint {options.checkpoint}: no such folder")
         return options.checkpoint
-    existing = sorted(path.name for path in folder.checkpoints.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name))
-    remedy = f"name a checkpoint with --checkpoint; {folder.checkpoints} has {', '.join(existing) or 'none'}"
     if not versions:
         raise UnusableInput(
-            f"trajectory {options.trajectory} has no logged token of turn {options.turn}, so its policy is unknown: {remedy}"
+            f"trajectory {options.trajectory} has no logged token of turn {options.turn}, so its policy is unknown: "
+            f"{describe_remedy(folder)}"
         )
-    checkpoint = folder.get_checkpoint_path(versions[0])
-    if not checkpoint.is_dir():
-        raise UnusableInput(
-            f"{checkpoint}: the run has not kept policy version {versions[0]}, which generated turn {options.turn} of "
-            f"trajectory {options.trajectory}: {remedy}"
-        )
-    if not list_weight_files(checkpoint)[0].exists():
-        raise UnusableInput(f"{checkpoint}: has no exported model (learner.export_every): {remedy}")
-    return checkpoint
+    require_checkpoint(folder, options.trajectory, options.turn, versions[0])
+    return folder.get_checkpoint_path(versions[0])
 
 
 def _check_vocabulary(checkpoint: Path, tokenizer: FastTokenizer) -> None:

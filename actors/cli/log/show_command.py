@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from actors.cli.console import escape_controls
+from actors.cli.log.fork_points import format_forkable_turns, list_forkable_turns
 from analysis.event_logs.describe import TaskTexts, TextContext, describe, extract_texts, make_excerpt
 from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
 from analysis.event_logs.story import tell_story
@@ -128,6 +129,8 @@ def _find_text(text: str, message: object, context: TextContext) -> str | None:
 def print_story(folder: RunFolder, trajectory: int, console: Console) -> None:
     """Raises UnusableInput if no log has an event of the trajectory."""
     for line in format_story(folder, trajectory, load_text_context(folder)):
+        console.print(line, soft_wrap=True, highlight=False)
+    for line in format_forkable_turns(list_forkable_turns(folder, trajectory)):
         console.print(line, soft_wrap=True, highlight=False)
 
 

@@ -169,24 +169,24 @@ def export(
     chrome: Annotated[
         Path | None, typer.Option("--chrome", metavar="FILE", help="Write a trace for ui.perfetto.dev.")
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", min=1, help="Limit the trace to the time of this step.")] = None,
+    step: Annotated[int | None, typer.Option("--step", min=1, help="Export only the time of this step.")] = None,
 ) -> None:
     """Export a run's event logs to Parquet tables and to a Chrome trace."""
-    from analysis.event_logs.parquet_tables import write_parquet
+    from analysis.event_logs.parquet_tables import ALL_TIMES, write_parquet
     from analysis.event_logs.perfetto import write_chrome_trace
-    from analysis.event_logs.spans import build_spans, select_step
+    from analysis.event_logs.spans import build_spans, find_step, select_step
 
     folder = open_run_folder(run)
     if parquet is None and chrome is None:
         raise UnusableInput("nothing to export: use --parquet FOLDER, --chrome FILE, or both")
-    if step is not None and chrome is None:
-        raise UnusableInput(f"--step {step}: applies to the trace only; add --chrome FILE")
     try:
+        spans = build_spans(folder) if chrome is not None or step is not None else []
+        span = None if step is None else find_step(spans, step)
         if parquet is not None:
-            for name, rows in write_parquet(folder, parquet).items():
+            time_range = ALL_TIMES if span is None else (span.start_s, span.end_s)
+            for name, rows in write_parquet(folder, parquet, time_range).items():
                 typer.echo(f"{parquet / name}: {rows:,} rows")
         if chrome is not None:
-            spans = build_spans(folder)
             written = write_chrome_trace(spans if step is None else select_step(spans, step), chrome)
             typer.echo(f"{chrome}: {written:,} spans")
     except OSError as error:

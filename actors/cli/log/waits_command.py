@@ -17,6 +17,7 @@ from actors.replay.replay import find_log, list_batches, redecide_complete_launc
 from actors.runtime.wiring import build_deciders
 from bus.addresses import ARBITER, BUFFER, HEAD, LEARNER, RECIPE, ROLLOUT
 from bus.event_log.reader import read_events
+from bus.event_log.records import Event
 from bus.messages import GpuMemoryRequested, RunFinished, RunStarted, StepRequested, WeightsPublished
 from configs.errors import UnusableInput
 from configs.load import load_run
@@ -132,19 +133,27 @@ def _find_head_waits(run: RunConfig, folder: RunFolder) -> Iterator[PendingWait]
 
 
 def print_waits(folder: RunFolder) -> None:
-    waits = find_waits(load_run(folder.config), folder)
+    """A run that has finished waits for nothing: its logs, which take a minute to replay, are not read."""
+    launch = _read_last_launch(find_log(folder, HEAD))
+    is_finished = launch is not None and launch.kind == RunFinished.__name__
+    waits = [] if is_finished else find_waits(load_run(folder.config), folder)
     for wait in waits:
         sys.stdout.write(escape_controls(wait.describe(time.time())) + "\n")
     if not waits:
-        sys.stdout.write(f"no actor waits; {_describe_end(find_log(folder, HEAD))}\n")
+        sys.stdout.write(f"no actor waits; {_describe_launch(launch)}\n")
 
 
-def _describe_end(log: Path) -> str:
-    last_launch = [event for event, _ in read_events(log, kinds=[RunStarted.__name__, RunFinished.__name__])][-1:]
-    if not last_launch:
+def _read_last_launch(log: Path) -> Event | None:
+    """The last start or end of the run."""
+    launches = [event for event, _ in read_events(log, kinds=[RunStarted.__name__, RunFinished.__name__])]
+    return launches[-1] if launches else None
+
+
+def _describe_launch(launch: Event | None) -> str:
+    if launch is None:
         return "the run has not started"
-    verb = "ended" if last_launch[0].kind == RunFinished.__name__ else "started"
-    return f"the run {verb} at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(last_launch[0].time))}"
+    verb = "ended" if launch.kind == RunFinished.__name__ else "started"
+    return f"the run {verb} at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(launch.time))}"
 
 
 if __name__ == "__main__":

@@ -10,8 +10,11 @@ from typing import Any
 from actors.engines.checkpoint_argument import RunStep
 from analysis.metric_lines import decode_metric_lines
 from analysis.summary_table import read_summary
+from configs.load import load_run
+from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.chat.chat_files import ServingFacts
+from engine.learner.checkpoints import CHECKPOINT_NAME
 from engine.model.weight_files import read_json_object
 
 _FRONT_MATTER = """\
@@ -38,10 +41,9 @@ def write_model_card(folder: Path, run: RunConfig, chosen: RunStep, facts: Servi
 
 def _build_card(folder: Path, run: RunConfig, chosen: RunStep, facts: ServingFacts, dtype: str) -> Iterator[str]:
     yield f"{_FRONT_MATTER}\n# {run.name}, step {chosen.step}\n"
-    yield f"A model that Asterism {version('asterism')} has trained: "
-    cold_start = f"{run.sft.epochs:g} epochs" if run.sft.epochs else f"{run.sft.steps} steps"
-    yield f"{cold_start} of cold start and {chosen.step} of {run.rl.steps} steps of GRPO"
-    yield f"{' with Resample-on-Correct' if run.roc.enabled else ''}, exported in {dtype}.\n"
+    yield f"A model that Asterism {version('asterism')} has trained, exported in {dtype}, with:\n"
+    yield from _list_lineage(run, chosen)
+    yield ""
     yield "## Figures\n\n| Evaluation | Correct answers |\n|---|---|"
     yield from _list_accuracies(chosen)
     yield "\n## Training\n\n| | |\n|---|---|"
@@ -56,6 +58,39 @@ def _build_card(folder: Path, run: RunConfig, chosen: RunStep, facts: ServingFac
     if facts.tools:
         yield "Tools of a request, as the model was trained with them (`asterism.json` has them, too):\n\n```json"
         yield f"{json.dumps(facts.tools, indent=2)}\n```"
+
+
+def _list_lineage(run: RunConfig, chosen: RunStep) -> Iterator[str]:
+    """The trainings from the initial model on, in order: also of the stages and runs that this run continues."""
+    earlier = _find_continued(run, chosen)
+    if earlier is None:
+        yield f"- initial model {_describe_path(run.model.checkpoint, chosen.run)}"
+        if run.sft.is_enabled:
+            length = f"{run.sft.epochs:g} epochs" if run.sft.epochs else f"{run.sft.steps} steps"
+            yield f"- cold start: {length}"
+    elif earlier.run.config.exists():
+        yield from _list_lineage(load_run(earlier.run.config), earlier)
+    else:
+        yield f"- step {earlier.step} of the run {earlier.run.path.name}, of which no more is known: its folder is gone"
+    method = "GRPO with Resample-on-Correct" if run.roc.enabled else "GRPO"
+    yield f"- {chosen.step} of {run.rl.steps} steps of {method} in {run.name}"
+
+
+def _find_continued(run: RunConfig, chosen: RunStep) -> RunStep | None:
+    """The checkpoint of another run with which this one began; None without one."""
+    if not run.learner.resume_from:
+        return None
+    checkpoint = chosen.run.expand_path(run.learner.resume_from)
+    found = CHECKPOINT_NAME.fullmatch(checkpoint.name)
+    return None if found is None else RunStep(RunFolder(checkpoint.parent.parent), int(found[1]))
+
+
+def _describe_path(path: str, run: RunFolder) -> str:
+    """Relative to the run's folder; else only the last two parts, since the others name folders of one machine."""
+    full = run.expand_path(path)
+    if full.resolve().is_relative_to(run.path.resolve()):
+        return f"`{full.resolve().relative_to(run.path.resolve())}` of the run"
+    return f"`{'/'.join(full.parts[-2:])}`" if full.is_absolute() else f"`{path}`"
 
 
 def _list_accuracies(chosen: RunStep) -> Iterator[str]:
@@ -81,13 +116,23 @@ def _list_facts(folder: Path, run: RunConfig, chosen: RunStep) -> dict[str, Any]
     return {
         "architecture": read_json_object(folder / "config.json")["model_type"],
         "parameters": f"{summary['params']:,}" if summary.get("params") else "-",
-        "initial model": f"`{run.model.checkpoint}`",
-        "cold start": ", ".join(f"`{file.data}`" for file in run.sft.files.values()) if run.sft.is_enabled else "none",
-        "questions": ", ".join(f"`{path}`{_describe_digest(chosen.run.expand_path(path))}" for path in data),
+        "initial model": _describe_path(run.model.checkpoint, chosen.run),
+        "dialogues of the cold start": _describe_dialogues(run, chosen.run),
+        "questions": ", ".join(_describe_file(path, chosen.run) for path in data),
         "prompts and rollouts of a step": f"{run.rl.prompts} x {run.rl.rollouts}",
         "seed": run.seed,
         "configuration": f"`config.toml`, sha256 {_compute_digest(chosen.run.config)}",
     }
+
+
+def _describe_dialogues(run: RunConfig, folder: RunFolder) -> str:
+    if not run.sft.is_enabled:
+        return "none in this run"
+    return ", ".join(_describe_file(file.data, folder) for file in run.sft.files.values())
+
+
+def _describe_file(path: str, folder: RunFolder) -> str:
+    return f"{_describe_path(path, folder)}{_describe_digest(folder.expand_path(path))}"
 
 
 def _describe_digest(path: Path) -> str:

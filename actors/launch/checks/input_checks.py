@@ -20,7 +20,7 @@ from actors.launch.checks.task_code_checks import (
     list_references,
 )
 from actors.sinks.contract import check_sinks
-from configs.errors import UnusableInput
+from configs.errors import UnusableInput, format_bytes
 from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from configs.task_options import TaskConfig
@@ -38,7 +38,6 @@ from policies.losses import LOSSES
 from policies.tools.task_description import MATH, TaskDescription, list_success_warnings
 from tasks import DEFAULT_TASK
 
-_GIB = 2**30
 _FLOAT32_BYTES = 4
 _SAVED_COPIES = 4  # in a checkpoint: the weights, two moments of the optimizer, and the exported model, at most
 _TRAINING_NUMBERS = 3  # in the learner's memory per trained parameter: a gradient and two moments
@@ -281,15 +280,15 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
         needs["engines (engine.num_engines, engine.kv_tokens)"] = run.engine.num_engines * engine_bytes
     needed = sum(needs.values())
     available, total = read_memory_bytes()
-    parts = ", ".join(f"{size / _GIB:.1f} GiB for {purpose}" for purpose, size in needs.items())
+    parts = ", ".join(f"{format_bytes(size)} for {purpose}" for purpose, size in needs.items())
     if needed > total:
         raise UnusableInput(
-            f"the run needs at least {needed / _GIB:.1f} GiB ({parts}), but the machine or its cgroup has "
-            f"{total / _GIB:.1f} GiB; use a smaller model.checkpoint or a machine with more memory"
+            f"the run needs at least {format_bytes(needed)} ({parts}), but the machine or its cgroup has "
+            f"{format_bytes(total)}; use a smaller model.checkpoint or a machine with more memory"
         )
-    description = f"{needed / _GIB:.1f} of {total / _GIB:.1f} GiB: {parts}"
+    description = f"{format_bytes(needed)} of {format_bytes(total)}: {parts}"
     if needed > available:
-        return CheckedInput(description, (f"only {available / _GIB:.1f} GiB are available; stop other programs",))
+        return CheckedInput(description, (f"only {format_bytes(available)} are available; stop other programs",))
     return CheckedInput(description)
 
 
@@ -349,10 +348,10 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
         free = shutil.disk_usage(path).free
         if free < needed:
             raise UnusableInput(
-                f"{place} has {free / _GIB:.1f} GiB free, but {purpose} take {needed / _GIB:.1f} GiB; "
+                f"{place} has {format_bytes(free)} free, but {purpose} take {format_bytes(needed)}; "
                 "free some space, or use a smaller model.checkpoint"
             )
-        described.append(f"{place}: {needed / _GIB:.1f} of {free / _GIB:.1f} GiB")
+        described.append(f"{place}: {format_bytes(needed)} of {format_bytes(free)}")
     return CheckedInput("; ".join(described))
 
 

@@ -19,8 +19,9 @@ from bus.bus import Bus
 from bus.messages import CallFailed, CodeFinished, Shutdown
 from bus.transport.zeromq import open_zmq_bus
 from configs.schema import BusConfig as BusConfig
-from sandbox.checks.load_test import CallTally, LoadFigures
+from sandbox.checks.load_test import CallId, CallTally, LoadFigures, percentile
 
+REPORT_CALLS, REPORT_LATENCY_S = 45_000, 0.3  # of a training step, and the mean of a call, end to end
 _CLIENT = ROLLOUT
 _ANSWER_TIMEOUT_S = 60.0  # maximum time between two answers
 
@@ -41,6 +42,29 @@ class BurstResult(msgspec.Struct, frozen=True):
     start: BurstMemory  # after the first call
     middle: BurstMemory  # after half of the answers
     end: BurstMemory
+    ran_ms: list[float]  # of each answered call, in the order of the answers: from its start to its end in the sandbox
+    queued_ms: list[float]  # of the same calls: the rest of the time from request to answer
+
+
+def compute_latency_figures(result: BurstResult, cores: int = 1) -> dict[str, float]:
+    """Latencies of the burst, and what the report's step of 45K calls with a mean of 0.3 s needs at this rate.
+
+    If all calls of the step arrive at once, the mean wait is half of the time in which the service answers all of them. If
+    they arrive evenly over the step, their CPU time is all that counts. `cores`: that the service had in the burst.
+    """
+    figures = result.figures
+    rate_per_core = figures.per_s / cores
+    latencies = {"total": figures.latencies_ms, "queued": sorted(result.queued_ms), "ran": sorted(result.ran_ms)}
+    shown = {
+        f"burst_{name}_p{percent}_ms": percentile(values, percent)
+        for name, values in latencies.items()
+        for percent in (50, 99)
+    }
+    at_once = REPORT_CALLS / (2 * REPORT_LATENCY_S * rate_per_core) if rate_per_core else 0.0
+    return shown | {
+        "report_45k_cpu_s": REPORT_CALLS / rate_per_core if rate_per_core else 0.0,
+        "report_45k_at_once_cores": at_once,
+    }
 
 
 async def send_burst(backend: str, core: int, calls: int) -> BurstResult:
@@ -65,17 +89,34 @@ async def _send_burst(bus: Bus, executor: Process, calls: int) -> BurstResult:
     await _receive(bus, executor, tally, down_to=0)
     servers = await _query_servers(executor)
     start = _measure_memory(executor.pid, servers)
-    tally = CallTally()
-    await _send(bus, tally, range(calls))
-    await _receive(bus, executor, tally, down_to=calls // 2)
+    tally, times = CallTally(), _CallTimes()
+    await _send(bus, tally, range(calls), times)
+    await _receive(bus, executor, tally, down_to=calls // 2, times=times)
     middle = _measure_memory(executor.pid, servers)
-    await _receive(bus, executor, tally, down_to=0)
+    await _receive(bus, executor, tally, down_to=0, times=times)
     end = _measure_memory(executor.pid, servers)
     await bus.send(EXECUTOR, Shutdown())
     await executor.wait()
     while bus.waiting:  # surplus answers
         await _receive_one(bus, tally)
-    return BurstResult(tally.compute_figures(), start, middle, end)
+    return BurstResult(tally.compute_figures(), start, middle, end, times.ran_ms, times.queued_ms)
+
+
+class _CallTimes:
+    def __init__(self) -> None:
+        self.ran_ms: list[float] = []
+        self.queued_ms: list[float] = []
+        self._asked_at: dict[CallId, float] = {}
+
+    def record_request(self, call_id: CallId, now: float) -> None:
+        self._asked_at[call_id] = now
+
+    def record_answer(self, call_id: CallId, duration_s: float, now: float) -> None:
+        """The first answer of a call counts."""
+        asked_at = self._asked_at.pop(call_id, None)
+        if asked_at is not None:
+            self.ran_ms.append(1000 * duration_s)
+            self.queued_ms.append(1000 * max(0.0, now - asked_at - duration_s))
 
 
 async def _query_servers(executor: Process) -> list[int]:
@@ -85,18 +126,23 @@ async def _query_servers(executor: Process) -> list[int]:
     return json.loads(await executor.stdout.readline())
 
 
-async def _send(bus: Bus, tally: CallTally, numbers: range) -> None:
+async def _send(bus: Bus, tally: CallTally, numbers: range, times: _CallTimes | None = None) -> None:
     for probe in make_numbered_probes(numbers):
-        tally.record_request(probe, time.perf_counter())
+        now = time.perf_counter()
+        tally.record_request(probe, now)
+        if times is not None:
+            times.record_request(probe.call_id, now)
         await bus.send(EXECUTOR, probe.call)
 
 
-async def _receive(bus: Bus, executor: Process, tally: CallTally, down_to: int) -> None:
+async def _receive(
+    bus: Bus, executor: Process, tally: CallTally, down_to: int, times: _CallTimes | None = None
+) -> None:
     """Receive until at most `down_to` calls lack an answer. Raises ExecutorUnresponsive."""
 
     async def receive() -> None:
         while tally.unanswered > down_to:
-            await _receive_one(bus, tally)
+            await _receive_one(bus, tally, times)
 
     receiving, ending = asyncio.create_task(receive()), asyncio.create_task(executor.wait())
     before = tally.unanswered + 1
@@ -115,10 +161,13 @@ async def _receive(bus: Bus, executor: Process, tally: CallTally, down_to: int) 
     receiving.result()
 
 
-async def _receive_one(bus: Bus, tally: CallTally) -> None:
+async def _receive_one(bus: Bus, tally: CallTally, times: _CallTimes | None = None) -> None:
     match (await bus.receive()).message:
         case CodeFinished() as answer:
-            tally.record_outcome((answer.trajectory_id, answer.call), answer.outcome, time.perf_counter())
+            call_id, now = (answer.trajectory_id, answer.call), time.perf_counter()
+            tally.record_outcome(call_id, answer.outcome, now)
+            if times is not None:
+                times.record_answer(call_id, answer.duration_s, now)
         case CallFailed() as answer:
             tally.record_failure((answer.trajectory_id, answer.call), answer.cause, time.perf_counter())
         case other:

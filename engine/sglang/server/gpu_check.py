@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from configs.errors import format_bytes
 from configs.machines import EngineConfig
 from configs.sglang_options import SPARE_TOKENS, SGLangConfig
 from engine.model.causal_lm import CausalLM
@@ -23,7 +24,6 @@ cuda = torch.cuda
 seen = [(cuda.get_device_name(number), *cuda.mem_get_info(number)) for number in range(cuda.device_count())]
 print(json.dumps([torch.__version__, seen]))
 """
-_GIB = 2**30
 
 
 class VisibleGpu(msgspec.Struct, frozen=True, array_like=True):
@@ -78,8 +78,8 @@ def check_memory_budget(gpus: Sequence[VisibleGpu], requirements: ServerRequirem
         cache_bytes = budget.min_cache_tokens * budget.kv_bytes_per_token
         key = f"engine.kv_tokens = {engine.kv_tokens}" if engine.kv_tokens else f"sglang.memory_share = {share:g}"
         raise ServerUnusable(
-            f"{key}: each GPU needs {_format_gib(budget.weights_bytes)} for weights and {_format_gib(cache_bytes)} "
-            f"for a cache of {budget.min_cache_tokens} tokens, but one has only {_format_gib(budget.free_bytes)}"
+            f"{key}: each GPU needs {format_bytes(budget.weights_bytes)} for weights and {format_bytes(cache_bytes)} "
+            f"for a cache of {budget.min_cache_tokens} tokens, but one has only {format_bytes(budget.free_bytes)}"
         )
     return budget
 
@@ -101,7 +101,3 @@ def _compute_memory_budget(
         kv_bytes_per_token=token_bytes,
         free_bytes=free if engine.kv_tokens else int(free * sglang.memory_share),
     )
-
-
-def _format_gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.2f} GiB"

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import io
+import os
 import re
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -185,3 +187,18 @@ def test_a_command_without_a_reader_or_with_a_full_disk_ends_without_a_traceback
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_pictures_need_no_writable_home(tmp_path: Path) -> None:
+    """A container may run as a user without a home."""
+    (tmp_path / "home").write_text("")  # no folder
+    program = (
+        "import sys; sys.argv[1:] = ['--version']\n"
+        "from actors.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "import analysis.plotting"
+    )
+    environment = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""

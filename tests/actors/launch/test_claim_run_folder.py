@@ -171,6 +171,7 @@ def test_a_counter_file_without_a_number_is_named(tmp_path: Path) -> None:
 def test_resuming_a_missing_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no run to resume"):
         claim(run_in(tmp_path), resume=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_with_other_files_is_refused_and_never_deleted(tmp_path: Path) -> None:

@@ -160,8 +160,8 @@ def test_a_renderer_needs_the_tokens_of_its_family(inputs: Path) -> None:
 def test_a_run_that_cannot_fit_into_main_memory_is_refused(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 2**30
     monkeypatch.setattr(input_checks, "read_memory_bytes", lambda: (0, 64 * gib))
-    assert "warning: main memory: only 0.0 GiB are available; stop other programs" in check_inputs(load(inputs))
-    with pytest.raises(UnusableInput, match=r"^main memory: .* engine\.kv_tokens.* but the machine .* has 64\.0 GiB"):
+    assert "warning: main memory: only 0.00 MiB are available; stop other programs" in check_inputs(load(inputs))
+    with pytest.raises(UnusableInput, match=r"^main memory: .* engine\.kv_tokens.* but the machine .* has 64\.00 GiB"):
         check_inputs(load(inputs, "engine.kv_tokens=1000000000"))
     with pytest.raises(UnusableInput, match=r"the reference model \(learner\.kl_coef\)"):
         check_inputs(load(inputs, "engine.kv_tokens=1000000000", "learner.kl_coef=0.01"))
@@ -201,7 +201,7 @@ def test_a_full_disk_and_full_shared_memory_are_refused(inputs: Path, monkeypatc
         monkeypatch.setattr(
             input_checks.shutil, "disk_usage", lambda path, full=full: usage._replace(free=0) if path == full else usage
         )
-        with pytest.raises(UnusableInput, match=rf"^space: {place} has 0\.0 GiB free, but .* take"):
+        with pytest.raises(UnusableInput, match=rf"^space: {place} has 0\.00 MiB free, but .* take"):
             check_inputs(load(inputs))
 
 

@@ -169,6 +169,24 @@ def test_other_tools_find_every_answer_with_its_dialogue(evaluation: tuple[RunFo
         assert cut_turns in ((0, 1) if answer["ending"] == "length" else (0,))
 
 
+def test_the_traces_of_an_evaluation_filter_the_file_that_it_has_asked(
+    evaluation: tuple[RunFolder, str], finished_run: tuple[RunFolder, str], tmp_path: Path
+) -> None:
+    """Each row of the result has as many correct answers in questions.jsonl as the condition demands."""
+    folder, data = evaluation[0], finished_run[0].data / "test.jsonl"
+    arguments = ["--by", str(folder.path), "--keep", "solved == rollouts", "--unvisited", "drop"]
+    done = asterism("data", "filter", str(data), *arguments, "--out", str(tmp_path / "easy.jsonl"))
+    questions = [json.loads(line) for line in (folder.path / "questions.jsonl").read_text().splitlines()]
+    solved = [each["text"] for each in questions if all(answer["correct"] for answer in each["answers"])]
+    if not solved:
+        assert done.returncode == 2
+        assert "meets the condition; nothing would be written" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    kept = [json.loads(line)["question"] for line in (tmp_path / "easy.jsonl").read_text().splitlines()]
+    assert sorted(kept) == sorted(solved)
+
+
 @pytest.mark.nightly
 def test_an_evaluation_killed_at_five_points_and_resumed_gives_the_same_figures(
     evaluation: tuple[RunFolder, str], start: Callable[..., subprocess.Popen[str]]

@@ -1,5 +1,6 @@
 """Exported Parquet tables are complete, and exported traces are valid for Perfetto."""
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from analysis.event_logs import parquet_tables
 from analysis.event_logs.merged_events import merge_events
 from analysis.event_logs.parquet_tables import write_parquet
 from analysis.event_logs.perfetto import write_chrome_trace
-from analysis.event_logs.spans import LEARNER, STEPS, TraceSpan, build_spans, select_step
+from analysis.event_logs.spans import LEARNER, STEPS, TRAJECTORIES, TraceSpan, build_spans, select_step
 from bus.messages import (
     CodeOk,
     StartGroup,
@@ -111,10 +112,12 @@ def test_existing_tables_are_replaced(folder: RunFolder, tmp_path: Path) -> None
     assert pl.read_parquet(tmp_path / "events").height == rows["events"]
 
 
-def test_a_trajectorys_track_contains_its_phases(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_lane_contains_the_phases_of_a_trajectory(folder: RunFolder, tmp_path: Path) -> None:
     write_chrome_trace(build_spans(folder), tmp_path / "trace.json")
     tracks = checked_slices(tmp_path / "trace.json")
-    track = sorted(tracks["trajectories/trajectory 7"], key=lambda each: each[1:])
+    lanes = [each for name, each in tracks.items() if name.startswith("trajectories/")]
+    (track,) = [each for each in lanes if any(name.startswith("trajectory 7 ") for name, *_ in each)]
+    track = sorted(track, key=lambda each: each[1:])
     phases = [name for name, _, _, depth in track if depth == 1]
     assert phases == ["leasing", "generating turn 0", "calling in turn 0", "leasing", "generating turn 1", "grading"]
     (whole,) = [each for each in track if each[3] == 0]
@@ -122,6 +125,41 @@ def test_a_trajectorys_track_contains_its_phases(folder: RunFolder, tmp_path: Pa
     inside = [each for each in track if each[3] == 1]
     assert [end for _, _, end, _ in inside[:-1]] == [begin for _, begin, _, _ in inside[1:]]  # without gaps
     assert inside[0][1] == whole[1]
+
+
+@pytest.mark.parametrize("live", [1, 3, 8])
+def test_a_trace_has_as_many_lanes_as_trajectories_at_the_same_time(tmp_path: Path, live: int) -> None:
+    """400 trajectories, `live` of them at the same time, each with two phases."""
+    spans: list[TraceSpan] = []
+    for number in range(400):
+        start_s = 2.0 * (number // live)
+        spans += [
+            TraceSpan(TRAJECTORIES, start_s, start_s + 2, f"trajectory {number}", number),
+            TraceSpan(TRAJECTORIES, start_s, start_s + 1, "leasing", number),
+            TraceSpan(TRAJECTORIES, start_s + 1, start_s + 2, "generating", number),
+        ]
+    write_chrome_trace(spans, tmp_path / "trace.json")
+    tracks = checked_slices(tmp_path / "trace.json")
+    assert len(tracks) == live
+    shown = [name for each in tracks.values() for name, *_ in each if name.startswith("trajectory")]
+    assert sorted(shown) == sorted(f"trajectory {number}" for number in range(400))
+    for each in tracks.values():
+        assert {name: depth for name, _, _, depth in each if not name.startswith("t")} == {
+            "leasing": 1,
+            "generating": 1,
+        }
+
+
+def test_tables_can_be_limited_to_a_time(folder: RunFolder, tmp_path: Path) -> None:
+    whole = write_parquet(folder, tmp_path / "whole")
+    events = pl.read_parquet(tmp_path / "whole" / "events")
+    half_s = events["since_start_s"].max() / 2  # pyright: ignore
+    first = write_parquet(folder, tmp_path / "first", (0.0, half_s))
+    second = write_parquet(folder, tmp_path / "second", (half_s, math.inf))
+    assert first["events"] + second["events"] == whole["events"]
+    assert first["trajectories"] + second["trajectories"] == whole["trajectories"]
+    assert pl.read_parquet(tmp_path / "first" / "events")["since_start_s"].max() < half_s  # pyright: ignore
+    assert 0 < first["events"] < whole["events"]
 
 
 def test_turns_and_calls_are_on_the_tracks_of_their_workers(folder: RunFolder, tmp_path: Path) -> None:

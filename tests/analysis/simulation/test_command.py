@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from actors.cli.report_command import report_run
-from actors.cli.simulate_command import SimulateOptions, simulate_workload
-from analysis.simulation.workload_presets import SHAPES
+from actors.cli.simulate_command import ProgressLines, SimulateOptions, simulate_workload
+from analysis.simulation.simulate import simulate
+from analysis.simulation.workload_presets import SHAPES, draw_named_workload
 from configs.errors import UnusableInput
 from configs.load import write_resolved
 from configs.run_folder import RunFolder
@@ -86,3 +87,23 @@ def test_an_unwritable_output_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(UnusableInput, match=r"taken: is not a folder"):
         simulated("static", run=tmp_path / "taken")
+
+
+def test_a_long_simulation_prints_its_progress() -> None:
+    shown, now = StringIO(), 0.0
+    report = ProgressLines("static", Console(file=shown, width=120), lambda: now)
+    report(10.0, 5, 2000)
+    assert shown.getvalue() == ""
+    now = 6.0
+    report(20.0, 900, 2000)
+    report(21.0, 901, 2000)
+    assert shown.getvalue() == "static: 900 of 2,000 trajectories ended after 20 s of virtual time\n"
+
+
+def test_a_simulation_reports_all_trajectories_as_ended_at_last() -> None:
+    reports: list[tuple[float, int, int]] = []
+    workload, cluster = draw_named_workload("one_node", 0, 1 / 64)
+    simulate(workload, cluster, "static", on_progress=lambda *report: reports.append(report))
+    assert [total for _, _, total in reports] == [len(workload.plans)] * len(reports)
+    assert [ended for _, ended, _ in reports] == sorted(ended for _, ended, _ in reports)
+    assert len(reports) > 2

@@ -102,7 +102,9 @@ def test_a_call_in_a_text_is_renamed_with_its_whole_code(file: Path) -> None:
 
 def test_calls_in_the_text_and_in_the_field_are_read_in_order(file: Path) -> None:
     content = "<reason>r</reason>" + format_tool_call("jupyter_code", {"code": TAGGED})
-    (turn,) = read_turns(file, make_row(make_call("2"), content=content))
+    row = make_row(make_call("2"), content=content)
+    row["messages"].insert(2, RESULT)
+    (turn,) = read_turns(file, row)
     assert [
         call.arguments["code"] for call in parse_assistant_turn(turn, FORMAT).calls if isinstance(call, ToolCall)
     ] == [

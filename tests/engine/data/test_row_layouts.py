@@ -27,7 +27,7 @@ TOOLACE = {
     "conversations": [
         {"from": "user", "value": QUESTION},
         {"from": "assistant", "value": "[Get Weather(city=\"Zürich\", unit='celsius'), get_time()]"},
-        {"from": "tool", "value": f"[{RESULT}]"},
+        {"from": "tool", "value": f"[{RESULT}, {RESULT}]"},
         {"from": "assistant", "value": ANSWER},
     ],
 }

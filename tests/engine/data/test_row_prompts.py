@@ -163,7 +163,7 @@ def test_a_system_text_that_describes_its_tools_stays_as_it_is(tmp_path: Path) -
 
 def test_several_results_may_share_a_message(tmp_path: Path) -> None:
     results = "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"
-    messages = chat("1?", "<tool_call>{</tool_call>")
+    messages = chat("1?", "<tool_call>{</tool_call><tool_call>}</tool_call>")
     shared = [*messages, {"role": "tool", "content": results}, {"role": "assistant", "content": "1"}]
     apart = [
         *messages,

@@ -56,10 +56,13 @@ def test_equal_results_of_an_undeclared_task_are_a_hint_and_different_ones_are_n
     assert find_replay_problems([play("", "a")], [play("", "a")], REPLAYABLE) == []
 
 
-def test_an_error_of_a_tool_is_a_problem_unless_it_is_a_value_error() -> None:
+def test_an_error_of_a_tool_is_a_problem_unless_it_is_a_value_error_or_the_arguments_are_made_up() -> None:
     (finding,) = find_call_problems([with_call("raised", "KeyError: 'x'")], ENVIRONMENT, is_generated=True)
-    assert (finding.status, finding.subject, finding.detail) == ("problem", "move", "move({}): KeyError: 'x'")
+    assert (finding.status, finding.subject, finding.detail) == ("hint", "move", "move({}): KeyError: 'x'")
     assert "--turns FILE" in finding.remedy
+    sql = with_call("raised", 'OperationalError: near "text": syntax error')
+    assert [each.status for each in find_call_problems([sql], ENVIRONMENT, is_generated=True)] == ["hint"]
+    assert [each.status for each in find_call_problems([sql], ENVIRONMENT, is_generated=False)] == ["problem"]
     (finding,) = find_call_problems([with_call("raised", "ValueError: no")], ENVIRONMENT, is_generated=False)
     assert finding.status == "hint"
     assert "--turns FILE" not in finding.remedy

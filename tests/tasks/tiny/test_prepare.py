@@ -10,6 +10,7 @@ from configs.algorithm import SftConfig
 from configs.errors import UnusableInput
 from configs.run_folder import RunFolder
 from configs.schema import DialogueConfig, RunConfig, TinyConfig
+from configs.tiny_options import STOP_TOKENS
 from engine.data.datasets import read_problems
 from engine.data.sft_dialogues import iter_sft_dialogues
 from engine.model.hf_checkpoint import load_model
@@ -17,6 +18,7 @@ from engine.model.tokenizer import load_tokenizer
 from policies.dialogue.chat_format import build_dialogue_format
 from tasks.math_python import MATH_PYTHON
 from tasks.tiny.prepare import prepare
+from tasks.tiny.tiny_tokenizer import DEMO_TEXTS
 
 TINY = TinyConfig(num_train_questions=100, num_test_questions=20, num_sft_dialogues=100)
 NOTEBOOK = DialogueConfig(tools=("jupyter_code",))
@@ -67,6 +69,10 @@ def test_another_seed_gives_different_files(prepared: RunFolder, tmp_path: Path)
     other, same = read_contents(RunFolder(tmp_path)), read_contents(prepared)
     changed = {name for name in same if other[name] != same[name]}
     assert changed >= {"data/train.jsonl", "data/test.jsonl", "data/sft.jsonl", "checkpoints/init/model.safetensors"}
+
+
+def test_the_allowed_stop_tokens_are_tokens_of_the_demo() -> None:
+    assert set(STOP_TOKENS) <= set(DEMO_TEXTS.special)
 
 
 @pytest.mark.parametrize(

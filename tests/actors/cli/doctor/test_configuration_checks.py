@@ -20,6 +20,8 @@ from actors.cli.doctor import machine_checks
 from actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON, check_run, check_sglang
 from actors.cli.doctor.finding import DoctorFinding, run_check
 from actors.cli.main import app
+from actors.launch.checks.input_checks import list_input_checks
+from configs.errors import UnusableInput
 from configs.load import load_run
 from configs.loading.config_layers import ConfigError
 from configs.schema import RunConfig
@@ -79,10 +81,10 @@ def statuses(findings: dict[str, DoctorFinding]) -> dict[str, str]:
     return {name: each.status for name, each in findings.items()}
 
 
-def find_missing(name: str, *settings: object) -> str:
-    """The detail of a finding, which must be a missing requirement."""
+def find_unusable(name: str, *settings: object) -> str:
+    """The detail of a finding, which must be a finding with which no run begins."""
     findings = found(*settings)
-    assert statuses(findings)[name] == "missing"
+    assert statuses(findings)[name] == "unusable"
     return findings[name].detail
 
 
@@ -126,7 +128,7 @@ class TestManagedServers:
         self, tmp_path: Path, settings: tuple[str, ...], gpus: int, changes: tuple[str, ...], name: str, expected: str
     ) -> None:
         interpreter(tmp_path / "python", *[80] * gpus)
-        assert expected in find_missing(name, *settings, "engine.device=cuda", *changes)
+        assert expected in find_unusable(name, *settings, "engine.device=cuda", *changes)
 
     @pytest.mark.parametrize(
         ("kv_tokens", "key"), [(300_000_000, "engine.kv_tokens = 300000000"), (0, "sglang.memory_share = 0.85")]
@@ -138,22 +140,22 @@ class TestManagedServers:
         interpreter(tmp_path / "python", 150, 150)
         assert statuses(found(*cuda))["GPU memory"] == "ok"
         interpreter(tmp_path / "python", 150, 0.0001)
-        detail = find_missing("GPU memory", *cuda)
-        assert detail.startswith(f"{key}: each GPU needs 0.00 GiB for weights and ")
+        detail = find_unusable("GPU memory", *cuda)
+        assert detail.startswith(f"{key}: each GPU needs 0.12 MiB for weights and ")
 
     def test_an_unsupported_version_is_named_with_supported_ones(
         self, tmp_path: Path, settings: tuple[str, ...]
     ) -> None:
         interpreter(tmp_path / "python", version="0.4.1")
-        assert find_missing("sglang.python", *settings).endswith("has SGLang 0.4.1; supported: 0.5.23")
+        assert find_unusable("sglang.python", *settings).endswith("has SGLang 0.4.1; supported: 0.5.23")
 
     def test_an_occupied_port_of_any_engine_is_reported(self, settings: tuple[str, ...], port: int) -> None:
         with socket.create_server(("127.0.0.1", port + 10)):
             assert found(*settings)["sglang.port"].status == "ok"
-            detail = find_missing("sglang.port", *settings, "engine.num_engines=2")
+            detail = find_unusable("sglang.port", *settings, "engine.num_engines=2")
         assert detail == f"sglang.port: port {port + 10} is in use; choose another, or set sglang.external_urls"
 
-    @pytest.mark.parametrize(("seen", "status"), [(0, "missing"), (1, "ok")])
+    @pytest.mark.parametrize(("seen", "status"), [(0, "unusable"), (1, "ok")])
     def test_nccl_needs_a_gpu_for_the_generator(
         self, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], seen: int, status: str
     ) -> None:
@@ -178,7 +180,7 @@ class TestExternalServers:
     def test_every_incompatibility_is_reported_by_key(self, checkpoint: Path) -> None:
         with answering(make_info()) as url:
             settings = (*SERVED, "dialogue.response_tokens=200", "engine.kv_tokens=9000")
-            detail = find_missing("sglang.external_urls[0]", *settings, attach(url), f"model.checkpoint={checkpoint}")
+            detail = find_unusable("sglang.external_urls[0]", *settings, attach(url), f"model.checkpoint={checkpoint}")
         assert [line.partition(":")[0] for line in detail.splitlines()] == [
             "dialogue.prompt_tokens + response_tokens = 292",
             "engine.kv_tokens = 9000",
@@ -187,12 +189,12 @@ class TestExternalServers:
 
     def test_an_unsupported_server_version_is_reported(self) -> None:
         with answering(make_info(version="0.9.9")) as url:
-            detail = find_missing("sglang.external_urls[0]", *SERVED, attach(url))
+            detail = find_unusable("sglang.external_urls[0]", *SERVED, attach(url))
         assert detail == f"sglang.external_urls[0] = {url}: SGLang 0.9.9 is not supported; supported: 0.5.23"
 
     def test_another_kind_of_server_is_reported_by_index(self) -> None:
         with answering(make_info()) as url, answering(None) as other:
-            detail = find_missing("sglang.external_urls[1]", *SERVED, "engine.num_engines=2", attach(url, other))
+            detail = find_unusable("sglang.external_urls[1]", *SERVED, "engine.num_engines=2", attach(url, other))
         assert detail.startswith(f"sglang.external_urls[1] = {other}: the server refused /server")
 
     def test_a_model_that_the_run_creates_later_is_compatible(self, tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ class TestExternalServers:
             made = tmp_path / "a" / "checkpoints" / "init"
             made.mkdir(parents=True)
             (made / "config.json").write_text(json.dumps(small_config().to_hf()))
-            assert found(*SERVED, *tiny, attach(url))["sglang.external_urls[0]"].status == "missing"
+            assert found(*SERVED, *tiny, attach(url))["sglang.external_urls[0]"].status == "unusable"
 
 
 class TestEmbedded:
@@ -213,7 +215,7 @@ class TestEmbedded:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         settings = (f"model.checkpoint={checkpoint}", "engine.num_engines=2")
         assert statuses(found(*settings)) == dict.fromkeys((*INPUTS, "engine.device"), "ok")
-        detail = find_missing("engine.device", *settings, "engine.device=cuda")
+        detail = find_unusable("engine.device", *settings, "engine.device=cuda")
         assert detail.startswith("engine.device is cuda, but torch ")
 
     def test_an_invalid_checkpoint_is_reported_by_key(self, tmp_path: Path) -> None:
@@ -298,3 +300,24 @@ def answering(info: ServerInfo | None) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+def test_an_unexpected_error_of_a_check_that_the_run_makes_too_is_unusable() -> None:
+    """The run would end with it. In a check of doctor alone it is a warning."""
+
+    def breaks() -> str:
+        raise PermissionError("not yours")
+
+    assert run_check(breaks, "Change it.", ends_run=True).status == "unusable"
+    assert run_check(breaks, "Change it.").status == "warning"
+
+
+@pytest.mark.parametrize("content", ["{", '{"model_type": "odd"}', ""])
+def test_an_invalid_checkpoint_is_unusable_with_the_message_of_the_run(tmp_path: Path, content: str) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(content)
+    run = load_run(None, ["name=a", "sft.steps=0", "evaluation.questions=0", f"model.checkpoint={tmp_path / 'model'}"])
+    finding = check_run(run)["model.checkpoint"]
+    with pytest.raises(UnusableInput) as refused:
+        list_input_checks(run)["model.checkpoint"]()
+    assert (finding.status, finding.detail) == ("unusable", str(refused.value))

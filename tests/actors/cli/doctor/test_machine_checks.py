@@ -15,12 +15,14 @@ import structlog
 from rich.console import Console
 from typer.testing import CliRunner
 
-from actors.cli.doctor import machine_checks
+from actors.cli.doctor import configuration_checks, machine_checks
 from actors.cli.doctor.finding import CheckResult, DoctorFinding, FindingStatus, build_findings_table, run_check
 from actors.cli.main import app
 from actors.launch.checks import input_checks
+from actors.launch.claim_run_folder import RunFolderError, check_disk_space
+from configs.schema import RunConfig, SandboxConfig
 from sandbox import docker_probe
-from sandbox.contract import Isolation
+from sandbox.contract import Isolation, SandboxFailure
 from sandbox.docker_probe import DockerProbeResult, probe_docker
 from tests.actors.cli.golden_text import assert_matches_golden
 
@@ -167,7 +169,7 @@ class TestCommand:
         yield
         structlog.reset_defaults()
 
-    @pytest.mark.parametrize(("status", "exit_code"), [("ok", 0), ("warning", 0), ("missing", 1)])
+    @pytest.mark.parametrize(("status", "exit_code"), [("ok", 0), ("warning", 0), ("missing", 1), ("unusable", 1)])
     def test_only_a_missing_part_is_an_error(
         self, monkeypatch: pytest.MonkeyPatch, status: FindingStatus, exit_code: int
     ):
@@ -195,8 +197,8 @@ class TestLimits:
             (lambda folder: check_flags(folder, "fpu sse2"), "warning", "A CPU; no vector extensions"),
             (lambda _: machine_checks.check_cores(1.5), "warning", "1.5 usable"),
             (lambda _: machine_checks.check_cores(2), "ok", "2 usable"),
-            (lambda _: machine_checks.check_memory((3 << 30, 64 << 30)), "warning", "3.0 GiB available of 64.0"),
-            (lambda _: machine_checks.check_memory((8 << 30, 64 << 30)), "ok", "8.0 GiB available of 64.0"),
+            (lambda _: machine_checks.check_memory((3 << 30, 64 << 30)), "warning", "3.00 GiB available of 64.00 GiB"),
+            (lambda _: machine_checks.check_memory((8 << 30, 64 << 30)), "ok", "8.00 GiB available of 64.00 GiB"),
             (lambda folder: machine_checks.check_shared_memory(folder / "shm"), "missing", "no "),
             (lambda _: machine_checks.check_open_files(256, 4096), "warning", "256 (may be raised to 4,096)"),
             (lambda _: machine_checks.check_open_files(-1, -1), "ok", "unlimited (may be raised to unlimited)"),
@@ -222,8 +224,8 @@ class TestLimits:
         space = SimpleNamespace(f_frsize=4096, f_bavail=pages, f_blocks=pages)
         monkeypatch.setattr(machine_checks.os, "statvfs", lambda mount: space)
         result = run_check(lambda: machine_checks.check_shared_memory(tmp_path))
-        gib = f"{pages * 4096 / 2**30:.2f}"
-        assert (result.status, result.detail) == (status, f"{gib} GiB free of {gib} in {tmp_path}")
+        size = "64.00 MiB" if pages == 16_384 else "4.00 GiB"
+        assert (result.status, result.detail) == (status, f"{size} free of {size} in {tmp_path}")
 
     def test_cgroup_limits_bound_memory_and_cores(self, monkeypatch: pytest.MonkeyPatch):
         gib = 2**30
@@ -244,4 +246,30 @@ class TestLimits:
     def test_an_almost_full_disk_is_a_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**30))
         result = run_check(lambda: machine_checks.check_disk(tmp_path))
-        assert (result.status, result.detail) == ("warning", f"1.0 GiB free in {tmp_path}")
+        assert (result.status, result.detail) == ("warning", f"1.00 GiB free in {tmp_path}")
+
+    def test_a_disk_on_which_a_run_does_not_begin_is_unusable_with_the_message_of_the_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=63 << 20))
+        with pytest.raises(RunFolderError) as refused:
+            check_disk_space(tmp_path)
+        result = run_check(lambda: machine_checks.check_disk(tmp_path / "runs" / "new"), "Free some.")
+        assert (result.status, result.detail) == ("unusable", str(refused.value))
+
+    def test_the_sandbox_is_that_of_the_configuration(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+        """A run with sandbox.backend = "docker" does not begin without an engine; the default one does."""
+
+        def probe(config: SandboxConfig | None) -> Isolation:
+            if config is not None and config.backend == "docker":
+                raise SandboxFailure("no Docker engine")
+            return COMPLETE
+
+        monkeypatch.setattr(machine_checks, "probe_isolation", probe)
+        monkeypatch.setattr(configuration_checks, "check_run", lambda run: {})
+        monkeypatch.setattr(configuration_checks, "check_sglang", lambda folder: "none")
+        run = RunConfig("a", sandbox=SandboxConfig(backend="docker"))
+        found = machine_checks.examine(tmp_path, run)["sandbox"]
+        assert (found.status, found.detail, found.is_refused) == ("unusable", "no Docker engine", True)
+        assert found.remedy
+        assert machine_checks.examine(tmp_path)["sandbox"].status == "ok"

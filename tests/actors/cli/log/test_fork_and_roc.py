@@ -228,7 +228,9 @@ def test_a_log_that_replays_to_other_tokens_is_refused(folder: RunFolder, tmp_pa
     assert changed != resolved
     copy.config.write_text(changed)
     number = str(answered(folder, 0).trajectory_id)
-    assert f"trajectory {number} replays differently" in refused("fork", str(tmp_path), number, "--turn", "1")
+    checkpoint = str(folder.get_checkpoint_path(0))  # the copy has none, which would be refused before the replay
+    error = refused("fork", str(tmp_path), number, "--turn", "1", "--checkpoint", checkpoint)
+    assert f"trajectory {number} replays differently" in error
 
 
 def test_a_replayed_trajectory_has_the_end_that_the_head_logged(folder: RunFolder) -> None:

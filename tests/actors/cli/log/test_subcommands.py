@@ -86,6 +86,9 @@ def copy(folder: RunFolder, path: Path, *sql: str, process: str = HEAD) -> RunFo
     return other
 
 
+UNFINISHED = "DELETE FROM events WHERE kind = 'RunFinished'"  # `log waits` does not replay a finished run
+
+
 def find_calling_trajectory(folder: RunFolder) -> int:
     events = read_events(folder.events / f"{ROLLOUT}.sqlite", kinds=["CodeFinished"])
     return next(event.trajectory for event, _ in events if event.trajectory is not None)
@@ -159,14 +162,14 @@ def test_a_log_without_its_beginning_is_not_replayed(folder: RunFolder, tmp_path
 
 @pytest.mark.parametrize("command", ["replay", "waits"])
 def test_a_run_without_one_of_its_event_logs_is_refused(folder: RunFolder, tmp_path: Path, command: str) -> None:
-    changed = copy(folder, tmp_path)
+    changed = copy(folder, tmp_path, UNFINISHED)
     (changed.events / f"{ROLLOUT}.sqlite").unlink()
     assert "log.events = false" in refusal(command, changed.path)
 
 
 @pytest.mark.parametrize("command", ["replay", "waits"])
 def test_a_state_that_follows_from_removed_events_is_refused(folder: RunFolder, tmp_path: Path, command: str) -> None:
-    changed = copy(folder, tmp_path, "INSERT INTO gone VALUES (6, 9, 'LeaseRequested', 4)")
+    changed = copy(folder, tmp_path, "INSERT INTO gone VALUES (6, 9, 'LeaseRequested', 4)", UNFINISHED)
     options = ("--until", f"{ROLLOUT}:9", "--state", "buffer") if command == "replay" else ()
     assert "log.keep_steps has removed events up to number 9" in refusal(command, changed.path, *options)
 
@@ -229,7 +232,9 @@ def test_an_untrained_batch_is_a_wait_for_the_learner(folder: RunFolder, tmp_pat
 
 
 def test_at_the_start_the_recipe_waits_for_a_generator_and_the_weights(folder: RunFolder, tmp_path: Path) -> None:
-    stopped = copy(folder, tmp_path, "DELETE FROM events WHERE kind IN ('EngineJoined', 'WeightsPublished')")
+    stopped = copy(
+        folder, tmp_path, "DELETE FROM events WHERE kind IN ('EngineJoined', 'WeightsPublished')", UNFINISHED
+    )
     waits = [line.partition(", since")[0] for line in log_waits(stopped)]
     assert "head/recipe waits for a generator: none has joined" in waits
     assert "head/recipe waits for learner: the cold start, or its checkpoint" in waits
@@ -312,7 +317,7 @@ REFUSALS = [
     (("show", "--kind", "TurnGenerate"), "--kind TurnGenerate: unknown event kind; did you mean"),
     (("show", "--since", "2", "--until", "1"), "--since 2: must be before --until 1"),
     (("export",), "nothing to export: use --parquet FOLDER, --chrome FILE, or both"),
-    (("export", "--parquet", "{tmp}/tables", "--step", "1"), "--step 1: "),
+    (("export", "--parquet", "{tmp}/tables", "--step", "99"), "--step 99: the logs have no completed step 99"),
     (("export", "--chrome", "{tmp}/trace.json", "--step", "99"), "--step 99: the logs have no completed step 99"),
     (("export", "--chrome", "{tmp}/file/trace.json"), "{tmp}/file: File exists"),
     (("export", "--parquet", "{tmp}/file"), "{tmp}/file/events: Not a directory"),
@@ -364,7 +369,6 @@ def test_a_damaged_event_is_named(folder: RunFolder, tmp_path: Path, frame: str)
         ("show",),
         ("story", trajectory),
         ("replay",),
-        ("waits",),
         ("diff", folder.path),
         ("diff", folder.path, "--exact"),
         ("export", "--parquet", tmp_path / "tables"),
@@ -373,6 +377,8 @@ def test_a_damaged_event_is_named(folder: RunFolder, tmp_path: Path, frame: str)
         name, *arguments = command
         error = refusal(name, changed.path, *arguments)
         assert error.startswith(f"{changed.events / ROLLOUT}.sqlite: event {event.seq} is damaged: "), error
+    unfinished = copy(changed, tmp_path / "unfinished", UNFINISHED)
+    assert f"event {event.seq} is damaged: " in refusal("waits", unfinished.path)
 
 
 @pytest.mark.parametrize("command", [("show",), ("story", 1), ("replay",), ("waits",), ("export",), ("roc",)])

@@ -15,6 +15,7 @@ from bus.messages import (
     EngineSleepRequested,
     Envelope,
     GpuMemoryRequested,
+    RunFinished,
     RunStarted,
 )
 from configs.run_folder import RunFolder
@@ -27,7 +28,9 @@ def write_log(folder: RunFolder, process: str, actor: str, *messages: AnyMessage
     folder.events.mkdir(parents=True, exist_ok=True)
     log = EventLog(folder.events / f"{process}.sqlite")
     for at, message in enumerate(messages, 1):
-        log.append(at, actor, "x", type(message).__name__, None, encode(Envelope("x", f"{process}/{actor}", message)))
+        log.append(
+            float(at), actor, "x", type(message).__name__, None, encode(Envelope("x", f"{process}/{actor}", message))
+        )
     log.close()
 
 
@@ -45,3 +48,26 @@ def test_the_learner_waits_until_all_engines_release_their_memory(
     write_log(folder, HEAD, "recipe", RunStarted(0, BufferCursor()), wanted, asleep)
     waits = [wait for wait in waits_command.find_waits(RUN, folder) if wait.waiter == "learner"]
     assert waits == [waits_command.PendingWait("learner", "generator-1", "the release of its GPU memory", 2.0)]
+
+
+def test_the_logs_of_a_finished_run_are_not_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The replay of a long run takes a minute. A later launch that has not ended is replayed."""
+    replayed: list[Path] = []
+
+    def find_waits(_run: object, folder: RunFolder) -> list[waits_command.PendingWait]:
+        replayed.append(folder.path)
+        return []
+
+    monkeypatch.setattr(waits_command, "find_waits", find_waits)
+    monkeypatch.setattr(waits_command, "load_run", lambda _: RUN)  # pyright: ignore
+    start, finished = RunStarted(0, BufferCursor()), RunFinished(1)
+    for name, messages in (("whole", [start, finished]), ("resumed", [start, finished, start])):
+        write_log(RunFolder(tmp_path / name), HEAD, "recipe", *messages)
+        waits_command.print_waits(RunFolder(tmp_path / name))
+    assert replayed == [tmp_path / "resumed"]
+    assert [line.split(" at ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "no actor waits; the run ended",
+        "no actor waits; the run started",
+    ]

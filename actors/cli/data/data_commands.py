@@ -1,4 +1,4 @@
-"""`asterism data`: fetches, inspects, cleans, splits and renders the data files of a run."""
+"""`asterism data`: fetches, inspects, cleans, filters, splits and renders the data files of a run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from actors.cli.console import check_json_path, make_console, write_json
+from actors.cli.console import check_json_path, check_outputs, make_console, write_json
+from actors.cli.data.filter_command import add_filter_command
 from actors.cli.log.subcommands import JsonOption, SetOption
-from configs.atomic_write import check_writable
 from configs.errors import UnusableInput
 
 if TYPE_CHECKING:  # the imports take a second, and each command imports this file
@@ -28,7 +28,9 @@ if TYPE_CHECKING:  # the imports take a second, and each command imports this fi
     from tasks.curation.inspection import FileInspection
     from tasks.curation.rendering import RenderedRow
 
-data_app = typer.Typer(help="Prepare data files: fetch, inspect, clean, split and render.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Prepare data files: fetch, inspect, clean, filter, split and render.", no_args_is_help=True
+)
 
 FileArgument = Annotated[
     Path, typer.Argument(help="File, or folder of parts, in a format of docs/data.md.", metavar="FILE")
@@ -115,11 +117,14 @@ def clean(
     if taken := [name for name in keep or () if name in OUTPUT_COLUMNS]:
         raise UnusableInput(f"--keep {taken[0]}: the output has a column of this name")
     removed = output.with_name(f"{_remove_extension(output)}.removed.jsonl")
-    _check_outputs([output, removed], [file, *(against or [])], overwrite=overwrite)
+    check_outputs([output, removed], [file, *(against or [])], overwrite=overwrite)
     options = CleanOptions(answers, similarity, tuple(against or ()), max_bad_rows, tuple(keep or ()))
     report = clean_questions(file, output, removed, options, find_unreadable_answers)
     _print_clean_report(report, output, removed, make_console())
     write_json(json_file, report)
+
+
+add_filter_command(data_app)
 
 
 @data_app.command()
@@ -140,7 +145,7 @@ def split(
     except OSError as error:
         raise UnusableInput(f"--output {output}: cannot be a folder: {error.strerror}") from None
     train_file, test_file = output / "train.jsonl", output / "test.jsonl"
-    _check_outputs([train_file, test_file], [file], overwrite=overwrite)
+    check_outputs([train_file, test_file], [file], overwrite=overwrite)
     report = split_questions(file, train_file, test_file, test, seed)
     console = make_console()
     for path, count in ((train_file, report.num_train), (test_file, report.num_test)):
@@ -225,22 +230,6 @@ def _render_rows(run: RunConfig, source: Source, name: str, count: int) -> Itera
     path = folder.expand_path(task.data if source == "train" else task.test)
     max_bad_rows = run.data.max_bad_rows if source == "train" else 0
     return islice(render_questions(task, descriptions[task.name], path, tokenizer, max_bad_rows), count)
-
-
-def _check_outputs(outputs: list[Path], inputs: list[Path], *, overwrite: bool) -> None:
-    """Raises UnusableInput before the work starts."""
-    for path in outputs:
-        if not path.name.endswith((".jsonl", ".jsonl.gz")):
-            raise UnusableInput(f"--output {path}: expected the extension .jsonl or .jsonl.gz")
-        if any(path.resolve() == each.resolve() for each in inputs):
-            raise UnusableInput(f"--output {path}: is also an input")
-        if any(path.resolve().parent == each.resolve() for each in inputs):  # it would become a part of the data set
-            raise UnusableInput(f"--output {path}: is in the folder {path.parent}, which is an input")
-        if not path.parent.is_dir():
-            raise UnusableInput(f"--output {path}: the folder {path.parent} does not exist")
-        if path.exists() and not overwrite:
-            raise UnusableInput(f"--output: {path} exists; add --overwrite to replace it")
-        check_writable(path)
 
 
 def _remove_extension(path: Path) -> str:

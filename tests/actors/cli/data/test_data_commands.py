@@ -269,3 +269,60 @@ def test_a_failed_fetch_names_its_cause(hub: str, arguments: tuple[str, ...], pr
     assert done.returncode == 2
     assert f"error: {problem}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------- filter
+
+
+def write_traces(solved: list[int], rollouts: int = 2) -> None:
+    """`solved`: of the rollouts of each row of rows.jsonl."""
+    lines: list[dict[str, Any]] = []
+    for row, count in enumerate(solved):
+        data = {"name": f"rows.jsonl:{row + 1}", "prompt": f"What is {row} plus 1?", "answer": str(row + 1)}
+        lines += [
+            {
+                "task": {"data": data},
+                "rewards": {"reward": {"score": float(sample < count)}},
+                "metrics": {"correct": float(sample < count)},
+                "ok": True,
+            }
+            for sample in range(rollouts)
+        ]
+    write_jsonl("traces.jsonl", lines)
+
+
+@pytest.fixture
+def rollouts() -> None:
+    write_jsonl("rows.jsonl", [{"question": f"What is {row} plus 1?", "answer": row + 1} for row in range(4)])
+    write_traces([2, 1, 0])
+
+
+@pytest.mark.usefixtures("rollouts")
+def test_rows_are_filtered_by_the_rollouts_of_an_evaluation() -> None:
+    arguments = ["filter", "rows.jsonl", "--by", "traces.jsonl", "--keep", "solved < rollouts", "--unvisited", "drop"]
+    counted = invoke(*arguments)
+    assert "2 rows meet the condition, 1 do not; 1 are unvisited, dropped by --unvisited" in counted.output
+    assert "2 of 4 rows; --out FILE writes them" in counted.output
+    written = invoke(*arguments, "--out", "hard.jsonl", "--json", "counts.json")
+    assert "hard.jsonl: 2 of 4 rows" in written.output
+    assert [json.loads(line)["answer"] for line in Path("hard.jsonl").read_text().splitlines()] == [2, 3]
+    assert json.loads(Path("counts.json").read_text())["rows_by_solved"] == {"0": 1, "1": 1, "2": 1}
+
+
+@pytest.mark.usefixtures("rollouts")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--keep", "solved < k"], "'k' is an unknown name; write a comparison"),
+        (["--keep", "solved < 2"], "1 of 4 rows have no rollout"),
+        (["--keep", "solved < 2", "--by", "./traces.jsonl"], "names the same traces twice"),
+        (["--keep", "solved < 2", "--out", "rows.jsonl"], "--output rows.jsonl: is also an input"),
+        (["--keep", "solved < 2", "--out", "hard.csv"], "expected the extension .jsonl or .jsonl.gz or .parquet"),
+        (["--keep", "solved < 2", "--by", "missing"], "no traces here"),
+    ],
+)
+def test_an_unusable_filter_is_refused_before_a_file_is_written(arguments: list[str], message: str) -> None:
+    before = set(Path().iterdir())
+    with pytest.raises(UnusableInput, match=message):
+        invoke("filter", "rows.jsonl", "--by", "traces.jsonl", *arguments)
+    assert set(Path().iterdir()) == before

@@ -1,0 +1,1 @@
+"""`asterism data`: its subcommands."""

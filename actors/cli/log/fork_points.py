@@ -1,0 +1,89 @@
+"""The turns from which `asterism log fork` can continue a trajectory, and the checkpoint that each needs.
+
+Both come from the events of one trajectory, which takes milliseconds. A replay up to a late trajectory takes a minute.
+"""
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from bus.addresses import ROLLOUT
+from bus.event_log.reader import decode_event, read_events
+from bus.messages import StartGroup, TurnGenerated
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from engine.learner.checkpoints import CHECKPOINT_NAME
+from engine.model.weight_files import list_weight_files
+
+
+class ForkableTurn(NamedTuple):
+    turn: int  # from 0
+    version: int  # of the policy that generated its first token
+    problem: str  # why the version has no usable checkpoint; empty: it has one
+
+
+def list_forkable_turns(folder: RunFolder, trajectory: int) -> list[ForkableTurn]:
+    """Those with logged tokens; empty without a log of the rollout process."""
+    problems: dict[int, str] = {}
+    turns: list[ForkableTurn] = []
+    for turn, version in sorted(read_turn_versions(folder, trajectory).items()):
+        if version not in problems:
+            problems[version] = find_checkpoint_problem(folder, version)
+        turns.append(ForkableTurn(turn, version, problems[version]))
+    return turns
+
+
+def read_turn_versions(folder: RunFolder, trajectory: int) -> Mapping[int, int]:
+    """By turn with logged tokens: the version of its first token. The latest trajectory of this number counts."""
+    log = folder.events / f"{ROLLOUT}.sqlite"
+    versions: dict[int, int] = {}
+    kinds = [StartGroup.__name__, TurnGenerated.__name__]
+    for event, _ in read_events(log, trajectory=trajectory, with_group=True, kinds=kinds) if log.exists() else ():
+        message = decode_event(log, event).message
+        if isinstance(message, StartGroup):
+            versions.clear()
+        elif isinstance(message, TurnGenerated) and message.trajectory_id == trajectory and message.versions:
+            versions.setdefault(message.turn, int(np.frombuffer(message.versions, np.int32)[0]))
+    return versions
+
+
+def find_checkpoint_problem(folder: RunFolder, version: int) -> str:
+    """Why no branch can use the weights of this version; empty if one can."""
+    checkpoint = folder.get_checkpoint_path(version)
+    if not checkpoint.is_dir():
+        return "not kept (learner.keep_checkpoints)"
+    if not list_weight_files(checkpoint)[0].exists():
+        return "without an exported model (learner.export_every)"
+    return ""
+
+
+def require_checkpoint(folder: RunFolder, trajectory: int, turn: int, version: int) -> None:
+    """Raise UnusableInput if no branch can use the weights of this version."""
+    checkpoint, remedy = folder.get_checkpoint_path(version), describe_remedy(folder)
+    if not checkpoint.is_dir():
+        raise UnusableInput(
+            f"{checkpoint}: the run has not kept policy version {version}, which generated turn {turn} of "
+            f"trajectory {trajectory}: {remedy}"
+        )
+    if find_checkpoint_problem(folder, version):
+        raise UnusableInput(f"{checkpoint}: has no exported model (learner.export_every): {remedy}")
+
+
+def describe_remedy(folder: RunFolder) -> str:
+    existing = sorted(path.name for path in folder.checkpoints.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name))
+    return f"name a checkpoint with --checkpoint; {folder.checkpoints} has {', '.join(existing) or 'none'}"
+
+
+def format_forkable_turns(turns: list[ForkableTurn]) -> list[str]:
+    """One line for neighbouring turns of one version."""
+    lines: list[str] = []
+    for (version, problem), group in groupby(turns, key=lambda each: each[1:]):
+        numbers = [each.turn for each in group]
+        name = f"turn {numbers[0]}" if len(numbers) == 1 else f"turns {numbers[0]} to {numbers[-1]}"
+        needed = (
+            f"version {version} is {problem}: needs --checkpoint FOLDER" if problem else f"policy version {version}"
+        )
+        lines.append(f"log fork: {name}, {needed}")
+    return lines

@@ -1,0 +1,88 @@
+"""Reasoning in the text of a cold-start turn: <think>, the tag of the prefill, and tags without their pair.
+
+Some sets leave out the opening tag, which a chat template has written before the turn: the text up to the closing tag is
+reasoning then. All other tags need their pair.
+"""
+
+import re
+from typing import NamedTuple
+
+from policies.dialogue.call_blocks import iter_call_blocks
+
+THINK = "think"
+_TAG = re.compile(r"<(/?)(\w+)>")
+
+
+class BrokenTags(ValueError):
+    """A tag of reasoning without its pair, inside of another pair, or next to reasoning in a field of its own."""
+
+
+class SplitText(NamedTuple):
+    reasoning: str  # empty without any
+    rest: str
+
+
+def split_reasoning(content: str, tag: str = THINK) -> SplitText:
+    """Divide a text that begins with a pair of tags, or with a text before a closing tag; else all is the rest."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    begun = content.lstrip()
+    before, found, after = begun.removeprefix(opening).partition(closing)
+    if begun.startswith(opening) and found:
+        return SplitText(before, after.lstrip())
+    bare = _remove_calls(content)
+    first = bare.find(closing)
+    if first < 0 or opening in bare[:first] or closing not in content[: _find_call(content)]:
+        return SplitText("", content)
+    return SplitText(before.strip(), after.lstrip())
+
+
+def join_reasoning(content: str, reasoning: str | None, prefill: str, tag: str) -> str:
+    """Return the turn with one pair of `tag`, the tag of `prefill`, around its first reasoning. Raise BrokenTags.
+
+    `reasoning`: that in a field of its own, or None.
+    """
+    if reasoning is None:
+        begun = content.lstrip()
+        if begun.startswith(prefill):
+            return begun
+        own = split_reasoning(content, tag)
+        reasoning, content = own if own != ("", content) else split_reasoning(content)
+    elif _starts_with_reasoning(content, tag):
+        raise BrokenTags("has reasoning in its text and in a field of its own; keep one of them")
+    separator = "\n" if content else ""
+    return f"{prefill}{reasoning}</{tag}>{separator}{content}"
+
+
+def require_pairs(text: str, *tags: str, prefix: str = "") -> None:
+    """Raise BrokenTags for a tag of reasoning without its pair, or inside of another one. The texts of calls do not count.
+
+    `prefix`: a tag that may begin the text without a pair, if no other tag follows.
+    """
+    found = [each for each in _TAG.findall(_remove_calls(text)) if each[1] in tags]
+    if found == [("", prefix)] and text.startswith(f"<{prefix}>"):
+        return
+    open_tag = ""
+    for closes, name in found:
+        if bool(closes) != bool(open_tag) or (closes and name != open_tag):
+            where = f"inside of <{open_tag}>" if open_tag else "without its pair"
+            raise BrokenTags(f"has <{closes}{name}> {where}; each tag of reasoning needs its pair")
+        open_tag = "" if closes else name
+    if open_tag:
+        raise BrokenTags(f"has <{open_tag}> without its pair; each tag of reasoning needs its pair")
+
+
+def _starts_with_reasoning(content: str, tag: str) -> bool:
+    return any(split_reasoning(content, each) != ("", content) for each in (tag, THINK))
+
+
+def _find_call(text: str) -> int:
+    """Position of the first call, or the length of the text."""
+    return next((block.start for block in iter_call_blocks(text)), len(text))
+
+
+def _remove_calls(text: str) -> str:
+    parts, end = list[str](), 0
+    for block in iter_call_blocks(text):
+        parts.append(text[end : block.start])
+        end = block.end
+    return "".join((*parts, text[end:]))

@@ -1,0 +1,108 @@
+"""`asterism log story` lists the turns that can be forked, and `log fork` refuses others before it replays a log."""
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from actors.cli.log.fork_command import ForkOptions, fork_trajectory
+from actors.cli.log.fork_points import ForkableTurn, format_forkable_turns, list_forkable_turns, read_turn_versions
+from actors.cli.log.show_command import print_story
+from analysis.event_logs.describe import TextContext
+from bus.messages import CodeOk, Output, StartGroup
+from configs.errors import UnusableInput
+from configs.run_folder import RunFolder
+from tests.fakes import CALL, PROMPT, generated, text_context
+from tests.recorded import Recording
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Trajectory 7 has three turns: two of policy version 2 and one of version 3."""
+    folder = RunFolder(tmp_path / "run")
+    recording = Recording(folder)
+    recording.begin()
+    recording.tell("rollout-0", StartGroup(0, "train", "q:1", "2", PROMPT, 1, 7, 1.0, 5))
+    for number, version in enumerate((2, 2, 3)):
+        (turn,) = recording.turns
+        recording.turns.clear()
+        text = CALL if number < 2 else "</reason><answer>\\boxed{2}</answer>"
+        recording.tell("rollout-0", generated(7, number, text, version=version, lease=turn.lease))
+        if number < 2:
+            recording.answer(recording.calls.pop(0), CodeOk(Output("4")))
+    recording.close()
+    return folder
+
+
+def export_model(folder: RunFolder, version: int) -> None:
+    checkpoint = folder.get_checkpoint_path(version)
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "model.safetensors").touch()
+
+
+def make_options(turn: int, checkpoint: Path | None = None) -> ForkOptions:
+    return ForkOptions(7, turn, None, checkpoint, None, 1, [], None)
+
+
+def test_each_turn_has_its_version_and_the_state_of_its_checkpoint(folder: RunFolder) -> None:
+    export_model(folder, 2)
+    assert read_turn_versions(folder, 7) == {0: 2, 1: 2, 2: 3}
+    kept, gone = "", "not kept (learner.keep_checkpoints)"
+    expected = [ForkableTurn(0, 2, kept), ForkableTurn(1, 2, kept), ForkableTurn(2, 3, gone)]
+    assert list_forkable_turns(folder, 7) == expected
+    assert format_forkable_turns(expected) == [
+        "log fork: turns 0 to 1, policy version 2",
+        "log fork: turn 2, version 3 is not kept (learner.keep_checkpoints): needs --checkpoint FOLDER",
+    ]
+
+
+def test_a_checkpoint_without_a_model_is_named(folder: RunFolder) -> None:
+    folder.get_checkpoint_path(2).mkdir(parents=True)
+    assert list_forkable_turns(folder, 7)[0].problem == "without an exported model (learner.export_every)"
+
+
+def test_the_story_ends_with_the_turns(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(_: RunFolder) -> TextContext:
+        return text_context()
+
+    monkeypatch.setattr("actors.cli.log.show_command.load_text_context", load)
+    shown = StringIO()
+    print_story(folder, 7, Console(file=shown))
+    assert shown.getvalue().splitlines()[-2].startswith("log fork: turns 0 to 1, version 2 is not kept")
+
+
+@pytest.mark.parametrize(
+    ("turn", "message"),
+    [
+        (0, "has not kept policy version 2, which generated turn 0 of trajectory 7: name a checkpoint"),
+        (2, "has not kept policy version 3, which generated turn 2"),
+        (9, "--turn 9: .*trajectory 7 has turns 0 to 2"),
+        (-1, "--turn -1: .*trajectory 7 has turns 0 to 2"),
+    ],
+)
+def test_a_fork_is_refused_before_a_file_besides_the_log_is_read(folder: RunFolder, turn: int, message: str) -> None:
+    """The folder has neither configuration nor tokenizer: the replay would fail on them."""
+    with pytest.raises(UnusableInput, match=message):
+        fork_trajectory(folder, make_options(turn), Console(file=StringIO()))
+
+
+def test_a_named_checkpoint_or_a_kept_one_passes_the_first_check(folder: RunFolder, tmp_path: Path) -> None:
+    export_model(folder, 3)
+    for options in (make_options(2), make_options(0, tmp_path)):
+        with pytest.raises((OSError, UnusableInput), match=r"config\.toml"):
+            fork_trajectory(folder, options, Console(file=StringIO()))
+
+
+def test_the_latest_trajectory_of_a_number_counts(tmp_path: Path) -> None:
+    """A resumed run numbers its trajectories again."""
+    folder = RunFolder(tmp_path / "run")
+    recording = Recording(folder)
+    recording.begin()
+    start = StartGroup(0, "train", "q:1", "2", PROMPT, 1, 7, 1.0, 5)
+    recording.tell("rollout-0", start)
+    (turn,) = recording.turns
+    recording.tell("rollout-0", generated(7, 0, "</reason><answer>\\boxed{2}</answer>", lease=turn.lease))
+    assert read_turn_versions(folder, 8) == {}
+    recording.close()
+    assert read_turn_versions(folder, 7).keys() == {0}

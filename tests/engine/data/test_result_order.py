@@ -1,0 +1,140 @@
+"""Each call of a cold-start row has one result, in the order of the calls, as in a rollout; other rows are unusable."""
+
+import json
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.algorithm import SftFileConfig
+from configs.dialogue_options import DialogueConfig
+from engine.data.data_files import BadRows, DatasetRow, RowDefect
+from engine.data.dialogue_messages import DatasetLocation, DialogueMessage
+from engine.data.result_order import DEFECT, order_results
+from engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
+from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from tasks.math_python import MATH_PYTHON
+from tests.engine.data.test_sft_dialogues import LetterTokenizer
+
+FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
+USER = {"role": "user", "content": "1?"}
+ANSWER = {"role": "assistant", "content": "<reason>Yes.</reason>\n<answer>\\boxed{1}</answer>"}
+IN_TEXT = format_tool_call("jupyter_code", {"code": "0"})
+HERE = DatasetLocation(DatasetRow(Path("some.jsonl"), 1, {}), "messages[2]")
+
+
+def make_turn(*ids: Any, text: str = "") -> dict[str, Any]:
+    calls = [
+        {"id": each, "type": "function", "function": {"name": "jupyter_code", "arguments": {"code": str(number)}}}
+        for number, each in enumerate(ids)
+    ]
+    return {"role": "assistant", "content": f"<reason>r</reason>{text}", "tool_calls": calls}
+
+
+def make_result(text: str, call_id: Any = None) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": call_id}
+
+
+def render(path: Path, messages: Sequence[Any], bad_rows: BadRows | None = None) -> str:
+    path.write_text(json.dumps({"messages": messages}) + "\n")
+    (sequence,) = iter_sft_dialogues(path, LetterTokenizer(), {"": FORMAT}, SftFileConfig(name="a", data=""), bad_rows)
+    return LetterTokenizer().decode(sequence.token_ids)
+
+
+def list_rendered(text: str) -> list[str]:
+    return [part.partition("\n</tool_response>")[0] for part in text.split("<tool_response>\n")[1:]]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_results_come_in_the_order_of_the_calls_whatever_order_the_file_has(tmp_path: Path, order: list[int]) -> None:
+    results = [make_result(f"result {place}", f"call_{place}") for place in order]
+    text = render(tmp_path / "a.jsonl", [USER, make_turn("call_0", "call_1", "call_2"), *results, ANSWER])
+    assert list_rendered(text) == ["result 0", "result 1", "result 2"]
+
+
+@pytest.mark.parametrize(
+    ("turn", "results", "expected"),
+    [
+        (make_turn(None, None), [make_result("a"), make_result("b")], ["a", "b"]),
+        (make_turn("x", "y"), [make_result("a"), make_result("b")], ["a", "b"]),
+        (make_turn("x", "y"), [make_result("a", ""), make_result("b", "")], ["a", "b"]),
+        (make_turn(None, None), [make_result("a", "x"), make_result("b", "y")], ["a", "b"]),
+        (make_turn(1, 2), [make_result("b", 2), make_result("a", 1)], ["a", "b"]),
+        (make_turn("x", text=IN_TEXT), [make_result("b", "x"), make_result("a")], ["a", "b"]),
+        (make_turn(text=IN_TEXT + IN_TEXT), [make_result("a"), make_result("b")], ["a", "b"]),
+        (make_turn("x", "y"), [make_result('[{"n": 1}, "b"]')], ['{"n": 1}', "b"]),
+        (make_turn("x"), [make_result('[{"n": 1}]')], ['[{"n": 1}]']),
+        (make_turn(text="<tool_call>{"), [make_result("a")], ["a"]),
+    ],
+)
+def test_calls_and_results_without_ids_keep_their_order(
+    tmp_path: Path, turn: Any, results: list[Any], expected: list[str]
+) -> None:
+    assert list_rendered(render(tmp_path / "a.jsonl", [USER, turn, *results, ANSWER])) == expected
+
+
+@pytest.mark.parametrize(
+    ("turn", "results", "problem"),
+    [
+        (make_turn("x", "y"), [make_result("a", "x")], "1 results for 2 calls"),
+        (make_turn("x"), [make_result("a", "x"), make_result("b", "y")], "2 results for 1 calls"),
+        (make_turn(), [make_result("a")], "1 results for 0 calls"),
+        (make_turn("x", "y"), [make_result("a", "x"), make_result("b", "z")], "the id 'z' belongs to no call"),
+        (make_turn("x", "y"), [make_result("a", "x"), make_result("b", "x")], "the id 'x' belongs to no call"),
+        (make_turn("x", "y"), [make_result("a", "x"), make_result("b")], "no id belongs to no call"),
+        (make_turn("x", "x"), [make_result("a", "x"), make_result("b", "x")], "several calls .* have the id 'x'"),
+        (make_turn("x", "y"), [make_result("[1, 2, 3]")], "1 results for 2 calls"),
+        (make_turn("x", "y"), [USER], "0 results for 2 calls"),
+    ],
+)
+def test_other_results_than_calls_make_the_row_unusable(
+    tmp_path: Path, turn: Any, results: list[Any], problem: str
+) -> None:
+    with pytest.raises(RowDefect, match=problem) as caught:
+        render(tmp_path / "a.jsonl", [USER, turn, *results, ANSWER])
+    assert caught.value.kind == DEFECT
+
+
+def test_a_user_turn_may_have_the_results_in_their_tags(tmp_path: Path) -> None:
+    tagged = {"role": "user", "content": "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"}
+    assert list_rendered(render(tmp_path / "a.jsonl", [USER, make_turn("x", "y"), tagged, ANSWER])) == ["a", "b"]
+    with pytest.raises(RowDefect, match="2 results for 1 calls"):
+        render(tmp_path / "a.jsonl", [USER, make_turn("x"), tagged, ANSWER])
+
+
+def test_calls_at_the_end_of_a_dialogue_need_no_result(tmp_path: Path) -> None:
+    assert list_rendered(render(tmp_path / "a.jsonl", [USER, make_turn("x", "y")])) == []
+
+
+def test_unusable_rows_are_counted_by_their_kind(tmp_path: Path) -> None:
+    missing = [USER, make_turn("x", "y"), make_result("a"), ANSWER]
+    broken = [USER, {"role": "assistant", "content": "r</reason>a</reason>"}]
+    rows = [{"messages": each} for each in ([USER, ANSWER], missing, missing, broken)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bad_rows = BadRows(3)
+    assert len(list(iter_sft_dialogues(tmp_path / "a.jsonl", LetterTokenizer(), {"": FORMAT}, bad_rows=bad_rows))) == 1
+    described = describe_bad_rows(bad_rows.errors)
+    assert "; 2 with other results than calls; 1 with broken tags of reasoning" in described
+
+
+@given(
+    st.lists(st.sampled_from(["", "x", "y", "z"]), max_size=4), st.lists(st.sampled_from(["", "x", "y"]), max_size=4)
+)
+def test_any_ids_give_one_result_for_each_call_or_an_error(call_ids: list[str], ids: list[str]) -> None:
+    turn = [
+        DialogueMessage("tool", {"content": f"{number} of {each}", "tool_call_id": each}, HERE)
+        for number, each in enumerate(ids)
+    ]
+    if not turn:
+        return
+    try:
+        results = order_results(turn, call_ids)
+    except RowDefect:
+        return
+    assert sorted(results) == sorted(message.get_text() for message in turn)
+    if any(ids) and any(call_ids):
+        assert [text.partition(" of ")[2] for text in results] == call_ids

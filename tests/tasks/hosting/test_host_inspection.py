@@ -1,0 +1,56 @@
+"""Delays of the event loop count for the code that causes them, and not for a machine that other programs use."""
+
+import asyncio
+import time
+
+import pytest
+
+from tasks.hosting import host_inspection
+from tasks.hosting.host_inspection import LoopDelays
+
+BLOCKED_S = 0.2
+LEAST_S = 0.1
+
+pytestmark = pytest.mark.real_clock
+
+
+class Loop:
+    """The clocks of a loop's thread: wall time, CPU time, and time in the queue of a processor."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cpu_s = self.waited_s = 0.0
+        monkeypatch.setattr(host_inspection.time, "thread_time", lambda: self.cpu_s)
+        monkeypatch.setattr(host_inspection, "read_processor_wait_s", lambda: self.waited_s)
+
+
+async def measure(loop: Loop, *, is_in_loop: bool, cpu_s: float = 0.0, waited_s: float = 0.0) -> float:
+    """The delay of a call during which the loop's thread is stopped for BLOCKED_S."""
+    delays = LoopDelays()
+    with delays.measure("f", is_in_loop=is_in_loop):
+        await asyncio.sleep(0)
+        time.sleep(BLOCKED_S)  # noqa: ASYNC251 - blocks the loop on purpose
+        loop.cpu_s += cpu_s
+        loop.waited_s += waited_s
+    (delay_s,) = delays.by_function["f"]
+    return delay_s
+
+
+async def test_a_sleep_or_a_computation_in_the_event_loop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await measure(Loop(monkeypatch), is_in_loop=True) > LEAST_S
+    assert await measure(Loop(monkeypatch), is_in_loop=True, cpu_s=BLOCKED_S) > LEAST_S
+
+
+async def test_time_without_a_processor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await measure(Loop(monkeypatch), is_in_loop=True, waited_s=10.0) == 0.0
+
+
+async def test_a_plain_function_counts_only_with_the_cpu_time_of_the_loops_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It runs in a thread of its own. A loaded machine delays the loop, which uses no CPU time meanwhile."""
+    assert await measure(Loop(monkeypatch), is_in_loop=False) == 0.0
+    assert await measure(Loop(monkeypatch), is_in_loop=False, cpu_s=BLOCKED_S) > LEAST_S
+
+
+def test_the_kernels_count_is_a_number_of_seconds() -> None:
+    assert host_inspection.read_processor_wait_s() >= 0.0
