@@ -24,16 +24,16 @@ async def score(completions, inputs, outputs, sandbox):
 
 
 def make_row(question, n, random):
-    right, *wrong = [each.format(n=n) for each in EXPRESSIONS[question]]
+    right, *wrong = [f"def f(x): return {each.format(n=n)}" for each in EXPRESSIONS[question]]
     inputs = random.sample(range(-9, 20), 8)
-    outputs = [eval(right, {"x": x}) for x in inputs]
+    outputs = [eval(right.partition("return ")[2], {"x": x}) for x in inputs]
     return {"question": question.format(n=n), "answer": right, "wrong": wrong, "inputs": inputs, "outputs": outputs}
 
 
 def write_dialogue(row, random):
     """For the cold start. Most programs are wrong, so that RL has something to teach."""
-    expression = row["answer"] if random.random() < 0.15 else random.choice(row["wrong"])
-    answer = {"role": "assistant", "content": f"def f(x): return {expression}"}
+    program = row["answer"] if random.random() < 0.15 else random.choice(row["wrong"])
+    answer = {"role": "assistant", "content": program}
     return {"messages": [{"role": "user", "content": row["question"]}, answer]}
 
 

@@ -4,15 +4,18 @@ The methods may be called in any other task, and cancelled there: the session st
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeVar
+import os
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol, TextIO, TypeVar
 
 from tasks.contract import Fault
 
 Answer = TypeVar("Answer")
 
 _CLOSE_LIMIT_S = 10.0  # mcp kills the process of a server that does not exit within 7 s
+_KEPT_BYTES, _SHOWN_LINES = 4096, 3  # of stderr
+_LAST_WORDS_S = 0.5  # a process that ended may have left bytes in the pipe
 _MAX_PAGES = 100  # of a list of tools
 # JSON-RPC errors that a call of the model does not cause: parse error, invalid request, method not found,
 # connection closed, request timeout. mcp reports HTTP errors as internal errors with a text of its own.
@@ -59,15 +62,54 @@ class McpClient(Protocol):
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> McpCallResult: ...
 
 
+class StderrTail(asyncio.Protocol):
+    """The last lines that a server's process writes to its stderr, which name the cause of its end."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self._ended = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        self._kept = (self._kept + data)[-_KEPT_BYTES:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended.set()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[TextIO]:
+        """The stream that a child process gets as its stderr. The pipe is read as long as the context lasts."""
+        reading, writing = os.pipe()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, os.fdopen(reading, "rb", 0))
+        try:
+            with os.fdopen(writing, "w") as stream:
+                yield stream
+            await asyncio.wait((asyncio.ensure_future(self._ended.wait()),), timeout=_LAST_WORDS_S)
+        finally:
+            transport.close()
+
+    def describe(self) -> str:
+        """ "" without lines; otherwise a continuation of an error message."""
+        lines = [line for line in self._kept.decode(errors="replace").splitlines() if line.strip()]
+        return f"; its last lines: {' | '.join(lines[-_SHOWN_LINES:])}" if lines else ""
+
+
 class McpSession:
     def __init__(
-        self, client: AbstractAsyncContextManager[McpClient], server: str, error_reply: type[Exception]
+        self,
+        client: AbstractAsyncContextManager[McpClient],
+        server: str,
+        error_reply: type[Exception],
+        tail: StderrTail,
     ) -> None:
-        """`server` is the server's name in messages, `error_reply` the client's exception for a JSON-RPC error."""
+        """`server` is the server's name in messages, `error_reply` the client's exception for a JSON-RPC error.
+
+        `tail` has the stderr of a server that the client starts.
+        """
         self._connecting, self._server, self._error_reply = client, server, error_reply
         self._opened, self._closing = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._client: McpClient | None = None
+        self._tail = tail
         self._failure = ""
 
     async def open(self) -> None:
@@ -86,7 +128,7 @@ class McpSession:
                 await self._closing.wait()
         # The edge to foreign code: errors of processes, sockets, HTTP and the protocol, alone and in groups.
         except Exception as error:
-            self._failure = _describe(error)
+            self._failure = _describe(error) + self._tail.describe()
         finally:
             self._client = None
 
@@ -132,12 +174,12 @@ class McpSession:
         assert self._task is not None
         call = asyncio.create_task(request)
         if not await _wait_for_either(call, self._task):
-            raise Fault(f"{self._server} closed the session: {self._failure}")
+            raise Fault(f"{self._server} closed the session: {self._failure or self._tail.describe()}")
         try:
             return call.result()
         except self._error_reply as error:
             if getattr(error, "code", 0) in _LOST_CODES or _HTTP_ERROR in str(error):
-                raise Fault(f"{self._server} closed the session: {error}") from error
+                raise Fault(f"{self._server} closed the session: {error}{self._tail.describe()}") from error
             raise McpToolError(str(error)) from error
         except RuntimeError as error:  # the result does not have the schema that the tool declares
             raise McpToolError(str(error)) from error

@@ -14,7 +14,7 @@ from importlib import import_module, metadata
 from typing import Any, cast
 
 from tasks.bridges.bounded_http import PLAIN, make_response_hook
-from tasks.bridges.mcp_session import McpBlock, McpCallResult, McpClient, McpSession, McpToolError
+from tasks.bridges.mcp_session import McpBlock, McpCallResult, McpClient, McpSession, McpToolError, StderrTail
 from tasks.contract import Fault
 
 _CONNECT_LIMIT_S = 30.0
@@ -102,14 +102,18 @@ class McpTools:
             await session.close()
 
     def _create_session(self) -> McpSession:
-        return McpSession(self._connect(), self._server, self._mcp.MCPError)
+        tail = StderrTail()
+        streams = self._connect_http() if self._url else self._start_command(tail)
+        client: AbstractAsyncContextManager[McpClient] = self._mcp.Client(streams, mode=_HANDSHAKE)
+        return McpSession(client, self._server, self._mcp.MCPError, tail)
 
-    def _connect(self) -> AbstractAsyncContextManager[McpClient]:
-        if self._url:
-            return self._mcp.Client(self._connect_http(), mode=_HANDSHAKE)
+    @asynccontextmanager
+    async def _start_command(self, tail: StderrTail) -> AsyncGenerator[Any]:
+        stdio = cast(Any, import_module("mcp.client.stdio"))
         program, *arguments = self._command
         server = self._mcp.StdioServerParameters(command=program, args=arguments, env=self._variables)
-        return self._mcp.Client(server, mode=_HANDSHAKE)
+        async with tail.open() as errors, stdio.stdio_client(server, errlog=errors) as streams:
+            yield streams
 
     @asynccontextmanager
     async def _connect_http(self) -> AsyncGenerator[Any]:

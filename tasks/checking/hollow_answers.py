@@ -1,5 +1,6 @@
 """Responses that solve nothing. A reward function that takes one of them for a success can be cheated by a policy."""
 
+import ast
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
@@ -80,7 +81,8 @@ def _iter_attacks(problem: DatasetProblem) -> Iterator[tuple[str, str]]:
     if truth := problem.ground_truth:
         others = [str(number) for number in range(_NUM_CANDIDATES) if str(number) not in truth]
         yield "all candidates", ", ".join([*others, truth])
-        yield "all candidates", " or ".join([truth, *others])
+        if not _is_program(truth):  # `return a or b` has the value of `a`
+            yield "all candidates", " or ".join([truth, *others])
         yield "retraction", f"{truth}. No, this is wrong: the answer is {_find_other(truth)}"
         yield "retraction", f"\\boxed{{{truth}}} is wrong; \\boxed{{{_find_other(truth)}}}"
 
@@ -96,6 +98,14 @@ def _list_names(problem: DatasetProblem) -> Sequence[str]:
 def _define(names: Sequence[str], body: str, start: str) -> str:
     functions = [f"def {name}(*args, **keywords): {body}" for name in names if name not in ("print", "open")]
     return "\n".join([start, *functions])
+
+
+def _is_program(text: str) -> bool:
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(each, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)) for each in statements)
 
 
 def _find_other(truth: str) -> str:

@@ -284,7 +284,9 @@ async def _playing(
 def _get_script(inputs: CheckInputs, rules: Rules, row: DatasetProblem, number: int) -> TurnScript:
     if inputs.script is not None:
         return fill_columns(inputs.script, row)
-    return generate_script(rules.kind, rules.dialogue, row, number)
+    # The answers that reward functions read may have no tags.
+    is_bare = number == NUM_PLAYS - 1 and bool(inputs.task.get_reward().functions)
+    return generate_script(rules.kind, rules.dialogue, row, number, is_bare=is_bare)
 
 
 # ---------------------------------------------------------------- result

@@ -91,8 +91,13 @@ def fill_columns(script: TurnScript, problem: DatasetProblem) -> TurnScript:
 # ---------------------------------------------------------------- generated scripts
 
 
-def generate_script(kind: TaskKind, dialogue: DialogueFormat, problem: DatasetProblem, number: int) -> TurnScript:
-    """Of play `number`. Plays with an even number give the ground truth as the last answer, if there is one."""
+def generate_script(
+    kind: TaskKind, dialogue: DialogueFormat, problem: DatasetProblem, number: int, *, is_bare: bool = False
+) -> TurnScript:
+    """Of play `number`. Plays with an even number give the ground truth as the last answer, if there is one.
+
+    `is_bare`: without the tags and the box of an answer.
+    """
     has_truth = bool(problem.ground_truth) and number % 2 == 0
     answer = problem.ground_truth if has_truth else WRONG_ANSWER
     start = _close_prefill(dialogue)
@@ -105,7 +110,9 @@ def generate_script(kind: TaskKind, dialogue: DialogueFormat, problem: DatasetPr
     calls = [format_tool_call(tool.name, generate_arguments(tool.parameters)) for tool in tools]
     if tools:
         calls.insert(0, format_tool_call(tools[0].name, generate_wrong_arguments(tools[0].parameters)))
-    return TurnScript((*(start + call for call in calls), _write_answer(dialogue, answer)), has_truth=has_truth)
+    return TurnScript(
+        (*(start + call for call in calls), answer if is_bare else _write_answer(dialogue, answer)), has_truth=has_truth
+    )
 
 
 def generate_answer(dialogue: DialogueFormat, problem: DatasetProblem, *, has_truth: bool) -> TurnScript:

@@ -115,3 +115,10 @@ def test_a_command_that_does_not_start_a_server_is_a_fault(command: list[str]) -
     name, text = run_client("fail_to_describe", command=command)
     assert name == "Fault"
     assert f"MCP server {command[0]} did not start a session" in text
+
+
+def test_the_last_lines_of_a_server_that_dies_are_in_the_fault() -> None:
+    died = ["sh", "-c", "echo starting >&2; echo 'archive.db: no such file' >&2; exit 3"]
+    name, text = run_client("fail_to_describe", command=died)
+    assert name == "Fault"
+    assert text.endswith("; its last lines: starting | archive.db: no such file")

@@ -21,6 +21,9 @@ def test_the_examples_have_parameters_that_the_bridges_accept() -> None:
     for example in examples:
         for task in example["tasks"]:
             inspect.signature(BRIDGES[task["import"]]).bind(**task["parameters"])
+            assert (
+                "functions" in task.get("reward", {}) or BRIDGES[task["import"]] is not McpTools
+            )  # it gives no rewards itself
 
 
 @pytest.mark.parametrize("bridge", BRIDGES.values(), ids=BRIDGES)

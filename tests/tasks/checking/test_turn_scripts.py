@@ -136,6 +136,10 @@ def test_a_missing_or_empty_file_of_turns_is_refused(tmp_path: Path) -> None:
         read_turn_script(tmp_path / "empty.txt")
 
 
+def test_a_bare_answer_has_no_tags() -> None:
+    assert generate_script("tools", FORMAT, PROBLEM, 2, is_bare=True).turns[-1] == "42"
+
+
 def test_a_signature_has_types_choices_and_optional_parameters() -> None:
     assert format_signature(SEARCH) == (
         'search(query: string, sizes: list[integer], order?: "new" | "old", filters?: object, limit?: number | null)'

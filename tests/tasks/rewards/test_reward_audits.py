@@ -165,7 +165,7 @@ def test_falsepass_finds_no_false_pass_of_an_example(
 
     def list_answers(dialogue: DialogueFormat, row: DatasetProblem) -> list[HollowAnswer]:
         truth = row.ground_truth or str(row.fields["number"])
-        row = row._replace(ground_truth=truth)
+        row = row._replace(ground_truth=truth.removeprefix("def f(x): return "))
         render: Callable[[str], str] = {"guess": "Half {}", "programs": "def f(x): return {}"}.get(example, "{}").format
         attacks = list_attacks_on(packages, row, "x + 77" if example == "programs" else "77", render)
         if example == "programs":  # `a or b` is a program with the value of `a`
