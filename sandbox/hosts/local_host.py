@@ -16,6 +16,8 @@ from bus.process.scratch_lock import holding_scratch, link_cgroup, name_scratch,
 from bus.process.waiting import wait_for_exit
 from sandbox.contract import SandboxFailure
 from sandbox.hosts.cgroup_folders import CgroupFolder
+from sandbox.hosts.user_maps import answer_map_request, may_map_users, offer_users
+from sandbox.inside.isolation.kernel_users import get_first_user
 from sandbox.inside.isolation.namespaces import NOBODY
 from sandbox.inside.wire.command import ENVIRONMENT, build_python_command, list_import_folders
 from sandbox.inside.wire.server_settings import ServerSettings
@@ -80,7 +82,10 @@ class LocalHost:
             raise _make_start_failure(error) from error
         connection.setblocking(False)
         use_cgroups = self._cgroups is not None and settings.preload != "grader"
-        settings = settings._replace(import_folders=list_import_folders(), call_cgroups=use_cgroups)
+        use_users = settings.namespaces and settings.preload != "grader" and may_map_users(os.getpid())
+        settings = settings._replace(
+            import_folders=list_import_folders(), kernel_users=use_users, call_cgroups=use_cgroups
+        )
         try:
             # The starting thread must outlive the process: the kernel kills the process when this
             # thread exits.
@@ -98,9 +103,13 @@ class LocalHost:
             raise _make_start_failure(error) from error
         finally:
             child_end.close()
+        if use_users:
+            offer_users(connection, process.pid)
         if self._cgroups is not None and use_cgroups:
             owner = NOBODY if settings.namespaces and os.getuid() == 0 else os.getuid()
-            self._cgroups.hand_over(process.pid, owner, connection)
+            self._cgroups.hand_over(process.pid, get_first_user(process.pid) if use_users else owner, connection)
+        if use_users:
+            await answer_map_request(connection, process.pid)
         return LocalProcess(process, connection)
 
     async def wait_until_broken(self) -> NoReturn:
