@@ -121,6 +121,8 @@ def _build_root(visible_folders: Sequence[str]) -> None:
     for name, source in devices.items():
         os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY))
         syscalls.mount(f"{proc_now}/{source}", f"{root}/dev/{name}", None, syscalls.MS_BIND)
+        # Calls still can write to the device, but not set the times of the shared file.
+        syscalls.set_mount_attributes(f"{root}/dev/{name}", syscalls.MOUNT_ATTR_RDONLY, recursive=False)
     os.makedirs(root + SCRATCH)
     os.symlink(SCRATCH, f"{root}/dev/shm")
     if not os.path.exists(f"{root}/tmp"):

@@ -23,6 +23,7 @@ from sandbox.inside.isolation.kernel_users import OfferedUsers, receive_offer
 from sandbox.inside.isolation.landlock import LandlockRules
 from sandbox.inside.server.call_cgroups import can_join, receive_call_cgroups
 from sandbox.inside.server.fork_server import ForkServer
+from sandbox.inside.server.lock_inquiries import hold_devices, start_answering
 from sandbox.inside.server.scratch_folders import remove_folder
 from sandbox.inside.wire.frames import encode_frame
 from sandbox.inside.wire.server_settings import ServerSettings, parse_settings
@@ -98,7 +99,15 @@ def _isolate(
     rules = _build_landlock(settings, missing)
     ruleset = rules.create_ruleset(namespaces.SCRATCH_PARENT) if rules is not None and settings.namespaces else None
     isolation = CallIsolation(
-        settings, proc, options, processes, rules, ruleset, _install_filter(missing), settings.namespaces, has_users
+        settings,
+        proc,
+        options,
+        processes,
+        rules,
+        ruleset,
+        _install_filters(missing, proc, fds, own_folders=settings.namespaces),
+        settings.namespaces,
+        has_users,
     )
     return isolation, folder, missing
 
@@ -161,10 +170,16 @@ def _read_mapped_bytes(isolation: CallIsolation) -> int:
         os.close(fd)
 
 
-def _install_filter(missing: list[str]) -> seccomp.SeccompFilter | None:
+def _install_filters(
+    missing: list[str], proc_fd: int, fds: list[int], *, own_folders: bool
+) -> seccomp.SeccompFilter | None:
     """Installs the fork server's filter and returns that of the calls; None if refused."""
     try:
-        seccomp.build_server_filter().install()
+        if own_folders:
+            hold_devices()
+        listener = seccomp.install_server_filter(own_folders=own_folders)
+        if listener is not None:
+            start_answering(listener, proc_fd, fds)
     except (OSError, KeyError) as error:
         missing.append(f"No seccomp filter ({error}): use a kernel with CONFIG_SECCOMP_FILTER on x86-64 or arm64.")
         return None
