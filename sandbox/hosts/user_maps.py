@@ -37,7 +37,7 @@ def may_map_users(server_pid: int) -> bool:
 
 
 def offer_users(connection: socket.socket, server_pid: int) -> None:
-    """The first message to a server whose settings have `kernel_users`."""
+    """The first message to a server with `kernel_users` in its settings."""
     with contextlib.suppress(OSError):  # the server has ended, which its connection reports
         connection.send(encode_first_user(get_first_user(server_pid)))
 

@@ -6,7 +6,7 @@ these from other calls. Users come from `FIRST_USER` to 4,138,399,999: beyond th
 containers and systemd, and below the two ids that mean "no user".
 
 A server gets the block of its process id, and its first user is the server itself. The calls take
-the others in turns: the one that is unused for the longest time comes first. A user is free when
+the others in turns: a user that becomes free goes to the end of the queue. It becomes free when
 process 1 of its call has been reaped, because the kernel then has ended all others. Only root may map
 users into a namespace, so the executor does that (sandbox.hosts.user_maps):
 

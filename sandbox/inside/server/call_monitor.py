@@ -41,7 +41,7 @@ _HOLD_AFTER_S = 0.01  # a notebook does not stop if its next cell arrives earlie
 _SPARE_CPU_S = 0.002  # for the end of its checkpoint
 _MAX_ESCAPES = 6  # looks that find a running process in an idle notebook
 _BUSY_SHARE = 0.02  # CPU time per time between two checks
-_NOTEBOOK_PROCESSES = 3  # the first one, which restores its state, the one that runs the cells, and a checkpoint
+_NOTEBOOK_PROCESSES = 3  # the base, the worker and a checkpoint (sandbox.inside.call.notebook_process)
 _NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
 _MAX_EXTENSION_FACTOR = 4
 _ROLLBACK_TIMEOUT_S = 0.5  # for a notebook's checkpoint to report the worker's death
@@ -175,7 +175,7 @@ class CallMonitor:
         return clock_s >= _LONG_IDLE_S and self._usage.read_state(child.pid) == b"S"
 
     def _is_long_cell(self, child: CallProcess, now: float) -> bool:
-        """Looks at all processes of the notebook: which of them runs the cell, only the notebook could say."""
+        """Judges all processes of the notebook: it alone could say which of them runs the cell."""
         pids = self._usage.list_process_tree(child.pid)
         cpu_s = self._usage.measure_cpu_s(pids)
         if child.schedules is None:  # earlier cells

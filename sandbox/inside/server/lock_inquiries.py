@@ -122,7 +122,7 @@ class _Inquiry(NamedTuple):
         return _FLOCK.pack(fcntl.F_UNLCK, whence, start, length, pid)
 
     def _find_range(self, whence: int, start: int, length: int, file: os.stat_result) -> tuple[int, int]:
-        """(first, last) byte, from the position or the end of the file if `whence` says so."""
+        """(first, last) byte; `start` may count from the position or the end of the file."""
         origin = {os.SEEK_SET: 0, os.SEEK_END: file.st_size}.get(whence)
         if origin is None:
             origin = int(self._read(f"{self.pid}/fdinfo/{self.fd}").split("pos:")[1].split()[0])
@@ -132,10 +132,10 @@ class _Inquiry(NamedTuple):
         return start, start + length - 1 if length else _MAX_OFFSET
 
     def _list_locks(self, file: os.stat_result) -> list[_Lock]:
-        """Those that processes of this pid namespace hold on the file, in the kernel's order."""
+        """The locks of this pid namespace's processes on the file, ordered by their first byte."""
         inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
         lines = [line.split() for line in self._read("locks").splitlines()]
-        return [
+        locks = [
             _Lock(
                 fcntl.F_WRLCK if words[3] == "WRITE" else fcntl.F_RDLCK,
                 int(words[4]),
@@ -145,6 +145,7 @@ class _Inquiry(NamedTuple):
             for words in lines
             if words[1] in ("POSIX", "OFDLCK") and words[5] == inode
         ]
+        return sorted(locks, key=lambda lock: lock.first)
 
     def _translate(self, pid: int) -> int:
         """The pid in the namespace of the process itself, as the asking thread knows it."""
