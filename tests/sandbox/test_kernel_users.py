@@ -22,8 +22,12 @@ SHARED = ["pipe pages", "descriptors in flight", "epoll watches"]
 @pytest.fixture
 def share_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the executor is not root."""
+
+    def refuse(_pid: int) -> bool:
+        return False
+
     for module in ("sandbox.hosts.local_host", "sandbox.hosts.docker.container"):
-        monkeypatch.setattr(f"{module}.may_map_users", lambda _pid: False)
+        monkeypatch.setattr(f"{module}.may_map_users", refuse)
 
 
 def get_text(outcome: CodeOutcome) -> str | CodeOutcome:

@@ -143,10 +143,7 @@ class DockerEngine:
                 "ReadonlyRootfs": True,
                 "SecurityOpt": security,
                 "Tmpfs": {"/tmp": f"size={spec.file_mib}m,nr_inodes=4096,mode=1777,nosuid,nodev,noexec"},
-                "Ulimits": [
-                    {"Name": "core", "Soft": 0, "Hard": 0},
-                    {"Name": "sigpending", "Soft": -1, "Hard": -1},  # of all calls together; each has a limit
-                ],
+                "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
             },
         }
 
