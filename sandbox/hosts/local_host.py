@@ -108,9 +108,16 @@ class LocalHost:
         if self._cgroups is not None and use_cgroups:
             owner = NOBODY if settings.namespaces and os.getuid() == 0 else os.getuid()
             self._cgroups.hand_over(process.pid, get_first_user(process.pid) if use_users else owner, connection)
+        launched = LocalProcess(process, connection)
         if use_users:
-            await answer_map_request(connection, process.pid)
-        return LocalProcess(process, connection)
+            try:
+                await answer_map_request(connection, process.pid)
+            except BaseException:  # cancelled: no other object refers to the process
+                connection.close()
+                launched.kill()
+                await launched.wait()
+                raise
+        return launched
 
     async def wait_until_broken(self) -> NoReturn:
         """Never raises: a machine that cannot start a process now may start one later."""

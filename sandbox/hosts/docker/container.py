@@ -101,7 +101,12 @@ class Container(asyncio.Protocol):
         if self._cgroups is not None and use_cgroups:
             self._cgroups.hand_over(pid, get_first_user(pid) if use_users else user, process.socket)
         if use_users:
-            await answer_map_request(process.socket, pid)
+            try:
+                await answer_map_request(process.socket, pid)
+            except BaseException:  # cancelled: no other object refers to the process
+                process.socket.close()
+                process.kill()
+                raise
         return process
 
     def send(self, frame: Frame) -> None:
