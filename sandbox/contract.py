@@ -21,6 +21,9 @@ class Isolation(msgspec.Struct, frozen=True):
     missing: tuple[str, ...]  # a sentence with a remedy for each protection that is off
     landlock: int = 0  # Landlock ABI version in force; 0: off
     call_cgroups: bool = False  # the kernel enforces the memory limit of a call; else the fork server does
+    kernel_users: bool = (
+        False  # each call has a kernel user of its own; else calls share what the kernel counts by user
+    )
 
 
 class CodeResult(msgspec.Struct, frozen=True):

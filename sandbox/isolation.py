@@ -24,7 +24,11 @@ def format_isolation(isolation: Isolation) -> str:
     landlock = f"version {isolation.landlock}" if isolation.landlock else "off"
     seccomp = "on" if isolation.seccomp else "off"
     memory = "a cgroup per call" if isolation.call_cgroups else "measured, no cgroups"
-    return f"{isolation.backend}; namespaces: {namespaces}; seccomp: {seccomp}; Landlock: {landlock}; memory: {memory}"
+    users = "one per call" if isolation.kernel_users else "shared"
+    return (
+        f"{isolation.backend}; namespaces: {namespaces}; seccomp: {seccomp}; Landlock: {landlock}; "
+        f"kernel users: {users}; memory: {memory}"
+    )
 
 
 def build_isolation(greeting: Frame, refusal: str | None, backend: str, host_missing: tuple[str, ...]) -> Isolation:
@@ -44,6 +48,7 @@ def build_isolation(greeting: Frame, refusal: str | None, backend: str, host_mis
         missing=tuple(missing),
         landlock=greeting["landlock"],
         call_cgroups=greeting["call_cgroups"],
+        kernel_users=greeting["kernel_users"],
     )
 
 

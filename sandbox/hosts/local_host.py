@@ -16,6 +16,8 @@ from bus.process.scratch_lock import holding_scratch, link_cgroup, name_scratch,
 from bus.process.waiting import wait_for_exit
 from sandbox.contract import SandboxFailure
 from sandbox.hosts.cgroup_folders import CgroupFolder
+from sandbox.hosts.user_maps import answer_map_request, may_map_users, offer_users
+from sandbox.inside.isolation.kernel_users import get_first_user
 from sandbox.inside.isolation.namespaces import NOBODY
 from sandbox.inside.wire.command import ENVIRONMENT, build_python_command, list_import_folders
 from sandbox.inside.wire.server_settings import ServerSettings
@@ -74,17 +76,39 @@ class LocalHost:
             link_cgroup(path, self._cgroups.path)
 
     async def launch(self, module: str, settings: ServerSettings) -> LocalProcess:
+        use_cgroups = self._cgroups is not None and settings.preload != "grader"
+        use_users = settings.namespaces and settings.preload != "grader" and may_map_users(os.getpid())
+        settings = settings._replace(
+            import_folders=list_import_folders(), kernel_users=use_users, call_cgroups=use_cgroups
+        )
+        process, connection = self._spawn(module, settings)
+        if use_users:
+            offer_users(connection, process.pid)
+        if self._cgroups is not None and use_cgroups:
+            owner = NOBODY if settings.namespaces and os.getuid() == 0 else os.getuid()
+            self._cgroups.hand_over(process.pid, get_first_user(process.pid) if use_users else owner, connection)
+        launched = LocalProcess(process, connection)
+        if use_users:
+            try:
+                await answer_map_request(connection, process.pid)
+            except BaseException:  # cancelled: no other object refers to the process
+                connection.close()
+                launched.kill()
+                await launched.wait()
+                raise
+        return launched
+
+    def _spawn(self, module: str, settings: ServerSettings) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """The process and this end of its socket. Raises SandboxFailure."""
         try:
             connection, child_end = socket.socketpair()
         except OSError as error:
             raise _make_start_failure(error) from error
         connection.setblocking(False)
-        use_cgroups = self._cgroups is not None and settings.preload != "grader"
-        settings = settings._replace(import_folders=list_import_folders(), call_cgroups=use_cgroups)
         try:
             # The starting thread must outlive the process: the kernel kills the process when this
             # thread exits.
-            process = subprocess.Popen(  # noqa: ASYNC220
+            process = subprocess.Popen(
                 build_python_command(_PYTHON, str(_ROOT), module, settings, child_end.fileno()),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -98,10 +122,7 @@ class LocalHost:
             raise _make_start_failure(error) from error
         finally:
             child_end.close()
-        if self._cgroups is not None and use_cgroups:
-            owner = NOBODY if settings.namespaces and os.getuid() == 0 else os.getuid()
-            self._cgroups.hand_over(process.pid, owner, connection)
-        return LocalProcess(process, connection)
+        return process, connection
 
     async def wait_until_broken(self) -> NoReturn:
         """Never raises: a machine that cannot start a process now may start one later."""

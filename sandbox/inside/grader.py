@@ -90,7 +90,7 @@ def _isolate(settings: ServerSettings, executor: socket.socket) -> None:
         syscalls.die_with_parent(signal.SIGKILL)
     syscalls.set_no_new_privileges()
     with contextlib.suppress(OSError, KeyError):  # the fork servers report a missing filter
-        seccomp.build_server_filter().install()
+        seccomp.install_server_filter(own_folders=False)
     memory = (settings.memory_mib + _MATH_VERIFY_MIB) * MIB
     limits = {resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     for kind, value in limits.items():

@@ -76,6 +76,28 @@ libc.timer_settime(timer, 0, (ctypes.c_long * 4)(0, 1_000_000, 0, 1_000_000), No
 start_threads(14, spin)
 """
 
+_FORGE_START = """
+def find_harness():
+    frame = sys._getframe()
+    while frame:
+        if "write_started" in frame.f_globals: return frame.f_globals
+        frame = frame.f_back
+    return {}
+find_harness()["write_started"] = lambda *_: None
+def forge_start(worker, checkpoint, at=0.0):
+    os.write(3, struct.pack("<cddII", b"s", at or time.monotonic(), 0.0, worker, checkpoint))
+"""
+_LOCK = 'library = os.open(os.__file__, os.O_RDONLY)\nlock = struct.pack("hhqqi4x", 1, 0, 0, 1, 0)\nimport fcntl\n'
+_SEND = """
+import array
+def send(number):
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    try:
+        while True: ours.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [number or theirs.fileno()] * 60))])
+    except OSError: time.sleep(60)
+"""
+
 # A test of every run meets these together; a nightly one meets each program alone.
 REPRESENTATIVES = {
     "returns while children in their own sessions spin": "fork(14, new_session(spin))",
@@ -149,5 +171,69 @@ fork(14, fill)
     "returns while children print": "fork(14, lambda: [os.write(1, bytes(65536)) for _ in iter(int, 1)])",
     "calls the kernel without end": "fork(14, lambda: [os.getppid() for _ in iter(int, 1)])\nspin()",
     "sleeps": "time.sleep(60)",
+    "names a spinning child as its checkpoint": _FORGE_START
+    + """
+child = os.fork()
+if not child:
+    start_threads(11, lambda: hashlib.pbkdf2_hmac('sha256', b'x', b'y', 10**9))
+    spin()
+forge_start(os.getpid(), child)
+time.sleep(60)
+""",
+    "names no process as its worker": _FORGE_START + "forge_start(999_999, 0)\nfork(14, spin)\nspin()",
+    "names a stopped child as its worker": _FORGE_START
+    + """
+child = os.fork()
+if not child: os.kill(os.getpid(), signal.SIGSTOP)
+forge_start(child, 0)
+spin()
+""",
+    "reports a late start": _FORGE_START + "while time.process_time() < 0.8: pass\nforge_start(os.getpid(), 0)\nspin()",
+    "reports no start": _FORGE_START + "fork(14, spin)\nspin()",
+    "holds empty pipes": "fork(14, lambda: ([os.pipe() for _ in range(100)], time.sleep(60)))\ntime.sleep(60)",
+    "holds epoll watches": """
+import select
+def watch():
+    polls, ends = [select.epoll() for _ in range(60)], [os.eventfd(0) for _ in range(60)]
+    for poll in polls:
+        for end in ends: poll.register(end)
+    time.sleep(60)
+fork(14, watch)
+time.sleep(60)
+""",
+    "holds descriptors in flight": _SEND + "fork(14, lambda: send(0))\ntime.sleep(60)",
+    "sends standard output to itself": _SEND + "fork(14, lambda: send(1))\ntime.sleep(60)",
+    "takes timers without end": """
+def take_timers():
+    while True: libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p()))
+fork(4, take_timers)
+time.sleep(60)
+""",
+    "queues signals without end": """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+fork(4, lambda: [libc.sigqueue(os.getppid(), signal.SIGRTMIN, None) for _ in iter(int, 1)])
+time.sleep(60)
+""",
+    "holds timers and events as descriptors": "fork(14, lambda: ([os.eventfd(0) for _ in range(250)], time.sleep(60)))",
+    "locks a library's file": _LOCK
+    + "[fcntl.lockf(library, fcntl.LOCK_SH, 1, 2 * n) for n in range(900)]\ntime.sleep(60)",
+    "asks for locks of its own file without end": _LOCK
+    + """
+own = os.open("own", os.O_RDWR | os.O_CREAT)
+def ask():
+    while True: fcntl.fcntl(own, fcntl.F_GETLK, lock)
+fork(14, ask)
+time.sleep(60)
+""",
+    "asks for locks of a library without end": _LOCK
+    + """
+def ask():
+    while True:
+        try: fcntl.fcntl(library, fcntl.F_GETLK, lock)
+        except OSError: pass
+fork(14, ask)
+time.sleep(60)
+""",
+    "asks for core scheduling": "fork(14, lambda: [libc.prctl(62, 1, 0, 1, 0) for _ in iter(int, 1)])\nspin()",
     "closes its socket and spins": "os.close(3)\nspin()",
 }

@@ -38,6 +38,50 @@ def start_scarce(start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch) -
     return partial(start_sandbox, container_processes=40, time_limit_s=20.0)
 
 
+_SCARCE_WATCHES = """
+import errno, os, select
+class Epoll:
+    def __init__(self, make=select.epoll):
+        self.epoll, self.left = make(), 8
+        self.poll, self.modify, self.close = self.epoll.poll, self.epoll.modify, self.epoll.close
+    def register(self, *arguments):
+        if not self.left: raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.epoll.register(*arguments)
+        self.left -= 1
+    def unregister(self, fd):
+        self.epoll.unregister(fd)
+        self.left += 1
+select.epoll = Epoll
+"""
+
+
+@pytest.mark.parametrize("start_sandbox", ["process"], indirect=True)
+async def test_a_refused_epoll_watch_fails_only_its_call(
+    start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*arguments: Any) -> list[str]:
+        *options, script, settings, fd = build_python_command(*arguments)
+        return [*options, _SCARCE_WATCHES + script, settings, fd]
+
+    monkeypatch.setattr("sandbox.hosts.local_host.build_python_command", build)
+    async with start_sandbox(time_limit_s=20.0) as client:
+        assert get_texts([await client.program("print(1)")]) == ["1\n"]
+        servers = client.sandbox.server_pids
+        sleeps = "import time; time.sleep(0.5); print('slept')"
+        calls = [client.cell(sleeps, number) if number % 2 else client.program(sleeps) for number in range(12)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        failures = {str(result) for result in results if isinstance(result, BaseException)}
+        assert failures <= {
+            "no process for a call: No space left on device",
+            "the fork server could not serve a call: No space left on device",
+        }
+        assert len(failures) > 0
+        for number in range(12):
+            await client.sandbox.end_notebook(number)
+        assert get_texts([await client.program("print(2)") for _ in range(4)]) == ["2\n"] * 4
+        assert client.sandbox.server_pids == servers
+
+
 def get_texts(results: list[CodeResult]) -> list[str | CodeOutcome]:
     return [
         result.outcome.output.stdout if isinstance(result.outcome, CodeOk) else result.outcome for result in results

@@ -12,6 +12,8 @@ from typing import cast
 
 from sandbox.contract import SandboxFailure
 from sandbox.hosts.cgroup_folders import CgroupFolder
+from sandbox.hosts.user_maps import answer_map_request, may_map_users, offer_users
+from sandbox.inside.isolation.kernel_users import get_first_user
 from sandbox.inside.wire.frames import BrokenStream, Frame, FrameReader, encode_frame
 from sandbox.inside.wire.server_settings import ServerSettings
 
@@ -87,13 +89,24 @@ class Container(asyncio.Protocol):
 
     async def launch(self, module: str, settings: ServerSettings) -> ContainerProcess:
         use_cgroups = self._cgroups is not None and settings.preload != "grader"
-        settings = settings._replace(call_cgroups=use_cgroups)
+        use_users = settings.namespaces and settings.preload != "grader" and may_map_users(self.pid)
+        settings = settings._replace(kernel_users=use_users, call_cgroups=use_cgroups)
         token = secrets.token_hex(16)
         process = self.processes[token] = ContainerProcess(self, token)
         self.send({"op": "start", "token": token, "module": module, "settings": settings.to_json()})
         await process.wait_connected()
+        pid, user = _get_peer(process.socket)
+        if use_users:
+            offer_users(process.socket, pid)
         if self._cgroups is not None and use_cgroups:
-            self._cgroups.hand_over(*_get_peer(process.socket), process.socket)
+            self._cgroups.hand_over(pid, get_first_user(pid) if use_users else user, process.socket)
+        if use_users:
+            try:
+                await answer_map_request(process.socket, pid)
+            except BaseException:  # cancelled: no other object refers to the process
+                process.socket.close()
+                process.kill()
+                raise
         return process
 
     def send(self, frame: Frame) -> None:

@@ -28,7 +28,7 @@ from sandbox.inside.wire.call_wire import CONTROL_FD, read_call, write_answer, w
 from sandbox.inside.wire.server_settings import ServerSettings
 
 _MAX_OPEN_FILES = 256  # and one per MiB of memory: a descriptor may hold 208 KiB of a socket's buffer
-_MAX_PENDING_SIGNALS = 256  # timers included
+_MAX_PENDING_SIGNALS = 128  # timers included
 _BROKEN_EXIT_CODE = 70  # the code broke the socket or the harness
 MIB = 1 << 20
 
@@ -44,7 +44,8 @@ class CallIsolation(NamedTuple):
     ruleset: int | None  # descriptor: `landlock` plus write access to this call's folder
     seccomp_filter: SeccompFilter | None
     own_namespaces: bool
-    unprivileged_id: int | None  # uid and gid of the call, where root has no namespaces
+    own_users: bool  # each call has a kernel user of its own
+    user: int | None = None  # that of this call
 
 
 def run_call_process(
@@ -75,6 +76,9 @@ def _isolate(control: int, folder: str | None, isolation: CallIsolation) -> None
     """Takes few steps, because each copies pages. Most isolation is inherited."""
     os.setpgid(0, 0)  # not setsid: autogrouping would give the session its own CPU share
     if isolation.own_namespaces:
+        if isolation.user is not None:  # first, because it becomes the owner of the folder
+            os.setresuid(isolation.user, isolation.user, isolation.user)
+            syscalls.make_dumpable()  # else /proc hides it from the fork server
         syscalls.unshare(syscalls.CLONE_NEWNS)
         syscalls.mount("tmpfs", SCRATCH, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, isolation.scratch_options)
         os.chdir(SCRATCH)
@@ -83,6 +87,8 @@ def _isolate(control: int, folder: str | None, isolation: CallIsolation) -> None
         _enter_folder(folder, isolation)
     syscalls.drop_capabilities()
     _set_limit(resource.RLIMIT_NPROC, isolation.max_processes + HARNESS_PROCESSES)
+    # After the new user namespace, which else applies this limit to all calls of the same user together.
+    _set_limit(resource.RLIMIT_SIGPENDING, _MAX_PENDING_SIGNALS)
     _set_limit(resource.RLIMIT_NOFILE, min(_MAX_OPEN_FILES, max(32, isolation.settings.memory_mib)))
     if isolation.landlock is not None and isolation.ruleset is not None:
         isolation.landlock.restrict_self(isolation.ruleset)  # after the mounts, which it forbids
@@ -95,10 +101,10 @@ def _isolate(control: int, folder: str | None, isolation: CallIsolation) -> None
 def _enter_folder(folder: str, isolation: CallIsolation) -> None:
     os.chdir(folder)
     os.environ["HOME"] = os.environ["TMPDIR"] = folder
-    if isolation.unprivileged_id is not None:
+    if isolation.user is not None:
         os.setgroups([])
-        os.setresgid(*[isolation.unprivileged_id] * 3)
-        os.setresuid(*[isolation.unprivileged_id] * 3)
+        os.setresgid(isolation.user, isolation.user, isolation.user)
+        os.setresuid(isolation.user, isolation.user, isolation.user)
     syscalls.die_with_parent(signal.SIGKILL)  # a pid namespace has this effect
 
 
@@ -108,7 +114,6 @@ def set_shared_limits(settings: ServerSettings, mapped_bytes: int) -> None:
     _set_limit(resource.RLIMIT_FSIZE, settings.file_mib * MIB)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
         _set_limit(kind, 0)
-    _set_limit(resource.RLIMIT_SIGPENDING, _MAX_PENDING_SIGNALS)
     syscalls.set_no_new_privileges()
 
 

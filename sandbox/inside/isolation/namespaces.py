@@ -12,11 +12,15 @@ interpreter may be in a folder that only root can read, and then drops to an unp
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH100, PTH103, PTH110, PTH112, PTH114, PTH115, PTH211
 
+import contextlib
 import os
+import resource
 import signal
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sandbox.inside.isolation import syscalls
+from sandbox.inside.isolation.kernel_users import OfferedUsers
 
 NOBODY = 65534
 NAMESPACE_NAMES = ("user", "pid", "mount", "network", "ipc")
@@ -27,8 +31,15 @@ SCRATCH = f"{SCRATCH_PARENT}/own"  # mount point of each call's folder
 _NEW_ROOT = "/tmp"  # mount point of the new root while it is built; visible only to this process
 
 
-def enter_namespaces(visible_folders: Sequence[str], server_fds: Sequence[int]) -> int:
-    """Returns in a forked process, the fork server, with a descriptor of its /proc.
+class EnteredNamespaces(NamedTuple):
+    proc_fd: int  # a descriptor of the /proc of the pid namespace
+    has_users: bool  # whether calls can have kernel users of their own
+
+
+def enter_namespaces(
+    visible_folders: Sequence[str], server_fds: Sequence[int], users: OfferedUsers | None = None
+) -> EnteredNamespaces:
+    """Returns in a forked process, the fork server.
 
     The calling process closes `server_fds`, waits for the fork server and exits with its exit
     code. Raises OSError if the kernel refuses.
@@ -37,24 +48,32 @@ def enter_namespaces(visible_folders: Sequence[str], server_fds: Sequence[int]) 
     if os.getuid() == 0:
         syscalls.unshare(syscalls.CLONE_NEWNS)
         _build_root(visible_folders)
-        _become_nobody()
-        _unshare_all()
+        with contextlib.suppress(ValueError):  # a root without CAP_SYS_RESOURCE
+            # The kernel also counts the signals of all calls together, against this limit.
+            resource.setrlimit(resource.RLIMIT_SIGPENDING, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        _drop_root(NOBODY if users is None else users.first)
+        has_users = _unshare_all(users)
     else:
-        _unshare_all()
+        has_users = _unshare_all(users)
         _build_root(visible_folders)
     _fork_first_process(server_fds)
-    return _mount_own_proc()
+    return EnteredNamespaces(_mount_own_proc(), has_users)
 
 
-def _become_nobody() -> None:
+def _drop_root(user: int) -> None:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(user, user, user)
+    _recover_from_change_of_user()
+
+
+def _recover_from_change_of_user() -> None:
     syscalls.make_dumpable()
-    syscalls.die_with_parent(signal.SIGKILL)  # again: a change of user clears it
+    syscalls.die_with_parent(signal.SIGKILL)
 
 
-def _unshare_all() -> None:
+def _unshare_all(users: OfferedUsers | None) -> bool:
+    """Whether the executor has mapped the users, of which this process then is the first."""
     user, group = os.geteuid(), os.getegid()
     syscalls.unshare(
         syscalls.CLONE_NEWUSER
@@ -64,8 +83,13 @@ def _unshare_all() -> None:
         | syscalls.CLONE_NEWIPC
     )
     _write_file("/proc/self/setgroups", "deny")
+    if users is not None and users.request_map():
+        users.become_first()
+        _recover_from_change_of_user()
+        return True
     _write_file("/proc/self/uid_map", f"{user} {user} 1")
     _write_file("/proc/self/gid_map", f"{group} {group} 1")
+    return False
 
 
 def _write_file(path: str, text: str) -> None:
@@ -97,6 +121,8 @@ def _build_root(visible_folders: Sequence[str]) -> None:
     for name, source in devices.items():
         os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY))
         syscalls.mount(f"{proc_now}/{source}", f"{root}/dev/{name}", None, syscalls.MS_BIND)
+        # Calls still can write to the device, but not set the times of the shared file.
+        syscalls.set_mount_attributes(f"{root}/dev/{name}", syscalls.MOUNT_ATTR_RDONLY, recursive=False)
     os.makedirs(root + SCRATCH)
     os.symlink(SCRATCH, f"{root}/dev/shm")
     if not os.path.exists(f"{root}/tmp"):

@@ -31,8 +31,11 @@ _ALLOWED_ON_SELF = {
 }
 # Descriptors, owners, and byte-range locks of a process, which end with it. Not: leases and
 # notifications, which observe other processes; locks of an open file; larger pipes.
-_F_OFD_GETLK, _F_DUPFD_CLOEXEC = 36, 1030
-_FCNTL_COMMANDS = (*range(18), _F_OFD_GETLK, _F_DUPFD_CLOEXEC, fcntl.F_GETPIPE_SZ)
+_F_DUPFD_CLOEXEC = 1030
+_FCNTL_COMMANDS = (*range(18), _F_DUPFD_CLOEXEC, fcntl.F_GETPIPE_SZ)
+# Options of a process for itself: parent's death, dumps, capabilities, name, timer slack, subreaper, new
+# privileges, huge pages, speculation, names of memory. Not: core scheduling, which takes CPUs from others.
+_PRCTL_OPTIONS = (*range(1, 5), 7, 8, 15, 16, 21, 23, 24, *range(27, 31), *range(36, 43), 47, 52, 53, 0x5356_4D41)
 _CLONE3 = 435
 _DATAGRAM_BIT = 2  # the common bit of SOCK_DGRAM and SOCK_RAW: such a socket can send to any name
 _NAMESPACE_FLAGS = 0x7E02_0000  # all CLONE_NEW* that clone supports
@@ -43,7 +46,8 @@ _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0
 _NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _DENY = _ERRNO | errno.EPERM
-_SECCOMP_SET_MODE_FILTER = 1
+_ASK_LISTENER = 0x7FC0_0000
+_SECCOMP_SET_MODE_FILTER, _NEW_LISTENER = 1, 1 << 3
 
 
 def _pack_instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -106,7 +110,12 @@ def _build_self_checks() -> list[bytes]:
     return program
 
 
-def _build_server_program() -> bytes:
+def _build_server_program(on_lock_inquiry: int) -> bytes:
+    lock_inquiry = [
+        _load_argument(1),
+        _pack_instruction(_JUMP_EQUAL, fcntl.F_GETLK, 0, 1),
+        _pack_instruction(_RETURN, on_lock_inquiry),
+    ]
     unix_pair = [
         _load_argument(0),
         _pack_instruction(_JUMP_EQUAL, socket.AF_UNIX, 1, 0),
@@ -123,6 +132,7 @@ def _build_server_program() -> bytes:
         _pack_instruction(_JUMP_EQUAL, _CLONE3, 0, 1),
         _pack_instruction(_RETURN, _ERRNO | errno.ENOSYS),
         *_build_checks("socketpair", *unix_pair),
+        *_build_checks("fcntl", *lock_inquiry),
         *_build_allow_list({*CALL_SYSCALLS.values(), *SETUP_SYSCALLS.values()}, beyond=_ERRNO | errno.ENOSYS),
     ]
     return b"".join(program)
@@ -140,6 +150,7 @@ def _build_call_program() -> bytes:
         _pack_instruction(_LOAD, _NUMBER_AT),
         *_build_checks("mmap", *private_memory),
         *_build_checks("fcntl", _load_argument(1), *_build_allow_list(_FCNTL_COMMANDS, beyond=_DENY)),
+        *_build_checks("prctl", _load_argument(0), *_build_allow_list(_PRCTL_OPTIONS, beyond=_DENY)),
         # unshare(CLONE_THREAD) has no effect; syscalls.is_single_threaded needs it.
         _pack_instruction(_JUMP_EQUAL, SETUP_SYSCALLS["unshare"], 0, 4),
         _load_argument(0),
@@ -172,16 +183,30 @@ class SeccompFilter:
     def __init__(self, instructions: bytes) -> None:
         self._program = _BpfProgram(len(instructions) // 8, instructions)
 
-    def install(self) -> None:
+    def install(self, flags: int = 0) -> int:
         """Filters this thread and its descendants. Needs no_new_privs. Raises OSError."""
         done = syscalls.LIBC.syscall(
-            SETUP_SYSCALLS["seccomp"], _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(self._program)
+            SETUP_SYSCALLS["seccomp"], _SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(self._program)
         )
-        syscalls.check_result(done, "seccomp")
+        return syscalls.check_result(done, "seccomp")
 
 
-def build_server_filter() -> SeccompFilter:
-    return SeccompFilter(_build_server_program())
+def install_server_filter(*, own_folders: bool) -> int | None:
+    """Installs the filter of the fork server. Raises OSError.
+
+    With `own_folders` of calls, returns the descriptor that receives their uses of F_GETLK, or None where a filter of
+    the container has such a descriptor already: then F_GETLK is refused.
+    """
+    if not own_folders:
+        SeccompFilter(_build_server_program(_ALLOW)).install()
+        return None
+    try:
+        return SeccompFilter(_build_server_program(_ASK_LISTENER)).install(_NEW_LISTENER)
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.EINVAL):
+            raise
+    SeccompFilter(_build_server_program(_DENY)).install()
+    return None
 
 
 def build_call_filter() -> SeccompFilter:

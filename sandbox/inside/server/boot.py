@@ -19,9 +19,11 @@ from sandbox.inside.call import call_process
 from sandbox.inside.call.call_process import CallIsolation
 from sandbox.inside.call.standard_streams import renew_output_objects
 from sandbox.inside.isolation import landlock, namespaces, seccomp, syscalls
+from sandbox.inside.isolation.kernel_users import OfferedUsers, receive_offer
 from sandbox.inside.isolation.landlock import LandlockRules
 from sandbox.inside.server.call_cgroups import can_join, receive_call_cgroups
 from sandbox.inside.server.fork_server import ForkServer
+from sandbox.inside.server.lock_inquiries import hold_devices, start_answering
 from sandbox.inside.server.scratch_folders import remove_folder
 from sandbox.inside.wire.frames import encode_frame
 from sandbox.inside.wire.server_settings import ServerSettings, parse_settings
@@ -38,9 +40,10 @@ def main() -> NoReturn:
     os.environ.pop("LD_BIND_NOW", None)
     executor = socket.socket(fileno=int(sys.argv[2]))
     try:
+        users = receive_offer(executor) if settings.kernel_users else None
         cgroups = receive_call_cgroups(executor, settings.memory_mib) if settings.call_cgroups else None
         fds = [executor.fileno()] if cgroups is None else [executor.fileno(), cgroups.folder_fd]
-        isolation, folder, missing = _isolate(settings, fds)
+        isolation, folder, missing = _isolate(settings, fds, users)
         if cgroups is not None and not can_join(cgroups):
             cgroups = None
         _raise_open_file_limit()
@@ -56,6 +59,7 @@ def main() -> NoReturn:
                 "hello": settings.preload,
                 "namespaces": in_force,
                 "landlock": abi,
+                "kernel_users": isolation.own_users,
                 "call_cgroups": cgroups is not None,
                 "missing": missing,
             }
@@ -72,17 +76,19 @@ def main() -> NoReturn:
     os._exit(0)
 
 
-def _isolate(settings: ServerSettings, fds: list[int]) -> tuple[CallIsolation, str | None, list[str]]:
+def _isolate(
+    settings: ServerSettings, fds: list[int], users: OfferedUsers | None
+) -> tuple[CallIsolation, str | None, list[str]]:
     sys.path[:] = list(settings.import_folders)
     missing: list[str] = []
     folder = None
     if settings.namespaces:
-        proc = namespaces.enter_namespaces([*settings.import_folders, sys.base_prefix], fds)
+        proc, has_users = namespaces.enter_namespaces([*settings.import_folders, sys.base_prefix], fds, users)
         os.environ.update(HOME=namespaces.SCRATCH, TMPDIR=namespaces.SCRATCH)
     else:
         syscalls.die_with_parent(signal.SIGKILL)
         syscalls.become_subreaper()
-        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        proc, has_users = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY), os.getuid() == 0
         folder = _make_private_folder()
         missing += _describe_unreachable_folders(settings)
     syscalls.set_no_new_privileges()
@@ -93,7 +99,15 @@ def _isolate(settings: ServerSettings, fds: list[int]) -> tuple[CallIsolation, s
     rules = _build_landlock(settings, missing)
     ruleset = rules.create_ruleset(namespaces.SCRATCH_PARENT) if rules is not None and settings.namespaces else None
     isolation = CallIsolation(
-        settings, proc, options, processes, rules, ruleset, _install_filter(missing), settings.namespaces, None
+        settings,
+        proc,
+        options,
+        processes,
+        rules,
+        ruleset,
+        _install_filters(missing, proc, fds, own_folders=settings.namespaces),
+        settings.namespaces,
+        has_users,
     )
     return isolation, folder, missing
 
@@ -156,10 +170,16 @@ def _read_mapped_bytes(isolation: CallIsolation) -> int:
         os.close(fd)
 
 
-def _install_filter(missing: list[str]) -> seccomp.SeccompFilter | None:
+def _install_filters(
+    missing: list[str], proc_fd: int, fds: list[int], *, own_folders: bool
+) -> seccomp.SeccompFilter | None:
     """Installs the fork server's filter and returns that of the calls; None if refused."""
     try:
-        seccomp.build_server_filter().install()
+        if own_folders:
+            hold_devices()
+        listener = seccomp.install_server_filter(own_folders=own_folders)
+        if listener is not None:
+            start_answering(listener, proc_fd, fds)
     except (OSError, KeyError) as error:
         missing.append(f"No seccomp filter ({error}): use a kernel with CONFIG_SECCOMP_FILTER on x86-64 or arm64.")
         return None

@@ -68,17 +68,24 @@ class CallCgroup:
 
     def has_room_for_checkpoint(self) -> bool:
         """Whether a notebook's state fits into the limit twice: a cell may change all of it."""
-        return 2 * self._read(self._files.usage) <= self._limit
+        try:
+            return 2 * self._read(self._files.usage) <= self._limit
+        except OSError:  # no descriptor is left
+            return False
 
     def find_culprit(self) -> str | None:
         """What the kernel killed a process of this call for: the limit of the "call" or of the "machine".
 
         Several processes of a call may fail to allocate at once. The kernel then kills some of them later, so that
-        kills after the first one for the call's limit have the same culprit.
+        kills after the first one for the call's limit have the same culprit. Without a free descriptor, the
+        culprit is that of the last look.
         """
-        num_killed = self._read(*self._files.kills)
+        try:
+            num_killed = self._read(*self._files.kills)
+            num_limit_hits = self._read(*self._files.limit_hits) if num_killed != self._num_killed else 0
+        except OSError:
+            return self._culprit
         if num_killed != self._num_killed:
-            num_limit_hits = self._read(*self._files.limit_hits)
             if self._culprit != "call":
                 self._culprit = "call" if num_limit_hits > self._num_limit_hits else "machine"
             self._num_killed, self._num_limit_hits = num_killed, num_limit_hits
@@ -86,9 +93,11 @@ class CallCgroup:
 
     def is_reusable(self) -> bool:
         """Whether its processes left neither memory nor counts."""
-        return self._read(self._files.usage) <= self._limit * _MAX_REST_SHARE and not self._read(
-            *self._files.limit_hits
-        )
+        try:
+            used, num_limit_hits = self._read(self._files.usage), self._read(*self._files.limit_hits)
+        except OSError:  # no descriptor is left
+            return False
+        return used <= self._limit * _MAX_REST_SHARE and not num_limit_hits
 
     def remove(self) -> bool:
         """False while it has processes."""

@@ -18,11 +18,12 @@ many times as long, so that no call occupies the fork server.
 
 import heapq
 import os
-import sys
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
-from sandbox.inside.server.call_cgroups import MAX_MEMORY_FACTOR
+from sandbox.inside.server.call_ending import CallKiller
+from sandbox.inside.server.call_footprint import CHECK_INTERVAL_S, CallFootprint
 from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
 from sandbox.inside.server.proc_usage import ProcessUsage
 from sandbox.inside.server.process_hold import ProcessHold
@@ -35,17 +36,14 @@ MAX_OUTCOME_BYTES = 1 << 20
 _FIRST_CHECK_S = 0.005  # most calls end earlier: their pipes are read once, at their end
 _LONG_CPU_S = {"bare": 0.008, "numpy": 0.015, "scientific": 0.025}  # nearly all calls need less
 _LONG_IDLE_S = 0.05  # clock time after which a sleeping worker makes its call a long one
-_CHECK_INTERVAL_S, _MIN_CHECK_INTERVAL_S = 0.05, 0.005
 _LONG_MEASUREMENT_S = 0.005
 _PAUSE_PER_MEASUREMENT, _PAUSE_PER_LONG_MEASUREMENT = 8, 20
-_GROWTH_BYTES_PER_S = 1 << 30  # of one CPU's processes, at most
-_MAX_OVERSHOOT = 0.25  # of the memory limit, between two measurements
 _ANSWER_GRACE_S = 0.1  # for a program to exit
 _HOLD_AFTER_S = 0.01  # a notebook does not stop if its next cell arrives earlier
 _SPARE_CPU_S = 0.002  # for the end of its checkpoint
 _MAX_ESCAPES = 6  # looks that find a running process in an idle notebook
 _BUSY_SHARE = 0.02  # CPU time per time between two checks
-_MAX_LOCKS = 1024  # byte-range locks of all processes of a call
+_NOTEBOOK_PROCESSES = 3  # the base, the worker and a checkpoint (sandbox.inside.call.notebook_process)
 _NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
 _MAX_EXTENSION_FACTOR = 4
 _ROLLBACK_TIMEOUT_S = 0.5  # for a notebook's checkpoint to report the worker's death
@@ -56,22 +54,26 @@ class CallController(Protocol):
 
     def poll_pipes(self, child: CallProcess) -> None: ...
     def receive_reply(self, child: CallProcess) -> bool: ...
-    def stop(self, child: CallProcess) -> None: ...
-    def kill(self, child: CallProcess) -> None: ...
 
 
 class CallMonitor:
     def __init__(
-        self, settings: ServerSettings, usage: ProcessUsage, notebooks: NotebookProcesses, controller: CallController
+        self,
+        settings: ServerSettings,
+        usage: ProcessUsage,
+        notebooks: NotebookProcesses,
+        footprint: CallFootprint,
+        killer: CallKiller,
+        controller: CallController,
     ) -> None:
         self._limit_s = settings.time_limit_s
-        self._memory_limit = settings.memory_mib << 20
         self._long_cpu_s = _LONG_CPU_S[settings.preload]
         self._usage = usage
         self._notebooks = notebooks
+        self._footprint = footprint
+        self._killer = killer
         self._controller = controller
-        self._num_cpus = len(os.sched_getaffinity(0))
-        num_running = max(1, self._num_cpus // settings.fork_servers)
+        num_running = max(1, len(os.sched_getaffinity(0)) // settings.fork_servers)
         self._slices: TimeSlices[CallProcess] = TimeSlices(num_running)
         self._stops: StopLedger[CallProcess] = StopLedger(num_running)
         self._pending: PendingWaits[CallProcess] = PendingWaits()
@@ -118,29 +120,33 @@ class CallMonitor:
             if when != child.timer_at or (child.call is None and child.notebook_id is None):
                 continue
             child.timer_at = None
-            if child.check_at > now:
-                self._set_timer(child, child.check_at)
-                continue
-            if child.call is None:
-                self._hold_notebook(child, now)
-                continue
-            if child.notebook_id is not None and not self._controller.receive_reply(child):
-                continue
-            if child.exceeded_limit is not None:
-                self._stop_call(child, child.exceeded_limit, now)
-            elif now >= child.deadline and (reason := self._find_timeout(child, now)) is not None:
-                self._stop_call(child, reason, now)
-            elif child.stopped_at is None:
-                self._check_call(child, now)
-            else:
-                self._set_timer(child, min(child.deadline, now + self._holds[child].check()))
+            try:
+                self._run_timer(child, now)
+            except OSError as error:
+                self._killer.fail(child, error)
+
+    def _run_timer(self, child: CallProcess, now: float) -> None:
+        if child.check_at > now:
+            self._set_timer(child, child.check_at)
+        elif child.call is None:
+            self._hold_notebook(child, now)
+        elif child.notebook_id is not None and not self._controller.receive_reply(child):
+            return
+        elif child.exceeded_limit is not None:
+            self._stop_call(child, child.exceeded_limit, now)
+        elif now >= child.deadline and (reason := self._find_timeout(child, now)) is not None:
+            self._stop_call(child, reason, now)
+        elif child.stopped_at is None:
+            self._check_call(child, now)
+        else:
+            self._set_timer(child, min(child.deadline, now + self._holds[child].check()))
 
     def _stop_call(self, child: CallProcess, reason: str, now: float) -> None:
         child.exceeded_limit = reason
         if reason == STARVED:
-            self._controller.kill(child)  # it runs again: a notebook is built again, with its files
+            self._killer.kill(child)  # it runs again: a notebook is built again, with its files
         else:
-            self._controller.stop(child)
+            self._killer.stop(child)
         self._set_timer(child, now + _ROLLBACK_TIMEOUT_S)
 
     def _set_timer(self, child: CallProcess, when: float) -> None:
@@ -158,7 +164,7 @@ class CallMonitor:
             child.pipes_polled = True
             self._controller.poll_pipes(child)
         if child.sampled_at is None and not self._is_long(child, now):
-            pause_s = min(max(now - child.started_at, _FIRST_CHECK_S), _CHECK_INTERVAL_S)
+            pause_s = min(max(now - child.started_at, _FIRST_CHECK_S), CHECK_INTERVAL_S)
             self._set_timer(child, min(child.deadline, now + pause_s))
             return
         began_s = time.thread_time()
@@ -169,21 +175,27 @@ class CallMonitor:
             self._set_timer(child, min(child.deadline, now + max(pause_s, _compute_pause_s(began_s))))
 
     def _is_long(self, child: CallProcess, now: float) -> bool:
-        worker = self._find_worker(child)
-        if worker is None:
-            return False
-        cpu_s, waited_s = self._usage.read_schedule(worker)
-        if cpu_s - child.cpu_s >= self._long_cpu_s or self._usage.has_children(worker):
+        if child.notebook_id is not None:
+            return self._is_long_cell(child, now)
+        cpu_s, waited_s = self._usage.read_schedule(child.pid)
+        if cpu_s >= self._long_cpu_s or self._usage.has_children(child.pid):
             return True
-        clock_s = now - child.started_at - (waited_s - child.waited_s)
-        return clock_s >= _LONG_IDLE_S and self._usage.read_state(worker) == b"S"
+        clock_s = now - child.started_at - waited_s
+        return clock_s >= _LONG_IDLE_S and self._usage.read_state(child.pid) == b"S"
 
-    def _find_worker(self, child: CallProcess) -> int | None:
-        if child.worker is None:
-            child.worker = self._notebooks.find_worker(child)
-            if child.worker is not None and child.notebook_id is not None:  # earlier cells
-                child.cpu_s, child.waited_s = self._usage.read_schedule(child.worker)
-        return child.worker
+    def _is_long_cell(self, child: CallProcess, now: float) -> bool:
+        """Judges all processes of the notebook: it alone could say which of them runs the cell."""
+        pids = self._usage.list_process_tree(child.pid)
+        cpu_s = self._usage.measure_cpu_s(pids)
+        if child.schedules is None:  # earlier cells
+            child.schedules = {pid: self._usage.read_schedule(pid) for pid in pids[1:]}
+            child.tree_cpu_s = cpu_s
+        if cpu_s - child.tree_cpu_s >= self._long_cpu_s or len(pids) > _NOTEBOOK_PROCESSES:
+            return True
+        return now - child.started_at >= _LONG_IDLE_S and not self._is_any_running(pids)
+
+    def _is_any_running(self, pids: list[int]) -> bool:
+        return any(self._usage.read_state(pid) == b"R" for pid in pids)
 
     def _check_process_tree(self, child: CallProcess, now: float) -> float | None:
         """Updates CPU time and memory of the call's processes.
@@ -193,59 +205,31 @@ class CallMonitor:
         if child.cgroup is not None and child.cgroup.find_culprit() == "call":
             return None
         pids = self._usage.list_process_tree(child.pid)
-        used, is_too_large = self._measure_memory(child, pids)
+        used, is_too_large = self._footprint.measure_memory(child, pids)
         if is_too_large:
             pids = self._usage.list_process_tree(child.pid)
-            used, is_too_large = self._measure_memory(child, pids)  # pages of an exiting process may count twice
+            # Pages of an exiting process may have counted twice.
+            used, is_too_large = self._footprint.measure_memory(child, pids)
             if is_too_large:
                 return None
-        checkpoint = self._notebooks.find_checkpoint(child)
-        pids = [pid for pid in pids if pid != checkpoint]
-        if self._usage.count_locks(pids) > _MAX_LOCKS:
+        if self._footprint.exceeds_share(pids):
             return None
         child.memory_bytes = used
-        pause_s = _CHECK_INTERVAL_S if child.cgroup is not None else self._choose_pause_s(len(pids), used)
+        pause_s = self._footprint.choose_pause_s(child, len(pids), used)
         total_s = self._usage.measure_cpu_s(pids)
         if child.sampled_at is None:
-            child.sampled_at, child.tree_cpu_s = now, 0.0 if child.notebook_id is None else total_s
+            child.sampled_at = now
         used_s = max(0.0, total_s - child.tree_cpu_s)
         if child not in self._slices and used_s < self._long_cpu_s:
             return pause_s
-        busy = used_s > _BUSY_SHARE * (now - child.sampled_at) or any(
-            self._usage.read_state(pid) == b"R" for pid in pids
-        )
+        busy = used_s > _BUSY_SHARE * (now - child.sampled_at) or self._is_any_running(pids)
         child.sampled_at, child.tree_cpu_s = now, total_s
         child.spent_cpu_s += used_s
         self._stops.add_cpu(used_s)
-        _lower_priority(pids if child.notebook_id is None else pids[1:])
+        checkpoint = self._footprint.find_checkpoint(child)
+        _lower_priority(pids if child.notebook_id is None else [pid for pid in pids[1:] if pid != checkpoint])
         self._apply_slices(*self._slices.update(child, used_s, used, busy), now)
         return pause_s
-
-    def _choose_pause_s(self, num_processes: int, used: int) -> float:
-        """Until several growing processes could exceed the limit by `_MAX_OVERSHOOT`."""
-        if num_processes == 1:
-            return _CHECK_INTERVAL_S
-        spare = (1 + _MAX_OVERSHOOT) * self._memory_limit - used
-        growth = _GROWTH_BYTES_PER_S * min(self._num_cpus, num_processes)
-        return min(_CHECK_INTERVAL_S, max(_MIN_CHECK_INTERVAL_S, spare / growth))
-
-    def _measure_memory(self, child: CallProcess, pids: list[int]) -> tuple[int, bool]:
-        """(bytes, whether they exceed the limit) of the call's processes, which may include a checkpoint."""
-        if len(pids) == 1:  # RLIMIT_AS bounds a single process
-            return self._usage.measure_memory(pids, sys.maxsize), False
-        limit = self._memory_limit
-        if self._notebooks.find_checkpoint(child) in pids:
-            limit = int(limit * MAX_MEMORY_FACTOR)
-        used = self._usage.measure_memory(pids, limit)
-        return used, used > limit
-
-    def has_room_for_checkpoint(self, notebook: CallProcess) -> bool:
-        """Whether the notebook's state fits into the limit twice: a cell may change all of it."""
-        if notebook.cgroup is not None:
-            return notebook.cgroup.has_room_for_checkpoint()
-        worker = self._notebooks.find_worker(notebook)
-        limit = self._memory_limit * MAX_MEMORY_FACTOR
-        return worker is None or 2 * self._usage.measure_memory([worker], sys.maxsize) <= limit
 
     def _find_timeout(self, child: CallProcess, now: float) -> str | None:
         """The reason to end a call at its deadline. None if its deadline has been extended."""
@@ -254,16 +238,14 @@ class CallMonitor:
             return "timeout"
         present_stop_s = now - child.stopped_at if child.stopped_at is not None else 0.0
         stopped_s, had_slice = child.stopped_s + present_stop_s, self._slices.had_slice(child)
-        worker = self._find_worker(child)
-        has_begun = worker is not None and child.update_start(now)
+        has_begun = child.update_start(now)
         last = child.started_at + self._limit_s * _MAX_EXTENSION_FACTOR + (0.0 if had_slice else stopped_s)
-        if worker is None or not has_begun:  # isolation is slow on a busy machine
+        if not has_begun:  # isolation is slow on a busy machine
             if now >= last:
                 return STARVED if child.start_report is None else "timeout"
             child.deadline = min(last, now + self._limit_s)
             return None
-        before = child.cpu_s, child.waited_s
-        threads = self._usage.list_thread_times(child.pid, worker, before, child.started_at)
+        threads = self._usage.list_thread_times(child.pid, self._get_earlier_times(child), child.started_at)
         total_cpu_s = max(child.spent_cpu_s, sum(each.cpu_s for each in threads))
         waited_s = compute_outside_wait_s(threads, total_cpu_s)
         if now < last:
@@ -277,8 +259,12 @@ class CallMonitor:
         since = self._pending.find_since(child, now, threads) if total_cpu_s < self._limit_s else None
         if since is None:
             return "timeout"
-        child.deadline = now + _CHECK_INTERVAL_S
+        child.deadline = now + CHECK_INTERVAL_S
         return STARVED if now >= since + self._limit_s else None
+
+    def _get_earlier_times(self, child: CallProcess) -> Mapping[int, tuple[float, float]]:
+        """CPU times and waits before the call of the processes that may run it, by pid."""
+        return {child.pid: (0.0, 0.0)} if child.notebook_id is None else child.schedules or {}
 
     # ------------------------------------------------------------ idle notebooks and time slices
 
@@ -290,10 +276,13 @@ class CallMonitor:
         hold = self._holds.setdefault(child, ProcessHold(child, self._usage, _SPARE_CPU_S))
         was_verified = hold.is_verified
         pause_s = hold.check()
-        if hold.num_escapes > _MAX_ESCAPES or (not was_verified and self._measure_memory(child, hold.pids)[1]):
-            self._controller.kill(child)
+        if hold.num_escapes > _MAX_ESCAPES or (not was_verified and self._exceeds_limit(child, hold.pids)):
+            self._killer.kill(child)
         else:
             self._set_timer(child, now + max(pause_s, _compute_pause_s(began_s)))
+
+    def _exceeds_limit(self, child: CallProcess, pids: list[int]) -> bool:
+        return self._footprint.measure_memory(child, pids)[1] or self._footprint.exceeds_share(pids)
 
     def _apply_slices(self, to_stop: list[CallProcess], to_resume: list[CallProcess], now: float) -> None:
         for child in to_stop:
@@ -309,7 +298,7 @@ class CallMonitor:
             child.stopped_at = None
             self.release(child)
             if child.exceeded_limit is None:
-                self._set_timer(child, now + _CHECK_INTERVAL_S)
+                self._set_timer(child, now + CHECK_INTERVAL_S)
 
 
 def _compute_pause_s(began_s: float) -> float:

@@ -89,8 +89,7 @@ class CallProcess:
         self.check_at = 0.0  # next check of the monitor
         self.timer_at: float | None = None  # its timer, which is due then or earlier
         self.started_at = self.deadline = 0.0
-        self.worker: int | None = None  # pid that runs the call, once known
-        self.cpu_s = self.waited_s = 0.0  # the worker's CPU time and waits for a CPU before this call
+        self.schedules: dict[int, tuple[float, float]] | None = None  # CPU times and waits before this cell, by pid
         self.sampled_at: float | None = None  # time of the last check of a long call
         self.memory_bytes, self.tree_cpu_s = 0, 0.0  # memory and CPU time of all its processes at that check
         self.spent_cpu_s = 0.0  # CPU time of all its processes in this call, at that check
@@ -107,6 +106,7 @@ class CallProcess:
         self.outcome: CallOutcome | None = None
         self.has_invalid_reply = False
         self.num_cells = 0  # cells that the notebook's state holds
+        self._has_run_code = False  # of an earlier call
 
     @property
     def fds(self) -> tuple[int, int, int, int]:
@@ -122,8 +122,8 @@ class CallProcess:
         self.nonce = nonce
         self.started_at = now
         self.deadline = now + limit_s
-        self.worker = self.sampled_at = self.exceeded_limit = None
-        self.stopped_s = self.spent_cpu_s = 0.0
+        self.schedules = self.sampled_at = self.exceeded_limit = None
+        self.stopped_s = self.spent_cpu_s = self.tree_cpu_s = 0.0
         self.memory_bytes = 0
         self.rolling_back = False
         self.outcome = None
@@ -131,6 +131,7 @@ class CallProcess:
 
     def clear_call(self) -> None:
         self.call = self.outcome = None
+        self._has_run_code = True
         self.unsent = self._received = b""
 
     def drain_output(self) -> None:
@@ -146,8 +147,10 @@ class CallProcess:
     def update_start(self, now: float) -> bool:
         """Whether the code has begun; `started_at` then is the start of the code, not of the call.
 
-        An earlier cell may have patched the process's clock: a time in the future is ignored.
+        Earlier code could report any time or none: a later call of the process counts from its beginning.
         """
+        if self._has_run_code:
+            return True
         if self.start_report is None:
             return False
         if self.started_at < self.start_report.at <= now:
@@ -247,7 +250,7 @@ def _is_exit_code(text: str) -> bool:
 
 
 class NotebookProcesses:
-    """`kill_cell`, `find_worker` and `find_checkpoint` use the notebook's last start report."""
+    """`kill_cell` and `find_checkpoint` use the notebook's last start report, which its code can forge."""
 
     def __init__(self, process_tree: ProcessTree) -> None:
         self._process_tree = process_tree
@@ -272,16 +275,8 @@ class NotebookProcesses:
         """Kills the cell's processes and no others of its notebook. False if that fails."""
         return child.start_report is not None and self._process_tree.kill_cell(child.pid, child.start_report)
 
-    def find_worker(self, child: CallProcess) -> int | None:
-        """The process that runs the call. None before a notebook's report and after its end."""
-        if child.notebook_id is None:
-            return child.pid
-        if child.start_report is None:
-            return None
-        return self._process_tree.find_descendant(child.pid, child.start_report.worker)
-
     def find_checkpoint(self, child: CallProcess) -> int | None:
-        """The process with the state from before the call. None if it is the first process."""
+        """The process that the report names as the state from before the call. None if it is the first process."""
         if child.start_report is None or not child.start_report.checkpoint:
             return None
         report, pid = child.found_checkpoint

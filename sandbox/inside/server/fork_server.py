@@ -25,17 +25,17 @@ The executor bounds the number of calls and notebooks.
 
 import os
 import select
-import signal
 import socket
 import time
 from collections import deque
 
 from sandbox.inside.call.call_process import CallIsolation
-from sandbox.inside.call.notebook_process import FORK_FAILED_EXIT_CODE
 from sandbox.inside.server.call_cgroups import CallCgroups
+from sandbox.inside.server.call_ending import CallKiller, ExitClassifier
+from sandbox.inside.server.call_footprint import CallFootprint
 from sandbox.inside.server.call_monitor import MAX_OUTCOME_BYTES, CallMonitor
 from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
-from sandbox.inside.server.orphan_reaper import kill_groups, kill_orphans
+from sandbox.inside.server.orphan_reaper import kill_orphans
 from sandbox.inside.server.proc_usage import ProcessUsage
 from sandbox.inside.server.process_tree import ProcessTree
 from sandbox.inside.server.warm_processes import WarmProcesses
@@ -46,8 +46,6 @@ from sandbox.inside.zygote.zygote import Zygote
 
 _CHUNK = 1 << 16  # libc would map and unmap a larger buffer for each read
 _MAX_FORKS_PER_LOOP = 2
-_KILLED = ["died", str(-signal.SIGKILL)]
-_OOM_KILLED = ["failed", "the kernel killed a call below its memory limit"]
 
 
 class ForkServer:
@@ -73,11 +71,13 @@ class ForkServer:
         self._processes_by_fd: dict[int, CallProcess] = {}
         self._processes_by_call: dict[int, CallProcess] = {}
         self._process_tree = ProcessTree(isolation.proc_fd)
-        self._warm = WarmProcesses(settings, zygote, self._process_tree, folder, cgroups)
+        self._warm = WarmProcesses(settings, zygote, self._process_tree, folder, cgroups, isolation.own_users)
         self._notebooks = NotebookProcesses(self._process_tree)
         self._usage = usage = ProcessUsage(self._process_tree, zygote.pid)
         self._exits = ExitClassifier(settings, isolation.own_namespaces, usage)
-        self._monitor = CallMonitor(settings, usage, self._notebooks, self)
+        self._killer = CallKiller(self._notebooks, self._process_tree, isolation.own_namespaces)
+        self._footprint = CallFootprint(settings.memory_mib << 20, isolation.own_users, usage, self._notebooks)
+        self._monitor = CallMonitor(settings, usage, self._notebooks, self._footprint, self._killer, self)
 
     def serve(self) -> None:
         """Until the executor closes its end."""
@@ -99,7 +99,7 @@ class ForkServer:
         """Kills all calls and their descendants; in a pid namespace the kernel does so."""
         if not self._own_namespaces:
             for child in set(self._processes_by_fd.values()):
-                kill_groups(child.pid, child.worker)
+                self._killer.kill(child)
             kill_orphans(self._process_tree, set())
 
     # ------------------------------------------------------------ calls
@@ -135,14 +135,14 @@ class ForkServer:
             case "cell":
                 self._start_cell(frame)
             case "end":
-                self._cancel(self._notebooks.get(frame["session"]))
+                self._killer.kill(self._notebooks.get(frame["session"]))
             case "kill":
-                self._cancel(self._processes_by_call.get(frame["id"]))
+                self._killer.kill(self._processes_by_call.get(frame["id"]))
             case "ping":
                 self._send({"id": frame["id"]})
             case "end_spares":
                 for spare in self._warm.remove_spare_notebooks(frame["pause_s"]):
-                    self.kill(spare)
+                    self._killer.kill(spare)
             case "measure":
                 self._send({"id": frame["id"], "sizes": self._usage.measure_notebooks(self._notebooks.list_pids())})
             case _:
@@ -156,12 +156,11 @@ class ForkServer:
         if child is None:
             child = self._warm.take(notebook=True)
             self._notebooks.add(call["session"], child)
-            self._register(child, child.control.fileno())
         elif child.cgroup is not None:
             child.cgroup.begin_call()
         self._monitor.release(child)
         child.drop_output()
-        self._start(child, call, CELL if self._monitor.has_room_for_checkpoint(child) else CELL_WITHOUT_CHECKPOINT)
+        self._start(child, call, CELL if self._footprint.has_room_for_checkpoint(child) else CELL_WITHOUT_CHECKPOINT)
 
     def _start(self, child: CallProcess, call: Frame, kind: int) -> None:
         nonce = int.from_bytes(os.urandom(8), "little")
@@ -169,37 +168,33 @@ class ForkServer:
         child.assign_call(call, nonce, now, self._settings.time_limit_s)
         self._processes_by_call[call["id"]] = child
         child.unsent = encode_call(kind, call["cells"], call["seed"], nonce, call["code"], call["stdin"])
-        if not child.send():
-            fd = child.control.fileno()
-            self._register(child, fd)  # no effect for a notebook: its socket is registered
-            self._poll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
+        try:
+            self._send_call(child)
+        except OSError as error:
+            self._killer.fail(child, error)
         self._monitor.on_call_started(child, now)
 
-    def _cancel(self, child: CallProcess | None) -> None:
-        if child is not None:
-            self.kill(child)
-
-    def stop(self, child: CallProcess) -> None:
-        """Kills the call. A notebook rolls back to the state before it, if that is possible."""
-        if child.notebook_id is None or child.rolling_back or not self._notebooks.kill_cell(child):
-            self.kill(child)
-        else:
-            child.rolling_back = True
-
-    def kill(self, child: CallProcess) -> None:
-        """Kills the process and its descendants. Its exit triggers the answer."""
-        self._notebooks.discard(child)
-        child.killed = True
-        os.kill(child.pid, signal.SIGKILL)
-        if not self._own_namespaces:
-            kill_groups(child.pid, child.worker)
+    def _send_call(self, child: CallProcess) -> None:
+        fd = child.control.fileno()
+        if child.notebook_id is not None:
+            self._register(child, fd)
+        if not child.send():
+            self._register(child, fd)
+            self._poll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
 
     # ------------------------------------------------------------ events
 
     def _on_child(self, child: CallProcess, fd: int) -> None:
         if fd == child.pidfd:
             self._reap(child)
-        elif fd == child.control.fileno():
+            return
+        try:
+            self._on_bytes(child, fd)
+        except OSError as error:
+            self._killer.fail(child, error)
+
+    def _on_bytes(self, child: CallProcess, fd: int) -> None:
+        if fd == child.control.fileno():
             if child.unsent and child.send():
                 self._poll.modify(fd, select.EPOLLIN)
             self.receive_reply(child)
@@ -214,7 +209,7 @@ class ForkServer:
             self._unregister(child.control.fileno())
             if child.notebook_id is not None or child.has_invalid_reply:
                 child.outcome = child.outcome or self._exits.find_oom_kill(child)
-                self.kill(child)
+                self._killer.kill(child)
             return False
         if child.call and child.outcome:
             if child.notebook_id is not None:
@@ -227,7 +222,7 @@ class ForkServer:
         has_died = outcome[0] == "died"
         child.outcome = outcome = self._exits.correct_for_oom_kill(child, outcome)
         if has_died and not self._notebooks.kill_cell(child):
-            self.kill(child)
+            self._killer.kill(child)
             return
         child.drain_output()
         if child.pipes_polled:
@@ -284,59 +279,19 @@ class ForkServer:
             raise
         except OSError as error:
             return f"no process for a call: {error.strerror}"
-        self._register(child, child.pidfd)
+        try:
+            self._register(child, child.pidfd)
+        except OSError as error:
+            self._warm.discard(child)
+            return f"no process for a call: {error.strerror}"
         return None
 
     def _register(self, child: CallProcess, fd: int) -> None:
+        """Raises OSError: the kernel bounds the watches of a user."""
         if fd not in self._processes_by_fd:
-            self._processes_by_fd[fd] = child
             self._poll.register(fd, select.EPOLLIN)
+            self._processes_by_fd[fd] = child
 
     def _unregister(self, fd: int) -> None:
         if self._processes_by_fd.pop(fd, None) is not None:
             self._poll.unregister(fd)
-
-
-class ExitClassifier:
-    """Finds what ended a call's process: its code, one of its limits, or a machine without resources."""
-
-    def __init__(self, settings: ServerSettings, own_namespaces: bool, usage: ProcessUsage) -> None:
-        self._settings = settings
-        self._own_namespaces = own_namespaces
-        self._usage = usage
-
-    def classify(self, child: CallProcess, exit_code: int, cpu_s: float) -> CallOutcome:
-        if exit_code == -signal.SIGKILL and not child.killed:
-            if self._own_namespaces and cpu_s > self._settings.time_limit_s:
-                return ["timeout"]
-            if child.cgroup is None and self._was_oom_killed(child):
-                return _OOM_KILLED
-            if self._own_namespaces and child.cgroup is None:  # the kernel killed it: nothing else can kill process 1
-                return ["memory"]
-        if exit_code == FORK_FAILED_EXIT_CODE and child.notebook_id is not None:
-            return ["failed", "a notebook could not fork"]
-        if exit_code > 0 and not child.has_begun:
-            return ["failed", "a call could not be isolated"]
-        return ["died", str(exit_code)]
-
-    def correct_for_oom_kill(self, child: CallProcess, outcome: CallOutcome) -> CallOutcome:
-        """The outcome, unless the kernel killed a process of the call for lack of memory."""
-        was_killed = outcome in (_KILLED, _OOM_KILLED)
-        if not was_killed and not (child.cgroup and child.pipes_polled):  # too short to fill its cgroup
-            return outcome
-        found = self.find_oom_kill(child)
-        if found == _OOM_KILLED and not was_killed:  # the call went on without one of its children
-            return outcome
-        return found or outcome
-
-    def find_oom_kill(self, child: CallProcess) -> CallOutcome | None:
-        """The outcome if the kernel, and not the fork server, killed a process of the call for lack of memory."""
-        if child.exceeded_limit is not None or child.killed:
-            return None
-        if child.cgroup is None:
-            return _OOM_KILLED if self._was_oom_killed(child) else None
-        return {"call": ["memory"], "machine": _OOM_KILLED, None: None}[child.cgroup.find_culprit()]
-
-    def _was_oom_killed(self, child: CallProcess) -> bool:
-        """Whether a full machine or container killed a call below its memory limit."""
-        return child.memory_bytes <= self._settings.memory_mib << 20 and self._usage.take_oom_kill()

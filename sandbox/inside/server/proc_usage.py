@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 
 from sandbox.inside.isolation.namespaces import SCRATCH
 from sandbox.inside.server.process_tree import ProcessTree
@@ -50,10 +51,10 @@ class ProcessUsage:
         return total
 
     def list_thread_times(
-        self, pid: int, worker: int, before: tuple[float, float], since_s: float
+        self, pid: int, before: Mapping[int, tuple[float, float]], since_s: float
     ) -> list[ThreadTimes]:
         """The threads of the process tree (sandbox.inside.server.starvation)."""
-        return list_thread_times(self._processes, self.list_process_tree(pid), worker, before, since_s)
+        return list_thread_times(self._processes, self.list_process_tree(pid), before, since_s)
 
     def measure_memory(self, pids: list[int], limit: int) -> int:
         """Bytes beyond the zygote's memory per process. Above `limit`, shared pages count once.
@@ -70,14 +71,28 @@ class ProcessUsage:
             used -= own_bytes[pid] - min(own_bytes[pid], self._read_proportional_bytes(pid))
         return used
 
-    def count_locks(self, pids: list[int]) -> int:
-        """Byte-range locks of the processes: kernel memory that no limit and no cgroup counts."""
-        return sum(
-            self._processes.read_file(pid, f"fdinfo/{fd}").count(b"\nlock:")
-            for pid in pids
-            for fd, target in self._processes.list_descriptors(pid).items()
-            if target.startswith("/") and not target.startswith("/dev/")
-        )
+    def count_kernel_objects(self, pids: list[int], *, by_user: bool) -> dict[str, int]:
+        """Byte-range locks of the processes: kernel memory that no limit and no cgroup counts.
+
+        With `by_user` also the objects that the kernel counts by user: pipes, epoll watches, descriptors in flight.
+        """
+        counts = {"lock": 0, "pipe": 0, "watch": 0, "in flight": 0}
+        pipes: set[str] = set()
+        for pid in pids:
+            for fd, target in self._processes.list_descriptors(pid).items():
+                if target.startswith("/"):
+                    counts["lock"] += self._read_descriptor(pid, fd).count(b"\nlock:")
+                elif target.startswith("pipe:"):
+                    pipes.add(target)
+                elif by_user and target == "anon_inode:[eventpoll]":
+                    counts["watch"] += self._read_descriptor(pid, fd).count(b"\ntfd:")
+                elif by_user and target.startswith("socket:"):
+                    _, _, number = self._read_descriptor(pid, fd).partition(b"\nscm_fds:")
+                    counts["in flight"] += int(number.split()[0]) if number else 0
+        return {**counts, "pipe": len(pipes)}
+
+    def _read_descriptor(self, pid: int, fd: str) -> bytes:
+        return self._processes.read_file(pid, f"fdinfo/{fd}")
 
     def _measure_buffers(self, pids: list[int]) -> int:
         """The bytes that their pipes and sockets can hold. RLIMIT_NOFILE bounds those of one process."""

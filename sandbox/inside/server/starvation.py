@@ -9,7 +9,7 @@ is a failure of the infrastructure, not the model's mistake.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from sandbox.inside.server.process_tree import TICK_S, ProcessTree
@@ -37,9 +37,9 @@ def compute_outside_wait_s(threads: Iterable[ThreadTimes], total_cpu_s: float) -
 
 
 def list_thread_times(
-    processes: ProcessTree, pids: Iterable[int], worker: int, before: tuple[float, float], since_s: float
+    processes: ProcessTree, pids: Iterable[int], before: Mapping[int, tuple[float, float]], since_s: float
 ) -> list[ThreadTimes]:
-    """The first thread of `worker`, which runs the code, less its CPU time and wait `before` the call, and the threads that
+    """The first threads of the processes in `before`, less their CPU times and waits before the call, and the threads that
     started later than `since_s` of the monotonic clock; earlier cells started the others."""
     since_s += time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() - TICK_S
     found: list[ThreadTimes] = []
@@ -47,8 +47,8 @@ def list_thread_times(
         for thread in processes.list_threads(pid):
             stat = processes.read_file(pid, f"task/{thread}/stat").rpartition(b")")[2].split()
             schedule = processes.read_file(pid, f"task/{thread}/schedstat").split()
-            if schedule and stat and (thread == worker or int(stat[19]) * TICK_S >= since_s):
-                cpu_s, waited_s = before if thread == worker else (0.0, 0.0)
+            if schedule and stat and (thread in before or int(stat[19]) * TICK_S >= since_s):
+                cpu_s, waited_s = before.get(thread, (0.0, 0.0))
                 cpu_s, waited_s = int(schedule[0]) / 1e9 - cpu_s, int(schedule[1]) / 1e9 - waited_s
                 found.append(ThreadTimes(cpu_s, waited_s, thread, stat[0] == b"R"))
     return found

@@ -16,6 +16,7 @@ import socket
 import time
 from collections import deque
 
+from sandbox.inside.isolation.kernel_users import list_call_users
 from sandbox.inside.server.call_cgroups import CallCgroup, CallCgroups
 from sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
 from sandbox.inside.server.process_tree import ProcessTree
@@ -23,14 +24,15 @@ from sandbox.inside.server.scratch_folders import remove_folder
 from sandbox.inside.wire.server_settings import ServerSettings
 from sandbox.inside.zygote.zygote import Zygote
 
-# Where root has no namespaces, each call gets an unassigned uid from its server's range.
-_FIRST_FREE_UID, _UIDS_PER_SERVER, _MAX_SERVERS = 2_000_000_000, 1_024, 2_000_000
 _SPARE_DESCRIPTORS = 16  # for files of /proc: without them no limit could be enforced
 _RETRY_S = 0.1  # before the next fork ahead of calls, after one failed
 
 
 class WarmProcesses:
-    """Isolated processes that wait for a call. `folder` is for calls that cannot mount one."""
+    """Isolated processes that wait for a call.
+
+    `folder` is for calls that cannot mount one. `own_users`: each call gets a kernel user of its own.
+    """
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class WarmProcesses:
         process_tree: ProcessTree,
         folder: str | None,
         cgroups: CallCgroups | None,
+        own_users: bool,
     ) -> None:
         self._settings = settings
         self._zygote = zygote
@@ -49,8 +52,8 @@ class WarmProcesses:
         self._notebooks: deque[CallProcess] = deque()  # without cells
         self._fork_at = self._fork_notebooks_at = 0.0  # not earlier
         self._num_forked = 0
-        first_uid = _FIRST_FREE_UID + os.getpid() % _MAX_SERVERS * _UIDS_PER_SERVER
-        self._free_uids = deque(range(first_uid, first_uid + _UIDS_PER_SERVER))
+        self._free_users = deque(list_call_users() if own_users else ())
+        self._shared_user = self._free_users.pop() if own_users else None  # of the calls beyond the number of users
 
     @property
     def is_full(self) -> bool:
@@ -109,6 +112,13 @@ class WarmProcesses:
         (self._notebooks if as_notebook else self._waiting).append(child)
         return child
 
+    def discard(self, child: CallProcess) -> None:
+        """Ends a new process that the fork server cannot watch."""
+        self._delay_forks()
+        _kill_and_reap(child.pid)
+        child.close()
+        self.release(child)
+
     def release(self, child: CallProcess) -> None:
         """Removes the folder of a process that has ended, and frees its uid and cgroup."""
         if not child.has_begun and not child.killed:
@@ -126,21 +136,20 @@ class WarmProcesses:
         if self._cgroups is not None and cgroup is not None:
             self._cgroups.release(cgroup, was_short=was_short)
         if folder is not None:
-            remove_folder(folder)
-        if uid is not None and uid not in self._free_uids:
-            self._free_uids.appendleft(uid)  # at the front: the shared uid stays the last
+            with contextlib.suppress(OSError):  # no descriptor is left: the rest stays until the fork server ends
+                remove_folder(folder)
+        if uid is not None and uid != self._shared_user:
+            self._free_users.append(uid)
 
     def _allocate_folder_and_uid(self) -> tuple[str | None, int | None]:
-        """(folder, uid) of the next call, if it cannot have a mount and a user namespace."""
+        """(folder, user) of the next call. The folder of a call with a mount namespace is a mount of its own."""
+        uid = self._free_users.popleft() if self._free_users else self._shared_user
         if self._folder is None:
-            return None, None
+            return None, uid
         folder = f"{self._folder}/{self._num_forked}"
         os.mkdir(folder, 0o700)
-        if os.getuid() != 0:
-            return folder, None
-        # If there are too many calls, they share the last uid.
-        uid = self._free_uids.popleft() if len(self._free_uids) > 1 else self._free_uids[0]
-        os.chown(folder, uid, uid)
+        if uid is not None:
+            os.chown(folder, uid, uid)
         return folder, uid
 
 

@@ -106,7 +106,7 @@ def _fork_call(request: bytes, fds: tuple[int, ...], isolation: CallIsolation) -
         own_ruleset = isolation.landlock.create_ruleset(folder)
         isolation = isolation._replace(ruleset=own_ruleset)
     if uid >= 0:
-        isolation = isolation._replace(unprivileged_id=uid)
+        isolation = isolation._replace(user=uid)
     try:
         pid = syscalls.clone_for_parent(syscalls.CLONE_NEWPID if isolation.own_namespaces else 0)
         if pid == 0:

@@ -30,6 +30,26 @@ def test_cut_output_ends_with_a_whole_character_and_counts_the_rest(text: str, l
         assert limit - len(head.encode()) < 4
 
 
+def test_only_the_first_call_of_a_process_counts_from_its_report() -> None:
+    control, inside = socket.socketpair()
+    pipes = [OutputPipe(os.open(os.devnull, os.O_RDONLY), 0) for _ in range(2)]
+    with control, inside:
+        control.setblocking(False)
+        process = CallProcess(os.getpid(), control, *pipes, folder=None, uid=None, cgroup=None)
+        process.notebook_id = 1
+        process.assign_call({"id": 1}, nonce=7, now=0.0, limit_s=1.0)
+        assert not process.update_start(0.2)
+        inside.send(struct.pack("<cddII", b"s", 0.5, 0.0, os.getpid(), 0))
+        process.read_outcome(1000)
+        assert (process.update_start(0.6), process.started_at) == (True, 0.5)
+        process.clear_call()
+        process.assign_call({"id": 2}, nonce=8, now=10.0, limit_s=1.0)
+        inside.send(struct.pack("<cddII", b"s", 10.9, 0.0, os.getpid(), 0))
+        process.read_outcome(1000)
+        assert (process.update_start(10.95), process.started_at) == (True, 10.0)
+        process.close()
+
+
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_notebook_cannot_lose_its_state_after_the_code_has_begun(has_begun: bool) -> None:
     control, inside = socket.socketpair()

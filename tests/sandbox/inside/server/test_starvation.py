@@ -112,13 +112,13 @@ def test_threads_of_an_earlier_cell_are_not_counted() -> None:
     try:
         processes, own = ProcessTree(proc), [os.getpid()]
         later_s = 1e9
-        assert list_thread_times(processes, own, 0, (0.0, 0.0), later_s) == []
-        assert [each.thread for each in list_thread_times(processes, own, os.getpid(), (0.0, 0.0), later_s)] == own
-        before = len(list_thread_times(processes, own, 0, (0.0, 0.0), 0.0))
+        assert list_thread_times(processes, own, {}, later_s) == []
+        assert [each.thread for each in list_thread_times(processes, own, {os.getpid(): (0.0, 0.0)}, later_s)] == own
+        before = len(list_thread_times(processes, own, {}, 0.0))
         threads = [threading.Thread(target=done.wait) for _ in range(3)]
         for thread in threads:
             thread.start()
-        assert len(list_thread_times(processes, own, 0, (0.0, 0.0), 0.0)) == before + 3
+        assert len(list_thread_times(processes, own, {}, 0.0)) == before + 3
         done.set()
         for thread in threads:
             thread.join()

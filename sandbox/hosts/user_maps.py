@@ -1,0 +1,87 @@
+"""Gives a fork server and its calls kernel users of their own, where this process is root.
+
+sandbox.inside.isolation.kernel_users describes the users and the protocol.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+import structlog
+
+from sandbox.inside.isolation.kernel_users import (
+    MAP_REQUEST,
+    MAPPED,
+    NOT_MAPPED,
+    USERS_PER_SERVER,
+    encode_first_user,
+    get_first_user,
+)
+
+_TIMEOUT_S = 60.0  # for the server's interpreter to start and to enter its namespaces
+_SETGID, _SETUID = 1 << 6, 1 << 7  # bits of the capabilities in /proc/self/status
+
+
+def may_map_users(server_pid: int) -> bool:
+    """Whether this process may map the server's users: root, and not in a user namespace that lacks them."""
+    if not server_pid:  # in a pid namespace of which this process knows nothing
+        return False
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    needed = _SETGID | _SETUID
+    first = get_first_user(server_pid)
+    ranges = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    is_mapped = any(start <= first and first + USERS_PER_SERVER <= start + count for start, _, count in ranges)
+    return is_mapped and int(status["CapEff"], 16) & needed == needed
+
+
+def offer_users(connection: socket.socket, server_pid: int) -> None:
+    """The first message to a server with `kernel_users` in its settings."""
+    with contextlib.suppress(OSError):  # the server has ended, which its connection reports
+        connection.send(encode_first_user(get_first_user(server_pid)))
+
+
+async def answer_map_request(connection: socket.socket, server_pid: int) -> None:
+    """Returns without an answer if the server sends anything else, ends, or is too slow."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_TIMEOUT_S):
+            await _wait_until_readable(connection)
+        if connection.recv(len(MAP_REQUEST), socket.MSG_PEEK) == MAP_REQUEST:
+            connection.recv(len(MAP_REQUEST))
+            connection.send(MAPPED if _map_users(server_pid) else NOT_MAPPED)
+
+
+async def _wait_until_readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(connection, lambda: readable.done() or readable.set_result(None))
+    try:
+        await readable
+    finally:
+        loop.remove_reader(connection)
+
+
+def _map_users(pid: int) -> bool:
+    """Maps the server's own user and its block. The numbers stay the same inside."""
+    first = get_first_user(pid)
+    try:
+        owner = Path(f"/proc/{pid}").stat()
+        lines = [f"{first} {first} {USERS_PER_SERVER}"]
+        if not first <= owner.st_uid < first + USERS_PER_SERVER:
+            lines.insert(0, f"{owner.st_uid} {owner.st_uid} 1")
+        _write_once(f"/proc/{pid}/gid_map", f"{owner.st_gid} {owner.st_gid} 1\n")
+        _write_once(f"/proc/{pid}/uid_map", "\n".join(lines) + "\n")
+    except OSError as error:
+        structlog.get_logger().warning("kernel_users.not_mapped", pid=pid, cause=error.strerror)
+        return False
+    return True
+
+
+def _write_once(path: str, text: str) -> None:
+    """The kernel accepts a map in one write."""
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,64 @@
+"""Measures what the processes of a call hold: memory, locks, and objects that the kernel counts by user."""
+
+import os
+import sys
+
+from sandbox.inside.server.call_cgroups import MAX_MEMORY_FACTOR
+from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
+from sandbox.inside.server.proc_usage import ProcessUsage
+
+CHECK_INTERVAL_S, _MIN_CHECK_INTERVAL_S = 0.05, 0.005
+_GROWTH_BYTES_PER_S = 1 << 30  # of one CPU's processes, at most
+_MAX_OVERSHOOT = 0.25  # of the memory limit, between two measurements
+_MAX_LOCKS = 1024  # byte-range locks of all processes of a call
+_CHECKPOINT_CPU_S = 0.005  # of a checkpoint in its life; a process with more has computed
+# Of a call that shares its kernel user. The kernel allows a user some 1,024 pipes of full size, descriptors in flight up
+# to the limit of open files of a call, and millions of epoll watches.
+_MAX_SHARED_OBJECTS = {"pipe": 64, "in flight": 32, "watch": 4096}
+
+
+class CallFootprint:
+    def __init__(self, memory_limit: int, own_users: bool, usage: ProcessUsage, notebooks: NotebookProcesses) -> None:
+        self._memory_limit = memory_limit
+        self._own_users = own_users
+        self._usage = usage
+        self._notebooks = notebooks
+        self._num_cpus = len(os.sched_getaffinity(0))
+
+    def measure_memory(self, child: CallProcess, pids: list[int]) -> tuple[int, bool]:
+        """(bytes, whether they exceed the limit) of the call's processes, which may include a checkpoint."""
+        if len(pids) == 1:  # RLIMIT_AS bounds a single process
+            return self._usage.measure_memory(pids, sys.maxsize), False
+        limit = self._memory_limit
+        if self.find_checkpoint(child) in pids:
+            limit = int(limit * MAX_MEMORY_FACTOR)
+        used = self._usage.measure_memory(pids, limit)
+        return used, used > limit
+
+    def find_checkpoint(self, child: CallProcess) -> int | None:
+        """The process that the notebook calls its checkpoint, unless it computes."""
+        pid = self._notebooks.find_checkpoint(child)
+        return pid if pid is not None and self._usage.measure_cpu_s([pid]) <= _CHECKPOINT_CPU_S else None
+
+    def has_room_for_checkpoint(self, notebook: CallProcess) -> bool:
+        """Whether the notebook's state fits into the limit twice: a cell may change all of it."""
+        if notebook.cgroup is not None:
+            return notebook.cgroup.has_room_for_checkpoint()
+        pids = self._usage.list_process_tree(notebook.pid)[1:]
+        largest = max((self._usage.measure_memory([pid], sys.maxsize) for pid in pids), default=0)
+        return 2 * largest <= self._memory_limit * MAX_MEMORY_FACTOR
+
+    def choose_pause_s(self, child: CallProcess, num_processes: int, used: int) -> float:
+        """Until several growing processes could exceed the limit by `_MAX_OVERSHOOT`."""
+        if child.cgroup is not None or num_processes == 1:
+            return CHECK_INTERVAL_S
+        spare = (1 + _MAX_OVERSHOOT) * self._memory_limit - used
+        growth = _GROWTH_BYTES_PER_S * min(self._num_cpus, num_processes)
+        return min(CHECK_INTERVAL_S, max(_MIN_CHECK_INTERVAL_S, spare / growth))
+
+    def exceeds_share(self, pids: list[int]) -> bool:
+        """Whether the processes hold more locks or shared objects than one call may."""
+        objects = self._usage.count_kernel_objects(pids, by_user=not self._own_users)
+        if objects["lock"] > _MAX_LOCKS:
+            return True
+        return any(objects[kind] > most for kind, most in _MAX_SHARED_OBJECTS.items() if not self._own_users)

@@ -1,0 +1,164 @@
+"""Answers fcntl(F_GETLK), with which a call asks for locks of other processes.
+
+Library files are the same inodes in all calls. A read lock on one is allowed and conflicts with no other,
+but F_GETLK would show it: two calls could exchange bits. SQLite needs F_GETLK for its write-ahead logs
+and after crashes. So the filter of the fork server passes F_GETLK to a process of its own, which answers
+for files of the call's folder, and refuses it for all others. This process holds no data of any call and
+has the lowest priority.
+"""
+# pathlib would be mapped into every forked process.
+# ruff: noqa: PTH123
+
+import errno
+import fcntl
+import os
+import signal
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+from sandbox.inside.isolation import syscalls
+from sandbox.inside.isolation.namespaces import DEVICES, SCRATCH
+
+_RECEIVE, _SEND, _IS_VALID = 0xC050_2100, 0xC018_2101, 0x4008_2102  # ioctls of a seccomp listener
+_NOTIFICATION = struct.Struct("<QIIiIQ6Q")  # id, pid, flags; then number, machine, address and arguments of the call
+_ANSWER = struct.Struct("<QqiI")  # id, result, negative error, flags
+_FLOCK = struct.Struct("<hh4xqqi4x")  # type, whence, start, length, pid
+_MAX_OFFSET = (1 << 63) - 1
+_LOWEST_PRIORITY = 19
+_F_OFD_SETLK = 37
+
+
+class _Lock(NamedTuple):
+    kind: int  # F_RDLCK or F_WRLCK
+    owner: int  # pid; -1: the lock of an open file
+    first: int
+    last: int
+
+
+def hold_devices() -> None:
+    """Read locks on the devices, as long as this process lives: with write locks calls could exchange bits.
+
+    Without effect on a device for which a program of the machine has a write lock.
+    """
+    for name in DEVICES:
+        device = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.fcntl(device, _F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+        except OSError:
+            os.close(device)
+
+
+def start_answering(listener: int, proc_fd: int, private_fds: Sequence[int]) -> None:
+    """Forks the process that answers. It ends with this one. `proc_fd` is a descriptor of /proc. Raises OSError."""
+    pid = os.fork()
+    if pid:
+        os.close(listener)  # when the other process ends, F_GETLK fails
+        return
+    try:
+        syscalls.die_with_parent(signal.SIGKILL)
+        for fd in private_fds:
+            os.close(fd)
+        os.nice(_LOWEST_PRIORITY)
+        _answer_all(listener, proc_fd)
+    finally:
+        os._exit(1)
+
+
+def _answer_all(listener: int, proc_fd: int) -> NoReturn:
+    while True:
+        received = bytearray(_NOTIFICATION.size)
+        try:
+            fcntl.ioctl(listener, _RECEIVE, received)
+        except (FileNotFoundError, InterruptedError):  # the asking process has ended
+            continue
+        number, pid, _, _, _, _, fd, _, address, *_ = _NOTIFICATION.unpack(received)
+        error = 0
+        try:
+            _Inquiry(proc_fd, pid, fd, address, listener, number).answer()
+        except OSError as refusal:
+            error = -(refusal.errno or errno.EPERM)
+        try:
+            fcntl.ioctl(listener, _SEND, _ANSWER.pack(number, 0, error, 0))
+        except FileNotFoundError:
+            continue
+
+
+class _Inquiry(NamedTuple):
+    """The question of a thread `pid` about descriptor `fd`, with a lock's description at `address` of its memory."""
+
+    proc_fd: int
+    pid: int
+    fd: int
+    address: int
+    listener: int
+    number: int  # of this question
+
+    def answer(self) -> None:
+        """Writes the answer into the thread's memory. Raises OSError if it has ended, or may not ask."""
+        file = os.stat(f"{self.pid}/fd/{self.fd}", dir_fd=self.proc_fd)
+        if file.st_dev != os.stat(f"{self.pid}/root{SCRATCH}", dir_fd=self.proc_fd).st_dev:
+            raise PermissionError(errno.EPERM, "not a file of the call")
+        memory = os.open(f"{self.pid}/mem", os.O_RDWR, dir_fd=self.proc_fd)
+        try:
+            # Raises if the thread has ended, and the memory is another one's.
+            fcntl.ioctl(self.listener, _IS_VALID, self.number.to_bytes(8, "little"))
+            asked = os.pread(memory, _FLOCK.size, self.address)
+            os.pwrite(memory, self._find_conflict(asked, file), self.address)
+        finally:
+            os.close(memory)
+
+    def _find_conflict(self, asked: bytes, file: os.stat_result) -> bytes:
+        kind, whence, start, length, pid = _FLOCK.unpack(asked)
+        first, last = self._find_range(whence, start, length, file)
+        if kind not in (fcntl.F_RDLCK, fcntl.F_WRLCK) or first < 0 or last < first:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        own = int(self._read_status("Tgid"))
+        for lock in self._list_locks(file):
+            excludes = fcntl.F_WRLCK in (kind, lock.kind)
+            if excludes and lock.owner != own and lock.first <= last and first <= lock.last:
+                size = 0 if lock.last == _MAX_OFFSET else lock.last - lock.first + 1
+                return _FLOCK.pack(lock.kind, os.SEEK_SET, lock.first, size, self._translate(lock.owner))
+        return _FLOCK.pack(fcntl.F_UNLCK, whence, start, length, pid)
+
+    def _find_range(self, whence: int, start: int, length: int, file: os.stat_result) -> tuple[int, int]:
+        """(first, last) byte; `start` may count from the position or the end of the file."""
+        origin = {os.SEEK_SET: 0, os.SEEK_END: file.st_size}.get(whence)
+        if origin is None:
+            origin = int(self._read(f"{self.pid}/fdinfo/{self.fd}").split("pos:")[1].split()[0])
+        start += origin
+        if length < 0:
+            return start + length, start - 1
+        return start, start + length - 1 if length else _MAX_OFFSET
+
+    def _list_locks(self, file: os.stat_result) -> list[_Lock]:
+        """The locks of this pid namespace's processes on the file, ordered by their first byte."""
+        inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+        lines = [line.split() for line in self._read("locks").splitlines()]
+        locks = [
+            _Lock(
+                fcntl.F_WRLCK if words[3] == "WRITE" else fcntl.F_RDLCK,
+                int(words[4]),
+                int(words[6]),
+                _MAX_OFFSET if words[7] == "EOF" else int(words[7]),
+            )
+            for words in lines
+            if words[1] in ("POSIX", "OFDLCK") and words[5] == inode
+        ]
+        return sorted(locks, key=lambda lock: lock.first)
+
+    def _translate(self, pid: int) -> int:
+        """The pid in the namespace of the process itself, as the asking thread knows it."""
+        try:
+            return int(self._read_status("NSpid", pid).split()[-1]) if pid > 0 else pid
+        except OSError:  # it has ended
+            return 0
+
+    def _read_status(self, name: str, pid: int | None = None) -> str:
+        text = self._read(f"{self.pid if pid is None else pid}/status")
+        return text.split(f"\n{name}:")[1].split("\n")[0].strip()
+
+    def _read(self, path: str) -> str:
+        fd = os.open(path, os.O_RDONLY, dir_fd=self.proc_fd)
+        with open(fd) as file:
+            return file.read()

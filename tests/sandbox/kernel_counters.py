@@ -1,0 +1,113 @@
+"""What the kernel counts by user: a program that takes all of it and then waits, and an innocent program."""
+
+from typing import NamedTuple
+
+
+class Counter(NamedTuple):
+    greedy: str  # prints how much it has, and holds it
+    innocent: str  # prints "right"
+
+
+_FILL_IN_CHILDREN = """
+import os, signal
+read, write = os.pipe()
+kept, children = [], 0
+for _ in range(14):
+    try:
+        pid = os.fork()
+    except OSError:
+        break
+    if not pid:
+        os.write(write, b"%d;" % fill())
+        signal.pause()
+    children += 1
+got = b""
+while got.count(b";") < children:
+    got += os.read(read, 4096)
+print(sum(map(int, got.split(b";")[:-1])))
+"""
+_TIMERS = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def make_timers(number):
+    made = [libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())) for _ in range(number)]
+    return made.count(0)
+"""
+
+COUNTERS = {
+    "processes": Counter(
+        "import os, signal\nchildren = 0\ntry:\n    while os.fork() or signal.pause(): children += 1\n"
+        "except OSError: print(children)",
+        "import os\npids = [os.fork() or os._exit(0) for _ in range(4)]\n"
+        "for pid in pids: os.waitpid(pid, 0)\nprint('right')",
+    ),
+    "pending signals": Counter(
+        _TIMERS + "print(make_timers(1000))",
+        _TIMERS + "print('right' if make_timers(50) == 50 else ctypes.get_errno())",
+    ),
+    "epoll watches": Counter(
+        """
+import select
+def fill():
+    try:
+        for _ in range(125): kept.append(select.epoll())
+        while True: os.eventfd(0)
+    except OSError: pass
+    num_watches = 0
+    for poll in kept:
+        for fd in range(256):
+            try: poll.register(fd, select.EPOLLIN)
+            except OSError: continue
+            num_watches += 1
+    return num_watches
+"""
+        + _FILL_IN_CHILDREN,
+        "import os, select\npoll = select.epoll()\nfor _ in range(20): poll.register(os.eventfd(0))\nprint('right')",
+    ),
+    "pipe pages": Counter(
+        """
+def fill():
+    try:
+        while True: kept.append(os.pipe())
+    except OSError: return len(kept)
+"""
+        + _FILL_IN_CHILDREN,
+        "import os\nread, write = os.pipe()\nos.write(write, bytes(20_000))\nprint('right' * (len(os.read(read, 20_000)) == 20_000))",
+    ),
+    "descriptors in flight": Counter(
+        """
+import array, socket
+ours, theirs = socket.socketpair()
+number = 0
+try:
+    while True:
+        ours.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * 60))])
+        number += 60
+except OSError:
+    print(number)
+""",
+        "import array, socket\nours, theirs = socket.socketpair()\n"
+        "ours.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [1]))])\nprint('right')",
+    ),
+}
+
+# Every use of these fails, so that no call can take any. (number on x86-64, on arm64, arguments)
+_REFUSED = {
+    "inotify instances": (294, 26, "0"),
+    "keys": (248, 217, "b'user', b'greedy', b'x', 1, -3"),
+    "locked memory": (149, 228, "ctypes.create_string_buffer(1 << 16), 1 << 16"),
+    "bytes of message queues": (240, 180, "b'greedy', 66, 0o600, None"),
+    "user namespaces": (272, 97, "0x10000000"),
+    "fanotify groups": (300, 262, "0, 0"),
+    "asynchronous requests": (206, 0, "8, ctypes.create_string_buffer(8)"),
+    "rings": (425, 425, "8, ctypes.create_string_buffer(120)"),
+}
+REFUSED_COUNTERS = {
+    name: f"""
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+number = {x86} if os.uname().machine == "x86_64" else {arm}
+print(libc.syscall(number, {arguments}))
+"""
+    for name, (x86, arm, arguments) in _REFUSED.items()
+}

@@ -1,0 +1,136 @@
+"""No call takes from another what the kernel counts by user."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory
+from sandbox.isolation import format_isolation
+from tests.processes import family
+from tests.sandbox.conftest import Client, StartSandbox
+from tests.sandbox.kernel_counters import COUNTERS, REFUSED_COUNTERS
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
+LIMITS = {"time_limit_s": 8.0, "max_processes": 16, "spare_notebooks": 2}
+NUM_NOTEBOOKS = 5  # pipes of four exceed what the kernel allows one user; the fifth one's are of the smallest size
+NUM_WATCHERS = 26  # epoll watches of so many exceed what the kernel allows one user of a machine of 24 GiB
+# With one user the fork server ends the calls that hold more than a share of these.
+SHARED = ["pipe pages", "descriptors in flight", "epoll watches"]
+
+
+@pytest.fixture
+def share_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the executor is not root."""
+
+    def refuse(_pid: int) -> bool:
+        return False
+
+    for module in ("sandbox.hosts.local_host", "sandbox.hosts.docker.container"):
+        monkeypatch.setattr(f"{module}.may_map_users", refuse)
+
+
+def get_text(outcome: CodeOutcome) -> str | CodeOutcome:
+    return outcome.output.stdout if isinstance(outcome, CodeOk) else outcome
+
+
+async def run_innocents(client: Client, code: str) -> list[str | CodeOutcome]:
+    """As programs, as the first cell of a notebook, and in a notebook that existed before the greedy ones."""
+    results = [await client.program(code) for _ in range(4)]
+    results += [await client.cell(code, 500), await client.cell(code, 1)]
+    return [get_text(result.outcome) for result in results]
+
+
+def list_kernel_users(client: Client) -> list[int]:
+    """The users of each fork server and of each call, which have pid namespaces of their own."""
+    users: dict[int, set[int]] = {}
+    for pid in family(*client.sandbox.server_pids):
+        status = Path(f"/proc/{pid}/status").read_text()
+        user = int(status.split("\nUid:")[1].split()[0])
+        users.setdefault(Path(f"/proc/{pid}/ns/pid").stat().st_ino, set()).add(user)
+    for pid in client.sandbox.server_pids:  # waits outside
+        users.pop(Path(f"/proc/{pid}/ns/pid").stat().st_ino, None)
+    return [user for own in users.values() for user in own]
+
+
+async def test_each_call_and_each_fork_server_has_a_kernel_user_of_its_own(start_sandbox: StartSandbox) -> None:
+    async with start_sandbox(**LIMITS) as client:
+        assert client.isolation.kernel_users
+        assert "; kernel users: one per call; " in format_isolation(client.isolation)
+        cells = [
+            client.printed("import os\nkept = os.fork() or os._exit(0)\nos.getuid()", number) for number in range(4)
+        ]
+        assert await asyncio.gather(*cells) == ["65534\n"] * 4  # inside it has no number
+        users = list_kernel_users(client)
+        assert len(users) == len(set(users)) >= 6
+        assert min(users) >= 2_500_000_000
+
+
+@pytest.mark.parametrize("counter", COUNTERS)
+async def test_an_idle_notebook_takes_nothing_that_is_counted_by_user(
+    start_sandbox: StartSandbox, counter: str
+) -> None:
+    greedy, innocent = COUNTERS[counter]
+    async with start_sandbox(**LIMITS) as client:
+        assert await run_innocents(client, innocent) == ["right\n"] * 6
+        servers = client.sandbox.server_pids
+        for number in range(NUM_NOTEBOOKS):
+            assert int(await client.printed(greedy, 100 + number)) > 10
+        assert await run_innocents(client, innocent) == ["right\n"] * 6
+        assert client.sandbox.server_pids == servers
+
+
+@pytest.mark.parametrize("counter", COUNTERS)
+async def test_a_running_program_takes_nothing_that_is_counted_by_user(
+    start_sandbox: StartSandbox, counter: str
+) -> None:
+    greedy, innocent = COUNTERS[counter]
+    async with start_sandbox(**LIMITS) as client:
+        programs = [asyncio.create_task(client.program(greedy + "\nimport time\ntime.sleep(4)")) for _ in range(5)]
+        await client.program("import time\ntime.sleep(1)")  # by then they hold all of it
+        assert await run_innocents(client, innocent) == ["right\n"] * 6
+        await asyncio.gather(*programs)  # no SandboxFailure
+
+
+@pytest.mark.nightly
+async def test_epoll_watches_of_many_notebooks_leave_some_to_the_fork_server(start_sandbox: StartSandbox) -> None:
+    greedy, innocent = COUNTERS["epoll watches"]
+    async with start_sandbox(**LIMITS, container_memory_mib=8192) as client:
+        servers = client.sandbox.server_pids
+        for number in range(NUM_WATCHERS):
+            assert int(await client.printed(greedy, 100 + number)) > 100_000
+        assert await run_innocents(client, innocent) == ["right\n"] * 6
+        assert client.sandbox.server_pids == servers
+
+
+@pytest.mark.parametrize("name", REFUSED_COUNTERS)
+async def test_no_call_can_take_any(start_sandbox: StartSandbox, name: str) -> None:
+    async with start_sandbox(**LIMITS) as client:
+        assert get_text((await client.program(REFUSED_COUNTERS[name])).outcome) == "-1\n"
+
+
+@pytest.mark.usefixtures("share_users")
+@pytest.mark.parametrize("counter", SHARED)
+async def test_a_program_beyond_its_share_ends_where_calls_share_a_user(
+    start_sandbox: StartSandbox, counter: str
+) -> None:
+    greedy, innocent = COUNTERS[counter]
+    async with start_sandbox(**LIMITS) as client:
+        assert not client.isolation.kernel_users
+        result = await client.program(greedy + "\nimport time\ntime.sleep(60)")
+        assert isinstance(result.outcome, CodeOutOfMemory)
+        assert await run_innocents(client, innocent) == ["right\n"] * 6
+
+
+@pytest.mark.usefixtures("share_users")
+@pytest.mark.parametrize("counter", COUNTERS)
+async def test_greedy_notebooks_end_where_calls_share_a_user(start_sandbox: StartSandbox, counter: str) -> None:
+    greedy, innocent = COUNTERS[counter]
+    async with start_sandbox(**LIMITS) as client:
+        assert await run_innocents(client, innocent) == ["right\n"] * 6
+        servers = client.sandbox.server_pids
+        for number in range(NUM_NOTEBOOKS):
+            await client.cell(greedy, 100 + number)
+            await asyncio.sleep(0.5)  # until the fork server has looked at the idle notebook
+        assert await run_innocents(client, innocent) == ["right\n"] * 6
+        assert client.sandbox.server_pids == servers
