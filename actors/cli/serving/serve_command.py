@@ -56,10 +56,12 @@ def serve_model(reference: str, options: ServeOptions, console: Console) -> int:
         for line in describe_parsers(facts):
             console.print(line, highlight=False, soft_wrap=True)
         try:
-            return asyncio.run(serve_chats(server, lambda: _print_address(server, facts, console)))
+            code = asyncio.run(serve_chats(server, lambda: _print_address(server, facts, console)))
         except ServerUnusable as error:
             text = str(error).replace("sglang.port: port", "--port: port").replace(", or set sglang.external_urls", "")
             raise UnusableInput(text) from None
+    console.print("the server has ended" if code else "stopped", highlight=False)
+    return code
 
 
 def _load_config(reference: str, overrides: Sequence[str]) -> RunConfig:

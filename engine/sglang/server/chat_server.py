@@ -84,7 +84,7 @@ async def serve_chats(server: ChatServer, on_ready: Callable[[], Awaitable[None]
     group = await _spawn(server, device, python, variables)
     announcing = asyncio.create_task(_announce(server, on_ready))
     errors = deque[str](maxlen=_KEPT_LINES)
-    copying = asyncio.create_task(_copy_errors(group, errors))
+    copying = asyncio.create_task(_copy_errors(group, errors, interrupted))
     try:
         code = await wait_for_first(group.leader.wait(), _wait_for_interrupt(interrupted))
         if code and not announcing.done():
@@ -99,12 +99,13 @@ async def serve_chats(server: ChatServer, on_ready: Callable[[], Awaitable[None]
         await asyncio.gather(copying, return_exceptions=True)
 
 
-async def _copy_errors(group: ProcessGroup, errors: deque[str]) -> None:
-    """Print the lines of the server's stderr, and keep the last ones."""
+async def _copy_errors(group: ProcessGroup, errors: deque[str], interrupted: asyncio.Event) -> None:
+    """Print the server's stderr until an interrupt, which makes SGLang print tracebacks; keep the last lines."""
     assert group.leader.stderr is not None
     while chunk := await group.leader.stderr.read(1 << 16):
-        sys.stderr.buffer.write(chunk)
-        sys.stderr.flush()
+        if not interrupted.is_set():
+            sys.stderr.buffer.write(chunk)
+            sys.stderr.flush()
         first, *others = chunk.decode(errors="replace").split("\n")
         errors.append((errors.pop() if errors else "") + first)
         errors.extend(others)

@@ -3,7 +3,10 @@
 import json
 import os
 import shlex
+import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -47,6 +50,16 @@ case "$*" in
        sleep 0.1
        printf 'torchvision::nms does not exist\\n[W] leaked objects\\n' >&2
        exit 1 ;;
+esac
+"""
+
+ENDLESS_INTERPRETER = """#!/bin/sh
+case "$*" in
+    *importlib.metadata*) echo {version} ;;
+    *) trap 'echo Traceback >&2; exit 1' TERM
+       echo loading >&2
+       touch {started}
+       while true; do sleep 0.05; done ;;
 esac
 """
 
@@ -199,6 +212,29 @@ def test_a_server_that_fails_before_it_is_ready_is_reported_with_its_error(
         serve(run.path, python)
     assert str(raised.value) == expected
     assert "Traceback (most recent call last):" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.real_clock
+def test_an_interrupted_server_prints_no_traceback(
+    run: RunFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    python, started = tmp_path / "endless", tmp_path / "started"
+    python.write_text(ENDLESS_INTERPRETER.format(version=SUPPORTED_VERSIONS[-1], started=started))
+    python.chmod(0o755)
+
+    def interrupt() -> None:
+        while not started.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    code, lines = serve(run.path, python)
+    thread.join()
+    assert (code, lines[-1]) == (0, "stopped")
+    errors = capfd.readouterr().err
+    assert "loading" in errors and "Traceback" not in errors
 
 
 @pytest.mark.real_clock
