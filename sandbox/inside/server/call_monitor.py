@@ -253,10 +253,12 @@ class CallMonitor:
             if child.deadline > now + 0.001:
                 self._pending.forget(child)
                 return None
+        if total_cpu_s >= self._limit_s:
+            return "timeout"
         outside_s = self._stops.measure_outside_s(child, present_stop_s) if had_slice else stopped_s
         if now >= last and is_starved(now - child.started_at, waited_s, outside_s, self._limit_s):
             return STARVED
-        since = self._pending.find_since(child, now, threads) if total_cpu_s < self._limit_s else None
+        since = self._pending.find_since(child, now, threads)
         if since is None:
             return "timeout"
         child.deadline = now + CHECK_INTERVAL_S

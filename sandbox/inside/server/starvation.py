@@ -5,7 +5,8 @@
 The kernel counts the waits of each thread in `schedstat`. A wait or a stop counts as the call's own
 if its other threads, or other calls of this fork server, used the CPU meanwhile. The rest is
 load from outside. If the clock without the rest is below the time limit, the call is starved: that
-is a failure of the infrastructure, not the model's mistake.
+is a failure of the infrastructure, not the model's mistake. A call with a CPU time of the limit in
+all its threads is not starved.
 """
 
 import time
