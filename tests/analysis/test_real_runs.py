@@ -22,7 +22,7 @@ from analysis.utilization.log_schema import read_log_tables
 from analysis.utilization.report import Utilization, compute_utilization
 from bus.codec import decode
 from bus.event_log.reader import read_events
-from bus.messages import AnyMessage, CodeFinished, TrajectoryAborted, TrajectoryFinished
+from bus.messages import AnyMessage, CodeFinished, TrajectoryAborted, TrajectoryFinished, WeightsLoaded
 from configs.run_folder import RunFolder
 from tests.actors.runs.running import Start, from_cold_start_of, read_log_entries, succeed, wait_until, whole_run
 
@@ -84,7 +84,9 @@ def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
     questions = sum(line["questions"] for line in lines if line["kind"] == "evaluation")
     assert metrics.steps["trajectories"].sum() + questions == totals.ended
     assert totals.generated_tokens == sum(sum(each.record.loss_mask) for each in finished)
-    assert totals.generated_tokens == sum(engine.generated_tokens for engine in use.engines)
+    loads = [each for each in messages(folder, "head", "WeightsLoaded") if isinstance(each, WeightsLoaded)]
+    probed = sum(len(each.probe_logprobs) for each in loads)  # one token for each prompt of a probe
+    assert totals.generated_tokens + probed == sum(engine.generated_tokens for engine in use.engines)
     executed = {
         (each.trajectory_id, each.call)
         for each in messages(folder, "rollout-0", "CodeFinished")

@@ -201,7 +201,7 @@ class CallProcess:
         parts = _PROGRAM_PARTS if self.notebook_id is None else _NOTEBOOK_PARTS
         if self.call is None or answer.nonce != self.nonce or len(outcome) != parts.get(outcome[0]):
             return False
-        if outcome[0] in ("exit", "died") and not _is_exit_code(outcome[1]):
+        if outcome[0] in ("exit", "died") and not _is_exit_code(outcome[1], may_be_signal=outcome[0] == "died"):
             return False
         if outcome[0] == "lost" and started is not None:  # a notebook reports a lost state before the code begins
             return False
@@ -244,8 +244,9 @@ class CallProcess:
             os.close(stream.fd)
 
 
-def _is_exit_code(text: str) -> bool:
-    digits = text.removeprefix("-")
+def _is_exit_code(text: str, *, may_be_signal: bool) -> bool:
+    """`may_be_signal`: a negative number is a signal."""
+    digits = text.removeprefix("-") if may_be_signal else text
     return digits.isascii() and digits.isdigit() and len(digits) <= 3
 
 
