@@ -16,6 +16,8 @@ from engine.data.token_files import fit_length, is_too_long
 from engine.model.tokenizer import FastTokenizer
 from policies.tools.task_description import TaskDescription, TaskDescriptions
 
+_LEFT_OUT = "without its system text or earlier turns: the prompt has the last text of the user only"
+
 
 class RenderedPart(NamedTuple):
     text: str
@@ -26,7 +28,7 @@ class RenderedPart(NamedTuple):
 class RenderedRow(NamedTuple):
     name: str  # FILE:ROW
     parts: list[RenderedPart]
-    note: str = ""  # how a dialogue over the length limit is changed
+    note: str = ""  # how the row is changed
 
 
 def render_questions(
@@ -36,7 +38,8 @@ def render_questions(
     renderer = build_renderer(task.get_dialogue(), description, tokenizer)
     for problem in read_problems(path, make_training_report(max_bad_rows), layout=get_row_layout(task, description)):
         token_ids = renderer.render_prompt(problem.question)
-        yield RenderedRow(problem.name, [RenderedPart(tokenizer.decode(token_ids), token_ids, False)])
+        note = _LEFT_OUT if problem.was_cut else ""
+        yield RenderedRow(problem.name, [RenderedPart(tokenizer.decode(token_ids), token_ids, False)], note)
 
 
 def render_dialogues(

@@ -71,6 +71,12 @@ def test_a_rollout_reads_the_calls_of_a_row_whatever_their_codes_contain(file: P
     assert parse_assistant_turn(turn, FORMAT).calls == tuple(ToolCall("jupyter_code", {"code": code}) for code in codes)
 
 
+def test_a_tag_inside_the_code_of_a_call_is_read_back(file: Path) -> None:
+    """Case call-04 of the bug reports."""
+    (turn,) = read_turns(file, make_row(make_call(TAGGED)))
+    assert parse_assistant_turn(turn, FORMAT).calls == (ToolCall("jupyter_code", {"code": TAGGED}),)
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [

@@ -64,8 +64,9 @@ def test_a_filter_rejects_groups_and_they_are_replaced(plug_in: Path) -> None:
     assert get_collected(effects).counts.groups_rejected == 1
 
 
-def test_a_filter_may_accept_equal_rewards(plug_in: Path) -> None:
-    driver = make_driver(group_filter=f"{plug_in}:accept_all")
+@pytest.mark.parametrize("name", ["all", "accept_all"])
+def test_a_filter_may_accept_equal_rewards(plug_in: Path, name: str) -> None:
+    driver = make_driver(group_filter=name if name == "all" else f"{plug_in}:{name}")
     driver.request_step(1)
     driver.end(0, 0, rewards=(1.0, 1.0, 1.0, 1.0))
     (batch,) = driver.batches

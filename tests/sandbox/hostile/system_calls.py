@@ -44,6 +44,7 @@ _REFUSED = {
     "a mount namespace": (272, 97, "0x20000"),
     "a network namespace": (272, 97, "0x40000000"),
     "an unshared file table": (272, 97, "0x400"),
+    "core scheduling": (157, 167, "62, 1, 0, 0, 0"),  # PR_SCHED_CORE_CREATE
     "setns": (308, 268, "0, 0"),
     "a clone in a user namespace": (56, 220, "0x10000011, 0, 0, 0, 0"),
     "a clone in a pid namespace": (56, 220, "0x20000011, 0, 0, 0, 0"),

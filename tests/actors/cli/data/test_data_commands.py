@@ -135,6 +135,9 @@ def test_rows_are_rendered_as_the_run_tokenizes_them() -> None:
     assert "What is 1+1?" in questions
     assert "What is 2+2?" not in questions
     assert "<|im_start|>assistant\n<reason>" in questions
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3+3?"}]
+    write_jsonl("train.jsonl", [{"prompt": prompt, "answer": 6}])
+    assert "train.jsonl:1 without its system text or earlier turns" in invoke("render", "run.toml").output
     _, context, trained = invoke("render", "run.toml", "--source", "sft").output.split("-- ")
     assert context.startswith("context, ")
     assert trained.startswith("trained, 3 tokens: ")  # a line feed, the 2, and the end of turn
