@@ -123,6 +123,8 @@ def test_the_data_of_a_stage_are_the_unsolved_problems(runs: Runs) -> None:
     data = Path(runs.configurations["3_hard"].data.train)
     assert [json.loads(line)["question"] for line in data.read_text().splitlines()] == ["0?", "2?", "3?"]
     assert any("3 of 4 problems" in line for line in runs.printed)
+    (warning,) = [line for line in runs.printed if line.startswith("warning: ")]
+    assert warning.startswith("warning: 3 of these 3 problems are not known to be hard: stage ")
 
 
 def test_new_data_start_at_their_beginning(runs: Runs) -> None:
