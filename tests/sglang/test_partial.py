@@ -56,7 +56,8 @@ class Meta(msgspec.Struct):
 
     @property
     def trajectory_id(self) -> int:
-        return int(self.id.partition(":")[2].partition("-")[0])
+        sequence = self.id.partition(":")[2]
+        return int(sequence[: sequence.index("-", 1)])
 
     @property
     def versions(self) -> list[int]:
@@ -75,11 +76,11 @@ class Finished(msgspec.Struct):
 
 def read_server_log(folder: RunFolder) -> list[tuple[int, list[int]]]:
     """Trajectory and token versions of each request in the server's log, in order of
-    completion."""
+    completion. The ids of the probes of new weights are negative."""
     lines = (folder.logs / "sglang-0.log").read_text().splitlines()
     ends = [line[line.index("{") :] for line in lines if '"request.finished"' in line]
     metas = [msgspec.json.decode(end, type=Finished).out.meta_info for end in ends]
-    return [(meta.trajectory_id, meta.versions) for meta in metas]
+    return [(meta.trajectory_id, meta.versions) for meta in metas if meta.trajectory_id >= 0]
 
 
 def read_event_log(folder: RunFolder) -> dict[int, list[int]]:
