@@ -112,5 +112,5 @@ def test_the_doctor_reports_compatible_servers_problems_and_ports_in_use(roomy: 
     ):
         run = load_run(Path("configs/tiny_sglang.toml"), [*attached, f"engine.kv_tokens={kv_tokens}"])
         finding = check_run(run)["sglang.external_urls[0]"]
-        assert finding.status == ("ok" if kv_tokens == 8192 else "missing")
+        assert finding.status == ("ok" if kv_tokens == 8192 else "unusable")
         assert finding.detail.startswith(message)
