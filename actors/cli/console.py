@@ -76,7 +76,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def hide_library_warnings() -> None:
-    """Without a writable HOME, matplotlib caches fonts in a temporary folder and warns about it in each command."""
+    """Hide warnings of libraries: without a writable HOME, matplotlib caches fonts in a temporary folder and warns about it in each command."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 

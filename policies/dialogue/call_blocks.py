@@ -1,6 +1,6 @@
 """Finds the blocks of a tag pair in a turn's text, and of <tool_call>, where the JSON may contain the closing tag.
 
-A code such as `print("</tool_call>")` does not end its call: the block ends at the tag behind the whole
+Code such as `print("</tool_call>")` does not end its call: the block ends at the tag behind the whole
 JSON object. Without a whole object the block ends at the next closing tag, and its call is malformed.
 """
 

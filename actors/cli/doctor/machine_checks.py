@@ -28,7 +28,7 @@ from sandbox.isolation import format_isolation
 from sandbox.select_backend import probe_isolation
 
 _REINSTALL = "Run `make setup`, which installs the pinned packages into .venv."
-_REMEDIES = {  # of what `asterism run` refuses
+_REMEDIES = {  # for findings with which `asterism run` refuses to start
     "sandbox": "Change [sandbox], such as sandbox.backend, or repair what the message names: see docs/sandbox.md.",
     "disk": "Delete old runs or set `runs_folder` to a larger disk.",
 }

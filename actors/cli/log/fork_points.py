@@ -25,7 +25,7 @@ class ForkableTurn(NamedTuple):
 
 
 def list_forkable_turns(folder: RunFolder, trajectory: int) -> list[ForkableTurn]:
-    """Those with logged tokens; empty without a log of the rollout process."""
+    """Return the turns with logged tokens; none without a log of the rollout process."""
     problems: dict[int, str] = {}
     turns: list[ForkableTurn] = []
     for turn, version in sorted(read_turn_versions(folder, trajectory).items()):
@@ -36,7 +36,7 @@ def list_forkable_turns(folder: RunFolder, trajectory: int) -> list[ForkableTurn
 
 
 def read_turn_versions(folder: RunFolder, trajectory: int) -> Mapping[int, int]:
-    """By turn with logged tokens: the version of its first token. The latest trajectory of this number counts."""
+    """Return the version of the first token by turn, for turns with logged tokens. The latest trajectory of this number counts."""
     log = folder.events / f"{ROLLOUT}.sqlite"
     versions: dict[int, int] = {}
     kinds = [StartGroup.__name__, TurnGenerated.__name__]

@@ -11,7 +11,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.data.data_files import list_data_files
 
-DataDigests = dict[str, dict[str, str]]  # by configuration key: the digest of each file of the data set
+DataDigests = dict[str, dict[str, str]]  # digest by path of the file, by configuration key
 
 
 def keep_data_digests(folder: RunFolder, run: RunConfig) -> None:
@@ -36,7 +36,7 @@ def keep_data_digests(folder: RunFolder, run: RunConfig) -> None:
 
 
 def compute_data_digests(folder: RunFolder, run: RunConfig) -> DataDigests:
-    """Without the files that [tiny] generates, which have a manifest. Raises UnusableInput for a missing file."""
+    """Compute the digests of all files. The files that [tiny] generates are left out: they have a manifest. Raises UnusableInput for a missing file."""
     digests: DataDigests = {}
     for key, file in _list_data_keys(run):
         if run.tiny is not None and file.startswith("$RUN"):
