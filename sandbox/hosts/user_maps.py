@@ -5,7 +5,6 @@ sandbox.inside.isolation.kernel_users describes the users and the protocol.
 
 import asyncio
 import contextlib
-import os
 import socket
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from sandbox.inside.isolation.kernel_users import (
     encode_first_user,
     get_first_user,
 )
+from sandbox.inside.isolation.namespaces import write_once
 
 _TIMEOUT_S = 60.0  # for the server's interpreter to start and to enter its namespaces
 _SETGID, _SETUID = 1 << 6, 1 << 7  # bits of the capabilities in /proc/self/status
@@ -70,18 +70,9 @@ def _map_users(pid: int) -> bool:
         lines = [f"{first} {first} {USERS_PER_SERVER}"]
         if not first <= owner.st_uid < first + USERS_PER_SERVER:
             lines.insert(0, f"{owner.st_uid} {owner.st_uid} 1")
-        _write_once(f"/proc/{pid}/gid_map", f"{owner.st_gid} {owner.st_gid} 1\n")
-        _write_once(f"/proc/{pid}/uid_map", "\n".join(lines) + "\n")
+        write_once(f"/proc/{pid}/gid_map", f"{owner.st_gid} {owner.st_gid} 1\n")
+        write_once(f"/proc/{pid}/uid_map", "\n".join(lines) + "\n")
     except OSError as error:
         structlog.get_logger().warning("kernel_users.not_mapped", pid=pid, cause=error.strerror)
         return False
     return True
-
-
-def _write_once(path: str, text: str) -> None:
-    """The kernel accepts a map in one write."""
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)

@@ -36,7 +36,10 @@ def keep_data_digests(folder: RunFolder, run: RunConfig) -> None:
 
 
 def compute_data_digests(folder: RunFolder, run: RunConfig) -> DataDigests:
-    """Compute the digests of all files. The files that [tiny] generates are left out: they have a manifest. Raises UnusableInput for a missing file."""
+    """Compute the digests of all files, without the files that [tiny] generates, which have a manifest.
+
+    Raises UnusableInput for a missing file.
+    """
     digests: DataDigests = {}
     for key, file in _list_data_keys(run):
         if run.tiny is not None and file.startswith("$RUN"):

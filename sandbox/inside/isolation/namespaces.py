@@ -82,17 +82,18 @@ def _unshare_all(users: OfferedUsers | None) -> bool:
         | syscalls.CLONE_NEWNET
         | syscalls.CLONE_NEWIPC
     )
-    _write_file("/proc/self/setgroups", "deny")
+    write_once("/proc/self/setgroups", "deny")
     if users is not None and users.request_map():
         users.become_first()
         _recover_from_change_of_user()
         return True
-    _write_file("/proc/self/uid_map", f"{user} {user} 1")
-    _write_file("/proc/self/gid_map", f"{group} {group} 1")
+    write_once("/proc/self/uid_map", f"{user} {user} 1")
+    write_once("/proc/self/gid_map", f"{group} {group} 1")
     return False
 
 
-def _write_file(path: str, text: str) -> None:
+def write_once(path: str, text: str) -> None:
+    """Write a file of /proc in one call, which is all that the kernel accepts for a map."""
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, text.encode())

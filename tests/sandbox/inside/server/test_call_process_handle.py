@@ -3,6 +3,8 @@
 import os
 import socket
 import struct
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -30,7 +32,9 @@ def test_cut_output_ends_with_a_whole_character_and_counts_the_rest(text: str, l
         assert limit - len(head.encode()) < 4
 
 
-def test_only_the_first_call_of_a_process_counts_from_its_report() -> None:
+@contextmanager
+def running_cell() -> Generator[tuple[CallProcess, socket.socket]]:
+    """The first call of a notebook, and the notebook's end of its socket."""
     control, inside = socket.socketpair()
     pipes = [OutputPipe(os.open(os.devnull, os.O_RDONLY), 0) for _ in range(2)]
     with control, inside:
@@ -38,6 +42,12 @@ def test_only_the_first_call_of_a_process_counts_from_its_report() -> None:
         process = CallProcess(os.getpid(), control, *pipes, folder=None, uid=None, cgroup=None)
         process.notebook_id = 1
         process.assign_call({"id": 1}, nonce=7, now=0.0, limit_s=1.0)
+        yield process, inside
+        process.close()
+
+
+def test_only_the_first_call_of_a_process_counts_from_its_report() -> None:
+    with running_cell() as (process, inside):
         assert not process.update_start(0.2)
         inside.send(struct.pack("<cddII", b"s", 0.5, 0.0, os.getpid(), 0))
         process.read_outcome(1000)
@@ -47,20 +57,12 @@ def test_only_the_first_call_of_a_process_counts_from_its_report() -> None:
         inside.send(struct.pack("<cddII", b"s", 10.9, 0.0, os.getpid(), 0))
         process.read_outcome(1000)
         assert (process.update_start(10.95), process.started_at) == (True, 10.0)
-        process.close()
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_notebook_cannot_lose_its_state_after_the_code_has_begun(has_begun: bool) -> None:
-    control, inside = socket.socketpair()
-    pipes = [OutputPipe(os.open(os.devnull, os.O_RDONLY), 0) for _ in range(2)]
-    with control, inside:
-        control.setblocking(False)
-        process = CallProcess(os.getpid(), control, *pipes, folder=None, uid=None, cgroup=None)
-        process.notebook_id = 1
-        process.assign_call({"id": 1}, nonce=7, now=0.0, limit_s=1.0)
+    with running_cell() as (process, inside):
         started = struct.pack("<cddII", b"s", 0.0, 0.0, os.getpid(), 0)
         inside.send((started if has_begun else b"") + struct.pack("<cIQI", b"a", 4, 7, 0) + b"lost")
         assert process.read_outcome(1000) is not has_begun
         assert process.outcome == (None if has_begun else ["lost"])
-        process.close()
