@@ -120,6 +120,8 @@ class SandboxConfig(Section, frozen=True):
     executors: PositiveInt = 1  # processes, each with its own sandbox; restarted when they die
     fork_servers: PositiveInt = 1  # per executor and preload
     time_limit_s: PositiveFloat = 4.0  # of a call
+    # Time limits that a call on a busy machine may take, while it waits for a CPU; beyond it the call fails, which masks.
+    max_call_extension: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     grade_limit_s: PositiveFloat = 4.0  # CPU time of a grading; an answer that needs more is wrong
     concurrent_gradings: Annotated[int, Meta(ge=1, le=256)] = 4  # per executor
     memory_mib: PositiveInt = 512  # of a call with its processes

@@ -10,7 +10,7 @@ from sandbox.inside.wire.call_wire import STARVED_CAUSE
 from sandbox.notebooks import Notebook, NotebookTable, SpareNotebooks
 
 MAX_ATTEMPTS = 3  # at a call after a lack of resources or the loss of a notebook's state
-_MAX_STARVED_ATTEMPTS = 2  # each takes up to four time limits
+_MAX_STARVED_ATTEMPTS = 2  # each takes up to sandbox.max_call_extension time limits
 _RETRY_DELAYS_S = (0.1, 0.5)  # in which evicted notebooks end
 
 
@@ -43,5 +43,5 @@ class CallRetries:
         """Once: each starved trajectory is counted too."""
         if not self._has_warned:
             self._has_warned = True
-            remedy = "stop other programs, or lower sandbox.fork_servers, engine.threads or learner.threads"
+            remedy = "stop other programs, raise sandbox.max_call_extension, or lower sandbox.fork_servers, engine.threads or learner.threads"
             structlog.get_logger().warning("sandbox.starved", cause=STARVED_CAUSE, remedy=remedy)

@@ -273,6 +273,7 @@ class ForkServerSandbox:
             fork_servers=config.fork_servers,
             spare_notebooks=config.spare_notebooks_per_server,
             concurrent_gradings=config.concurrent_gradings,
+            max_call_extension=config.max_call_extension,
         )
 
     def _build_frame(

@@ -15,6 +15,7 @@ from sandbox.fork_server_sandbox import ForkServerSandbox
 from sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
 
+PATIENCE = 40.0  # max_call_extension: other programs of the machine change no outcome
 PARAMETERS = ["process", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
 
 
@@ -56,6 +57,7 @@ def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
 
     @asynccontextmanager
     async def start(test_limit_s: float = 120, **limits: Any) -> AsyncGenerator[Client]:
+        limits = {"max_call_extension": PATIENCE, **limits}
         sandbox = make_sandbox(SandboxConfig(backend=request.param, **limits), seed=7)
         client = Client(sandbox, await sandbox.start())
         try:

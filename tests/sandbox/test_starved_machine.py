@@ -62,7 +62,7 @@ def describe(end: CodeResult | BaseException) -> str:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 async def test_no_innocent_call_of_a_starved_machine_is_a_models_mistake(start_sandbox: StartSandbox) -> None:
-    async with start_sandbox(test_limit_s=500, time_limit_s=1.0, fork_servers=2) as client:
+    async with start_sandbox(test_limit_s=500, time_limit_s=1.0, fork_servers=2, max_call_extension=4.0) as client:
         assert await run_all(client, INNOCENTS, 1) == {(name, CodeOk.__name__): 2 for name in INNOCENTS}
         with busy_machine(NUM_BUSY), structlog.testing.capture_logs() as logs:
             ends = await run_all(client, INNOCENTS, 4)

@@ -9,7 +9,7 @@
     10 ms after a cell's answer   all processes of the notebook stop until its next cell
 
 A call's clock starts with its code. The clock stops while the call waits for a CPU, up to
-`_MAX_EXTENSION_FACTOR` time limits, and while the call waits for its first time slice: a busy
+`max_call_extension` time limits, and while the call waits for its first time slice: a busy
 machine must not count as the model's mistake. Waiting for its own threads and children counts.
 
 A measurement of memory takes longer the more processes and mappings a call has. The next one waits
@@ -45,7 +45,6 @@ _MAX_ESCAPES = 6  # looks that find a running process in an idle notebook
 _BUSY_SHARE = 0.02  # CPU time per time between two checks
 _NOTEBOOK_PROCESSES = 3  # the base, the worker and a checkpoint (sandbox.inside.call.notebook_process)
 _NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
-_MAX_EXTENSION_FACTOR = 4
 _ROLLBACK_TIMEOUT_S = 0.5  # for a notebook's checkpoint to report the worker's death
 
 
@@ -67,6 +66,7 @@ class CallMonitor:
         controller: CallController,
     ) -> None:
         self._limit_s = settings.time_limit_s
+        self._max_clock_s = settings.time_limit_s * settings.max_call_extension
         self._long_cpu_s = _LONG_CPU_S[settings.preload]
         self._usage = usage
         self._notebooks = notebooks
@@ -239,7 +239,7 @@ class CallMonitor:
         present_stop_s = now - child.stopped_at if child.stopped_at is not None else 0.0
         stopped_s, had_slice = child.stopped_s + present_stop_s, self._slices.had_slice(child)
         has_begun = child.update_start(now)
-        last = child.started_at + self._limit_s * _MAX_EXTENSION_FACTOR + (0.0 if had_slice else stopped_s)
+        last = child.started_at + self._max_clock_s + (0.0 if had_slice else stopped_s)
         if not has_begun:  # isolation is slow on a busy machine
             if now >= last:
                 return STARVED if child.start_report is None else "timeout"

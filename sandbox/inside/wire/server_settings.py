@@ -23,6 +23,7 @@ class ServerSettings(NamedTuple):
     kernel_users: bool = False  # the executor offers users first (sandbox.inside.isolation.kernel_users)
     call_cgroups: bool = False  # the executor sends the descriptor of a cgroup folder then
     concurrent_gradings: int = 4
+    max_call_extension: float = 4.0  # time limits that a call may take on a busy machine
 
     def to_json(self) -> str:
         return json.dumps(self._asdict())

@@ -10,12 +10,13 @@ from bus.messages import CodeOutcome, CodeTimedOut
 from configs.machines import SandboxConfig
 from sandbox.contract import SandboxFailure
 from sandbox.select_backend import make_sandbox
-from tests.sandbox.conftest import Client
+from tests.sandbox.conftest import PATIENCE, Client
 from tests.sandbox.hostile import footprint, record
 from tests.sandbox.hostile.footprint import Footprint
 from tests.sandbox.hostile.record import Form, Hostile
 
 LIMITS: dict[str, Any] = {
+    "max_call_extension": PATIENCE,
     "memory_mib": 128,
     "max_processes": 16,
     "file_mib": 4,
