@@ -16,6 +16,7 @@ from sandbox.grading.rewriting import has_ellipsis, rewrite
 Acceptance = Literal["number", "expression", "any"]
 
 MAX_MATH_CHARACTERS = 4096  # longer answers are compared as strings only
+_MAX_CHARACTERS = 65_536  # longer answers are compared as they are: the rules take microseconds per character
 _MAX_DEPTH, _MAX_ELEMENTS = 10, 100  # math-verify's parsing time grows exponentially with the depth
 _MIN_ROUNDED_DIGITS = 4  # of a decimal that may stand for a fraction: 0.3333 for 1/3
 
@@ -39,6 +40,8 @@ def judge_answer(answer: str, truth: str, accept: Acceptance) -> bool | None:
     """Return the verdict, or None if the answer needs math-verify."""
     if answer.strip() == truth.strip():
         return True
+    if len(answer) > _MAX_CHARACTERS:
+        return False
     expected = read_truth(truth)
     verdict = _judge_text(answer, truth, accept) if expected is None else _judge_number(answer, expected, accept)
     if verdict is None and (len(answer) > MAX_MATH_CHARACTERS or is_impossible(answer)):

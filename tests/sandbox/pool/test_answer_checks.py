@@ -79,6 +79,13 @@ def test_the_configuration_decides_whether_a_restated_question_is_an_answer(
     assert judge_answer(answer, "683", accept) is verdict
 
 
+def test_no_rule_reads_an_answer_of_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = "4" * 5_000_000
+    assert judge_answer(huge, f" {huge}\n", "number") is True
+    monkeypatch.setattr("sandbox.pool.answer_checks.read_truth", None)
+    assert judge_answer(huge, "4", "any") is False
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("truth", ["42", "x+1", "\\frac{1}{3}"])
 def test_most_bombs_are_wrong_without_an_evaluation(truth: str) -> None:
