@@ -32,7 +32,8 @@ class BelowTmp(NamedTuple):
 
     prefix: Path  # PARENT/python: a copy of the interpreter and its standard library
     packages: Path  # PARENT/python/packages
-    visible: Path  # of both: the one that contains all that calls may read
+    visible: Path  # one of both: all that calls may read is below it
+    shown: list[str]  # what a call finds in /tmp at its start
 
     @property
     def parent(self) -> Path:
@@ -68,14 +69,16 @@ def below_tmp(request: pytest.FixtureRequest, copied_prefix: Path, monkeypatch: 
     """Let fork servers use the interpreter below /tmp, or only packages, as those of a virtual environment."""
     folders = list_standard_folders()
     packages = copied_prefix / "packages"
-    visible = packages
+    visible, base = packages, sys.base_prefix
     if request.param == "interpreter":
-        visible = copied_prefix
+        visible, base = copied_prefix, str(copied_prefix)
         executable = copied_prefix / "bin" / Path(os.path.realpath(sys.executable)).name
         monkeypatch.setattr(local_host, "_PYTHON", str(executable))
         folders = tuple(str(_move(Path(folder), copied_prefix)) for folder in folders)
-    monkeypatch.setattr(local_host, "list_import_folders", lambda: (*folders, str(packages)))
-    return BelowTmp(copied_prefix, packages, visible)
+    folders = (*folders, str(packages))
+    monkeypatch.setattr(local_host, "list_import_folders", lambda: folders)
+    shown = {Path(each).parts[2] for each in (*folders, base) if each.startswith("/tmp/")}
+    return BelowTmp(copied_prefix, packages, visible, sorted(shown))
 
 
 @asynccontextmanager
@@ -99,7 +102,7 @@ async def test_programs_and_cells_write_to_a_tmp_that_has_only_the_interpreter(b
         f"print(sorted(os.listdir('/tmp')), os.listdir(), os.listdir({str(below_tmp.parent)!r}))"
     )
     module = below_tmp.packages / "below_tmp.py"
-    expected = f"4 mine {module}\n{sorted([name, below_tmp.parent.name])} [] ['python']\n"
+    expected = f"4 mine {module}\n{sorted([name, *below_tmp.shown])} [] ['python']\n"
     async with _start() as client:
         assert (await client.program(code)).outcome == CodeOk(Output(expected))
         for trajectory in (1, 2):  # each has its own
@@ -151,5 +154,5 @@ async def test_tmp_itself_is_never_shown_to_calls(below_tmp: BelowTmp, monkeypat
     folders = local_host.list_import_folders()
     monkeypatch.setattr(local_host, "list_import_folders", lambda: (*folders, "/tmp"))
     async with _start() as client:
-        shown = f"{_IMPORT}os.listdir('/tmp'), os.listdir({str(below_tmp.parent)!r})"
-        assert await client.printed(shown) == f"(['{below_tmp.parent.name}'], ['python'])\n"
+        shown = f"{_IMPORT}sorted(os.listdir('/tmp')), os.listdir({str(below_tmp.parent)!r})"
+        assert await client.printed(shown) == f"({below_tmp.shown}, ['python'])\n"
