@@ -22,7 +22,7 @@ from sandbox.inside.call.call_setup import set_up_call
 from sandbox.inside.call.notebook_process import HARNESS_PROCESSES, SHARED_STATE_BYTES, NotebookProcess
 from sandbox.inside.isolation import syscalls
 from sandbox.inside.isolation.landlock import LandlockRules
-from sandbox.inside.isolation.namespaces import SCRATCH
+from sandbox.inside.isolation.namespaces import SCRATCH, mount_scratch
 from sandbox.inside.isolation.seccomp import SeccompFilter
 from sandbox.inside.wire.call_wire import CONTROL_FD, read_call, write_answer, write_started
 from sandbox.inside.wire.server_settings import ServerSettings
@@ -45,6 +45,7 @@ class CallIsolation(NamedTuple):
     seccomp_filter: SeccompFilter | None
     own_namespaces: bool
     own_users: bool  # each call has a kernel user of its own
+    mounts_in_tmp: tuple[str, ...] = ()  # as in EnteredNamespaces
     user: int | None = None  # that of this call
 
 
@@ -80,7 +81,7 @@ def _isolate(control: int, folder: str | None, isolation: CallIsolation) -> None
             os.setresuid(isolation.user, isolation.user, isolation.user)
             syscalls.make_dumpable()  # else /proc hides it from the fork server
         syscalls.unshare(syscalls.CLONE_NEWNS)
-        syscalls.mount("tmpfs", SCRATCH, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, isolation.scratch_options)
+        mount_scratch(isolation.scratch_options, isolation.mounts_in_tmp)
         os.chdir(SCRATCH)
         syscalls.unshare(syscalls.CLONE_NEWUSER)  # the kernel counts processes by user namespace
     elif folder is not None:

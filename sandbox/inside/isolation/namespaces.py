@@ -10,7 +10,7 @@ interpreter may be in a folder that only root can read, and then drops to an unp
     mount     read-only: interpreter, its libraries and packages, /usr; no /proc, /sys, /etc or home
 """
 # pathlib would be mapped into every forked process.
-# ruff: noqa: PTH100, PTH103, PTH110, PTH112, PTH114, PTH115, PTH211
+# ruff: noqa: PTH100, PTH102, PTH103, PTH112, PTH114, PTH115, PTH211
 
 import contextlib
 import os
@@ -28,12 +28,15 @@ SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 SCRATCH_PARENT = "/scratch"  # not /tmp, which may contain the interpreter
 SCRATCH = f"{SCRATCH_PARENT}/own"  # mount point of each call's folder
-_NEW_ROOT = "/tmp"  # mount point of the new root while it is built; visible only to this process
+OWN_TMP = f"{SCRATCH_PARENT}/own-tmp"  # mount point of each call's /tmp if parts of the interpreter are below /tmp
+_TMP = "/tmp"
+_NEW_ROOT = _TMP  # mount point of the new root while it is built; visible only to this process
 
 
 class EnteredNamespaces(NamedTuple):
     proc_fd: int  # a descriptor of the /proc of the pid namespace
     has_users: bool  # whether calls can have kernel users of their own
+    mounts_in_tmp: tuple[str, ...]  # parts of the interpreter that a call's /tmp contains, below OWN_TMP
 
 
 def enter_namespaces(
@@ -47,7 +50,7 @@ def enter_namespaces(
     syscalls.die_with_parent(signal.SIGKILL)
     if os.getuid() == 0:
         syscalls.unshare(syscalls.CLONE_NEWNS)
-        _build_root(visible_folders)
+        mounts_in_tmp = _build_root(visible_folders)
         with contextlib.suppress(ValueError):  # a root without CAP_SYS_RESOURCE
             # The kernel also counts the signals of all calls together, against this limit.
             resource.setrlimit(resource.RLIMIT_SIGPENDING, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -55,9 +58,9 @@ def enter_namespaces(
         has_users = _unshare_all(users)
     else:
         has_users = _unshare_all(users)
-        _build_root(visible_folders)
+        mounts_in_tmp = _build_root(visible_folders)
     _fork_first_process(server_fds)
-    return EnteredNamespaces(_mount_own_proc(), has_users)
+    return EnteredNamespaces(_mount_own_proc(), has_users, mounts_in_tmp)
 
 
 def _drop_root(user: int) -> None:
@@ -101,13 +104,14 @@ def write_once(path: str, text: str) -> None:
         os.close(fd)
 
 
-def _build_root(visible_folders: Sequence[str]) -> None:
+def _build_root(visible_folders: Sequence[str]) -> tuple[str, ...]:
+    """Return the mounts that a call's /tmp contains, below OWN_TMP."""
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     folders = _drop_nested([*SYSTEM_FOLDERS, *visible_folders])
-    sources = {folder: os.open(folder, os.O_PATH) for folder in folders if not os.path.islink(folder)}
+    links = {folder: os.readlink(folder) for folder in folders if folder in SYSTEM_FOLDERS and os.path.islink(folder)}
+    sources = {_place(folder): os.open(folder, os.O_PATH) for folder in folders if folder not in links}
     devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in DEVICES}
     proc = os.open("/proc", os.O_PATH)
-    links = {folder: os.readlink(folder) for folder in folders if os.path.islink(folder)}
     proc_now = f"/proc/{os.getpid()}/fd"
     root = _NEW_ROOT
     syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID, "size=1m,mode=755")
@@ -126,13 +130,37 @@ def _build_root(visible_folders: Sequence[str]) -> None:
         syscalls.set_mount_attributes(f"{root}/dev/{name}", syscalls.MOUNT_ATTR_RDONLY, recursive=False)
     os.makedirs(root + SCRATCH)
     os.symlink(SCRATCH, f"{root}/dev/shm")
-    if not os.path.exists(f"{root}/tmp"):
-        os.symlink(SCRATCH, f"{root}/tmp")
+    mounts_in_tmp = tuple(target for target in sources if target.startswith(f"{OWN_TMP}/"))
+    os.symlink(OWN_TMP if mounts_in_tmp else SCRATCH, root + _TMP)
     _bind_mount(f"{proc_now}/{proc}", f"{root}/proc")
     for source in (*sources.values(), *devices.values(), proc):
         os.close(source)
     syscalls.set_mount_attributes(root, syscalls.MOUNT_ATTR_RDONLY, recursive=False)
     syscalls.pivot_to(root)
+    return mounts_in_tmp
+
+
+def _place(folder: str) -> str:
+    """Return the path of a visible folder in the new root, in which /tmp is a link."""
+    return OWN_TMP + folder.removeprefix(_TMP) if folder.startswith(f"{_TMP}/") else folder
+
+
+def mount_scratch(options: str, mounts_in_tmp: Sequence[str]) -> None:
+    """Mount the private folder of a call at SCRATCH, and its /tmp: the same folder if it can be.
+
+    With `mounts_in_tmp`, /tmp is another folder of the same file system, into which the read-only
+    parts of the interpreter are mounted again. Raises OSError.
+    """
+    syscalls.mount("tmpfs", SCRATCH, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
+    if not mounts_in_tmp:
+        return
+    own, tmp = f"{SCRATCH}/own", f"{SCRATCH}/tmp"
+    os.mkdir(own, 0o700)
+    os.mkdir(tmp, 0o700)
+    for folder in mounts_in_tmp:
+        _bind_mount(folder, tmp + folder.removeprefix(OWN_TMP))
+    _bind_mount(tmp, OWN_TMP)
+    _bind_mount(own, SCRATCH)  # covers the folder that contains both
 
 
 def _bind_mount(source: str, target: str) -> None:
@@ -141,8 +169,11 @@ def _bind_mount(source: str, target: str) -> None:
 
 
 def _drop_nested(folders: Sequence[str]) -> list[str]:
-    """The existing folders, without folders inside another one of them."""
-    present = sorted({os.path.abspath(folder) for folder in folders if os.path.isdir(folder)})
+    """The existing folders, without folders inside another one of them.
+
+    /tmp itself is left out: an interpreter with this prefix would show all temporary files of the machine.
+    """
+    present = sorted({os.path.abspath(folder) for folder in folders if os.path.isdir(folder)} - {_TMP})
     outermost: list[str] = []
     for folder in present:
         if not any(folder.startswith(f"{other}/") for other in outermost):

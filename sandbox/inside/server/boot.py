@@ -81,9 +81,10 @@ def _isolate(
 ) -> tuple[CallIsolation, str | None, list[str]]:
     sys.path[:] = list(settings.import_folders)
     missing: list[str] = []
-    folder = None
+    folder, mounts_in_tmp = None, ()
     if settings.namespaces:
-        proc, has_users = namespaces.enter_namespaces([*settings.import_folders, sys.base_prefix], fds, users)
+        visible = [*settings.import_folders, sys.base_prefix]
+        proc, has_users, mounts_in_tmp = namespaces.enter_namespaces(visible, fds, users)
         os.environ.update(HOME=namespaces.SCRATCH, TMPDIR=namespaces.SCRATCH)
     else:
         syscalls.die_with_parent(signal.SIGKILL)
@@ -108,6 +109,7 @@ def _isolate(
         _install_filters(missing, proc, fds, own_folders=settings.namespaces),
         settings.namespaces,
         has_users,
+        mounts_in_tmp,
     )
     return isolation, folder, missing
 

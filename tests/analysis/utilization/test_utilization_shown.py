@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from actors.cli.main import app
 from actors.cli.report_command import report_run
 from analysis.utilization.report import compute_utilization
 from analysis.utilization.utilization_figure import draw_utilization
@@ -84,3 +86,22 @@ def test_a_missing_folder_and_a_folder_without_logs_are_named(tmp_path: Path) ->
         shown(tmp_path / "nowhere")
     with pytest.raises(UnusableInput, match=rf"{tmp_path}/logs: no logs"):
         shown(tmp_path)
+
+
+def test_the_command_replaces_symbolic_links_at_its_outputs_and_their_targets_stay(tmp_path: Path) -> None:
+    outputs = ("utilization.json", "utilization.png", "curves.png", "cold_start.png")
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    write_logs(run, 1)
+    step = {"kind": "step", "step": 1, "reward": 0.5, "response_tokens": 60.0, "step_s": 1.0}
+    lines = [{"kind": "sft", "step": 1, "loss": 2.0}, step]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    outside.write_text("kept")
+    for name in outputs:
+        for link in (name, f"{name}.new"):  # also at the partial file
+            (run / link).symlink_to(outside)
+    result = CliRunner().invoke(app, ["report", str(run)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert outside.read_text() == "kept"
+    assert [name for name in outputs if (run / name).is_symlink()] == []
+    assert "engines" in json.loads((run / outputs[0]).read_text())
+    assert [(run / name).read_bytes()[:4] for name in outputs[1:]] == [b"\x89PNG"] * 3

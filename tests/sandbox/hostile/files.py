@@ -25,6 +25,7 @@ _PRINT_EACH_ESCAPE = {
     "writes to the machine's temporary folders": """
         import os
         for place in ('/tmp', '/var/tmp', '/dev/shm', '/run/lock', '/run/user'):
+            if os.path.realpath(place) == '/scratch/own-tmp': continue  # in the call's own file system
             if os.path.exists(place) and not os.path.samefile(place, '.'):
                 try: open(f'{place}/hostile', 'w'); print('wrote to', place)
                 except OSError: pass

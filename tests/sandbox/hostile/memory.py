@@ -45,9 +45,9 @@ MEMORY = [
         "keeps memory in files outside its folder",
         """
         import os
-        own, files = os.getcwd(), []
+        own, files = (os.getcwd(), '/scratch/own-tmp'), []  # one file system
         for folder in ('/', '/dev', '/dev/shm', '/dev/mqueue', '/dev/hugepages', '/tmp', '/var/tmp', '/run', '/scratch', '/proc'):
-            if os.path.realpath(folder) == own: continue
+            if os.path.realpath(folder) in own: continue
             for flags in (os.O_CREAT, os.O_TMPFILE):
                 try: files.append(os.open(folder if flags == os.O_TMPFILE else folder + '/hostile', flags | os.O_RDWR))
                 except OSError: pass
