@@ -196,7 +196,7 @@ class RunConfig(Section, frozen=True):
 
     @property
     def sequence_keys(self) -> str:
-        """The keys whose sum is `sequence_tokens`, for messages."""
+        """The keys that add up to `sequence_tokens`, for messages."""
         is_evaluated = self.evaluation.only or self.sequence_tokens > self.trained_sequence_tokens
         longer = "evaluation." if is_evaluated and self.evaluation.response_tokens else ""
         return f"dialogue.prompt_tokens + {longer}response_tokens"

@@ -24,7 +24,7 @@ class ServerRequirements(NamedTuple):
     sequence_tokens: int  # longest trajectory
     lora: LoraOptions | None = None  # of the adapters that the server receives
     serves_own_model: bool = False  # the server's model is the one to use, and `model` has only its tokenizer
-    sequence_keys: str = "dialogue.prompt_tokens + response_tokens"  # whose sum is `sequence_tokens`
+    sequence_keys: str = "dialogue.prompt_tokens + response_tokens"  # add up to `sequence_tokens`
 
 
 def check_compatibility(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from analysis.planning.memory_plan import WRITE_BYTES, compute_cached_token_bytes, plan_gpu, plan_host
 from analysis.planning.model_size import measure_model
-from analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
+from analysis.planning.plan_inputs import GIB, GPUS, SEQUENCE_KEYS, Assumptions, PlanInputs, PlannedMachines
 from analysis.planning.plan_table import build_plan_tables, describe_remedy
 from analysis.planning.resources import PlannedResource
 from analysis.planning.run_plan import RunPlan, build_plan
@@ -154,6 +154,17 @@ def test_trajectories_longer_than_the_context_of_the_model_do_not_fit() -> None:
     assert (short.name, short.needed) == ("tokens of the model's context", inputs.run.sequence_tokens)
     assert describe_remedy(plan, short) == "set dialogue.response_tokens = 37500"
     assert build_plan(inputs.change({"dialogue.response_tokens": 37_500})).shortfalls == []
+
+
+def test_evaluations_longer_than_training_need_room_in_the_engines_but_no_memory_of_the_learner() -> None:
+    longer = make_inputs("4B", "evaluation.response_tokens=60000", machines=make_machines("h100"))
+    inputs = longer.change({"evaluation.response_tokens": 0})
+    assert longer.micro_batch_tokens == inputs.micro_batch_tokens
+    assert longer.mean_sequence_tokens == inputs.mean_sequence_tokens
+    plan = build_plan(longer)
+    assert [(each.name, each.keys) for each in plan.shortfalls] == [("tokens of the model's context", SEQUENCE_KEYS)]
+    assert describe_remedy(plan, plan.shortfalls[0]) == "set evaluation.response_tokens = 37500"
+    assert plan.seconds == build_plan(inputs).seconds
 
 
 @pytest.mark.slow
