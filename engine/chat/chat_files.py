@@ -84,7 +84,7 @@ def build_served_chat(run: RunConfig, task: TaskConfig, description: TaskDescrip
     facts = ServingFacts(
         tool_call_parser=parsers.calls,
         reasoning_parser=parsers.reasoning,
-        context_tokens=config.prompt_tokens + run.limit_response(task),
+        context_tokens=config.prompt_tokens + max(config.response_tokens, run.limit_evaluated_response(task)),
         tools=[json.loads(tool.to_json()) for tool in dialogue.tools],
     )
     generation = _build_generation_config(run, task, stop_ids, tokenizer.vocab_size)

@@ -131,7 +131,7 @@ def test_the_generation_config_samples_as_the_evaluations_and_stops_as_the_run(t
     assert tokenizer.eos_token == "<|im_end|>"
     run = RunConfig(name="r", sampling=SamplingConfig(temperature=0.0), rl=RlConfig(steps=0))
     greedy = build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, tmp_path).generation
-    limited = replace(run, evaluation=EvaluationConfig(response_tokens=9000))
+    limited = replace(run, evaluation=EvaluationConfig(0, response_tokens=9000))
     served = build_served_chat(limited, limited.resolved_tasks[0], MATH_PYTHON, tmp_path)
     assert (served.generation["max_new_tokens"], served.facts.context_tokens) == (9000, 1024 + 9000)
     assert (greedy["do_sample"], greedy["temperature"]) == (False, 0.0)
