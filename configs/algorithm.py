@@ -328,6 +328,8 @@ class EvaluationConfig(Section, frozen=True):
 
     questions: Count = 512  # of data.test, of each tasks[].test, and of each set; 0: no evaluation
     every: Count = 0  # RL steps, for evaluations during training; 0: none
+    # Limit of an evaluation's response, generated and tool tokens, of each task; 0: its dialogue.response_tokens.
+    response_tokens: Count = 0
     during: Literal["sampled", "greedy"] = "sampled"  # answers of the evaluations during training
     keep_best: bool = True  # keep the checkpoint with the best reward in these evaluations; needs `every`
     # What counts as a correct answer: a component, "correct", or a limit, "correct >= 1" or "reward > 0.5";

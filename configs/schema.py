@@ -99,7 +99,7 @@ class RunConfig(Section, frozen=True):
         _require_overlong_buffer(self.rl, self.resolved_tasks)
         _require_known_tasks(self.evaluation, [task.name for task in self.resolved_tasks])
         _require_known_success(self.evaluation, self.roc, self.resolved_tasks)
-        _require_kv_capacity(self.sequence_tokens, self.engine, self.sglang)
+        _require_kv_capacity(self.sequence_tokens, self.sequence_keys, self.engine, self.sglang)
         if self.engine.kind == "sglang":
             _require_single_replica(self.learner, self.sglang)
             check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)
@@ -176,13 +176,40 @@ class RunConfig(Section, frozen=True):
 
     @property
     def response_tokens(self) -> int:
-        """The maximum of all tasks."""
+        """Limit of a response in training: the maximum of all tasks."""
         return max(task.get_dialogue().response_tokens for task in self.resolved_tasks)
 
     @property
-    def sequence_tokens(self) -> int:
-        """Maximum length of a trajectory of any task."""
+    def trained_sequence_tokens(self) -> int:
+        """Maximum length of a trajectory in training, of any task."""
         return max(task.get_dialogue().sequence_tokens for task in self.resolved_tasks)
+
+    @property
+    def longest_response_tokens(self) -> int:
+        """Limit of any response, in training and in evaluations."""
+        return max(map(self.limit_response, self.resolved_tasks))
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Maximum length of any trajectory, in training and in evaluations: engines hold it, the learner does not."""
+        return max(task.get_dialogue().prompt_tokens + self.limit_response(task) for task in self.resolved_tasks)
+
+    @property
+    def sequence_keys(self) -> str:
+        """The keys that add up to `sequence_tokens`, for messages."""
+        is_evaluated = self.evaluation.only or self.sequence_tokens > self.trained_sequence_tokens
+        longer = "evaluation." if is_evaluated and self.evaluation.response_tokens else ""
+        return f"dialogue.prompt_tokens + {longer}response_tokens"
+
+    def limit_response(self, task: TaskConfig) -> int:
+        """Limit of any response of the task. Training has none with evaluation.only, and evaluations need questions."""
+        trained, evaluated = task.get_dialogue().response_tokens, self.limit_evaluated_response(task)
+        if self.evaluation.only:
+            return evaluated
+        return max(trained, evaluated) if self.evaluation.questions else trained
+
+    def limit_evaluated_response(self, task: TaskConfig) -> int:
+        return self.evaluation.response_tokens or task.get_dialogue().response_tokens
 
     @property
     def external_urls(self) -> tuple[str, ...]:
@@ -304,7 +331,7 @@ def _require_useful_offload(learner: LearnerConfig, sft: SftConfig, sglang: SGLa
     )
 
 
-def _require_kv_capacity(sequence_tokens: int, engine: EngineConfig, sglang: SGLangConfig) -> None:
+def _require_kv_capacity(sequence_tokens: int, sequence_keys: str, engine: EngineConfig, sglang: SGLangConfig) -> None:
     """Raise ValueError if a trajectory of maximum length does not fit into the engine's cache."""
     if engine.kv_tokens == 0:
         return
@@ -313,7 +340,7 @@ def _require_kv_capacity(sequence_tokens: int, engine: EngineConfig, sglang: SGL
     also = f" and {spare} that a server reserves, {caches} times, for sglang.data_parallel," if has_server else ""
     require(
         engine.kv_tokens // caches // engine.page_tokens * engine.page_tokens >= sequence_tokens + spare,
-        f"engine.kv_tokens must hold one trajectory, dialogue.prompt_tokens + response_tokens = {sequence_tokens},{also}"
+        f"engine.kv_tokens must hold one trajectory, {sequence_keys} = {sequence_tokens},{also}"
         f" in whole pages of engine.page_tokens = {engine.page_tokens}",
     )
 

@@ -50,8 +50,8 @@ def find_served_model(run: RunConfig) -> str:
     for url, model in models.items():
         if model.max_model_len is not None and model.max_model_len < run.sequence_tokens:
             raise UnusableInput(
-                f"openai.urls: {url} accepts sequences of {model.max_model_len} tokens, but dialogue.prompt_tokens + "
-                f"response_tokens = {run.sequence_tokens}"
+                f"openai.urls: {url} accepts sequences of {model.max_model_len} tokens, but {run.sequence_keys} = "
+                f"{run.sequence_tokens}"
             )
     if len({model.id for model in models.values()}) > 1:
         served = ", ".join(f"{model.id} at {url}" for url, model in models.items())

@@ -74,7 +74,9 @@ def _build_server(
 ) -> ServerHandle:
     lora = get_published_adapters(run.learner)
     requirements = ServerRequirements(
-        run.engine, run.sglang, checkpoint, run.sequence_tokens, lora, serves_own_model=_serves_own_model(run)
+        *(run.engine, run.sglang, checkpoint, run.sequence_tokens, lora),
+        serves_own_model=_serves_own_model(run),
+        sequence_keys=run.sequence_keys,
     )
     if run.sglang.external_urls:
         return ExternalServer(requirements, index=index, is_restart=incarnation > 1)

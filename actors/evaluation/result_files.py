@@ -89,10 +89,12 @@ def _describe_set(run: RunConfig, each: AskedSet, provenance: Provenance) -> dic
 
 def _describe_task(run: RunConfig, task: TaskConfig) -> dict[str, Any]:
     dialogue = task.get_dialogue()
-    limits = ("prompt_tokens", "response_tokens", "max_turns", "max_calls_per_turn")
     return {
         "limits": {
-            **{key: getattr(dialogue, key) for key in limits},
+            "prompt_tokens": dialogue.prompt_tokens,
+            "response_tokens": run.limit_evaluated_response(task),
+            "max_turns": dialogue.max_turns,
+            "max_calls_per_turn": dialogue.max_calls_per_turn,
             "call_time_s": run.sandbox.time_limit_s,
         },
         "tools": list(dialogue.tools),

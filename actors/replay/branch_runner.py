@@ -89,7 +89,8 @@ class _ForkRunner:
         self._clock = clock
         own = {"arbiter": _ARBITER, "buffer": _BUFFER, "launcher": _OBSERVER}
         self._rollout = Rollout({task: replace(each, **own) for task, each in rules.items()})
-        response_tokens = max(each.response_tokens for each in rules.values())
+        every = (*rules.values(), *(each.of_evaluations for each in rules.values()))
+        response_tokens = max(each.response_tokens for each in every)
         arbiter = Arbiter(
             "worst_case", response_tokens, rollout_address=_ROLLOUT, address=_ARBITER, observer_address=_OBSERVER
         )

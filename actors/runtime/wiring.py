@@ -76,6 +76,7 @@ def build_task_rules(run: RunConfig, task: TaskConfig, description: TaskDescript
         surplus_calls=dialogue.surplus_calls,
         graded_text=dialogue.graded_text,
         counts_release_marks=run.roc.penalty == "release",
+        evaluated_response_tokens=run.evaluation.response_tokens,
     )
 
 
@@ -83,8 +84,9 @@ def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Deci
     engines = list_generators(run)
     plan = EvaluationPlan.from_config(run)
     training = Recipe(plan, engines, run.rl.max_staleness, run.early_stopping)
+    longest, ends_at_first_groups = run.longest_response_tokens, run.rl.group_oversampling > 1
     return {
-        "arbiter": Arbiter(run.arbiter.policy, run.response_tokens, ends_at_first_groups=run.rl.group_oversampling > 1),
+        "arbiter": Arbiter(run.arbiter.policy, longest, ends_at_first_groups=ends_at_first_groups),
         "buffer": GroupBuffer(run, problems.train, problems.test, (ROLLOUT,)),
         "recipe": EvaluationRecipe(run) if run.evaluation.only else training,
         "recorder": Recorder(run.rl.steps, run.health),

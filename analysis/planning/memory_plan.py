@@ -4,7 +4,7 @@ from math import prod
 
 from analysis.planning.activation_memory import FLOAT32_BYTES, compute_activation_memory
 from analysis.planning.learner_memory import RankMemory, RankShare, compute_offloaded_memory, compute_rank_memory
-from analysis.planning.plan_inputs import GIB, PlanInputs
+from analysis.planning.plan_inputs import GIB, SEQUENCE_KEYS, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
 from configs.sglang_options import SPARE_TOKENS
 from engine.inference.buffer_sizes import PAGE_TOKENS_STEP, BufferShape, count_buffer_bytes
@@ -37,7 +37,7 @@ _LEARNER_KEYS = (
 _GPU_REMEDY = "use GPUs with more memory or a smaller model.checkpoint"
 _HOST_REMEDY = "use nodes with more memory or a smaller model.checkpoint"
 _ENGINE_KEYS = ("sglang.memory_share", "engine.kv_tokens", "sglang.tensor_parallel", "engine.num_engines")
-_CACHE_KEYS = ("sglang.memory_share", "sglang.tensor_parallel", "dialogue.response_tokens", "engine.num_engines")
+_CACHE_KEYS = ("sglang.memory_share", "sglang.tensor_parallel", *SEQUENCE_KEYS, "engine.num_engines")
 
 
 def compute_learner_rank(inputs: PlanInputs) -> RankMemory:

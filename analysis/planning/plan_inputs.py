@@ -15,6 +15,7 @@ from engine.model.model_config import DecoderConfig
 
 GIB = 2**30
 VALUE_BYTES = {"float32": 4, "bfloat16": 2}
+SEQUENCE_KEYS = ("dialogue.response_tokens", "evaluation.response_tokens")  # of the longest trajectory
 
 
 # Memory in GB, bandwidth and dense bf16 rate from the data sheets of the SXM and OAM modules:
@@ -99,7 +100,7 @@ class PlanInputs:
     @property
     def micro_batch_tokens(self) -> int:
         """Of the largest micro batch: a longer trajectory or dialogue has its own."""
-        trajectory = self.run.sequence_tokens if self.has_rl else 0
+        trajectory = self.run.trained_sequence_tokens if self.has_rl else 0
         dialogue = self.run.sft.max_tokens if self.run.sft.is_enabled else 0
         return max(self.run.learner.micro_batch_tokens, trajectory - 1, dialogue - 1)
 
@@ -125,7 +126,7 @@ class PlanInputs:
 
     @property
     def mean_prompt_tokens(self) -> float:
-        return self.assumptions.mean_tokens_share * (self.run.sequence_tokens - self.run.response_tokens)
+        return self.assumptions.mean_tokens_share * (self.run.trained_sequence_tokens - self.run.response_tokens)
 
     @property
     def mean_sequence_tokens(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import msgspec
 
 from analysis.planning.memory_plan import count_batch_bytes, plan_cache_tokens, plan_gpu, plan_host
-from analysis.planning.plan_inputs import PlanInputs
+from analysis.planning.plan_inputs import SEQUENCE_KEYS, PlanInputs
 from analysis.planning.resources import KeyChange, PlannedCount, PlannedResource
 from analysis.planning.step_seconds import StepSeconds, estimate_step
 from analysis.planning.storage_plan import plan_disk, plan_largest_message, plan_shared_memory
@@ -70,7 +70,7 @@ def _plan_counts(inputs: PlanInputs) -> dict[str, PlannedCount]:
     run, machines, positions = inputs.run, inputs.machines, inputs.config.max_position_embeddings
     counts: list[PlannedCount | None] = [
         plan_largest_message(inputs),
-        PlannedCount("tokens of the model's context", run.sequence_tokens, positions, ("dialogue.response_tokens",)),
+        PlannedCount("tokens of the model's context", run.sequence_tokens, positions, SEQUENCE_KEYS),
         PlannedCount("nodes", run.cluster.nodes, machines.nodes, ("cluster.nodes", "cluster.learner_nodes")),
     ]
     if run.learner.device == "cuda":

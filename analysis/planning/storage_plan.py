@@ -3,7 +3,7 @@
 from analysis.planning.activation_memory import FLOAT32_BYTES
 from analysis.planning.learner_memory import MOMENTS
 from analysis.planning.memory_plan import RECORD_BYTES, count_batch_bytes, list_shared_items
-from analysis.planning.plan_inputs import VALUE_BYTES, PlanInputs
+from analysis.planning.plan_inputs import SEQUENCE_KEYS, VALUE_BYTES, PlanInputs
 from analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
 from bus.transport.packets import MAX_FRAME_BYTES
 from policies.groups.selection import MAX_PART_BYTES
@@ -58,6 +58,7 @@ def _count_state_bytes(inputs: PlanInputs, count: int) -> float:
 
 def plan_largest_message(inputs: PlanInputs) -> PlannedCount:
     """The longest frame: a group's part for the learner, a longer trajectory, or a turn's request."""
-    longest = inputs.run.sequence_tokens * max(RECORD_BYTES, _TURN_BYTES)
-    needed = max(longest, min(MAX_PART_BYTES, longest * inputs.run.rl.rollouts))
-    return PlannedCount("largest message", needed, MAX_FRAME_BYTES, ("dialogue.response_tokens",), "bytes")
+    run, token_bytes = inputs.run, max(RECORD_BYTES, _TURN_BYTES)
+    group = run.trained_sequence_tokens * token_bytes * run.rl.rollouts
+    needed = max(run.sequence_tokens * token_bytes, min(MAX_PART_BYTES, group))
+    return PlannedCount("largest message", needed, MAX_FRAME_BYTES, SEQUENCE_KEYS, "bytes")

@@ -84,10 +84,10 @@ def build_served_chat(run: RunConfig, task: TaskConfig, description: TaskDescrip
     facts = ServingFacts(
         tool_call_parser=parsers.calls,
         reasoning_parser=parsers.reasoning,
-        context_tokens=config.sequence_tokens,
+        context_tokens=config.prompt_tokens + max(config.response_tokens, run.limit_evaluated_response(task)),
         tools=[json.loads(tool.to_json()) for tool in dialogue.tools],
     )
-    generation = _build_generation_config(run, config, stop_ids, tokenizer.vocab_size)
+    generation = _build_generation_config(run, task, stop_ids, tokenizer.vocab_size)
     if isinstance(renderer, FamilyRenderer):
         original, parameters = _read_family_template(source), renderer.template_parameters
         if not _has_reasoning(facts.reasoning_parser, original, parameters):
@@ -156,10 +156,8 @@ def _has_reasoning(parser: str, template: str, parameters: Mapping[str, Any]) ->
     return parser == "gpt-oss" or "<think>" in template
 
 
-def _build_generation_config(
-    run: RunConfig, config: DialogueConfig, stop_ids: list[int], vocab_size: int
-) -> dict[str, Any]:
-    """Sampled as the evaluations of the run.
+def _build_generation_config(run: RunConfig, task: TaskConfig, stop_ids: list[int], vocab_size: int) -> dict[str, Any]:
+    """Sampled and limited as the evaluations of the run.
 
     A `top_k` of all tokens: transformers takes 50 for an absent one, and SGLang refuses 0. transformers refuses a
     temperature of 0 with `do_sample`.
@@ -172,7 +170,7 @@ def _build_generation_config(
         "top_p": evaluation.top_p if evaluation.top_p < 1 else sampling.top_p,
         "top_k": evaluation.top_k or sampling.top_k or vocab_size,
         "eos_token_id": stop_ids if len(stop_ids) > 1 else stop_ids[0],
-        "max_new_tokens": config.response_tokens,
+        "max_new_tokens": run.limit_evaluated_response(task),
     }
 
 

@@ -61,7 +61,7 @@ class Rollout:
     """
 
     def __init__(self, rules: Mapping[str, Rules]) -> None:
-        self._rules = rules
+        self._rules = {"train": rules, "evaluate": {task: each.of_evaluations for task, each in rules.items()}}
         self._launcher = next(iter(rules.values())).launcher
         self._reset()
 
@@ -131,7 +131,7 @@ class Rollout:
 
     def _get_rules(self, group: StartGroup) -> Rules:
         try:
-            return self._rules[group.task]
+            return self._rules[group.purpose][group.task]
         except KeyError:
             raise ProtocolError(f'group {group.group_id} has the unknown task "{group.task}"') from None
 

@@ -70,6 +70,7 @@ class Rules(msgspec.Struct, frozen=True):
     surplus_calls: str = "error"  # these two as in DialogueConfig
     graded_text: str = "last_turn"
     counts_release_marks: bool = False  # for roc.penalty = "release"
+    evaluated_response_tokens: int = 0  # `response_tokens` of evaluations; 0: the same
     arbiter: str = ARBITER
     buffer: str = BUFFER
     launcher: str = LAUNCHER
@@ -77,6 +78,11 @@ class Rules(msgspec.Struct, frozen=True):
     @property
     def dialogue(self) -> DialogueFormat:
         return self.renderer.dialogue
+
+    @property
+    def of_evaluations(self) -> Rules:
+        """The rules of the task's evaluations."""
+        return replace(self, response_tokens=self.evaluated_response_tokens or self.response_tokens)
 
 
 class PhaseTimes(msgspec.Struct, frozen=True, array_like=True):

@@ -218,7 +218,8 @@ async def _probe_external_server(run: RunConfig, index: int) -> str:
 
 
 def _get_server_requirements(run: RunConfig, model: Path) -> ServerRequirements:
-    return ServerRequirements(run.engine, run.sglang, model, run.sequence_tokens, get_published_adapters(run.learner))
+    lora, keys = get_published_adapters(run.learner), run.sequence_keys
+    return ServerRequirements(run.engine, run.sglang, model, run.sequence_tokens, lora, sequence_keys=keys)
 
 
 # ---------------------------------------------------------------- without a run

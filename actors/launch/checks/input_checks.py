@@ -107,7 +107,7 @@ def _list_model_checks(
     checkpoint = folder.expand_path(run.model.checkpoint)
     tokens = () if all(task.get_dialogue().renderer for task in run.resolved_tasks) else (TURN_START, TURN_END)
     has_weights = not (run.evaluation.only and run.external_urls)
-    checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run.sequence_tokens, tokens, has_weights)
+    checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run, tokens, has_weights)
     if (lora := get_lora_options(run.learner)) is not None:
         checks["learner.lora_targets"] = partial(_check_lora_targets, checkpoint, lora)
     if run.determinism == "strict":
@@ -190,15 +190,15 @@ def _is_generated(run: RunConfig, path: str) -> bool:
 # ---------------------------------------------------------------- model
 
 
-def _check_checkpoint(folder: Path, sequence_tokens: int, tokens: Sequence[str], has_weights: bool) -> CheckedInput:
+def _check_checkpoint(folder: Path, run: RunConfig, tokens: Sequence[str], has_weights: bool) -> CheckedInput:
     """`tokens`: of the roles. `has_weights`: a server that is only evaluated has its own."""
     if not folder.is_dir():
         raise UnusableInput(f"{folder}: no such folder; set it to the folder of a supported model (docs/models.md)")
     config = load_model_config(folder)
-    if config.max_position_embeddings < sequence_tokens:
+    if config.max_position_embeddings < run.sequence_tokens:
         raise UnusableInput(
             f"{folder / 'config.json'}: max_position_embeddings is {config.max_position_embeddings}, but a trajectory "
-            f"has up to dialogue.prompt_tokens + response_tokens = {sequence_tokens} tokens"
+            f"has up to {run.sequence_keys} = {run.sequence_tokens} tokens"
         )
     tokenizer = load_tokenizer(folder)
     for token in tokens:

@@ -24,6 +24,7 @@ class ServerRequirements(NamedTuple):
     sequence_tokens: int  # longest trajectory
     lora: LoraOptions | None = None  # of the adapters that the server receives
     serves_own_model: bool = False  # the server's model is the one to use, and `model` has only its tokenizer
+    sequence_keys: str = "dialogue.prompt_tokens + response_tokens"  # add up to `sequence_tokens`
 
 
 def check_compatibility(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> None:
@@ -44,7 +45,7 @@ def _find_capacity_problems(info: ServerInfo, requirements: ServerRequirements, 
     problems: list[str] = []
     if info.max_req_input_len < need:
         problems.append(
-            f"dialogue.prompt_tokens + response_tokens = {need}: {server_name} accepts at most "
+            f"{requirements.sequence_keys} = {need}: {server_name} accepts at most "
             f"{info.max_req_input_len} (its --context-length is {info.context_length}; {need + SPARE_TOKENS} is enough)"
         )
     if kv_tokens > has:

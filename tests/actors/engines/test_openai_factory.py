@@ -69,5 +69,11 @@ async def test_the_servers_name_their_model(model: Path) -> None:
         longer = replace(make_run(model, urls[0]), dialogue=DialogueConfig(prompt_tokens=33, response_tokens=64))
         with pytest.raises(UnusableInput, match=r"accepts sequences of 96 tokens, but .* response_tokens = 97"):
             await find(longer)
+        limited = replace(make_run(model, urls[0]), evaluation=EvaluationConfig(response_tokens=65, only=True))
+        with pytest.raises(
+            UnusableInput, match=r"96 tokens, but dialogue.prompt_tokens \+ evaluation.response_tokens = 97"
+        ):
+            await find(limited)
+        assert await find(replace(longer, evaluation=EvaluationConfig(response_tokens=63, only=True))) == MODEL
     with pytest.raises(UnusableInput, match=rf"^openai.urls: {urls[0]}: /v1/models: "):
         await find(make_run(model, urls[0]))

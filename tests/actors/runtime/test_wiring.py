@@ -5,16 +5,19 @@ from pathlib import Path
 
 import pytest
 import structlog
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from actors.runtime.wiring import build_rules, load_problem_sets
+from actors.runtime.wiring import build_head_deciders, build_rules, load_problem_sets
 from bus.messages import bytes_to_ids
+from configs.algorithm import EvaluationConfig
 from configs.load import load_run
 from configs.run_folder import RunFolder
 from configs.schema import DataConfig, DialogueConfig, RunConfig
 from engine.data.data_files import DatasetError
 from engine.data.task_inputs import write_task_descriptions
 from engine.model.tokenizer import load_tokenizer
+from policies.arbiter.arbiter import Arbiter
 from policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
 from tasks.math_python import MATH_PYTHON
 from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
@@ -82,3 +85,12 @@ def test_the_rules_follow_the_preset_of_the_release(tmp_path: Path, preset: bool
     found = (rules.surplus_calls, rules.dialogue.unclosed_call, rules.graded_text, rules.counts_release_marks)
     expected = ("ignore", "ignore", "response", True) if preset else ("error", "error", "last_turn", False)
     assert found == expected
+
+
+def test_rollouts_and_the_arbiter_have_the_limit_of_evaluations(tmp_path: Path) -> None:
+    run = replace(run_with(tmp_path, ["1 + 1?"], 10), evaluation=EvaluationConfig(response_tokens=9000))
+    rules = build_rules(run, {"": MATH_PYTHON}, TOKENIZER)[""]
+    assert (rules.response_tokens, rules.of_evaluations.response_tokens) == (8192, 9000)
+    arbiter = build_head_deciders(run, load_problem_sets(run, RunFolder(tmp_path), TOKENIZER))["arbiter"]
+    assert isinstance(arbiter, Arbiter)
+    assert arbiter.length_forecast.limit == 9000

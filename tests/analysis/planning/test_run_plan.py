@@ -10,7 +10,7 @@ from rich.console import Console
 
 from analysis.planning.memory_plan import WRITE_BYTES, compute_cached_token_bytes, plan_gpu, plan_host
 from analysis.planning.model_size import measure_model
-from analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
+from analysis.planning.plan_inputs import GIB, GPUS, SEQUENCE_KEYS, Assumptions, PlanInputs, PlannedMachines
 from analysis.planning.plan_table import build_plan_tables, describe_remedy
 from analysis.planning.resources import PlannedResource
 from analysis.planning.run_plan import RunPlan, build_plan
@@ -90,8 +90,8 @@ def test_without_checkpointing_14b_does_not_fit_on_eight_gpus_and_the_mode_is_na
 
 
 def test_gradients_reduced_once_are_undivided_and_the_other_value_of_the_key_is_named() -> None:
-    machines, share = make_machines("h100"), "sglang.memory_share=0.4"
-    each = make_inputs("14B", share, "stage=12k", file="rstar2_14b_8gpu", machines=machines)
+    machines, settings = make_machines("h100"), ("sglang.memory_share=0.4", "evaluation.response_tokens=0")
+    each = make_inputs("14B", *settings, "stage=12k", file="rstar2_14b_8gpu", machines=machines)
     once = each.change({"learner.reduce_gradients": "once"})
     assert build_plan(each).shortfalls == []
     plan = build_plan(once)
@@ -140,9 +140,9 @@ def test_a_cache_without_room_for_a_trajectory_names_a_larger_share_of_the_gpu(o
     plan = build_plan(inputs)
     (short,) = plan.shortfalls
     assert (short.name, short.needed) == (CACHE, inputs.run.sequence_tokens + SPARE_TOKENS)
-    assert plan.changes[0].changes == {"sglang.memory_share": 0.4}
+    assert plan.changes[0].changes == {"sglang.memory_share": 0.45}
     assert build_plan(inputs.change(plan.changes[0].changes)).shortfalls == []
-    fixed = build_plan(inputs.change({"engine.kv_tokens": 16_384}))
+    fixed = build_plan(inputs.change({"engine.kv_tokens": 32_768}))
     assert CACHE not in [each.name for each in fixed.counts]
 
 
@@ -156,9 +156,20 @@ def test_trajectories_longer_than_the_context_of_the_model_do_not_fit() -> None:
     assert build_plan(inputs.change({"dialogue.response_tokens": 37_500})).shortfalls == []
 
 
+def test_evaluations_longer_than_training_need_room_in_the_engines_but_no_memory_of_the_learner() -> None:
+    longer = make_inputs("4B", "evaluation.response_tokens=60000", machines=make_machines("h100"))
+    inputs = longer.change({"evaluation.response_tokens": 0})
+    assert longer.micro_batch_tokens == inputs.micro_batch_tokens
+    assert longer.mean_sequence_tokens == inputs.mean_sequence_tokens
+    plan = build_plan(longer)
+    assert [(each.name, each.keys) for each in plan.shortfalls] == [("tokens of the model's context", SEQUENCE_KEYS)]
+    assert describe_remedy(plan, plan.shortfalls[0]) == "set evaluation.response_tokens = 37500"
+    assert plan.seconds == build_plan(inputs).seconds
+
+
 @pytest.mark.slow
 def test_changes_for_the_memory_of_a_gpu_leave_room_for_a_trajectory() -> None:
-    nodes = ("cluster.nodes=2", "cluster.learner_nodes=2")
+    nodes = ("cluster.nodes=2", "cluster.learner_nodes=2", "evaluation.response_tokens=0")
     qwen3_32b = replace(read_qwen3("14B"), num_layers=64, num_heads=64, intermediate_size=25_600)
     inputs = make_inputs("14B", *nodes, file="rstar2_14b_64gpu", machines=make_machines("h100", nodes=2))
     inputs = PlanInputs(inputs.run, qwen3_32b, inputs.machines)

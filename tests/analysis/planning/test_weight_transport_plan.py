@@ -56,7 +56,7 @@ def test_handles_need_no_main_memory_but_parts_and_a_context_on_each_gpu() -> No
     assert gpu is not None
     assert get_bytes(gpu)["weight bucket"] == 2 * BUCKET + GIB / 2
     assert build_plan(inputs).shortfalls == []
-    on_cpu = make_14b("sglang.weights=ipc", "engine.device=cpu", "engine.kv_tokens=16384", "sglang.colocate=false")
+    on_cpu = make_14b("sglang.weights=ipc", "engine.device=cpu", "engine.kv_tokens=32768", "sglang.colocate=false")
     assert list_shared(on_cpu) == {"published weights": 2 * WHOLE, "weight buckets": 8 * 2 * BUCKET}
     assert get_bytes(plan_host(on_cpu))["weights in shared memory"] == 2 * WHOLE + 16 * BUCKET
 
@@ -80,7 +80,7 @@ def test_published_adapters_need_a_folder_for_their_base() -> None:
 
 
 def test_embedded_engines_map_the_slots_and_need_nothing_else() -> None:
-    inputs = make_14b("engine.kind=embedded", "engine.kv_tokens=16384", "sglang.colocate=false")
+    inputs = make_14b("engine.kind=embedded", "engine.kv_tokens=32768", "sglang.colocate=false")
     assert list_shared(inputs) == {"published weights": 2 * WHOLE}
     assert "weight buckets" not in get_bytes(plan_host(inputs))
 

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from transformers import GenerationConfig
 
-from configs.algorithm import RlConfig, SamplingConfig
+from configs.algorithm import EvaluationConfig, RlConfig, SamplingConfig
 from configs.dialogue_options import DialogueConfig
 from configs.schema import RunConfig
 from engine.chat.chat_files import build_served_chat, write_chat_files
@@ -130,5 +131,8 @@ def test_the_generation_config_samples_as_the_evaluations_and_stops_as_the_run(t
     assert tokenizer.eos_token == "<|im_end|>"
     run = RunConfig(name="r", sampling=SamplingConfig(temperature=0.0), rl=RlConfig(steps=0))
     greedy = build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, tmp_path).generation
+    limited = replace(run, evaluation=EvaluationConfig(0, response_tokens=9000))
+    served = build_served_chat(limited, limited.resolved_tasks[0], MATH_PYTHON, tmp_path)
+    assert (served.generation["max_new_tokens"], served.facts.context_tokens) == (9000, 1024 + 9000)
     assert (greedy["do_sample"], greedy["temperature"]) == (False, 0.0)
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == stops

@@ -1,0 +1,75 @@
+"""A run over real processes with longer answers in evaluations than in training; `asterism eval` and `log fork` of it."""
+
+import json
+from typing import NamedTuple
+
+import pytest
+
+from analysis.evaluation.answer_records import read_answers
+from bus.addresses import HEAD, ROLLOUT
+from bus.codec import decode
+from bus.event_log.reader import read_events
+from bus.messages import StartGroup, TrajectoryFinished
+from configs.run_folder import RunFolder
+from tests.actors.runs.running import asterism, read_conserved_summary, whole_run
+
+pytestmark = pytest.mark.slow
+
+TRAINED, EVALUATED = 40, 96  # response tokens
+
+
+class Ended(NamedTuple):
+    trajectory: int
+    tokens: int  # of the response
+    ending: str
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """After four steps of the cold start most answers have no end."""
+    limits = (f"dialogue.response_tokens={TRAINED}", f"evaluation.response_tokens={EVALUATED}")
+    settings = ("rl.steps=2", "evaluation.every=1", "evaluation.questions=4", "determinism=strict")
+    return whole_run(tmp_path_factory.mktemp("limited"), *limits, *settings)[0]
+
+
+def list_ended(folder: RunFolder, purpose: str) -> list[Ended]:
+    groups = set[int]()
+    for event, _ in read_events(folder.events / f"{ROLLOUT}.sqlite", kinds=[StartGroup.__name__]):
+        group = decode(event.frame).message
+        assert isinstance(group, StartGroup)
+        groups |= {group.group_id} if group.purpose == purpose else set()
+    ended: list[Ended] = []
+    for event, _ in read_events(folder.events / f"{HEAD}.sqlite", kinds=[TrajectoryFinished.__name__]):
+        end = decode(event.frame).message
+        assert isinstance(end, TrajectoryFinished)
+        if end.group_id in groups:
+            ended.append(Ended(end.trajectory_id, end.record.response_tokens, end.ending))
+    return ended
+
+
+def test_only_evaluations_exceed_the_limit_of_training_and_the_run_replays(limited: RunFolder) -> None:
+    read_conserved_summary(limited)
+    trained, evaluated = list_ended(limited, "train"), list_ended(limited, "evaluate")
+    assert len(evaluated) == 4 * 5  # at the start and at the end two of each question, and one after the first step
+    assert (max(each.tokens for each in trained), max(each.tokens for each in evaluated)) == (TRAINED, EVALUATED)
+    assert all(each.ending == "length" for each in trained + evaluated if each.tokens in (TRAINED, EVALUATED))
+
+
+def test_a_standalone_evaluation_has_the_limit_and_the_tokens_of_the_run(limited: RunFolder) -> None:
+    alone = asterism("eval", f"{limited.path}:2", "--questions", "4", "--name", "alone")
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    folder = RunFolder(limited.path.parent / "alone")
+    assert json.loads(folder.results.read_text())["limits"]["response_tokens"] == EVALUATED
+    during = [each for each in read_answers(limited.answers) if each.label == "end_sampled"]
+    found = read_answers(folder.answers)
+    assert sorted((each.seed, each.digest) for each in found) == sorted((each.seed, each.digest) for each in during)
+    assert max(each.response_tokens for each in found) == EVALUATED
+
+
+def test_a_branch_of_an_evaluation_has_its_limit(limited: RunFolder) -> None:
+    trajectory = [each.trajectory for each in list_ended(limited, "evaluate") if each.tokens == EVALUATED][-1]
+    result = limited.path.parent / "branch.json"
+    fork = asterism("log", "fork", str(limited.path), str(trajectory), "--turn", "0", "--json", str(result))
+    assert fork.returncode == 0, fork.stdout + fork.stderr
+    outcome = json.loads(result.read_text())["branches"][0]["outcome"]
+    assert (outcome["ending"], outcome["response_tokens"]) == ("length", EVALUATED)

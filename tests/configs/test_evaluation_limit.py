@@ -1,0 +1,65 @@
+"""`evaluation.response_tokens`: limits of training and of evaluations, and what must hold the longest trajectory."""
+
+import pytest
+
+from configs.errors import UnusableInput
+from configs.load import load_run
+from configs.schema import RunConfig
+
+LIMITS = ("name=limited", "dialogue.prompt_tokens=100", "dialogue.response_tokens=400")
+TASKS = (
+    'tasks=[{name="short", data="a.jsonl", dialogue={prompt_tokens=900, response_tokens=50}}, '
+    '{name="long", data="b.jsonl"}]'
+)
+
+
+def load(*settings: str) -> RunConfig:
+    return load_run(None, (*LIMITS, *settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest", "sequence"),
+    [
+        ((), 400, 500),
+        (("evaluation.response_tokens=700",), 700, 800),
+        (("evaluation.response_tokens=300",), 400, 500),
+        (("evaluation.response_tokens=700", "evaluation.questions=0"), 400, 500),
+        (("evaluation.response_tokens=300", "evaluation.only=true"), 300, 400),
+        ((TASKS,), 400, 950),
+        ((TASKS, "evaluation.response_tokens=700"), 700, 1600),
+    ],
+)
+def test_engines_hold_the_longest_trajectory_that_training_or_an_evaluation_can_have(
+    settings: tuple[str, ...], longest: int, sequence: int
+) -> None:
+    run = load(*settings)
+    assert (run.longest_response_tokens, run.sequence_tokens) == (longest, sequence)
+    assert (run.response_tokens, run.trained_sequence_tokens) == (400, 950 if TASKS in settings else 500)
+
+
+def test_evaluations_without_a_limit_have_that_of_each_task() -> None:
+    for settings, expected in (((), [50, 400]), (("evaluation.response_tokens=700",), [700, 700])):
+        run = load(TASKS, *settings)
+        assert [run.limit_evaluated_response(task) for task in run.resolved_tasks] == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "keys"),
+    [(0, "dialogue.prompt_tokens + response_tokens = 500"), (700, "+ evaluation.response_tokens = 800")],
+)
+def test_a_cache_without_room_for_a_trajectory_is_refused_with_the_key_of_its_limit(limit: int, keys: str) -> None:
+    message = rf"engine\.kv_tokens must hold one trajectory, .*{keys.replace('+', '[+]')}"
+    with pytest.raises(UnusableInput, match=message):
+        load(f"evaluation.response_tokens={limit}", "engine.kv_tokens=480")
+    assert load(f"evaluation.response_tokens={limit}", "engine.kv_tokens=800").evaluation.response_tokens == limit
+
+
+def test_a_limit_below_that_of_training_is_named_only_where_nothing_trains() -> None:
+    lower = ("evaluation.response_tokens=300",)
+    assert load(*lower).sequence_keys == "dialogue.prompt_tokens + response_tokens"
+    assert load(*lower, "evaluation.only=true").sequence_keys == "dialogue.prompt_tokens + evaluation.response_tokens"
+
+
+def test_a_negative_limit_is_refused() -> None:
+    with pytest.raises(UnusableInput, match=r"evaluation.*response_tokens"):
+        load("evaluation.response_tokens=-1")
