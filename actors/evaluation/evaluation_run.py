@@ -148,11 +148,20 @@ def _load_base(options: EvalOptions, weights: CheckpointArgument, overrides: Seq
     path = options.config or (weights.run.config if weights.run else None)
     named = overrides if path else [f"name={RUNS_FOLDER}", *overrides]
     run = load_run(path, named)
+    _require_effective_limit(run, [each.split("=")[0] for each in overrides])
     if weights.run is None:
         return run
     if not any(each.startswith("runs_folder=") for each in overrides):
         run = replace(run, runs_folder=str(weights.run.path.parent))
     return expand_paths(run, RunFolder(weights.run.path.absolute()))
+
+
+def _require_effective_limit(run: RunConfig, keys: Sequence[str]) -> None:
+    """Raise UnusableInput if the run's limit of evaluations hides a limit in `keys`."""
+    limit, own = run.evaluation.response_tokens, "evaluation.response_tokens"
+    hidden = [key for key in keys if key.endswith("dialogue.response_tokens")]
+    if limit and hidden and own not in keys:
+        raise UnusableInput(f"--set {hidden[0]} has no effect: the run has {own} = {limit}; set that key")
 
 
 def _without_training(base: RunConfig) -> RunConfig:

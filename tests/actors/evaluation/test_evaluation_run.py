@@ -138,6 +138,18 @@ def test_a_name_that_no_set_of_a_configuration_may_have_is_refused(name: str) ->
         split_settings([f"{name}=a.jsonl"])
 
 
+def test_a_limit_that_the_run_would_hide_is_refused_with_the_key_that_decides(
+    trained: RunFolder, tmp_path: Path
+) -> None:
+    rows = f"rows={write_questions(tmp_path / 'rows.jsonl')}"
+    with pytest.raises(
+        UnusableInput, match=r"--set dialogue\.response_tokens .* has evaluation\.response_tokens = 9000"
+    ):
+        build(trained.path, rows, "dialogue.response_tokens=99")
+    run = build(trained.path, rows, "dialogue.response_tokens=99", "evaluation.response_tokens=98")
+    assert run.limit_evaluated_response(run.resolved_tasks[0]) == 98
+
+
 def test_a_stage_of_the_configuration_can_be_chosen(tmp_path: Path) -> None:
     config = tmp_path / "staged.toml"
     config.write_text(
