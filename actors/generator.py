@@ -270,9 +270,8 @@ class Generator:
         self._update_weights_ready()
         await self._join_arbiter()
         load = self._engine.get_load()
-        self._logger.info(
-            "weights.loaded", version=weights.version, load_s=load_s, busy_s=load.busy_s, decode_steps=load.decode_steps
-        )
+        fields = {"version": weights.version, "load_s": load_s, "probe_tokens": len(probed)}
+        self._logger.info("weights.loaded", **fields, busy_s=load.busy_s, decode_steps=load.decode_steps)
         if self._recorder:  # before the step ends
             await self._bus.send(self._recorder, self._build_load_report())
         await self._bus.send(sender, WeightsLoaded(self._name, weights.version, load_s, self._incarnation, probed))

@@ -43,6 +43,7 @@ class EngineStartedLine(LogLine, frozen=True, kw_only=True):
 class WeightsLoadedLine(LogLine, frozen=True, kw_only=True):
     version: int
     load_s: float
+    probe_tokens: int = 0  # generated for the comparison with the learner, outside trajectories
 
 
 class TrajectoriesCountedLine(LogLine, frozen=True, kw_only=True):

@@ -48,6 +48,7 @@ STATUS, RELEASE, RELEASE_DEFAULTS = RULES = ("status", "release", "release_defau
 _RESULT_CHARACTERS: dict[ResultFormat, int] = {"default": DialogueConfig().result_characters, "rstar2_release": 256}
 DEFAULT_OUTPUT = Path("runs/experiments/error_classification.png")
 _TIME_LIMIT_S, _MEMORY_MIB = 1.0, 256  # shorter and smaller than the defaults: several programs reach them
+_PATIENCE = 40.0  # max_call_extension: a busy machine changes no outcome
 _IN_FLIGHT = 4
 _QUICK_STRIDE = 5
 
@@ -100,7 +101,8 @@ def _format_text(call: LabelledCall, outcome: CodeOutcome | MalformedCall, kind:
 
 async def run_in_sandbox(calls: Sequence[LabelledCall], backend: str, seed: int) -> list[Verdict]:
     """Raises SandboxFailure."""
-    config = SandboxConfig(backend=backend, time_limit_s=_TIME_LIMIT_S, memory_mib=_MEMORY_MIB)  # pyright: ignore[reportArgumentType]
+    limits: dict[str, Any] = {"time_limit_s": _TIME_LIMIT_S, "max_call_extension": _PATIENCE, "memory_mib": _MEMORY_MIB}
+    config = SandboxConfig(backend=backend, **limits)  # pyright: ignore[reportArgumentType]
     sandbox = make_sandbox(config, seed, "error-classification")
     await sandbox.start()
     try:

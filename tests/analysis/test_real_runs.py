@@ -49,6 +49,12 @@ def messages(folder: RunFolder, log: str, *kinds: str) -> list[AnyMessage]:
     return [decode(event.frame).message for event, _ in read_events(folder.events / f"{log}.sqlite", kinds=kinds)]
 
 
+def count_probed_tokens(folder: RunFolder) -> int:
+    """Tokens that engines generate after each load of weights, one for each prompt of a probe."""
+    loads = [each for each in messages(folder, "head", "WeightsLoaded") if isinstance(each, WeightsLoaded)]
+    return sum(len(each.probe_logprobs) for each in loads)
+
+
 def reported(folder: RunFolder) -> tuple[Utilization, str]:
     """The report's data and its output."""
     console = Console(width=100, file=StringIO())
@@ -84,9 +90,9 @@ def test_totals_agree_in_report_summary_metrics_logs_and_pictures(
     questions = sum(line["questions"] for line in lines if line["kind"] == "evaluation")
     assert metrics.steps["trajectories"].sum() + questions == totals.ended
     assert totals.generated_tokens == sum(sum(each.record.loss_mask) for each in finished)
-    loads = [each for each in messages(folder, "head", "WeightsLoaded") if isinstance(each, WeightsLoaded)]
-    probed = sum(len(each.probe_logprobs) for each in loads)  # one token for each prompt of a probe
-    assert totals.generated_tokens + probed == sum(engine.generated_tokens for engine in use.engines)
+    assert totals.generated_tokens + count_probed_tokens(folder) == sum(
+        engine.generated_tokens for engine in use.engines
+    )
     executed = {
         (each.trajectory_id, each.call)
         for each in messages(folder, "rollout-0", "CodeFinished")
@@ -154,7 +160,7 @@ def test_aborted_trajectories_are_reported(tmp_path: Path, settings: tuple[str, 
     assert f"{len(aborted)} were aborted" in shown
     assert use.trajectories.started == use.trajectories.ended == len(finished) + len(aborted)
     assert use.trajectories.failed == 0
-    generated = sum(each.generated_tokens for each in use.engines)
+    generated = sum(each.generated_tokens for each in use.engines) - count_probed_tokens(folder)
     assert use.trajectories.generated_tokens == pytest.approx(generated, rel=0.01)
     for step in use.steps:
         assert step.last is not None

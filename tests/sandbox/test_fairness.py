@@ -239,5 +239,5 @@ async def test_innocent_programs_succeed_next_to_greedy_calls(start_sandbox: Sta
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", GREEDY)
 async def test_innocent_programs_succeed_next_to_a_call_that(start_sandbox: StartSandbox, name: str) -> None:
-    async with start_sandbox(**SCALED_LIMITS, max_call_extension=4.0) as client:
+    async with start_sandbox(**SCALED_LIMITS) as client:
         await meet_greedy(client, [GREEDY[name]])

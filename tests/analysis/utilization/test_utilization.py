@@ -292,6 +292,9 @@ class TestDoubts:
         assert any("engines generated 100 tokens" in doubt for doubt in compute_utilization(logs.folder).doubts)
         logs.ended(1, 1, 1.0, 0, 0, 0, generated_tokens=2)
         assert not any("engines generated" in doubt for doubt in compute_utilization(logs.folder).doubts)
+        logs.load("generator-0", 1, generated_tokens=132)
+        logs.line("generator-0", 1, "weights.loaded", version=0, load_s=0.5, probe_tokens=32)
+        assert not any("engines generated" in doubt for doubt in compute_utilization(logs.folder).doubts)
 
     def test_a_folder_without_logs_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "logs").mkdir()

@@ -26,17 +26,18 @@ _COMPARISONS = {
 }
 
 
-def mutate(program: str, random: Random) -> Iterator[str]:
-    """Programs with one replaced node, in random order."""
-    count = len(_list_replaced_nodes(ast.parse(program)))
+def mutate(program: str, random: Random, first_line: int = 1) -> Iterator[str]:
+    """Programs with one replaced node from `first_line` on, in random order."""
+    count = len(_list_replaced_nodes(ast.parse(program), first_line))
     for place in random.sample(range(count), count):
         tree = ast.parse(program)
-        old, new = _list_replaced_nodes(tree)[place]
+        old, new = _list_replaced_nodes(tree, first_line)[place]
         yield ast.unparse(_ReplaceNode(old, new).visit(tree))
 
 
-def _list_replaced_nodes(tree: ast.AST) -> list[tuple[ast.AST, ast.AST]]:
-    return [(old, new) for old in ast.walk(tree) for new in _list_replacements(old)]
+def _list_replaced_nodes(tree: ast.AST, first_line: int) -> list[tuple[ast.AST, ast.AST]]:
+    nodes = (node for node in ast.walk(tree) if getattr(node, "lineno", 0) >= first_line)
+    return [(node, other) for node in nodes for other in _list_replacements(node)]
 
 
 def _list_replacements(node: ast.AST) -> list[ast.AST]:
