@@ -111,7 +111,8 @@ def _find_doubts(
             f"{trajectories.started:,} trajectories were started and {trajectories.ended:,} ended: "
             "the others were abandoned, or their lines are missing"
         )
-    generated = sum(use.generated_tokens for use in engines) - lines.frames["weights.loaded"]["probe_tokens"].sum()
+    probed = int(lines.frames["weights.loaded"]["probe_tokens"].sum())
+    generated = sum(use.generated_tokens for use in engines) - probed
     if generated and abs(generated - trajectories.generated_tokens) > 0.01 * generated:
         doubts.append(
             f"the engines generated {generated:,} tokens, but ended trajectories have {trajectories.generated_tokens:,}"
