@@ -49,14 +49,15 @@ COUNTERS = {
         """
 import select
 def fill():
+    events = []
     try:
         for _ in range(125): kept.append(select.epoll())
-        while True: os.eventfd(0)
+        while True: events.append(os.eventfd(0))
     except OSError: pass
     num_watches = 0
     for poll in kept:
-        for fd in range(256):
-            try: poll.register(fd, select.EPOLLIN)
+        for event in events:  # not the other polls: the kernel limits what a watched poll may watch
+            try: poll.register(event, select.EPOLLIN)
             except OSError: continue
             num_watches += 1
     return num_watches

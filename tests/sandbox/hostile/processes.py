@@ -197,6 +197,7 @@ PROCESSES = [
         ):
             try: change(); became.append('changed')
             except OSError: pass
+        libc.setfsuid.restype = libc.setfsgid.restype = ctypes.c_uint  # ids are unsigned, also above 2**31
         libc.setfsuid(0)
         libc.setfsgid(0)
         print(became, libc.setfsuid(-1) == os.getuid(), libc.setfsgid(-1) == os.getgid(), 0 in os.getresuid())

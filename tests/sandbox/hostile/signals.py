@@ -118,10 +118,12 @@ SIGNALS = [
         "changes the limits and priorities of all processes of its user",
         """
         import ctypes, os, resource
-        changed = []
+        changed, libc, user = [], ctypes.CDLL(None, use_errno=True), ctypes.c_uint(os.getuid())
+        def set_priority(user):  # os.setpriority refuses users above 2**31
+            if libc.setpriority(os.PRIO_USER, user, 19): raise OSError(ctypes.get_errno(), 'setpriority')
         for change in (
             lambda: os.setpriority(os.PRIO_USER, 0, 19),
-            lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19),
+            lambda: set_priority(user),
             lambda: os.setpriority(os.PRIO_PROCESS, 1, 19),
             lambda: os.setpriority(os.PRIO_PGRP, 1, 19),
             lambda: os.sched_setaffinity(1, {0}),
@@ -130,11 +132,10 @@ SIGNALS = [
         ):
             try: change(); changed.append(change)
             except PermissionError: pass
-        libc = ctypes.CDLL(None)
         ioprio_set = 251 if os.uname().machine == 'x86_64' else 30
-        print(changed, libc.syscall(ioprio_set, 3, 0, 3 << 13), libc.syscall(ioprio_set, 1, 1, 3 << 13))
+        print(changed, [libc.syscall(ioprio_set, *target, 3 << 13) for target in ((3, 0), (3, user), (1, 1))])
         """,
-        printed("[] -1 -1\n"),
+        printed("[] [-1, -1, -1]\n"),
     ),
     hostile(
         "takes a better priority",
