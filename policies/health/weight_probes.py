@@ -84,8 +84,8 @@ class WeightProbes(msgspec.Struct):
     def take_metrics(self, step: int, health: HealthConfig) -> dict[str, float]:
         """Of the probes since the previous call: over engines, the largest gap and the smallest share.
 
-        An engine that restarts probes the weights of an ended step again. Such a probe is left out: it would count in the
-        next step only if the engine dies once more before that step's weights.
+        A restarted engine probes weights of an ended step, at a time that no event of the run determines. The figures leave
+        out such a probe.
         """
         probes, self.newest = [each.values for each in self.newest.values() if each.version >= step], {}
         if not probes:

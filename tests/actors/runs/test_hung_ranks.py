@@ -55,7 +55,7 @@ def run_with_faults(
 
 
 def list_probes(folder: RunFolder) -> list[dict[str, float]]:
-    """By step. They are those of an undisturbed run with the same engines, also the ones that `log diff` leaves out."""
+    """By step, also figures that `log diff` leaves out: a restart of the learner within a launch changes none of them."""
     lines = metrics(folder, "step")
     return [{name: line[name] for name in line if name.startswith("probe_") and name != "probe_s"} for line in lines]
 
