@@ -147,7 +147,7 @@ class Recorder:
         values = compute_step_metrics(trim_overlap(times, self.state.last_step_ended_at), now)
         values |= compute_prefill_metrics(self.state.prefills)
         self.state.probes.add_step(values)
-        values |= self.state.probes.take_metrics(self._health)
+        values |= self.state.probes.take_metrics(times.step, self._health)
         step = times.step
         self.state.open_steps.remove(times)
         self.state.last_step, self.state.last_step_ended_at = step, now

@@ -44,6 +44,10 @@ _KINDS = (
 )
 _EXCLUDED_FIELDS = ("executor", "trajectory_id", "lease")  # worker, placement, part of the stream's name
 _CACHE_METRICS = ("recomputed_share",)  # depend on cache sizes and on the order in which requests arrive
+_ENGINE_METRICS = ("probe_engines", "probe_unmoved_engines")  # counts of engines
+# The recorder's comparison of probes starts with each launch of a run. A result is `probe_gap`.
+_LAUNCH_METRICS = ("probe_mismatch", "probe_moved", "probe_followed", "probe_since")
+_PLACEMENT_METRICS = {*_CACHE_METRICS, *_ENGINE_METRICS, *_LAUNCH_METRICS}
 _MEASURED_METRICS = ("mfu", "peak_memory_gib")  # depend on time and memory of the machine
 _SORTS_LAST = (inf,)
 Timed = TypeVar("Timed", bound=msgspec.Struct)
@@ -145,7 +149,7 @@ def _read_metric_lines(folder: RunFolder, logged: Mapping[str, list[ComparableEv
         name = label or values.get("check", "")  # of an evaluation, of a health check
         stream = " ".join(part for part in (values["kind"], name, str(step)) if part)
         contents: dict[str, object] = {
-            name: value for name, value in _drop_times(values).items() if name not in _CACHE_METRICS
+            name: value for name, value in _drop_times(values).items() if name not in _PLACEMENT_METRICS
         }
         streams[f"metrics, {stream}"] = [ComparableEvent(at_s, "line", contents, folder.metrics.name)]
     return streams

@@ -193,7 +193,7 @@ class WeightsPublished(Message, frozen=True):
     num_bytes: int
     digest: str  # blake2b-128 of the bytes
     incarnation: int = 0  # of the engine that the recipe sends it to; 0: from the learner
-    probe: WeightProbe | None = None  # None before the first step of a learner
+    probe: WeightProbe | None = None  # None before the first step of a run
 
 
 class WeightsLoaded(Message, frozen=True):

@@ -5,7 +5,7 @@ step_000010/
     model.safetensors           the export (engine.model.hf_export): one file, or shards with an index; not in each checkpoint
     adapter/                    the export of a run with learner.lora_rank has its adapters in the format of peft, too
     trainer/
-        state.json              stage, step (which is the data position too), ranks, seed
+        state.json              stage, step (which is the data position too), ranks, seed, prompts of the probe
         tensors/                torch.distributed.checkpoint: weights, optimizer, random states of each rank
     asterism-manifest.json      the digest of each file (configs.integrity.file_manifest), written last
 step_000010.damaged/            set aside by a resume: a file differs from the manifest
@@ -32,11 +32,19 @@ PARTIAL_SUFFIX = ".building"  # suffix of the hidden name of an incomplete folde
 _REPLACED_SUFFIX = f".replaced{PARTIAL_SUFFIX}"
 
 
+class ProbePrompts(msgspec.Struct, frozen=True):
+    """Prompts by which an engine is compared with the learner (engine.learner.weight_probe)."""
+
+    chosen_at: int  # the step of the batch that contains them
+    prompts: tuple[bytes, ...]  # token ids
+
+
 class TrainerState(msgspec.Struct, frozen=True):
     stage: Literal["sft", "rl"]
     step: int  # finished steps of the stage
     ranks: int
     seed: int
+    probe: ProbePrompts | None = None  # so that a restarted learner repeats the probes; None before the first RL step
 
 
 def get_trainer_folder(checkpoint: Path) -> Path:

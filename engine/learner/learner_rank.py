@@ -22,7 +22,13 @@ from engine.learner.batches.batch_journal import BatchJournal
 from engine.learner.batches.sample_exchange import exchange_samples
 from engine.learner.batches.sample_files import StoredSequence
 from engine.learner.best_checkpoint import list_protected_steps
-from engine.learner.checkpoints import is_resumable, list_saved_steps, prune_checkpoints, restore_replaced_checkpoints
+from engine.learner.checkpoints import (
+    is_resumable,
+    list_saved_steps,
+    prune_checkpoints,
+    read_trainer_state,
+    restore_replaced_checkpoints,
+)
 from engine.learner.cold_start.cold_start_steps import ColdStartSteps
 from engine.learner.cold_start.dialogue_set import open_dialogues
 from engine.learner.distributed import RankGroup, broadcast_object
@@ -106,7 +112,9 @@ class LearnerRank:
 
     def _resume_training(self, step: int) -> dict[str, float]:
         if step or not self._run.learner.resume_from:
-            self._trainer = self._trainers.resume(self._folder.get_checkpoint_path(step))
+            checkpoint = self._folder.get_checkpoint_path(step)
+            self._trainer = self._trainers.resume(checkpoint)
+            self._publisher.restore_prompts(read_trainer_state(checkpoint).probe)
         else:  # the checkpoint of step 0 has no moments
             self._trainer = self._trainers.continue_other_run()
         self._logger.info("training.resumed", step=step, rank=self._ranks.rank)
@@ -283,6 +291,8 @@ class LearnerRank:
             if on_pruned is not None:
                 on_pruned()
 
-        source, chat = self._initial_checkpoint, self._build_chat
-        self._loaded_trainer.save(checkpoint, source, is_exported=is_exported, build_chat=chat, on_committed=prune)
+        source, chat, probe = self._initial_checkpoint, self._build_chat, self._publisher.prompts
+        self._loaded_trainer.save(
+            checkpoint, source, is_exported=is_exported, probe=probe, build_chat=chat, on_committed=prune
+        )
         self._schedule.on_saved()

@@ -10,6 +10,7 @@ from configs.run_folder import RunFolder
 from configs.schema import RunConfig
 from engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
 from engine.learner.batches.training_sequence import SequenceSource
+from engine.learner.checkpoints import ProbePrompts
 from engine.learner.distributed import RankGroup
 from engine.learner.weight_probe import WeightProber
 from engine.learner.weight_publisher import WeightPublisher
@@ -23,6 +24,15 @@ class PolicyPublisher:
         self._run, self._folder, self._ranks = run, folder, ranks
         self._prober = WeightProber(run.seed, ranks)
         self._publisher: WeightPublisher | AdapterPublisher | None = None
+
+    @property
+    def prompts(self) -> ProbePrompts | None:
+        """For a checkpoint of the present step."""
+        return self._prober.prompts
+
+    def restore_prompts(self, prompts: ProbePrompts | None) -> None:
+        """Those of the checkpoint from which training resumes."""
+        self._prober.prompts = prompts
 
     def choose_prompts(self, step: int, sequences: Sequence[SequenceSource]) -> None:
         """See WeightProber.choose_prompts."""

@@ -22,7 +22,7 @@ from engine.learner.batches.minibatches import (
     load_micro_batch,
 )
 from engine.learner.batches.training_sequence import RankShares, SequenceSource, Source, check_token_ids
-from engine.learner.checkpoints import TrainerState, read_trainer_state
+from engine.learner.checkpoints import ProbePrompts, TrainerState, read_trainer_state
 from engine.learner.distributed import RankGroup, find_non_finite_parameter, gather_full
 from engine.learner.loss_reduction import (
     MinibatchTotals,
@@ -268,6 +268,7 @@ class Trainer:
         *,
         is_exported: bool = True,
         max_shard_bytes: int = MAX_SHARD_BYTES,
+        probe: ProbePrompts | None = None,
         build_chat: Callable[[], ServedChat | None] = lambda: None,
         on_committed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -278,7 +279,7 @@ class Trainer:
         """
         changes = {"has_weights": is_exported, "max_shard_bytes": max_shard_bytes, "build_chat": build_chat}
         export = _describe_export(self.model, self._learner, tokenizer_folder)._replace(**changes)
-        trainer_state = TrainerState(self.stage, self.step, self._ranks.world_size, self._run.seed)
+        trainer_state = TrainerState(self.stage, self.step, self._ranks.world_size, self._run.seed, probe)
         self._checkpoints.wait()
         state = capture_training_state(self.model, self._optimizers, self.step, self._ranks)
         self._checkpoints.start(PendingCheckpoint(checkpoint, trainer_state, export, on_committed), state)

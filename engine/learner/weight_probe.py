@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from bus.messages import WeightProbe
 from engine.learner.batches.training_sequence import SequenceSource, TrainingSequence
+from engine.learner.checkpoints import ProbePrompts
 from engine.learner.distributed import RankGroup, all_reduce, broadcast_object, get_local
 from engine.learner.sharding import reshard_parameters
 from engine.model.causal_lm import CausalLM
@@ -33,29 +34,32 @@ Prompts = list[NDArray[np.int32]]
 
 
 class WeightProber:
+    """`prompts`: the present ones; equal on all ranks. None before the first batch."""
+
     def __init__(self, seed: int, ranks: RankGroup) -> None:
+        self.prompts: ProbePrompts | None = None
         self._seed, self._ranks = seed, ranks
-        self._chosen_at = 0
-        self._prompts: Prompts = []
 
     def choose_prompts(self, step: int, sequences: Sequence[SequenceSource]) -> None:
         """Choose prompts from the batch of `step`, at first, and if the present ones are old. Every rank calls it.
 
         Raises OSError and ValueError as SequenceSource.load does, on the leading rank.
         """
-        if not sequences or (self._prompts and step < self._chosen_at + RENEWAL_STEPS):
+        if not sequences or (self.prompts is not None and step < self.prompts.chosen_at + RENEWAL_STEPS):
             return
         chosen = pick_prompts(sequences, self._seed, step) if self._ranks.is_leader else []
-        self._prompts, self._chosen_at = broadcast_object(self._ranks, chosen), step
+        prompts = broadcast_object(self._ranks, tuple(prompt.tobytes() for prompt in chosen))
+        self.prompts = ProbePrompts(step, prompts) if prompts else None
 
     def measure(self, model: CausalLM) -> WeightProbe | None:
         """With the present weights; None without prompts. Every rank calls it."""
-        if not self._prompts:
+        if self.prompts is None:
             return None
+        chosen_at, prompts = self.prompts.chosen_at, self.prompts.prompts
         with self._ranks.operation("weight probe"):
-            logprobs = compute_highest_logprobs(model, self._prompts, self._ranks)
-        prompts = tuple(prompt.tobytes() for prompt in self._prompts)
-        return WeightProbe(self._chosen_at, prompts, tuple(logprobs.tolist()))
+            token_ids = [np.frombuffer(prompt, np.int32) for prompt in prompts]
+            logprobs = compute_highest_logprobs(model, token_ids, self._ranks)
+        return WeightProbe(chosen_at, prompts, tuple(logprobs.tolist()))
 
 
 def pick_prompts(sequences: Sequence[SequenceSource], seed: int, step: int) -> Prompts:

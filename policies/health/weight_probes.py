@@ -34,12 +34,19 @@ class ProbeReference(msgspec.Struct, frozen=True):
     engine: tuple[float, ...]
 
 
+class ProbeFigures(msgspec.Struct):
+    """Of one probe; `moved`, `followed` and `since` (a version) only with a comparison."""
+
+    version: int
+    values: dict[str, float]
+
+
 class WeightProbes(msgspec.Struct):
     """State of the recorder; empty at each launch of the run."""
 
     references: dict[str, ProbeReference] = {}  # by engine
     mismatches: list[float] = []  # of the tokens of the first steps without stale tokens
-    newest: dict[str, dict[str, float]] = {}  # figures by engine, since the last step
+    newest: dict[str, ProbeFigures] = {}  # by engine, since the last step
 
     def add_probe(self, event: WeightsProbed, health: HealthConfig) -> None:
         """A change of the prompts, and a value that is not finite, starts a new comparison."""
@@ -47,7 +54,8 @@ class WeightProbes(msgspec.Struct):
         if len(learner) != len(engine) or not all(map(is_finite, (*learner, *engine))):
             self.references.pop(event.engine, None)
             return
-        figures = self.newest[event.engine] = {"gap": compute_rms(_subtract(engine, learner))}
+        figures = {"gap": compute_rms(_subtract(engine, learner))}
+        self.newest[event.engine] = ProbeFigures(event.version, figures)
         reference = self.references.get(event.engine)
         newest = ProbeReference(event.chosen_at, event.version, learner, engine)
         if reference is None or reference.chosen_at != event.chosen_at or reference.version >= event.version:
@@ -73,9 +81,13 @@ class WeightProbes(msgspec.Struct):
         """Without a measured step, that of `health.mismatch_k3_nats`."""
         return statistics.median(self.mismatches) if self.mismatches else math.sqrt(2 * health.mismatch_k3_nats)
 
-    def take_metrics(self, health: HealthConfig) -> dict[str, float]:
-        """Of the probes since the previous call: over engines, the largest gap and the smallest share."""
-        probes, self.newest = list(self.newest.values()), {}
+    def take_metrics(self, step: int, health: HealthConfig) -> dict[str, float]:
+        """Of the probes since the previous call: over engines, the largest gap and the smallest share.
+
+        A restarted engine probes weights of an ended step, at a time that no event of the run determines. The figures leave
+        out such a probe.
+        """
+        probes, self.newest = [each.values for each in self.newest.values() if each.version >= step], {}
         if not probes:
             return {}
         metrics = {

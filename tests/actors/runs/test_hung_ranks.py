@@ -54,6 +54,12 @@ def run_with_faults(
         process.kill()
 
 
+def list_probes(folder: RunFolder) -> list[dict[str, float]]:
+    """By step, also figures that `log diff` leaves out: a restart of the learner within a launch changes none of them."""
+    lines = metrics(folder, "step")
+    return [{name: line[name] for name in line if name.startswith("probe_") and name != "probe_s"} for line in lines]
+
+
 def check_restarts(folder: RunFolder, output: str, faults: list[RankFault]) -> None:
     """The learner was restarted once for each fault, a stopped rank was named, and no trajectory was lost."""
     assert len(list_process_ids(folder, "learner")) == len(faults) + 1
@@ -92,6 +98,7 @@ def test_a_rank_that_sends_heartbeats_but_makes_no_progress_is_restarted(
     assert re.match(rf"learner rank \d: {operations}", hang["cause"])
     assert f"learner was killed by signal 9 ({hang['cause']}); it restarts" in output
     assert list_divergences(undisturbed, folder) == []  # trajectories, metrics and the last checkpoint are equal
+    assert list_probes(undisturbed) == list_probes(folder)
     assert read_conserved_summary(folder)["trajectories_abandoned"] == 0
 
 
@@ -105,3 +112,4 @@ def test_a_rank_may_be_killed_or_stopped_in_a_step_a_publication_and_a_save(
     folder, output = run_with_faults(tmp_path, finished_run[0], faults)
     check_restarts(folder, output, faults)
     assert list_divergences(undisturbed, folder) == []  # trajectories, metrics and the last checkpoint are equal
+    assert list_probes(undisturbed) == list_probes(folder)

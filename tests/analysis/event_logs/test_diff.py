@@ -185,6 +185,18 @@ def test_the_metrics_file_is_compared_without_its_times_and_cache_misses(tmp_pat
     assert (found.stream, list_differing_fields(found)) == ("metrics, step 1", ["reward"])
 
 
+def test_figures_of_probes_that_depend_on_engines_or_launches_are_not_compared_but_their_gap_is(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / name, ("recipe", StepTrained(1, {}))) for name in "abc"]
+    of_launch = ("probe_mismatch", "probe_moved", "probe_followed", "probe_since")
+    for run, engines, gap in zip(runs, (1.0, 2.0, 1.0), (0.5, 0.5, 0.25), strict=True):
+        values = {"probe_engines": engines, "probe_gap": gap, "probe_unmoved_engines": engines - 1.0}
+        values |= dict.fromkeys(of_launch, engines / 4)
+        run.metrics.write_text(json.dumps({"kind": "step", "step": 1, **values}) + "\n")
+    assert list_divergences(runs[0], runs[1]) == []
+    (found,) = list_divergences(runs[0], runs[2])
+    assert (found.stream, list_differing_fields(found)) == ("metrics, step 1", ["probe_gap"])
+
+
 def test_an_exact_comparison_ignores_only_times_and_weight_paths(tmp_path: Path) -> None:
     a = a_run(tmp_path / "a", ("r", finished(0, "4", 1.0)), ("recipe", WeightsPublished(1, "/dev/shm/a", 5, "d")))
     b = a_run(

@@ -83,6 +83,25 @@ def test_a_learner_that_was_killed_after_a_checkpoint_reports_the_metrics_of_its
     rank.close()
 
 
+def test_a_learner_that_resumes_from_a_checkpoint_publishes_the_same_probes(tmp_path: Path) -> None:
+    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    rank = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
+    rank.start(None, no_report)
+    first = rank.train(1, store_batch(folder.batches, 1, rows(1))).published
+    rank.save_if_due()
+    rank.finish_saving()
+    resumed = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
+    again = resumed.start(None, no_report).published
+    batch = store_batch(folder.batches, 2, rows(2))
+    later = [each.train(2, batch).published for each in (rank, resumed)]
+    probes = [None if each is None else each.probe for each in (first, again, *later)]
+    assert None not in probes
+    assert probes[0] == probes[1]
+    assert probes[2] == probes[3]
+    rank.close()
+    resumed.close()
+
+
 def test_the_last_step_is_published_with_a_probe_though_its_batch_is_deleted(tmp_path: Path) -> None:
     run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
     rank = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from bus.messages import WeightProbe
 from engine.learner.batches.training_sequence import TrainingSequence
+from engine.learner.checkpoints import TrainerState, get_trainer_folder, read_trainer_state, write_trainer_state
 from engine.learner.distributed import RankGroup
 from engine.learner.weight_probe import (
     MAX_PROMPT_TOKENS,
@@ -68,6 +69,21 @@ def test_prompts_stay_until_they_are_renewed_and_depend_on_seed_and_step() -> No
     again = WeightProber(5, RankGroup())
     again.choose_prompts(2, rl_sequences(2))
     assert again.measure(model) == probes[0]
+
+
+def test_prompts_of_a_checkpoint_are_probed_at_once_and_renewed_at_the_same_step(tmp_path: Path) -> None:
+    model, undisturbed, restarted = trainable_model(), WeightProber(5, RankGroup()), WeightProber(5, RankGroup())
+    undisturbed.choose_prompts(2, rl_sequences(2))
+    get_trainer_folder(tmp_path).mkdir()
+    write_trainer_state(tmp_path, TrainerState("rl", 2, 1, 5, undisturbed.prompts))
+    restarted.prompts = read_trainer_state(tmp_path).probe
+    probe = restarted.measure(model)
+    assert probe is not None
+    assert probe == undisturbed.measure(model)
+    for step in (3, RENEWAL_STEPS + 2):
+        for prober in (undisturbed, restarted):
+            prober.choose_prompts(step, rl_sequences(step))
+        assert restarted.prompts == undisturbed.prompts
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ class Scenario:
         chosen_at = version // self._renewal * self._renewal if self._renewal else 1
         event = WeightsProbed("generator-0", version, chosen_at, tuple(self._learner), engine)
         self.probes.add_probe(event, HEALTH)
-        return self.probes.take_metrics(HEALTH)
+        return self.probes.take_metrics(version, HEALTH)
 
     def find_unmoved(self, versions: int) -> list[int]:
         metrics = {version: self.run_version(version) for version in range(1, versions + 1)}
@@ -86,20 +86,29 @@ def test_one_engine_of_two_is_counted_and_a_restarted_engine_continues_the_compa
     for version, (learner, stuck) in enumerate([(-1.0, -1.0), (-0.8, -1.0), (-0.6, -1.0)], 1):
         probes.add_probe(WeightsProbed("generator-0", version, 1, (learner,), (learner,)), HEALTH)
         probes.add_probe(WeightsProbed("generator-1", version, 1, (learner,), (stuck,)), HEALTH)
-        metrics = probes.take_metrics(HEALTH)
+        metrics = probes.take_metrics(version, HEALTH)
     assert metrics["probe_engines"] == 2
     assert metrics["probe_unmoved_engines"] == 1
     assert metrics["probe_followed"] == 0
     assert metrics["probe_since"] == 1
     assert metrics["probe_moved"] == metrics["probe_gap"] == pytest.approx(0.4)
-    assert probes.take_metrics(HEALTH) == {}
+    assert probes.take_metrics(3, HEALTH) == {}
 
 
 def test_a_version_that_is_loaded_again_and_values_that_are_not_finite_are_not_compared() -> None:
     probes = WeightProbes(mismatches=[1e-6])
     for version, learner in ((5, -1.0), (5, -0.5), (4, -0.3), (6, float("nan")), (7, -0.1)):
         probes.add_probe(WeightsProbed("generator-0", version, 1, (learner,), (-1.0,)), HEALTH)
-        assert "probe_moved" not in probes.take_metrics(HEALTH)
+        assert "probe_moved" not in probes.take_metrics(version, HEALTH)
+
+
+def test_a_probe_of_an_ended_step_is_not_a_figure_of_the_next_one() -> None:
+    """A restarted engine computes it at a time that no event of the run determines."""
+    probes = WeightProbes(mismatches=[1e-6])
+    probes.add_probe(WeightsProbed("generator-0", 2, 1, (-1.0,), (-1.0,)), HEALTH)
+    probes.add_probe(WeightsProbed("generator-1", 1, 1, (-1.0,), (-1.5,)), HEALTH)
+    metrics = probes.take_metrics(2, HEALTH)
+    assert (metrics["probe_engines"], metrics["probe_gap"]) == (1.0, 0.0)
 
 
 def test_the_mismatch_is_that_of_steps_without_stale_tokens() -> None:
