@@ -12,7 +12,7 @@ _GROWTH_BYTES_PER_S = 1 << 30  # of one CPU's processes, at most
 _MAX_OVERSHOOT = 0.25  # of the memory limit, between two measurements
 _MAX_LOCKS = 1024  # byte-range locks of all processes of a call
 _CHECKPOINT_CPU_S = 0.005  # of a checkpoint in its life; a process with more has computed
-# Of a call that shares its kernel user. The kernel allows a user some 1,024 pipes of full size, descriptors in flight up
+# Of a call that shares its kernel user, and the watches also of a call without a cgroup. The kernel allows a user some 1,024 pipes of full size, descriptors in flight up
 # to the limit of open files of a call, and millions of epoll watches.
 _MAX_SHARED_OBJECTS = {"pipe": 64, "in flight": 32, "watch": 4096}
 
@@ -56,9 +56,13 @@ class CallFootprint:
         growth = _GROWTH_BYTES_PER_S * min(self._num_cpus, num_processes)
         return min(CHECK_INTERVAL_S, max(_MIN_CHECK_INTERVAL_S, spare / growth))
 
-    def exceeds_share(self, pids: list[int]) -> bool:
-        """Whether the processes hold more locks or shared objects than one call may."""
-        objects = self._usage.count_kernel_objects(pids, by_user=not self._own_users)
-        if objects["lock"] > _MAX_LOCKS:
-            return True
-        return any(objects[kind] > most for kind, most in _MAX_SHARED_OBJECTS.items() if not self._own_users)
+    def exceeds_share(self, child: CallProcess, pids: list[int]) -> bool:
+        """Whether the processes hold more locks or shared objects than one call may.
+
+        A call with a user of its own shares none; without a cgroup nothing else counts the memory of its watches.
+        """
+        kinds = _MAX_SHARED_OBJECTS.keys()
+        if self._own_users:
+            kinds = {"watch"} if child.cgroup is None else set[str]()
+        objects = self._usage.count_kernel_objects(pids, by_user=bool(kinds))
+        return objects["lock"] > _MAX_LOCKS or any(objects[kind] > _MAX_SHARED_OBJECTS[kind] for kind in kinds)

@@ -212,7 +212,7 @@ class CallMonitor:
             used, is_too_large = self._footprint.measure_memory(child, pids)
             if is_too_large:
                 return None
-        if self._footprint.exceeds_share(pids):
+        if self._footprint.exceeds_share(child, pids):
             return None
         child.memory_bytes = used
         pause_s = self._footprint.choose_pause_s(child, len(pids), used)
@@ -284,7 +284,7 @@ class CallMonitor:
             self._set_timer(child, now + max(pause_s, _compute_pause_s(began_s)))
 
     def _exceeds_limit(self, child: CallProcess, pids: list[int]) -> bool:
-        return self._footprint.measure_memory(child, pids)[1] or self._footprint.exceeds_share(pids)
+        return self._footprint.measure_memory(child, pids)[1] or self._footprint.exceeds_share(child, pids)
 
     def _apply_slices(self, to_stop: list[CallProcess], to_resume: list[CallProcess], now: float) -> None:
         for child in to_stop:

@@ -1,5 +1,6 @@
 """A checkpoint that computes is an ordinary process; shares of objects that the kernel counts by user."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,6 +10,10 @@ from sandbox.inside.server.call_process_handle import CallProcess
 
 MIB = 1 << 20
 NOTEBOOK = cast(CallProcess, object())
+
+
+def make_call(*, has_cgroup: bool) -> CallProcess:
+    return cast(CallProcess, SimpleNamespace(cgroup=object() if has_cgroup else None))
 
 
 class Machine:
@@ -55,4 +60,10 @@ def test_a_checkpoint_that_computes_is_no_checkpoint(cpu_s: float, found: int | 
     ],
 )
 def test_a_call_that_shares_its_user_has_a_share(objects: dict[str, int], own_users: bool, exceeds: bool) -> None:
-    assert make_footprint(Machine(**objects), own_users=own_users).exceeds_share([1, 2]) is exceeds
+    footprint = make_footprint(Machine(**objects), own_users=own_users)
+    assert footprint.exceeds_share(make_call(has_cgroup=True), [1, 2]) is exceeds
+
+
+@pytest.mark.parametrize(("objects", "exceeds"), [({"watch": 4096, "pipe": 1750}, False), ({"watch": 4097}, True)])
+def test_a_call_without_a_cgroup_has_a_share_of_watches(objects: dict[str, int], exceeds: bool) -> None:
+    assert make_footprint(Machine(**objects)).exceeds_share(make_call(has_cgroup=False), [1, 2]) is exceeds
