@@ -15,7 +15,7 @@ from engine.model.model_config import DecoderConfig
 
 GIB = 2**30
 VALUE_BYTES = {"float32": 4, "bfloat16": 2}
-SEQUENCE_KEYS = ("dialogue.response_tokens", "evaluation.response_tokens")  # of the longest trajectory
+SEQUENCE_KEYS = ("dialogue.response_tokens", "evaluation.response_tokens")  # these bound the longest trajectory
 
 
 # Memory in GB, bandwidth and dense bf16 rate from the data sheets of the SXM and OAM modules:

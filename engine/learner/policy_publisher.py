@@ -27,11 +27,11 @@ class PolicyPublisher:
 
     @property
     def prompts(self) -> ProbePrompts | None:
-        """For a checkpoint of the present step."""
+        """The prompts of the probe, which a checkpoint of the present step keeps."""
         return self._prober.prompts
 
     def restore_prompts(self, prompts: ProbePrompts | None) -> None:
-        """Those of the checkpoint from which training resumes."""
+        """Use the prompts of the checkpoint from which training resumes."""
         self._prober.prompts = prompts
 
     def choose_prompts(self, step: int, sequences: Sequence[SequenceSource]) -> None:

@@ -35,7 +35,7 @@ class ProbeReference(msgspec.Struct, frozen=True):
 
 
 class ProbeFigures(msgspec.Struct):
-    """Of one probe; `moved`, `followed` and `since` (a version) only with a comparison."""
+    """The figures of one probe in nats; `moved`, `followed` and `since` (a version) exist only with a comparison."""
 
     version: int
     values: dict[str, float]
@@ -46,7 +46,7 @@ class WeightProbes(msgspec.Struct):
 
     references: dict[str, ProbeReference] = {}  # by engine
     mismatches: list[float] = []  # of the tokens of the first steps without stale tokens
-    newest: dict[str, ProbeFigures] = {}  # by engine, since the last step
+    newest: dict[str, ProbeFigures] = {}  # the last probe of each engine since the last step
 
     def add_probe(self, event: WeightsProbed, health: HealthConfig) -> None:
         """A change of the prompts, and a value that is not finite, starts a new comparison."""
@@ -82,7 +82,7 @@ class WeightProbes(msgspec.Struct):
         return statistics.median(self.mismatches) if self.mismatches else math.sqrt(2 * health.mismatch_k3_nats)
 
     def take_metrics(self, step: int, health: HealthConfig) -> dict[str, float]:
-        """Of the probes since the previous call: over engines, the largest gap and the smallest share.
+        """The figures of the probes since the previous call: over engines, the largest gap and the smallest share.
 
         A restarted engine probes weights of an ended step, at a time that no event of the run determines. The figures leave
         out such a probe.

@@ -8,7 +8,7 @@ from analysis.planning.plan_inputs import GIB, PlanInputs
 from analysis.planning.run_plan import build_plan
 from benchmarks.support.qwen3_models import read_qwen3
 from configs.load import load_run
-from tests.analysis.planning.test_run_plan import ROOT, find, get_bytes, make_machines
+from tests.analysis.planning.shipped_plans import ROOT, find, get_bytes, make_machines
 
 PARAMETERS = {"1.7B": 1_720_574_976, "4B": 4_022_468_096, "8B": 8_190_735_360}
 TOKEN_BYTES = {"1.7B": 2 * 28 * 8 * 128 * 2, "4B": 2 * 36 * 8 * 128 * 2}

@@ -1,20 +1,15 @@
-"""`analysis.planning`: what does not fit is named with the values of keys that suffice; the time of a step."""
+"""`analysis.planning`: what does not fit is named with the values of keys that suffice."""
 
-from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from analysis.planning.memory_plan import WRITE_BYTES, compute_cached_token_bytes, plan_gpu, plan_host
 from analysis.planning.model_size import measure_model
-from analysis.planning.plan_inputs import GIB, GPUS, SEQUENCE_KEYS, Assumptions, PlanInputs, PlannedMachines
-from analysis.planning.plan_table import build_plan_tables, describe_remedy
-from analysis.planning.resources import PlannedResource
+from analysis.planning.plan_inputs import GIB, GPUS, SEQUENCE_KEYS, PlanInputs, PlannedMachines
+from analysis.planning.plan_table import describe_remedy
 from analysis.planning.run_plan import RunPlan, build_plan
-from analysis.planning.step_seconds import compute_training_s, count_attention_flops, count_training_flops
 from analysis.planning.storage_plan import plan_disk, plan_shared_memory
 from benchmarks.support.qwen3_models import read_qwen3
 from configs.load import load_run
@@ -22,35 +17,14 @@ from configs.sglang_options import SPARE_TOKENS
 from engine.learner import weight_publisher
 from engine.model import hf_export
 from engine.model.architectures import ARCHITECTURES
+from tests.analysis.planning.shipped_plans import NODE, ROOT, STAGES, find, get_bytes, make_inputs, make_machines
 from tests.engine.tiny_models import small_architecture
 
-ROOT = Path(__file__).parents[3]
-NODE = PlannedMachines(8, GPUS["h100"], 1, 1024 * GIB, 512 * GIB, 2048 * GIB)
-STAGES = ("stage=8k", "stage=12k", "stage=hard")
 CACHE = "KV tokens of a server"
 KEEPS_ALL = "learner.activation_checkpointing=none"
 
 
-def make_inputs(
-    model: str, *overrides: str, file: str = "qwen3_4b_8gpu", machines: PlannedMachines = NODE, **options: Any
-) -> PlanInputs:
-    run = load_run(ROOT / f"configs/{file}.toml", overrides)
-    return PlanInputs(run, read_qwen3(model), machines, **options)
-
-
-def find(plan: RunPlan, name: str) -> PlannedResource:
-    return next(each for each in plan.resources if each.name == name)
-
-
-def get_bytes(resource: PlannedResource) -> dict[str, float]:
-    return {item.purpose: item.bytes for item in resource.items}
-
-
 # ---------------------------------------------------------------- the shipped configurations
-
-
-def make_machines(gpu: str, gpus: int = 8, nodes: int = 1) -> PlannedMachines:
-    return PlannedMachines(gpus, GPUS[gpu], nodes, 1024 * GIB, 512 * GIB, 4096 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -327,60 +301,6 @@ def test_a_plan_proposes_to_publish_adapters_if_shared_memory_is_short() -> None
     ]
     adapters = {(("learner.lora_publish", "adapters"),)}
     assert proposals == [adapters, adapters, set(), set()]
-
-
-# ---------------------------------------------------------------- seconds
-
-
-def test_a_step_of_the_report_takes_216_s_on_64_mi300x_and_33_min_on_8_h200() -> None:
-    """8,192 trajectories with 71M tokens; attention not counted, the embedding counted."""
-    config = read_qwen3("14B")
-    size = measure_model(config)
-    flops = count_training_flops(size.total, 71e6)
-    assert flops == pytest.approx(6.3e18, rel=0.01)
-    assert compute_training_s(flops, 64, GPUS["mi300x"].flops, mfu=0.35) == pytest.approx(216, rel=0.01)
-    assert compute_training_s(flops, 8, GPUS["h200"].flops, mfu=0.40) / 60 == pytest.approx(33, rel=0.01)
-    # A plan does not count the lookup in the embedding of an untied model, but counts attention.
-    attention = count_attention_flops(config, 8192, 71e6 / 8192)
-    assert count_training_flops(size.active, 71e6, attention) / flops == pytest.approx(1.067, abs=0.005)
-
-
-def test_the_assumed_share_of_the_peak_scales_the_time_of_training() -> None:
-    slow, fast = (build_plan(make_inputs("4B", assumptions=Assumptions(mfu=mfu))).seconds for mfu in (0.2, 0.4))
-    assert slow.training_s is not None
-    assert fast.training_s is not None
-    assert slow.training_s == pytest.approx(2 * fast.training_s)
-    assert slow.generation_s == fast.generation_s
-
-
-def test_with_staleness_generation_and_training_overlap() -> None:
-    base = ("sglang.colocate=false", "sglang.memory_share=0.3")
-    serial, parallel = (
-        build_plan(make_inputs("4B", *base, f"rl.max_staleness={staleness}")).seconds for staleness in (0, 1)
-    )
-    assert serial.generation_s is not None
-    assert serial.training_s is not None
-    assert serial.step_s == serial.generation_s + serial.training_s
-    assert parallel.step_s == max(serial.generation_s, serial.training_s)
-
-
-def test_without_rl_a_step_is_one_of_the_cold_start() -> None:
-    config = read_qwen3("14B")
-    for settings, tokens in (((), 524_288), (("sft.tokens_per_step=0",), 64 * 16_384)):
-        inputs = make_inputs("14B", *settings, file="rstar2_cold_start", machines=make_machines("h200"))
-        plan = build_plan(inputs)
-        attention = count_attention_flops(config, tokens / 16_384, 16_384)
-        assert (plan.trained_tokens, plan.generated_tokens, plan.batch_bytes) == (tokens, 0, 0)
-        assert plan.seconds.training_flops == count_training_flops(measure_model(config).active, tokens, attention)
-        assert plan.seconds.step_s == plan.seconds.training_s
-        assert "trajectories" not in get_bytes(find(plan, "host memory"))
-        assert "batches" not in get_bytes(find(plan, "disk"))
-        console = Console(width=160, record=True, file=StringIO())
-        console.print(build_plan_tables(plan))
-        text = console.export_text()
-        assert f"step of the cold start: at most {tokens:,} tokens\ntraining: " in text
-        assert "generation" not in text
-        assert "batch of a step" not in text
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)

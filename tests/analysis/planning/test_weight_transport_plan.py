@@ -12,7 +12,7 @@ from analysis.planning.plan_table import build_plan_tables, describe_remedy
 from analysis.planning.run_plan import build_plan
 from analysis.planning.storage_plan import plan_shared_memory
 from engine.weight_transfer.published_bytes import MAX_FOLDERS, count_slot_bytes, shares_gpu_weights
-from tests.analysis.planning.test_run_plan import STAGES, find, get_bytes, make_inputs, make_machines
+from tests.analysis.planning.shipped_plans import STAGES, find, get_bytes, make_inputs, make_machines
 
 WHOLE = 2 * 14_768_307_200  # of Qwen3-14B in bfloat16
 BUCKET = 2 * 151_936 * 5120  # the embedding, which exceeds sglang.bucket_mib
