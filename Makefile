@@ -52,13 +52,13 @@ ablation: $(INSTALLED) ## compare GRPO-RoC with plain GRPO from the same checkpo
 	$(BIN)/asterism run configs/tiny.toml --set name=ablation/grpo --overwrite \
 		--set roc.enabled=false --set sft.steps=0 --set model.checkpoint=$(ABLATION)/roc/checkpoints/step_000000 \
 		--set data.train=$(ABLATION)/roc/data/train.jsonl --set data.test=$(ABLATION)/roc/data/test.jsonl
-	$(BIN)/python -m analysis.compare $(ABLATION)/roc $(ABLATION)/grpo --into $(ABLATION)
+	$(BIN)/python -m asterism.analysis.compare $(ABLATION)/roc $(ABLATION)/grpo --into $(ABLATION)
 
 sandbox-image: $(INSTALLED) ## build the image in which a model's code runs, from a public Python image; older images that no container uses are removed
-	$(BIN)/python -m sandbox.image.build_image
+	$(BIN)/python -m asterism.sandbox.image.build_image
 
 sandbox-image-local: $(INSTALLED) ## the same without a container registry, as root, from a debootstrap base; optional: MIRROR=URL
-	$(BIN)/python -m sandbox.image.build_image --local $(if $(MIRROR),--mirror $(MIRROR))
+	$(BIN)/python -m asterism.sandbox.image.build_image --local $(if $(MIRROR),--mirror $(MIRROR))
 
 sglang-environment: $(INSTALLED) $(SGLANG_INSTALLED) ## create .venv-sglang for an SGLang server without a GPU; repeats only after constraints-sglang.txt changes
 	@echo "Installed in $(SGLANG)"

@@ -18,8 +18,8 @@ from collections.abc import Callable
 import structlog
 from msgspec.structs import asdict
 
-from actors.runtime.worker_loop import MessageChannel, Work, serve
-from bus.messages import (
+from asterism.actors.runtime.worker_loop import MessageChannel, Work, serve
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     CallFailed,
@@ -34,13 +34,13 @@ from bus.messages import (
     SessionEnded,
     SessionRestored,
 )
-from bus.process.waiting import wait_for_first
-from policies.rollout.trajectory import GRADING_CALL, CallAnswer
-from sandbox.contract import Isolation, Sandbox, SandboxFailure
-from sandbox.load_gauge import SandboxLoad
-from sandbox.output_scrubbing import scrub_outcome
-from tasks.hosting.host_process import HostFailure
-from tasks.hosting.task_services import TaskServices, build_grading_services
+from asterism.bus.process.waiting import wait_for_first
+from asterism.policies.rollout.trajectory import GRADING_CALL, CallAnswer
+from asterism.sandbox.contract import Isolation, Sandbox, SandboxFailure
+from asterism.sandbox.load_gauge import SandboxLoad
+from asterism.sandbox.output_scrubbing import scrub_outcome
+from asterism.tasks.hosting.host_process import HostFailure
+from asterism.tasks.hosting.task_services import TaskServices, build_grading_services
 
 MAX_CALLS = 65_536
 REPORT_INTERVAL_S = 1.0

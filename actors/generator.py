@@ -21,12 +21,12 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from actors.engines.engine_gone import EngineGoneSignal
-from actors.engines.weight_loading import WeightLoader
-from actors.engines.weight_probing import EngineProber
-from actors.runtime.worker_loop import Work, serve
-from bus.bus import Bus
-from bus.messages import (
+from asterism.actors.engines.engine_gone import EngineGoneSignal
+from asterism.actors.engines.weight_loading import WeightLoader
+from asterism.actors.engines.weight_probing import EngineProber
+from asterism.actors.runtime.worker_loop import Work, serve
+from asterism.bus.bus import Bus
+from asterism.bus.messages import (
     CacheReleased,
     EngineAsleep,
     EngineJoined,
@@ -41,8 +41,8 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from engine.contract import Engine, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
-from engine.prefix_tracker import RecentDict
+from asterism.engine.contract import Engine, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
+from asterism.engine.prefix_tracker import RecentDict
 
 REPORT_INTERVAL_S = 0.25
 _LOAD_FIELDS = EngineLoad.__struct_fields__

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from bus.messages import AnyMessage, HealthReported, MetricsRecorded
-from configs.atomic_write import raising_disk_errors, write_atomically
-from engine.learner.best_checkpoint import BestCheckpointFile, EvaluationResult
+from asterism.bus.messages import AnyMessage, HealthReported, MetricsRecorded
+from asterism.configs.atomic_write import raising_disk_errors, write_atomically
+from asterism.engine.learner.best_checkpoint import BestCheckpointFile, EvaluationResult
 
 
 class MetricsFile:

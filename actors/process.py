@@ -1,6 +1,6 @@
-"""`python -m actors.process NAME --run-folder FOLDER`: one process of a run, as the launcher starts it.
+"""`python -m asterism.actors.process NAME --run-folder FOLDER`: one process of a run, as the launcher starts it.
 
-The learner is a separate program (engine.learner), since torchrun starts several ranks of it.
+The learner is a separate program (asterism.engine.learner), since torchrun starts several ranks of it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import structlog
 import uvloop
 from msgspec.structs import replace
 
-from actors.engines.engine_gone import EngineGoneSignal
-from actors.evaluation.head_evaluations import EvaluationMetrics, find_answered, recording_answers
-from actors.metrics_file import MetricsFile
-from actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
-from actors.runtime.resume_point import find_cursor, list_earlier_steps
-from actors.runtime.wiring import build_deciders, build_live_head_deciders
-from bus.addresses import (
+from asterism.actors.engines.engine_gone import EngineGoneSignal
+from asterism.actors.evaluation.head_evaluations import EvaluationMetrics, find_answered, recording_answers
+from asterism.actors.metrics_file import MetricsFile
+from asterism.actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
+from asterism.actors.runtime.resume_point import find_cursor, list_earlier_steps
+from asterism.actors.runtime.wiring import build_deciders, build_live_head_deciders
+from asterism.bus.addresses import (
     ARBITER,
     HEAD,
     LAUNCHER,
@@ -38,29 +38,29 @@ from bus.addresses import (
     is_generator,
     parse_generator_index,
 )
-from bus.bus import Bus, BusFactory
-from bus.event_log.writer import EventLogFailure
-from bus.messages import BufferCursor, RunStarted
-from bus.process.heartbeat import sending_heartbeats
-from bus.process.process_main import make_process_parser, pausing_garbage_collector, run_process_main
-from bus.process.structured_log import configure_logging
-from bus.transport.address_book import load_network
-from bus.transport.zeromq import make_zeromq_bus_factory
-from configs.atomic_write import raising_disk_errors, write_atomically
-from configs.load import load_run
-from configs.machines import SandboxConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.contract import Engine, EngineFailure
-from engine.data.task_inputs import read_task_descriptions
-from engine.learner.best_checkpoint import BestCheckpointFile
-from policies.evaluation_recipe import EVALUATED_VERSION
-from policies.observers import StepObserver, TrajectoryObserver
-from policies.rollout.rollout import Rollout
-from sandbox.contract import Isolation, SandboxFailure
+from asterism.bus.bus import Bus, BusFactory
+from asterism.bus.event_log.writer import EventLogFailure
+from asterism.bus.messages import BufferCursor, RunStarted
+from asterism.bus.process.heartbeat import sending_heartbeats
+from asterism.bus.process.process_main import make_process_parser, pausing_garbage_collector, run_process_main
+from asterism.bus.process.structured_log import configure_logging
+from asterism.bus.transport.address_book import load_network
+from asterism.bus.transport.zeromq import make_zeromq_bus_factory
+from asterism.configs.atomic_write import raising_disk_errors, write_atomically
+from asterism.configs.load import load_run
+from asterism.configs.machines import SandboxConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.contract import Engine, EngineFailure
+from asterism.engine.data.task_inputs import read_task_descriptions
+from asterism.engine.learner.best_checkpoint import BestCheckpointFile
+from asterism.policies.evaluation_recipe import EVALUATED_VERSION
+from asterism.policies.observers import StepObserver, TrajectoryObserver
+from asterism.policies.rollout.rollout import Rollout
+from asterism.sandbox.contract import Isolation, SandboxFailure
 
 if TYPE_CHECKING:
-    from actors.engines.weight_loading import FetchToNode
+    from asterism.actors.engines.weight_loading import FetchToNode
 
 COUNTS_INTERVAL_S = 0.1  # between two log lines with the number of trajectories in each state
 # Version of the weights that an engine starts with: it generates nothing before it has the learner's weights.
@@ -110,8 +110,8 @@ async def _report_counts(observer: TrajectoryObserver) -> None:
 async def run_generator(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, open_bus: BusFactory
 ) -> None:
-    from actors.engines.weight_loading import WeightLoader
-    from actors.generator import Generator
+    from asterism.actors.engines.weight_loading import WeightLoader
+    from asterism.actors.generator import Generator
 
     engine_gone = EngineGoneSignal()
     engine = _build_engine(incarnation, run, folder, engine_gone)
@@ -140,12 +140,12 @@ def _build_engine(
     match run.engine.kind:
         case "embedded":
             with pausing_garbage_collector():
-                from actors.engines.embedded_factory import build_embedded_engine
+                from asterism.actors.engines.embedded_factory import build_embedded_engine
 
             kv_tokens, index = run.engine.kv_tokens, parse_generator_index(incarnation.process)
             return build_embedded_engine(run, checkpoint, kv_tokens=kv_tokens, index=index, version=version)
         case "sglang":
-            from actors.engines.sglang_factory import build_sglang_engine
+            from asterism.actors.engines.sglang_factory import build_sglang_engine
 
             return build_sglang_engine(
                 run,
@@ -157,7 +157,7 @@ def _build_engine(
                 incarnation=incarnation.number,
             )
         case "openai":
-            from actors.engines.openai_factory import build_openai_engine
+            from asterism.actors.engines.openai_factory import build_openai_engine
 
             index, on_engine_lost = parse_generator_index(incarnation.process), engine_gone.cancel_task
             return build_openai_engine(run, checkpoint, index, version=version, on_engine_lost=on_engine_lost)
@@ -171,7 +171,7 @@ def _build_fetch_to_node(run: RunConfig, folder: RunFolder) -> FetchToNode | Non
     weights = None if network is None else network.find_entry(WEIGHT_SERVER)
     if network is None or weights is None or network.is_local(weights):
         return None
-    from engine.weight_transfer.weight_client import WeightsFetcher
+    from asterism.engine.weight_transfer.weight_client import WeightsFetcher
 
     address, has_base = weights.address, run.learner.lora_publish == "adapters"
     return WeightsFetcher(folder.shared_memory, address.host, address.port, network.key, has_base=has_base).fetch
@@ -180,10 +180,10 @@ def _build_fetch_to_node(run: RunConfig, folder: RunFolder) -> FetchToNode | Non
 async def run_executor(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, open_bus: BusFactory
 ) -> None:
-    from actors.executor import Executor, report_load
-    from sandbox.hosts.docker.docker_host import remove_stale_containers
-    from sandbox.select_backend import make_sandbox
-    from tasks.hosting.task_services import build_task_services
+    from asterism.actors.executor import Executor, report_load
+    from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
+    from asterism.sandbox.select_backend import make_sandbox
+    from asterism.tasks.hosting.task_services import build_task_services
 
     address = f"{incarnation.process}/{incarnation.number}"
     async with _connected_bus(incarnation, run, folder, open_bus) as bus:
@@ -257,7 +257,7 @@ def build_process_coroutine(
 
 
 def main() -> int:
-    parser = make_process_parser("actors.process", "Runs one process of a run, as the launcher starts it.")
+    parser = make_process_parser("asterism.actors.process", "Runs one process of a run, as the launcher starts it.")
     parser.add_argument("name", help="name of the process")
     parser.add_argument("--step", type=int, default=0, help="step that the run resumes from, for deciding processes")
     arguments = parser.parse_args()

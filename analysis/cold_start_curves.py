@@ -5,9 +5,9 @@ from pathlib import Path
 import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.metric_lines import AnalysisError
-from analysis.metrics import get_column, read_metrics
-from analysis.plotting import (
+from asterism.analysis.metric_lines import AnalysisError
+from asterism.analysis.metrics import get_column, read_metrics
+from asterism.analysis.plotting import (
     BLUE,
     GREEN,
     GREY,
@@ -22,8 +22,8 @@ from analysis.plotting import (
     save_figure,
     style_axes,
 )
-from analysis.utilization.step_time import format_count
-from configs.run_folder import RunFolder
+from asterism.analysis.utilization.step_time import format_count
+from asterism.configs.run_folder import RunFolder
 
 _FILE, _LOSS = "file ", ": loss"  # around the name in the key of a file's loss
 

@@ -1,4 +1,4 @@
-"""Compares several runs in one figure: `python -m analysis.compare RUN RUN... --into FOLDER`.
+"""Compares several runs in one figure: `python -m asterism.analysis.compare RUN RUN... --into FOLDER`.
 
 Writes FOLDER/curves.png (reward, tool errors in positives, response length: the central figure of the
 rStar2-Agent report) and FOLDER/summary.json, the runs' summaries by folder name.
@@ -14,21 +14,29 @@ import msgspec
 import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.metric_lines import AnalysisError
-from analysis.metrics import RunMetrics, get_column, read_metrics
-from analysis.plotting import PALETTE, draw_legend, draw_line, leave_headroom, make_figure, save_figure, style_axes
-from analysis.summary import AVERAGED_STEPS
-from analysis.summary_table import read_summary
-from configs.atomic_write import write_atomically
-from configs.errors import EXIT_UNUSABLE
-from configs.run_folder import RunFolder
+from asterism.analysis.metric_lines import AnalysisError
+from asterism.analysis.metrics import RunMetrics, get_column, read_metrics
+from asterism.analysis.plotting import (
+    PALETTE,
+    draw_legend,
+    draw_line,
+    leave_headroom,
+    make_figure,
+    save_figure,
+    style_axes,
+)
+from asterism.analysis.summary import AVERAGED_STEPS
+from asterism.analysis.summary_table import read_summary
+from asterism.configs.atomic_write import write_atomically
+from asterism.configs.errors import EXIT_UNUSABLE
+from asterism.configs.run_folder import RunFolder
 
 _DISPLAY_NAMES = {"roc": "GRPO-RoC", "grpo": "GRPO"}  # by folder of the ablation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m analysis.compare", description="Compare several runs in one figure."
+        prog="python -m asterism.analysis.compare", description="Compare several runs in one figure."
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, such as runs/ablation/roc")
     parser.add_argument(

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 
-from analysis.metric_lines import compute_token_rate
-from analysis.metrics import RunMetrics, get_column, read_metrics
-from analysis.plotting import (
+from asterism.analysis.metric_lines import compute_token_rate
+from asterism.analysis.metrics import RunMetrics, get_column, read_metrics
+from asterism.analysis.plotting import (
     BLUE,
     GREEN,
     GREY,
@@ -25,8 +25,8 @@ from analysis.plotting import (
     save_figure,
     style_axes,
 )
-from analysis.utilization.step_time import format_count
-from configs.run_folder import RunFolder
+from asterism.analysis.utilization.step_time import format_count
+from asterism.configs.run_folder import RunFolder
 
 _STEP_PHASES = (
     ("rollout_s", "rollout", BLUE),

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_file
-from configs.run_folder import RunFolder
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.run_folder import RunFolder
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -1,4 +1,4 @@
-"""The metrics of a run as data frames, for figures. Programs without polars use `analysis.metric_lines`."""
+"""The metrics of a run as data frames, for figures. Programs without polars use `asterism.analysis.metric_lines`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from analysis.metric_lines import AnalysisError, read_metric_lines
-from configs.run_folder import RunFolder, StagesFolder
+from asterism.analysis.metric_lines import AnalysisError, read_metric_lines
+from asterism.configs.run_folder import RunFolder, StagesFolder
 
 
 class RunMetrics(NamedTuple):

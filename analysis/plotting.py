@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from configs.atomic_write import write_atomically
+from asterism.configs.atomic_write import write_atomically
 
 BLUE, ORANGE, GREEN, PURPLE, RED, GREY = "#2b6cb0", "#dd7a2b", "#2f9e6e", "#7a5ab5", "#c8453b", "#8a94a3"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, RED)

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.metric_lines import read_metric_lines
-from configs.run_folder import RunFolder, StagesFolder
+from asterism.analysis.metric_lines import read_metric_lines
+from asterism.configs.run_folder import RunFolder, StagesFolder
 
 _PACKAGES = ("polars", "matplotlib")
 
@@ -19,11 +19,11 @@ def draw_all_curves(folder: RunFolder) -> list[Path]:
     metrics = read_metric_lines(folder.path)
     pictures: list[Path] = []
     if metrics.sft:
-        from analysis.cold_start_curves import draw_cold_start  # matplotlib is slow to import
+        from asterism.analysis.cold_start_curves import draw_cold_start  # matplotlib is slow to import
 
         pictures.append(draw_cold_start(folder.path))
     if metrics.steps:
-        from analysis.curves import draw_curves
+        from asterism.analysis.curves import draw_curves
 
         pictures.append(draw_curves(folder.path))
     return pictures
@@ -38,7 +38,7 @@ def list_stage_curve_lines(folder: StagesFolder) -> list[str]:
     """The same of a run in stages."""
 
     def draw() -> list[str]:
-        from analysis.stage_curves import draw_stages  # matplotlib is slow to import
+        from asterism.analysis.stage_curves import draw_stages  # matplotlib is slow to import
 
         return [f"curves of all stages: {draw_stages(folder)}"]
 

@@ -4,11 +4,21 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from analysis.metric_lines import AnalysisError
-from analysis.metrics import StageSteps, get_column, read_stage_steps
-from analysis.plotting import BLUE, GREEN, GREY, RED, draw_line, leave_headroom, make_figure, save_figure, style_axes
-from analysis.utilization.step_time import format_count
-from configs.run_folder import StagesFolder
+from asterism.analysis.metric_lines import AnalysisError
+from asterism.analysis.metrics import StageSteps, get_column, read_stage_steps
+from asterism.analysis.plotting import (
+    BLUE,
+    GREEN,
+    GREY,
+    RED,
+    draw_line,
+    leave_headroom,
+    make_figure,
+    save_figure,
+    style_axes,
+)
+from asterism.analysis.utilization.step_time import format_count
+from asterism.configs.run_folder import StagesFolder
 
 _PANELS = (
     ("reward", "Reward", "mean over trajectories", BLUE, True),

@@ -8,17 +8,17 @@ from typing import Any, cast
 
 import msgspec
 
-from analysis.metric_lines import compute_mean, compute_token_rate, list_values, read_metric_lines
-from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
-from bus.event_log.reader import decode_event, list_removed_events, read_events
-from bus.messages import StartGroup
-from configs.integrity.file_manifest import check_file
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.task_inputs import read_task_descriptions
-from engine.learner.best_checkpoint import read_best_checkpoint
-from engine.model.weight_files import count_parameters
-from policies.tools.task_description import has_binary_reward
+from asterism.analysis.metric_lines import compute_mean, compute_token_rate, list_values, read_metric_lines
+from asterism.bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
+from asterism.bus.event_log.reader import decode_event, list_removed_events, read_events
+from asterism.bus.messages import StartGroup
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.task_inputs import read_task_descriptions
+from asterism.engine.learner.best_checkpoint import read_best_checkpoint
+from asterism.engine.model.weight_files import count_parameters
+from asterism.policies.tools.task_description import has_binary_reward
 
 _ISOLATION_LAYERS = ("namespaces", "seccomp", "landlock")
 AVERAGED_STEPS = 10  # last steps, averaged for the values at the end of a run

@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.metric_lines import AnalysisError, read_bytes
-from configs.run_folder import RunFolder
+from asterism.analysis.metric_lines import AnalysisError, read_bytes
+from asterism.configs.run_folder import RunFolder
 
 _UNKNOWN = "-"  # not measured
 _REPLAY_LABELS = {True: "identical", False: "[bold red]differs[/]", None: "not checked"}

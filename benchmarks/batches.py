@@ -21,16 +21,16 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from actors.runtime.decider_loop import compute_fingerprint, encode_effects
+from asterism.actors.runtime.decider_loop import compute_fingerprint, encode_effects
+from asterism.bus.bus import Bus
+from asterism.bus.messages import BatchGroup, BatchReady, Message, Shutdown, StepTrained, TokenRecord, TrainingSample
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.load import write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Send
+from asterism.policies.groups.selection import split_accepted_group
 from benchmarks.support.loop_lag import measuring_lag
-from bus.bus import Bus
-from bus.messages import BatchGroup, BatchReady, Message, Shutdown, StepTrained, TokenRecord, TrainingSample
-from bus.transport.zeromq import open_zmq_bus
-from configs.load import write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.decider import Send
-from policies.groups.selection import split_accepted_group
 
 GROUP_SIZE = 16
 _QUICK_ROWS, _QUICK_TOKENS = 256, 500

@@ -24,14 +24,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
 
-from configs.algorithm import LearnerConfig
-from configs.schema import RunConfig
-from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
-from engine.learner.distributed import RankGroup
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.model_config import DecoderConfig
-from policies.dialogue.chat_format import TURN_END
+from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM, initialize_weights
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.policies.dialogue.chat_format import TURN_END
 
 VOCABULARY = 560
 TOKENS = 100  # of a row

@@ -20,16 +20,16 @@ import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from asterism.configs.schema import RunConfig, TinyConfig
+from asterism.engine.contract import Capacity, GenerationRequest
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.kernels.attention_kernels import select_kernels
+from asterism.engine.inference.kernels.batch_invariance import TILE_ROWS, check_attention, find_batch_invariant_matmul
+from asterism.engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
+from asterism.engine.model.causal_lm import CausalLM, initialize_weights
+from asterism.engine.model.model_config import DecoderConfig, build_tiny_config
 from benchmarks.support.planned_lengths import VOCABULARY
 from benchmarks.support.tiny_run import from_checkpoint, run_cold_start, run_over_processes
-from configs.schema import RunConfig, TinyConfig
-from engine.contract import Capacity, GenerationRequest
-from engine.inference.engine_core import EngineCore
-from engine.inference.kernels.attention_kernels import select_kernels
-from engine.inference.kernels.batch_invariance import TILE_ROWS, check_attention, find_batch_invariant_matmul
-from engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
-from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.model_config import DecoderConfig, build_tiny_config
 
 BATCHES = (1, 16, 64, 256)
 PROMPT_TOKENS, NEW_TOKENS, LONGEST, PAGE = 20, 100, 128, 16

@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from actors.runtime.decider_loop import get_trajectory_ids
-from analysis.event_logs.merged_events import EventFilter, merge_events
-from analysis.simulation.cluster_model import SimulatedCluster
-from analysis.simulation.simulate import Simulation
-from analysis.simulation.workload import Workload
-from analysis.simulation.workload_presets import SHAPES, draw_named_workload
-from bus.addresses import ARBITER, HEAD, ROLLOUT
-from bus.codec import encode
-from bus.event_log.writer import EventLog
-from bus.messages import (
+from asterism.actors.runtime.decider_loop import get_trajectory_ids
+from asterism.analysis.event_logs.merged_events import EventFilter, merge_events
+from asterism.analysis.simulation.cluster_model import SimulatedCluster
+from asterism.analysis.simulation.simulate import Simulation
+from asterism.analysis.simulation.workload import Workload
+from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from asterism.bus.addresses import ARBITER, HEAD, ROLLOUT
+from asterism.bus.codec import encode
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import (
     AnyMessage,
     CodeFinished,
     CodeOk,
@@ -43,12 +43,12 @@ from bus.messages import (
     TrajectoryFinished,
     TurnGenerated,
 )
-from configs.load import write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import DataConfig, ModelConfig, RunConfig
-from engine.data.task_inputs import write_task_descriptions
-from tasks import DEFAULT_TASK
-from tasks.tiny import tiny_tokenizer as tokenizer
+from asterism.configs.load import write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import DataConfig, ModelConfig, RunConfig
+from asterism.engine.data.task_inputs import write_task_descriptions
+from asterism.tasks import DEFAULT_TASK
+from asterism.tasks.tiny import tiny_tokenizer as tokenizer
 
 ROOT = Path(__file__).parents[1]
 FINGERPRINT = b"12345678"
@@ -76,7 +76,7 @@ def measure_story_ms(folder: Path, events: int = 1_000_000) -> float:
     """Milliseconds of the command. The run stays in `folder`."""
     run = folder if (folder / "config.toml").exists() else write_logged_run(folder, events)
     middle = events // EVENTS_A_TRAJECTORY // 2
-    command = [sys.executable, "-m", "actors.cli.main", "log", "story", str(run), str(middle)]
+    command = [sys.executable, "-m", "asterism.actors.cli.main", "log", "story", str(run), str(middle)]
     began = time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     took_ms = 1e3 * (time.perf_counter() - began)

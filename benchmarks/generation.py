@@ -39,16 +39,16 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from asterism.configs.schema import TinyConfig
+from asterism.engine.contract import Capacity
+from asterism.engine.inference.embedded import EmbeddedEngine
+from asterism.engine.model.causal_lm import CausalLM, initialize_weights
+from asterism.engine.model.model_config import build_tiny_config
+from asterism.policies.arbiter.arbiter import PolicyName
 from benchmarks.support.engine_rate import measure_engine_rate
 from benchmarks.support.planned_lengths import AGENT, SHAPES, VOCABULARY
 from benchmarks.support.policies_flag import make_policies_parser
 from benchmarks.support.two_engines import compare
-from configs.schema import TinyConfig
-from engine.contract import Capacity
-from engine.inference.embedded import EmbeddedEngine
-from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.model_config import build_tiny_config
-from policies.arbiter.arbiter import PolicyName
 
 BATCHES = (1, 16, 64, 256)
 PROMPT_TOKENS = 20

@@ -36,18 +36,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from asterism.configs.algorithm import LearnerConfig, RlConfig
+from asterism.configs.schema import RunConfig, TinyConfig
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
+from asterism.engine.learner.distributed import RankGroup, join_ranks, leave_ranks
+from asterism.engine.learner.micro_batches.packing import split_micro_batches
+from asterism.engine.learner.sharding import shard_model
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM, initialize_weights
+from asterism.engine.model.model_config import DecoderConfig, build_tiny_config
+from asterism.engine.model.training_flops import count_forward_flops
 from benchmarks.support.qwen3_models import read_qwen3
 from benchmarks.support.transformers_training import PaddedTraining
-from configs.algorithm import LearnerConfig, RlConfig
-from configs.schema import RunConfig, TinyConfig
-from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
-from engine.learner.distributed import RankGroup, join_ranks, leave_ranks
-from engine.learner.micro_batches.packing import split_micro_batches
-from engine.learner.sharding import shard_model
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.model_config import DecoderConfig, build_tiny_config
-from engine.model.training_flops import count_forward_flops
 
 VOCABULARY = 450
 MICRO_BATCH_TOKENS = 1536

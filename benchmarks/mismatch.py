@@ -34,14 +34,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from configs.algorithm import LearnerConfig, RlConfig
-from configs.schema import RunConfig
-from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
-from engine.learner.distributed import RankGroup
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.model_config import DecoderConfig
-from policies.losses.token_scores import compute_token_scores
+from asterism.configs.algorithm import LearnerConfig, RlConfig
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM, initialize_weights
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.policies.losses.token_scores import compute_token_scores
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "engine": {"old_logprobs": "engine", "correction": "none"},

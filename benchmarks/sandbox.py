@@ -22,6 +22,9 @@ from pathlib import Path
 
 import uvloop
 
+from asterism.sandbox.checks.load_test import NUMPY, PRINT, SYMPY
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from benchmarks.support.sandbox.executor_burst import compute_latency_figures, run_burst
 from benchmarks.support.sandbox.raw_fork_server import DirectClient
 from benchmarks.support.sandbox.sandbox_backends import ProcessPerCall, build_config, create_host
@@ -37,9 +40,6 @@ from benchmarks.support.sandbox.sandbox_measures import (
     measure_rates,
     run_mixture,
 )
-from sandbox.checks.load_test import NUMPY, PRINT, SYMPY
-from sandbox.contract import SandboxFailure
-from sandbox.fork_server_sandbox import ForkServerSandbox
 
 FULL = SandboxBenchmarkSizes(
     rounds=3,

@@ -20,13 +20,13 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
-from analysis.simulation.result_table import build_outcomes_table
-from analysis.simulation.simulate import simulate
-from analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from asterism.analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
+from asterism.analysis.simulation.result_table import build_outcomes_table
+from asterism.analysis.simulation.simulate import simulate
+from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from asterism.policies.arbiter.arbiter import Arbiter, PolicyName
 from benchmarks.support.decision_replay import DecisionRecorder, DecisionSpeed
 from benchmarks.support.policies_flag import make_policies_parser
-from policies.arbiter.arbiter import Arbiter, PolicyName
 
 POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
 OURS: PolicyName = "kv_lookahead"

@@ -51,24 +51,24 @@ import structlog
 import uvloop
 from msgspec.structs import replace
 
+from asterism.bus.messages import WeightsPublished
+from asterism.configs.errors import UnusableInput
+from asterism.configs.machines import EngineConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.contract import EngineFailure, GenerationRequest, WeightsRefused
+from asterism.engine.model.hf_checkpoint import load_model_config
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.generate import PendingGeneration, ServedWeights
+from asterism.engine.sglang.http_api import ServerInfo
+from asterism.engine.sglang.server.compatibility import ServerRequirements
+from asterism.engine.sglang.server.external_server import ExternalServer
+from asterism.engine.sglang.server.managed_server import SGLangServer
+from asterism.engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SGLangEngine
 from benchmarks.support.sglang.bare_client import BareClient
 from benchmarks.support.sglang.concurrent_requests import measure_crowd
 from benchmarks.support.sglang.overheads import WAYS, RoundCost, compute_overheads
 from benchmarks.support.sglang.tiny_server import add_options, configure_tiny_server
 from benchmarks.weights import read_process_cpu_s
-from bus.messages import WeightsPublished
-from configs.errors import UnusableInput
-from configs.machines import EngineConfig
-from configs.sglang_options import SGLangConfig
-from engine.contract import EngineFailure, GenerationRequest, WeightsRefused
-from engine.model.hf_checkpoint import load_model_config
-from engine.sglang.client import SGLangClient
-from engine.sglang.generate import PendingGeneration, ServedWeights
-from engine.sglang.http_api import ServerInfo
-from engine.sglang.server.compatibility import ServerRequirements
-from engine.sglang.server.external_server import ExternalServer
-from engine.sglang.server.managed_server import SGLangServer
-from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SGLangEngine
 
 IN_FLIGHT = 64
 CROWD = 1000

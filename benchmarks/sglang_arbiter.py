@@ -31,18 +31,18 @@ import structlog
 import uvloop
 from msgspec.structs import replace
 
-from analysis.simulation.workload import WorkloadShape, draw_workload
+from asterism.analysis.simulation.workload import WorkloadShape, draw_workload
+from asterism.configs.errors import UnusableInput
+from asterism.configs.machines import EngineConfig
+from asterism.engine.contract import EngineFailure
+from asterism.engine.sglang.server.compatibility import ServerRequirements
+from asterism.engine.sglang.server.managed_server import SGLangServer
+from asterism.policies.arbiter.arbiter import PolicyName
 from benchmarks.support.policies_flag import make_policies_parser
 from benchmarks.support.sglang.small_cache_server import LONG, ScarceServerOutcome, find_longest, measure
 from benchmarks.support.sglang.tiny_server import add_options, configure_tiny_server
 from benchmarks.support.two_engines import compute_differing_share
 from benchmarks.weights import read_process_cpu_s
-from configs.errors import UnusableInput
-from configs.machines import EngineConfig
-from engine.contract import EngineFailure
-from engine.sglang.server.compatibility import ServerRequirements
-from engine.sglang.server.managed_server import SGLangServer
-from policies.arbiter.arbiter import PolicyName
 
 POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 MAX_RUNNING = 96

@@ -38,6 +38,8 @@ from statistics import mean
 
 from msgspec.structs import replace
 
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 from benchmarks.support.tiny_run import (
     from_checkpoint,
     run_cold_start,
@@ -45,8 +47,6 @@ from benchmarks.support.tiny_run import (
     run_in_process,
     run_over_processes,
 )
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
 
 UNCOUNTED = 2  # the first step and the last
 QUICK = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "tiny.num_train_questions=256")

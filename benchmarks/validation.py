@@ -23,16 +23,16 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from analysis.simulation.outcome import SimulationOutcome
-from analysis.simulation.recorded_workload import RecordedStep, load_recorded_step
-from analysis.simulation.simulate import simulate
-from analysis.utilization.report import compute_utilization
+from asterism.analysis.simulation.outcome import SimulationOutcome
+from asterism.analysis.simulation.recorded_workload import RecordedStep, load_recorded_step
+from asterism.analysis.simulation.simulate import simulate
+from asterism.analysis.utilization.report import compute_utilization
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.arbiter.arbiter import PolicyName
 from benchmarks.support.policies_flag import make_policies_parser
 from benchmarks.support.tiny_run import from_checkpoint, launch
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.arbiter.arbiter import PolicyName
 
 CONFIG = Path("configs/tiny.toml")
 ENGINES = 2

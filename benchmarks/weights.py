@@ -30,15 +30,15 @@ from statistics import median
 import torch
 import uvloop
 
+from asterism.bus.messages import WeightsPublished
+from asterism.bus.transport.curve_auth import generate_key, load_key
+from asterism.configs.load import write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.weight_publisher import WeightPublisher
+from asterism.engine.weight_transfer.weight_client import WeightsFetcher
 from benchmarks.support.local_transfer import measure_local_transfer
 from benchmarks.support.process_memory import read_peak_resident_mib
-from bus.messages import WeightsPublished
-from bus.transport.curve_auth import generate_key, load_key
-from configs.load import write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.weight_publisher import WeightPublisher
-from engine.weight_transfer.weight_client import WeightsFetcher
 
 LOOPBACK = "127.0.0.1"
 _TICK_S = 0.005
@@ -95,7 +95,7 @@ async def running_server(folder: RunFolder, key: Path) -> AsyncGenerator[tuple[i
     """Yields the process id and the port."""
     argv = ("--run-folder", str(folder.path), "--host", LOOPBACK, "--port", "0", "--key", str(key))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "engine.weight_transfer.weight_server", *argv, stdin=PIPE
+        sys.executable, "-m", "asterism.engine.weight_transfer.weight_server", *argv, stdin=PIPE
     )
     log = folder.logs / "weights.jsonl"
     while not log.exists() or b"weight_server.started" not in log.read_bytes():  # noqa: ASYNC110 - no event to wait for

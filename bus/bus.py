@@ -1,7 +1,7 @@
 """The typed bus of an actor, and the contract of the transport below it.
 
-Addresses are defined in bus.addresses. Frames between two processes arrive exactly once and,
-within a lane (bus.lanes), in the order in which they were sent.
+Addresses are defined in asterism.bus.addresses. Frames between two processes arrive exactly once and,
+within a lane (asterism.bus.lanes), in the order in which they were sent.
 
 A process may die and be restarted. Each incarnation has an epoch; a higher one replaces a lower
 one. Senders hold frames that a process has not acknowledged, and send them to its next
@@ -16,10 +16,10 @@ from typing import Protocol
 
 import msgspec
 
-from bus.addresses import parse_process
-from bus.codec import decode, encode
-from bus.lanes import BULK, CONTROL, LANES, Lane, select_frame_lane, select_lane
-from bus.messages import AnyMessage, Envelope
+from asterism.bus.addresses import parse_process
+from asterism.bus.codec import decode, encode
+from asterism.bus.lanes import BULK, CONTROL, LANES, Lane, select_frame_lane, select_lane
+from asterism.bus.messages import AnyMessage, Envelope
 
 _MAX_CONTROL_IN_A_ROW = 64  # control frames that are read before a waiting bulk frame
 
@@ -150,7 +150,7 @@ class Bus:
     # ---------------------------------------------------------------- receiving
 
     async def receive(self) -> Envelope:
-        """Raises bus.codec.MalformedFrame after dropping the frame."""
+        """Raises asterism.bus.codec.MalformedFrame after dropping the frame."""
         return decode(await self.receive_frame())
 
     async def receive_frame(self) -> bytes:

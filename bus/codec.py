@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bus.messages import AnyMessage, Envelope
+from asterism.bus.messages import AnyMessage, Envelope
 
 
 class MalformedFrame(ValueError):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from bus.codec import build_kind_prefix, has_kind_prefix
-from bus.messages import (
+from asterism.bus.codec import build_kind_prefix, has_kind_prefix
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     BatchReady,

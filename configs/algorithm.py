@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 from msgspec.structs import replace
 
-from configs.health_options import Share
-from configs.schema_tree import (
+from asterism.configs.health_options import Share
+from asterism.configs.schema_tree import (
     Count,
     FilePath,
     ImportPath,
@@ -23,7 +23,7 @@ from configs.schema_tree import (
     TaskName,
     require,
 )
-from configs.success import parse_success
+from asterism.configs.success import parse_success
 
 
 class SamplingConfig(Section, frozen=True):

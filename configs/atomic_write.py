@@ -12,7 +12,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import cast
 
-from configs.errors import UnusableInput
+from asterism.configs.errors import UnusableInput
 
 DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 

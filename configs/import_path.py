@@ -1,6 +1,6 @@
 """Loads an object that a configuration names by import path: "package.module:name" or "file.py:name".
 
-`python -m configs.import_path KEY SPEC` only tries it: exit code 0, or an error on stderr.
+`python -m asterism.configs.import_path KEY SPEC` only tries it: exit code 0, or an error on stderr.
 """
 
 import difflib
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
 
 
 def load_object(spec: str, key: str) -> object:

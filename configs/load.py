@@ -12,16 +12,23 @@ from typing import Any, cast
 
 import msgspec
 
-from configs.atomic_write import write_atomically
-from configs.errors import UnusableInput
-from configs.loading.config_layers import ConfigError, check_keys, merge, parse_override, read_layer, resolve_paths
-from configs.loading.error_messages import ConfigLayer, explain_validation_error, format_value
-from configs.loading.stage_layers import StageConfig, choose_stage, pop_stages
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.schema_tree import PRESET_KEY, STAGE_KEY
-from configs.tiny_options import DEMO_TOOL, check_demo_dialogue
-from configs.toml_text import encode_table
+from asterism.configs.atomic_write import write_atomically
+from asterism.configs.errors import UnusableInput
+from asterism.configs.loading.config_layers import (
+    ConfigError,
+    check_keys,
+    merge,
+    parse_override,
+    read_layer,
+    resolve_paths,
+)
+from asterism.configs.loading.error_messages import ConfigLayer, explain_validation_error, format_value
+from asterism.configs.loading.stage_layers import StageConfig, choose_stage, pop_stages
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import PRESET_KEY, STAGE_KEY
+from asterism.configs.tiny_options import DEMO_TOOL, check_demo_dialogue
+from asterism.configs.toml_text import encode_table
 
 _NO_FILE = Path("the defaults")
 _TASK_SECTIONS = ("dialogue", "reward")  # of a task: the run's, with the task's keys

@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from configs.algorithm import LearnerConfig
-from configs.schema_tree import (
+from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.schema_tree import (
     Count,
     FilePath,
     NonNegativeFloat,

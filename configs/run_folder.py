@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from configs.errors import UnusableInput
+from asterism.configs.errors import UnusableInput
 
 
 class RunFolder(NamedTuple):
@@ -93,7 +93,7 @@ class RunFolder(NamedTuple):
 
     @property
     def dialogue_tokens(self) -> Path:
-        """Token files of the cold start, one folder for each file of dialogues (engine.data.token_files)."""
+        """Token files of the cold start, one folder for each file of dialogues (asterism.engine.data.token_files)."""
         return self.path / "dialogue_tokens"
 
     @property
@@ -148,7 +148,7 @@ class RunFolder(NamedTuple):
     def _scratch_name(self) -> str:
         owner = self.scratch or str(self.path.resolve())
         digest = hashlib.blake2b(owner.encode(), digest_size=6).hexdigest()
-        return f"asterism-{os.getuid()}-{digest}"  # as bus.process.scratch_lock names them
+        return f"asterism-{os.getuid()}-{digest}"  # as asterism.bus.process.scratch_lock names them
 
     def get_checkpoint_path(self, step: int) -> Path:
         """The checkpoint after `step` RL steps; step 0 is the end of the cold start."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from configs.algorithm import (
+from asterism.configs.algorithm import (
     EarlyStoppingConfig,
     EvaluationConfig,
     EvaluationSetConfig,
@@ -20,9 +20,9 @@ from configs.algorithm import (
     SamplingConfig,
     SftConfig,
 )
-from configs.dialogue_options import DialogueConfig
-from configs.health_options import HealthConfig
-from configs.machines import (
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.health_options import HealthConfig
+from asterism.configs.machines import (
     ArbiterConfig,
     BusConfig,
     ClusterConfig,
@@ -35,11 +35,18 @@ from configs.machines import (
     check_gpu_sharing,
     check_openai,
 )
-from configs.schema_tree import Count, FilePath, Section, require
-from configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
-from configs.success import REWARD, SuccessRule, parse_success
-from configs.task_options import GRADER_COMPONENT, Acceptance, RewardConfig, TaskConfig, check_tasks, may_have_component
-from configs.tiny_options import TinyConfig
+from asterism.configs.schema_tree import Count, FilePath, Section, require
+from asterism.configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
+from asterism.configs.success import REWARD, SuccessRule, parse_success
+from asterism.configs.task_options import (
+    GRADER_COMPONENT,
+    Acceptance,
+    RewardConfig,
+    TaskConfig,
+    check_tasks,
+    may_have_component,
+)
+from asterism.configs.tiny_options import TinyConfig
 
 
 class ModelConfig(Section, frozen=True):

@@ -21,7 +21,7 @@ TaskName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_leng
 Port = Annotated[int, Meta(ge=1024, le=65_535)]
 # A path in a TOML file is relative to that file, a path in an override to the current folder.
 FilePath = Annotated[str, Meta(extra={"is_path": True})]
-# "package.module:name", or "file.py:name" with a path as in FilePath (configs.import_path).
+# "package.module:name", or "file.py:name" with a path as in FilePath (asterism.configs.import_path).
 ImportPath = Annotated[str, Meta(extra={"is_import_path": True})]
 
 _MIN_FOREIGN_SIMILARITY = 0.7  # of a key in another table, for a suggestion

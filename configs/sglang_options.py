@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from configs.schema_tree import Port, PositiveFloat, PositiveInt, Section, require
+from asterism.configs.schema_tree import Port, PositiveFloat, PositiveInt, Section, require
 
 PORTS_PER_SERVER = 10
 SPARE_TOKENS = 8  # of a server's context length, unusable for sequences

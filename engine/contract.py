@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bus.messages import TurnGenerated, TurnRequested, WeightsPublished
-from configs.dialogue_options import MAX_STOP_TOKENS as MAX_STOP_TOKENS
+from asterism.bus.messages import TurnGenerated, TurnRequested, WeightsPublished
+from asterism.configs.dialogue_options import MAX_STOP_TOKENS as MAX_STOP_TOKENS
 
 
 class EngineFailure(Exception):
@@ -120,7 +120,7 @@ TokenListener = Callable[[NDArray[np.int32]], object]
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """As in bus.messages.EngineLoadReported. Counters start at the engine's start."""
+    """As in asterism.bus.messages.EngineLoadReported. Counters start at the engine's start."""
 
     running: int  # sequences that decode, and the sequence in prefill
     waiting: int  # requests that wait for pages or a row

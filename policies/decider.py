@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from bus.messages import AnyMessage
+from asterism.bus.messages import AnyMessage
 
 
 class Send(msgspec.Struct, frozen=True):

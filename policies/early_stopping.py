@@ -14,8 +14,8 @@ from statistics import fmean
 
 import msgspec
 
-from bus.messages import StepCollected, StepOutcome
-from configs.algorithm import EarlyStoppingConfig
+from asterism.bus.messages import StepCollected, StepOutcome
+from asterism.configs.algorithm import EarlyStoppingConfig
 
 
 def describe_outcome(collected: StepCollected) -> StepOutcome:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus.addresses import BUFFER
-from bus.messages import AnyMessage, EngineLeft, EvaluationFinished, ProtocolError, RunFinished, RunStarted
-from configs.schema import RunConfig
-from policies.decider import Send
-from policies.step_evaluations import EvaluationPlan
+from asterism.bus.addresses import BUFFER
+from asterism.bus.messages import AnyMessage, EngineLeft, EvaluationFinished, ProtocolError, RunFinished, RunStarted
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Send
+from asterism.policies.step_evaluations import EvaluationPlan
 
 EVALUATED_VERSION = 0  # of the weights, in messages
 
@@ -24,7 +24,7 @@ class EvaluationRecipeState(msgspec.Struct):
 
 
 class EvaluationRecipe:
-    """A decider (policies.decider.Decider) in the place of policies.recipe.Recipe."""
+    """A decider (asterism.policies.decider.Decider) in the place of asterism.policies.recipe.Recipe."""
 
     def __init__(self, run: RunConfig) -> None:
         self._plan = EvaluationPlan.from_config(run)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bus.addresses import BUFFER
-from bus.messages import (
+from asterism.bus.addresses import BUFFER
+from asterism.bus.messages import (
     AnyMessage,
     EvaluationRequested,
     MetricsRecorded,
@@ -15,9 +15,9 @@ from bus.messages import (
     TrajectoryFinished,
     name_evaluation,
 )
-from policies.decider import Send
-from policies.rollout.rollout import Rollout
-from policies.rollout.trajectory import PHASES, Trajectory
+from asterism.policies.decider import Send
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.trajectory import PHASES, Trajectory
 
 WriteLine = Callable[..., object]  # (event, **fields)
 
@@ -25,7 +25,7 @@ _PARTS = ("step_s", "rollout_s", "train_s", "weights_s")
 
 
 class StepObserver:
-    """The head: start and end of steps, evaluations and groups (actors.runtime.decider_loop.Observer)."""
+    """The head: start and end of steps, evaluations and groups (asterism.actors.runtime.decider_loop.Observer)."""
 
     def __init__(self, write_line: WriteLine) -> None:
         # Of the latest request for each purpose: "step 3", "evaluation start_greedy".

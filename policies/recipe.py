@@ -7,7 +7,7 @@
 With max_staleness = 0 a step starts when every engine holds the weights of the previous step: the
 algorithm is synchronous. With k > 0 up to k further steps are collected while the learner trains,
 and engines load weights during turns: tokens for a step are at most k versions older than the
-policy that the step updates. policies.step_evaluations states how an evaluation that runs alongside
+policy that the step updates. asterism.policies.step_evaluations states how an evaluation that runs alongside
 the rollouts keeps its weights.
 
 The run does not wait for engines that have left. An engine that joins gets the newest weights, and
@@ -28,8 +28,8 @@ from typing import Literal
 
 import msgspec
 
-from bus.addresses import BUFFER, LAUNCHER, LEARNER, RECORDER
-from bus.messages import (
+from asterism.bus.addresses import BUFFER, LAUNCHER, LEARNER, RECORDER
+from asterism.bus.messages import (
     AnyMessage,
     EarlyStopDecided,
     EngineAsleep,
@@ -50,10 +50,10 @@ from bus.messages import (
     WeightsPublished,
     WeightsSynced,
 )
-from configs.algorithm import EarlyStoppingConfig
-from policies.decider import Send
-from policies.early_stopping import EarlyStopping, compute_last_step, describe_outcome
-from policies.step_evaluations import EvaluationPlan, StepEvaluations
+from asterism.configs.algorithm import EarlyStoppingConfig
+from asterism.policies.decider import Send
+from asterism.policies.early_stopping import EarlyStopping, compute_last_step, describe_outcome
+from asterism.policies.step_evaluations import EvaluationPlan, StepEvaluations
 
 
 class EngineWeights(msgspec.Struct):
@@ -101,7 +101,7 @@ class RecipeState(msgspec.Struct):
 
 
 class Recipe:
-    """A decider (policies.decider.Decider). The run starts with `engines`."""
+    """A decider (asterism.policies.decider.Decider). The run starts with `engines`."""
 
     def __init__(
         self,

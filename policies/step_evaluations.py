@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.messages import EvaluationRequested, GpuMemoryRequested, WeightsPublished
-from configs.schema import RunConfig
+from asterism.bus.messages import EvaluationRequested, GpuMemoryRequested, WeightsPublished
+from asterism.configs.schema import RunConfig
 
 START_LABELS = ("start_sampled", "start_greedy")
 END_LABELS = ("end_sampled", "end_greedy")

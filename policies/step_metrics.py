@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from bus.addresses import LAUNCHER, METRICS
-from bus.messages import (
+from asterism.bus.addresses import LAUNCHER, METRICS
+from asterism.bus.messages import (
     AnyMessage,
     ComponentSum,
     EngineLoadReported,
@@ -34,11 +34,11 @@ from bus.messages import (
     WeightsSynced,
     name_evaluation,
 )
-from configs.health_options import HealthConfig
-from policies.decider import Send
-from policies.health.health_monitor import Finding, HealthState, check_evaluation, check_step
-from policies.health.weight_probes import WeightProbes
-from policies.step_evaluations import START_LABELS
+from asterism.configs.health_options import HealthConfig
+from asterism.policies.decider import Send
+from asterism.policies.health.health_monitor import Finding, HealthState, check_evaluation, check_step
+from asterism.policies.health.weight_probes import WeightProbes
+from asterism.policies.step_evaluations import START_LABELS
 
 
 def divide(numerator: float, denominator: float) -> float | None:
@@ -84,7 +84,7 @@ class RecorderState(msgspec.Struct):
 
 
 class Recorder:
-    """A decider (policies.decider.Decider): one line of metrics for each step and evaluation, and health checks."""
+    """A decider (asterism.policies.decider.Decider): one line of metrics for each step and evaluation, and health checks."""
 
     def __init__(self, steps: int, health: HealthConfig | None = None) -> None:
         self._steps = steps

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import structlog
 
-from sandbox.contract import SandboxFailure
-from sandbox.inside.wire.call_wire import STARVED_CAUSE
-from sandbox.notebooks import Notebook, NotebookTable, SpareNotebooks
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.inside.wire.call_wire import STARVED_CAUSE
+from asterism.sandbox.notebooks import Notebook, NotebookTable, SpareNotebooks
 
 MAX_ATTEMPTS = 3  # at a call after a lack of resources or the loss of a notebook's state
 _MAX_STARVED_ATTEMPTS = 2  # each takes up to sandbox.max_call_extension time limits

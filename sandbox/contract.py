@@ -5,7 +5,7 @@ from typing import NoReturn, Protocol
 
 import msgspec
 
-from bus.messages import AnswerSubmitted, CodeOutcome, CodeRequested
+from asterism.bus.messages import AnswerSubmitted, CodeOutcome, CodeRequested
 
 
 class SandboxFailure(Exception):

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnswerSubmitted,
     CodeCrashed,
     CodeOk,
@@ -25,20 +25,20 @@ from bus.messages import (
     CodeTimedOut,
     Output,
 )
-from configs.schema import SandboxConfig as SandboxConfig
-from policies.seeded_random import mix
-from sandbox.call_retries import MAX_ATTEMPTS, CallRetries
-from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
-from sandbox.hosts.host import Host
-from sandbox.inside.wire.frames import Frame
-from sandbox.inside.wire.server_settings import MAX_CODE_BYTES, MAX_STDIN_BYTES, ServerSettings
-from sandbox.isolation import build_isolation
-from sandbox.load_gauge import LoadGauge, SandboxLoad
-from sandbox.notebooks import MemoryRelief, Notebook, NotebookTable, SpareNotebooks
-from sandbox.pool.answer_checks import Acceptance
-from sandbox.pool.grader_client import GraderClient
-from sandbox.pool.server_pool import ServerPool
-from sandbox.preloads import Preload, select_preload
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.policies.seeded_random import mix
+from asterism.sandbox.call_retries import MAX_ATTEMPTS, CallRetries
+from asterism.sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
+from asterism.sandbox.hosts.host import Host
+from asterism.sandbox.inside.wire.frames import Frame
+from asterism.sandbox.inside.wire.server_settings import MAX_CODE_BYTES, MAX_STDIN_BYTES, ServerSettings
+from asterism.sandbox.isolation import build_isolation
+from asterism.sandbox.load_gauge import LoadGauge, SandboxLoad
+from asterism.sandbox.notebooks import MemoryRelief, Notebook, NotebookTable, SpareNotebooks
+from asterism.sandbox.pool.answer_checks import Acceptance
+from asterism.sandbox.pool.grader_client import GraderClient
+from asterism.sandbox.pool.server_pool import ServerPool
+from asterism.sandbox.preloads import Preload, select_preload
 
 _NOTEBOOK_ENDED = "the trajectory ended"
 _COMMITTED_KINDS = ("ok", "raised", "memory")  # answers after which the effects of a cell stay
@@ -47,7 +47,7 @@ _STATE_LOST: Frame = {"kind": "died", "details": ["-9"], "duration_s": 0.0, **_N
 
 
 class ForkServerSandbox:
-    """Implements sandbox.contract.Sandbox. `seed`, trajectory and call seed a call's generators."""
+    """Implements asterism.sandbox.contract.Sandbox. `seed`, trajectory and call seed a call's generators."""
 
     def __init__(self, host: Host, config: SandboxConfig, seed: int = 0, accept: Acceptance = "number") -> None:
         self._host = host

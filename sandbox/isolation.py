@@ -1,7 +1,7 @@
 """Describes the isolation in force, in sentences for the log, the summary and `asterism doctor`."""
 
-from sandbox.contract import Isolation
-from sandbox.inside.wire.frames import Frame
+from asterism.sandbox.contract import Isolation
+from asterism.sandbox.inside.wire.frames import Frame
 
 _REMEDY = (
     "allow unprivileged user namespaces (sysctl user.max_user_namespaces=15000, "

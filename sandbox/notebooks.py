@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from sandbox.hosts.host import Host
-from sandbox.pool.fork_server_client import ForkServerClient
-from sandbox.pool.server_pool import ServerPool
-from sandbox.preloads import Preload
+from asterism.sandbox.hosts.host import Host
+from asterism.sandbox.pool.fork_server_client import ForkServerClient
+from asterism.sandbox.pool.server_pool import ServerPool
+from asterism.sandbox.preloads import Preload
 
 _MEMORY_CHECK_S = 0.1
 _EVICTION_S = 0.25  # after which the memory in use does not contain the evicted notebooks

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     CodeCrashed,
     CodeOk,
     CodeOutcome,

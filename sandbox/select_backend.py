@@ -3,18 +3,18 @@
 import asyncio
 from typing import NoReturn
 
-from configs.schema import SandboxConfig as SandboxConfig
-from sandbox.contract import Isolation, SandboxFailure
-from sandbox.fork_server_sandbox import ForkServerSandbox
-from sandbox.hosts.docker.docker_host import ContainerHost
-from sandbox.hosts.host import Host, LaunchedProcess
-from sandbox.hosts.local_host import LocalHost
-from sandbox.inside.wire.server_settings import ServerSettings
-from sandbox.pool.answer_checks import Acceptance
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.sandbox.contract import Isolation, SandboxFailure
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.sandbox.hosts.docker.docker_host import ContainerHost
+from asterism.sandbox.hosts.host import Host, LaunchedProcess
+from asterism.sandbox.hosts.local_host import LocalHost
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.pool.answer_checks import Acceptance
 
 
 class AutoHost:
-    """Implements sandbox.hosts.host.Host: containers, else this machine and the reason."""
+    """Implements asterism.sandbox.hosts.host.Host: containers, else this machine and the reason."""
 
     def __init__(self, config: SandboxConfig, run: str) -> None:
         self._containers = ContainerHost(config, run)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from bus.messages import AnyMessage, BatchReady, GroupAccepted, TrainingSample
+from asterism.bus.messages import AnyMessage, BatchReady, GroupAccepted, TrainingSample
 
 
 class CompleteBatch(msgspec.Struct, frozen=True):

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bus.event_log.records import compute_checksum
-from configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.bus.event_log.records import compute_checksum
+from asterism.configs.integrity.file_manifest import MANIFEST_NAME
 
 
 @contextmanager

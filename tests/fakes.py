@@ -4,13 +4,19 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
-from analysis.event_logs.describe import TaskTexts, TextContext
-from bus.messages import TurnGenerated, ids_to_bytes
-from configs.dialogue_options import DialogueConfig
-from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, DialogueFormat, build_dialogue_format
-from policies.dialogue.dialogue_renderer import ChatMLRenderer
-from policies.rollout.trajectory import Rules
-from tasks.math_python import MATH_PYTHON
+from asterism.analysis.event_logs.describe import TaskTexts, TextContext
+from asterism.bus.messages import TurnGenerated, ids_to_bytes
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.policies.dialogue.chat_format import (
+    PROTOCOL_TAGS,
+    TURN_END,
+    TURN_START,
+    DialogueFormat,
+    build_dialogue_format,
+)
+from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer
+from asterism.policies.rollout.trajectory import Rules
+from asterism.tasks.math_python import MATH_PYTHON
 
 TAGS = (TURN_START, TURN_END, *PROTOCOL_TAGS)
 _SPLIT = re.compile("(" + "|".join(re.escape(tag) for tag in TAGS) + ")")

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from actors.replay.replay import ReplayedTrajectory, ResultOverride, replay_trajectory
-from actors.runtime.decider_loop import decide_event, get_trajectory_ids
-from bus.codec import encode
-from bus.event_log.writer import EventLog
-from bus.messages import (
+from asterism.actors.replay.replay import ReplayedTrajectory, ResultOverride, replay_trajectory
+from asterism.actors.runtime.decider_loop import decide_event, get_trajectory_ids
+from asterism.bus.codec import encode
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
@@ -24,14 +24,14 @@ from bus.messages import (
     StartGroup,
     TurnRequested,
 )
-from bus.messages.run import BufferCursor
-from configs.load import write_resolved
-from configs.run_folder import RunFolder
-from engine.data.task_inputs import write_task_descriptions
-from policies.arbiter.arbiter import Arbiter
-from policies.decider import Decider
-from policies.rollout.rollout import Rollout
-from tasks.math_python import MATH_PYTHON
+from asterism.bus.messages.run import BufferCursor
+from asterism.configs.load import write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.data.task_inputs import write_task_descriptions
+from asterism.policies.arbiter.arbiter import Arbiter
+from asterism.policies.decider import Decider
+from asterism.policies.rollout.rollout import Rollout
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
 from tests.simulation.world import World
 

@@ -10,10 +10,10 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from configs.load import load_run
-from configs.loading.error_messages import format_value
-from configs.schema import RunConfig
-from configs.schema_tree import find_section, get_field_types
+from asterism.configs.load import load_run
+from asterism.configs.loading.error_messages import format_value
+from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import find_section, get_field_types
 
 _COMMENT_COLUMN = 44
 _FIELD = re.compile(r"^    (\w+): ")

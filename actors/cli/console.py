@@ -18,8 +18,8 @@ import msgspec
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
 from rich.segment import Segment
 
-from configs.atomic_write import check_writable
-from configs.errors import UnusableInput
+from asterism.configs.atomic_write import check_writable
+from asterism.configs.errors import UnusableInput
 
 EXIT_OUTPUT_FAILED = 1
 # C0 and C1 without tab and line feed, line and paragraph separators, surrogates, which UTF-8 cannot encode, and the

@@ -9,29 +9,34 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 
-from actors.cli.join_command import EXIT_INTERRUPTED
-from actors.engines.openai_factory import find_served_model
-from actors.evaluation.evaluation_run import EvalOptions, EvaluationSetup, build_evaluation_setup, count_planned_answers
-from actors.evaluation.provenance import Provenance, compute_provenance, keep_provenance
-from actors.evaluation.result_files import write_results
-from actors.launch.checks.input_checks import check_inputs
-from actors.launch.claim_run_folder import claimed_run_folder, increment_counter, keep_task_descriptions
-from actors.launch.display import Display, make_display
-from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
-from analysis.evaluation.answer_records import read_answers
-from analysis.evaluation.results_table import build_results_table
-from bus.addresses import LAUNCHER
-from bus.messages import Progress
-from bus.process.structured_log import configure_logging
-from configs.atomic_write import DiskError, raising_disk_errors
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.contract import EngineFailure
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import ModelInfo
-from policies.tools.task_description import TaskDescription, choose_accuracy_label
+from asterism.actors.cli.join_command import EXIT_INTERRUPTED
+from asterism.actors.engines.openai_factory import find_served_model
+from asterism.actors.evaluation.evaluation_run import (
+    EvalOptions,
+    EvaluationSetup,
+    build_evaluation_setup,
+    count_planned_answers,
+)
+from asterism.actors.evaluation.provenance import Provenance, compute_provenance, keep_provenance
+from asterism.actors.evaluation.result_files import write_results
+from asterism.actors.launch.checks.input_checks import check_inputs
+from asterism.actors.launch.claim_run_folder import claimed_run_folder, increment_counter, keep_task_descriptions
+from asterism.actors.launch.display import Display, make_display
+from asterism.actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
+from asterism.analysis.evaluation.answer_records import read_answers
+from asterism.analysis.evaluation.results_table import build_results_table
+from asterism.bus.addresses import LAUNCHER
+from asterism.bus.messages import Progress
+from asterism.bus.process.structured_log import configure_logging
+from asterism.configs.atomic_write import DiskError, raising_disk_errors
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.contract import EngineFailure
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import ModelInfo
+from asterism.policies.tools.task_description import TaskDescription, choose_accuracy_label
 
 _PROGRESS_INTERVAL_S = 2.0
 

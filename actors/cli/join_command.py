@@ -4,15 +4,15 @@ import uvloop
 from rich.console import Console
 from rich.markup import escape
 
-from actors.launch.child_processes import ProcessDied
-from actors.launch.display import Display, PlainDisplay
-from actors.launch.host_address import find_host_address
-from actors.launch.join_handshake import JoinOptions
-from actors.launch.membership import PORTS_PER_NODE
-from actors.launch.node_agent import join_once
-from bus.process.waiting import make_interrupt_event
-from bus.transport.address_book import TcpAddress
-from configs.errors import UnusableInput
+from asterism.actors.launch.child_processes import ProcessDied
+from asterism.actors.launch.display import Display, PlainDisplay
+from asterism.actors.launch.host_address import find_host_address
+from asterism.actors.launch.join_handshake import JoinOptions
+from asterism.actors.launch.membership import PORTS_PER_NODE
+from asterism.actors.launch.node_agent import join_once
+from asterism.bus.process.waiting import make_interrupt_event
+from asterism.bus.transport.address_book import TcpAddress
+from asterism.configs.errors import UnusableInput
 
 EXIT_INTERRUPTED = 130  # as a shell reports ^C
 

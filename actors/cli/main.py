@@ -9,17 +9,17 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from actors.cli.analyze.analyze_app import analyze_app
-from actors.cli.chat.chat_command import KeyOption, ModelOption, TokenizerOption, chat
-from actors.cli.console import ending_without_output, escape_controls, hide_library_warnings, make_console
-from actors.cli.data.data_commands import data_app
-from actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
-from actors.cli.metrics_commands import metrics_app
-from actors.cli.serving.serving_commands import add_serving_commands
-from actors.cli.task_commands import task_app
-from bus.process.waiting import forward_to_sigint
-from configs.errors import EXIT_UNUSABLE, UnusableInput
-from sandbox.contract import SandboxFailure
+from asterism.actors.cli.analyze.analyze_app import analyze_app
+from asterism.actors.cli.chat.chat_command import KeyOption, ModelOption, TokenizerOption, chat
+from asterism.actors.cli.console import ending_without_output, escape_controls, hide_library_warnings, make_console
+from asterism.actors.cli.data.data_commands import data_app
+from asterism.actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
+from asterism.actors.cli.metrics_commands import metrics_app
+from asterism.actors.cli.serving.serving_commands import add_serving_commands
+from asterism.actors.cli.task_commands import task_app
+from asterism.bus.process.waiting import forward_to_sigint
+from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.sandbox.contract import SandboxFailure
 
 _HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
@@ -108,8 +108,8 @@ def run(
 
     Ctrl-C stops all processes in order; `--resume` continues the run later.
     """
-    from actors.cli.run_command import run_recipe
-    from actors.stages.stage_sequence import StageSelection
+    from asterism.actors.cli.run_command import run_recipe
+    from asterism.actors.stages.stage_sequence import StageSelection
 
     overrides = list(override or [])
     if name is not None:
@@ -146,8 +146,8 @@ def evaluate(
 
     Tasks, tools and limits are those of the checkpoint's run, or of --config. Ctrl-C stops; --resume continues.
     """
-    from actors.cli.eval_command import run_evaluation
-    from actors.evaluation.evaluation_run import EvalOptions, ServerOptions
+    from asterism.actors.cli.eval_command import run_evaluation
+    from asterism.actors.evaluation.evaluation_run import EvalOptions, ServerOptions
 
     server = ServerOptions(tokenizer, model, api_key_variable)
     options = EvalOptions(targets, setting or [], config, samples, questions, temperature, name, server)
@@ -186,8 +186,8 @@ def join(
 
     Ctrl-C leaves the run, which continues without this node.
     """
-    from actors.cli.join_command import choose_own_address, join_run, parse_endpoint
-    from actors.launch.join_handshake import JoinOptions
+    from asterism.actors.cli.join_command import choose_own_address, join_run, parse_endpoint
+    from asterism.actors.launch.join_handshake import JoinOptions
 
     at = parse_endpoint(endpoint)
     num_generators, num_executors = (-1 if number is None else number for number in (generators, executors))
@@ -205,7 +205,7 @@ def report(
 
     The report covers engines, tools, waits and stragglers.
     """
-    from actors.cli.report_command import report_run
+    from asterism.actors.cli.report_command import report_run
 
     report_run(run, json=json, console=make_console())
 
@@ -224,9 +224,9 @@ def doctor(
 
     Exit with 1 if `asterism run` would refuse to begin: a requirement is missing or unusable.
     """
-    from actors.cli.doctor.finding import build_findings_table
-    from actors.cli.doctor.machine_checks import examine
-    from actors.cli.sandbox_commands import load_config_or_defaults, suppress_logs
+    from asterism.actors.cli.doctor.finding import build_findings_table
+    from asterism.actors.cli.doctor.machine_checks import examine
+    from asterism.actors.cli.sandbox_commands import load_config_or_defaults, suppress_logs
 
     run = load_config_or_defaults(config, override or []) if config or override else None
     suppress_logs()
@@ -264,7 +264,7 @@ def plan(
 
     Needs only config.json of model.checkpoint. Exit with 1 if something does not fit.
     """
-    from actors.cli.plan_command import PlanOptions, print_plan
+    from asterism.actors.cli.plan_command import PlanOptions, print_plan
 
     sizes = gpu_memory_gib, host_memory_gib, shared_memory_gib, disk_gib
     options = PlanOptions(gpu, gpus, nodes, *sizes, mfu, mean_tokens_share, gpu_reserve_gib, measure, json_file)
@@ -277,7 +277,7 @@ def show_config(
     override: SetOption = None,
 ) -> None:
     """Print all keys of a configuration with their values and descriptions."""
-    from actors.cli.config_command import print_config
+    from asterism.actors.cli.config_command import print_config
 
     print_config(config, override or [], make_console())
 
@@ -289,7 +289,7 @@ def keys(
     ],
 ) -> None:
     """Create the key with which processes of a cluster authenticate and encrypt messages."""
-    from bus.transport.curve_auth import generate_key, load_key
+    from asterism.bus.transport.curve_auth import generate_key, load_key
 
     path = generate_key(folder)
     console = make_console()
@@ -319,7 +319,7 @@ def simulate(
 
     The table shows makespan, utilization, waits and two lower bounds.
     """
-    from actors.cli.simulate_command import SimulateOptions, simulate_workload
+    from asterism.actors.cli.simulate_command import SimulateOptions, simulate_workload
 
     options = SimulateOptions(workload, policies, seed, scale, step, cluster, json_file, picture, run)
     simulate_workload(options, make_console())
@@ -339,9 +339,9 @@ def serve(
     override: SetOption = None,
 ) -> None:
     """Serve sandbox calls to processes of the same user, until Ctrl-C."""
-    from actors.cli.sandbox_client import get_default_folder
-    from actors.cli.sandbox_commands import load_config_or_defaults
-    from actors.cli.sandbox_server import serve_sandbox
+    from asterism.actors.cli.sandbox_client import get_default_folder
+    from asterism.actors.cli.sandbox_commands import load_config_or_defaults
+    from asterism.actors.cli.sandbox_server import serve_sandbox
 
     folder = at or get_default_folder(os.environ)
     serve_sandbox(load_config_or_defaults(config, override or []), folder, make_console())
@@ -350,7 +350,7 @@ def serve(
 @sandbox_app.command()
 def shell(at: AtOption = None, config: ConfigOption = None, override: SetOption = None) -> None:
     """Open a notebook in the sandbox and show the output as a model reads it. Ctrl-D exits."""
-    from actors.cli.sandbox_commands import load_config_or_defaults, open_shell, suppress_logs
+    from asterism.actors.cli.sandbox_commands import load_config_or_defaults, open_shell, suppress_logs
 
     suppress_logs()
     open_shell(load_config_or_defaults(config, override or []), at, make_console())
@@ -369,7 +369,7 @@ def bench_sandbox(
     """
     import json
 
-    from actors.cli.sandbox_commands import load_config_or_defaults, run_benchmark, suppress_logs
+    from asterism.actors.cli.sandbox_commands import load_config_or_defaults, run_benchmark, suppress_logs
 
     suppress_logs()
     typer.echo(json.dumps(run_benchmark(load_config_or_defaults(config, override or []), at, seconds, make_console())))
@@ -378,7 +378,7 @@ def bench_sandbox(
 @sandbox_app.command(name="doctor")
 def diagnose_sandbox(config: ConfigOption = None, override: SetOption = None) -> None:
     """Run code that tries to escape and report the result. Exit with 1 if an attempt succeeds."""
-    from actors.cli.sandbox_commands import examine_sandbox, load_config_or_defaults, suppress_logs
+    from asterism.actors.cli.sandbox_commands import examine_sandbox, load_config_or_defaults, suppress_logs
 
     suppress_logs()
     raise typer.Exit(0 if examine_sandbox(load_config_or_defaults(config, override or []), make_console()) else 1)

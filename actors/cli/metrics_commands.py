@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from actors.cli.console import make_console
-from actors.cli.log.subcommands import RunArgument, SetOption, open_run_folder
+from asterism.actors.cli.console import make_console
+from asterism.actors.cli.log.subcommands import RunArgument, SetOption, open_run_folder
 
 metrics_app = typer.Typer(
     help="Deliver the metrics of a run to TensorBoard, W&B, MLflow or Trackio.", no_args_is_help=True
@@ -34,11 +34,11 @@ def sync(run: RunArgument, sink: SinkOption = None, override: SetOption = None) 
 
     --set changes keys of [metrics], such as metrics.project. Exit with 1 if a sink fails.
     """
-    from actors.launch.metric_sinks import build_sink_argv
-    from actors.sinks.contract import check_sinks
-    from actors.sinks.delivery import count_undelivered, make_identity
-    from configs.errors import UnusableInput
-    from configs.load import load_with_overrides
+    from asterism.actors.launch.metric_sinks import build_sink_argv
+    from asterism.actors.sinks.contract import check_sinks
+    from asterism.actors.sinks.delivery import count_undelivered, make_identity
+    from asterism.configs.errors import UnusableInput
+    from asterism.configs.load import load_with_overrides
 
     folder, console = open_run_folder(run), make_console()
     config = load_with_overrides(folder.config, override or [], ["metrics"])

@@ -7,16 +7,16 @@ from typing import NamedTuple
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.cli.console import check_json_path, write_json
-from actors.cli.local_machine import detect_machine
-from analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
-from analysis.planning.plan_table import build_plan_tables
-from analysis.planning.run_plan import RunPlan, build_plan
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.model.model_config import DecoderConfig, build_tiny_config, load_model_config
+from asterism.actors.cli.console import check_json_path, write_json
+from asterism.actors.cli.local_machine import detect_machine
+from asterism.analysis.planning.plan_inputs import GIB, GPUS, Assumptions, PlanInputs, PlannedMachines
+from asterism.analysis.planning.plan_table import build_plan_tables
+from asterism.analysis.planning.run_plan import RunPlan, build_plan
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.model.model_config import DecoderConfig, build_tiny_config, load_model_config
 
 _TINY_VOCABULARY = 512  # the generated tokenizer has fewer entries
 _GPUS_PER_NODE = 8

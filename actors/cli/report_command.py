@@ -4,14 +4,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis.metric_lines import read_metric_lines
-from analysis.run_figures import draw_all_curves
-from analysis.summary_table import build_summary_table, list_health_lines, read_summary
-from analysis.utilization.report import compute_utilization, to_json
-from analysis.utilization.report_tables import build_tables
-from configs.atomic_write import write_atomically
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder, StagesFolder
+from asterism.analysis.metric_lines import read_metric_lines
+from asterism.analysis.run_figures import draw_all_curves
+from asterism.analysis.summary_table import build_summary_table, list_health_lines, read_summary
+from asterism.analysis.utilization.report import compute_utilization, to_json
+from asterism.analysis.utilization.report_tables import build_tables
+from asterism.configs.atomic_write import write_atomically
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder, StagesFolder
 
 
 def report_run(path: Path, *, json: bool, console: Console) -> None:
@@ -31,7 +31,7 @@ def report_run(path: Path, *, json: bool, console: Console) -> None:
     use = compute_utilization(folder.logs)
     encoded = to_json(use)
     write_atomically(folder.utilization, encoded)
-    from analysis.utilization.utilization_figure import draw_utilization  # matplotlib is slow to import
+    from asterism.analysis.utilization.utilization_figure import draw_utilization  # matplotlib is slow to import
 
     picture = draw_utilization(use, f"Utilization of {path.resolve().name}", folder.utilization_plot)
     if json:
@@ -50,7 +50,7 @@ def _report_stages(folder: StagesFolder, *, json: bool, console: Console) -> Non
         if stage.summary.exists():
             console.print(build_summary_table(read_summary(stage.path)))
         console.print(f"stage: {stage.path}", markup=False, soft_wrap=True)
-    from analysis.stage_curves import draw_stages  # matplotlib is slow to import
+    from asterism.analysis.stage_curves import draw_stages  # matplotlib is slow to import
 
     console.print(f"curves of all stages: {draw_stages(folder)}", markup=False, soft_wrap=True)
 

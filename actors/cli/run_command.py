@@ -10,33 +10,33 @@ import uvloop
 from rich.console import Console
 from rich.markup import escape
 
-from actors.cli.join_command import EXIT_INTERRUPTED, join_run
-from actors.launch.checks.data_digests import keep_data_digests
-from actors.launch.checks.input_checks import check_inputs
-from actors.launch.claim_run_folder import (
+from asterism.actors.cli.join_command import EXIT_INTERRUPTED, join_run
+from asterism.actors.launch.checks.data_digests import keep_data_digests
+from asterism.actors.launch.checks.input_checks import check_inputs
+from asterism.actors.launch.claim_run_folder import (
     RunAlreadyFinished,
     claimed_run_folder,
     increment_counter,
     keep_task_descriptions,
 )
-from actors.launch.display import Display, make_display
-from actors.launch.job_environment import configure_head, configure_worker, read_placement
-from actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
-from actors.launch.run_manifest import write_first_manifest
-from actors.replay.verification import RunVerifier
-from actors.runtime.resume_point import find_resume_step
-from actors.stages.stage_sequence import Stages, StageSelection, StageSequence, count_stages_to_run
-from analysis.run_figures import list_curve_lines, list_stage_curve_lines
-from analysis.summary import summarize
-from analysis.summary_table import build_summary_table, list_health_lines
-from bus.addresses import LAUNCHER
-from bus.process.structured_log import configure_logging
-from configs.atomic_write import DiskError, raising_disk_errors, write_atomically
-from configs.errors import UnusableInput
-from configs.load import load_run, load_stages
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.tools.task_description import TaskDescription, choose_accuracy_label
+from asterism.actors.launch.display import Display, make_display
+from asterism.actors.launch.job_environment import configure_head, configure_worker, read_placement
+from asterism.actors.launch.launcher import Launcher, LogWriteFailure, ProcessDied, RunEnding, TrainingStopped
+from asterism.actors.launch.run_manifest import write_first_manifest
+from asterism.actors.replay.verification import RunVerifier
+from asterism.actors.runtime.resume_point import find_resume_step
+from asterism.actors.stages.stage_sequence import Stages, StageSelection, StageSequence, count_stages_to_run
+from asterism.analysis.run_figures import list_curve_lines, list_stage_curve_lines
+from asterism.analysis.summary import summarize
+from asterism.analysis.summary_table import build_summary_table, list_health_lines
+from asterism.bus.addresses import LAUNCHER
+from asterism.bus.process.structured_log import configure_logging
+from asterism.configs.atomic_write import DiskError, raising_disk_errors, write_atomically
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run, load_stages
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.tools.task_description import TaskDescription, choose_accuracy_label
 
 
 def run_recipe(config: Path, overrides: Sequence[str], selection: StageSelection, console: Console) -> int:

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from bus.addresses import EXECUTOR
-from bus.codec import MalformedFrame, encode
-from bus.lanes import LANES
-from bus.messages import (
+from asterism.bus.addresses import EXECUTOR
+from asterism.bus.codec import MalformedFrame, encode
+from asterism.bus.lanes import LANES
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     CallFailed,
@@ -26,11 +26,11 @@ from bus.messages import (
     SessionEnded,
     SessionRestored,
 )
-from bus.process.scratch_lock import name_scratch
-from bus.transport.zeromq import get_socket_path, open_zmq_bus
-from configs.errors import UnusableInput
-from policies.rollout.call_transitions import keeps_effects
-from sandbox.contract import CodeResult, Grade, SandboxFailure
+from asterism.bus.process.scratch_lock import name_scratch
+from asterism.bus.transport.zeromq import get_socket_path, open_zmq_bus
+from asterism.configs.errors import UnusableInput
+from asterism.policies.rollout.call_transitions import keeps_effects
+from asterism.sandbox.contract import CodeResult, Grade, SandboxFailure
 
 SERVED_ADDRESS = EXECUTOR  # bus address of a served sandbox
 MAX_REQUEST_BYTES = 16 << 20  # encoded; more than the sandbox accepts of code and input
@@ -79,7 +79,7 @@ def is_served(folder: Path) -> bool:
 
 
 class SandboxClient:
-    """Implements sandbox.contract.CodeSandbox with the sandbox served in `folder`. An asynchronous context manager."""
+    """Implements asterism.sandbox.contract.CodeSandbox with the sandbox served in `folder`. An asynchronous context manager."""
 
     def __init__(self, folder: Path) -> None:
         if folder.exists():

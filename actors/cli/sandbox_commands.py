@@ -17,21 +17,29 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.cli.console import escape_controls
-from actors.cli.sandbox_client import SandboxClient
-from analysis.summary import read_isolation
-from bus.addresses import EXECUTOR
-from bus.messages import CodeRequested
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.dialogue.tool_results import format_result
-from sandbox.checks.escape_test import EscapeFinding, run_escape_attempts
-from sandbox.checks.load_test import NUMPY, PRINT, SYMPY, LoadFigures, make_program_probes, measure_programs, run_burst
-from sandbox.contract import CodeResult, Isolation, Sandbox, SandboxFailure
-from sandbox.fork_server_sandbox import ForkServerSandbox
-from sandbox.isolation import format_isolation
-from sandbox.select_backend import make_sandbox
+from asterism.actors.cli.console import escape_controls
+from asterism.actors.cli.sandbox_client import SandboxClient
+from asterism.analysis.summary import read_isolation
+from asterism.bus.addresses import EXECUTOR
+from asterism.bus.messages import CodeRequested
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.dialogue.tool_results import format_result
+from asterism.sandbox.checks.escape_test import EscapeFinding, run_escape_attempts
+from asterism.sandbox.checks.load_test import (
+    NUMPY,
+    PRINT,
+    SYMPY,
+    LoadFigures,
+    make_program_probes,
+    measure_programs,
+    run_burst,
+)
+from asterism.sandbox.contract import CodeResult, Isolation, Sandbox, SandboxFailure
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.sandbox.isolation import format_isolation
+from asterism.sandbox.select_backend import make_sandbox
 
 _BENCHMARK_CALLS = (PRINT, NUMPY, SYMPY)
 _IN_FLIGHT = (1, 16, 256)

@@ -25,12 +25,18 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.cli.sandbox_client import MAX_REQUEST_BYTES, SERVED_ADDRESS, check_private_folder, is_listening, is_served
-from actors.executor import Executor
-from bus.bus import Bus, Delivery
-from bus.codec import decode
-from bus.lanes import LANES
-from bus.messages import (
+from asterism.actors.cli.sandbox_client import (
+    MAX_REQUEST_BYTES,
+    SERVED_ADDRESS,
+    check_private_folder,
+    is_listening,
+    is_served,
+)
+from asterism.actors.executor import Executor
+from asterism.bus.bus import Bus, Delivery
+from asterism.bus.codec import decode
+from asterism.bus.lanes import LANES
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
@@ -41,13 +47,13 @@ from bus.messages import (
     SessionEnded,
     SessionRestored,
 )
-from bus.process.waiting import make_interrupt_event, wait_for_first
-from bus.transport.zeromq import get_socket_path, open_zmq_bus
-from configs.errors import UnusableInput
-from configs.schema import RunConfig
-from policies.rollout.trajectory import GRADING_CALL
-from sandbox.contract import CodeResult, Grade, Isolation, Sandbox, SandboxFailure
-from sandbox.select_backend import make_sandbox
+from asterism.bus.process.waiting import make_interrupt_event, wait_for_first
+from asterism.bus.transport.zeromq import get_socket_path, open_zmq_bus
+from asterism.configs.errors import UnusableInput
+from asterism.configs.schema import RunConfig
+from asterism.policies.rollout.trajectory import GRADING_CALL
+from asterism.sandbox.contract import CodeResult, Grade, Isolation, Sandbox, SandboxFailure
+from asterism.sandbox.select_backend import make_sandbox
 
 MAX_CLIENTS = 1024
 MAX_REFUSED_CLIENTS = 64
@@ -193,7 +199,7 @@ class ClientTable:
 
 
 class ClientGateway:
-    """Implements actors.runtime.worker_loop.MessageChannel: the executor's messages with all clients."""
+    """Implements asterism.actors.runtime.worker_loop.MessageChannel: the executor's messages with all clients."""
 
     def __init__(self, bus: Bus, clients: ClientTable) -> None:
         self._bus = bus
@@ -284,7 +290,7 @@ class ClientGateway:
 
 
 class GuardedSandbox:
-    """Implements sandbox.contract.Sandbox: an exception during a request is a failure of this request only."""
+    """Implements asterism.sandbox.contract.Sandbox: an exception during a request is a failure of this request only."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox

@@ -8,18 +8,18 @@ from typing import NamedTuple, cast, get_args
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.cli.console import make_console, write_json
-from analysis.simulation.cluster_model import CLUSTERS, SimulatedCluster
-from analysis.simulation.log_recorder import LogRecorder
-from analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
-from analysis.simulation.recorded_workload import RecordedStep, load_recorded_step
-from analysis.simulation.result_table import build_outcomes_table
-from analysis.simulation.simulate import simulate
-from analysis.simulation.workload import Workload
-from analysis.simulation.workload_presets import SHAPES, draw_named_workload
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from policies.arbiter.arbiter import PolicyName
+from asterism.actors.cli.console import make_console, write_json
+from asterism.analysis.simulation.cluster_model import CLUSTERS, SimulatedCluster
+from asterism.analysis.simulation.log_recorder import LogRecorder
+from asterism.analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
+from asterism.analysis.simulation.recorded_workload import RecordedStep, load_recorded_step
+from asterism.analysis.simulation.result_table import build_outcomes_table
+from asterism.analysis.simulation.simulate import simulate
+from asterism.analysis.simulation.workload import Workload
+from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.policies.arbiter.arbiter import PolicyName
 
 _PROGRESS_INTERVAL_S = 5.0
 POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
@@ -171,6 +171,6 @@ def _choose_log_folders(
 def _write(outcomes: Sequence[SimulationOutcome], options: SimulateOptions) -> None:
     write_json(options.json_file, outcomes)
     if options.picture is not None:
-        from analysis.simulation.simulation_figure import draw_outcomes  # matplotlib is slow to import
+        from asterism.analysis.simulation.simulation_figure import draw_outcomes  # matplotlib is slow to import
 
         draw_outcomes(outcomes, options.picture)

@@ -17,16 +17,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.cli.console import check_json_path, make_console, write_json
-from actors.cli.log.subcommands import JsonOption
-from configs.errors import UnusableInput
+from asterism.actors.cli.console import check_json_path, make_console, write_json
+from asterism.actors.cli.log.subcommands import JsonOption
+from asterism.configs.errors import UnusableInput
 
 if TYPE_CHECKING:  # the imports take a second, and each command imports this file
-    from configs.schema import RunConfig
-    from configs.task_options import TaskConfig
-    from policies.tools.task_description import TaskDescription
-    from tasks.checking.play import PlayedTurn
-    from tasks.checking.task_check import CheckedPlay, CheckedPrompt, TaskCheck
+    from asterism.configs.schema import RunConfig
+    from asterism.configs.task_options import TaskConfig
+    from asterism.policies.tools.task_description import TaskDescription
+    from asterism.tasks.checking.play import PlayedTurn
+    from asterism.tasks.checking.task_check import CheckedPlay, CheckedPrompt, TaskCheck
 
 task_app = typer.Typer(help="Check the code and the rows of a task without a model.", no_args_is_help=True)
 
@@ -110,7 +110,7 @@ def check(
 
 def _load_config(code: str, data: Path | None, config: Path | None, task: str, overrides: Sequence[str]) -> RunConfig:
     """Raises UnusableInput."""
-    from configs.load import load_run
+    from asterism.configs.load import load_run
 
     if config is not None:
         if code or data is not None:
@@ -147,10 +147,10 @@ def _check_task(
     run: RunConfig, task: TaskConfig, turns: Path | None, tokenizer: Path | None, *, attacks: bool
 ) -> TaskCheck:
     """Raises UnusableInput."""
-    from actors.cli.sandbox_commands import suppress_logs
-    from tasks.checking.task_check import CheckInputs, check_task_code, write_byte_tokenizer
-    from tasks.checking.turn_scripts import read_turn_script
-    from tasks.hosting.host_process import HostFailure
+    from asterism.actors.cli.sandbox_commands import suppress_logs
+    from asterism.tasks.checking.task_check import CheckInputs, check_task_code, write_byte_tokenizer
+    from asterism.tasks.checking.turn_scripts import read_turn_script
+    from asterism.tasks.hosting.host_process import HostFailure
 
     suppress_logs()
     script = read_turn_script(turns) if turns is not None else None
@@ -169,8 +169,8 @@ def _check_task(
 
 def _load_code(run: RunConfig, task: TaskConfig) -> TaskDescription:
     """In other processes, as at the start of a run. Raises UnusableInput with the key."""
-    from actors.launch.checks.task_code_checks import check_reward_function, describe_tasks
-    from policies.tools.task_description import MATH
+    from asterism.actors.launch.checks.task_code_checks import check_reward_function, describe_tasks
+    from asterism.policies.tools.task_description import MATH
 
     description = describe_tasks(run, task.name)[task.name]
     for name, spec in task.get_reward().functions.items():
@@ -266,7 +266,7 @@ def _print_turn(console: Console, turn: PlayedTurn) -> None:
 
 def _print_text(console: Console, text: str, indent: str) -> None:
     """Without the middle of a long text."""
-    from policies.dialogue.tool_results import truncate_middle
+    from asterism.policies.dialogue.tool_results import truncate_middle
 
     lines = truncate_middle(text, _SHOWN_CHARACTERS).splitlines()
     if (cut := len(lines) - 2 * _SHOWN_LINES) > 0:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder, StagesFolder
-from engine.learner.best_checkpoint import get_best_checkpoint_path, read_best_checkpoint
-from engine.learner.checkpoints import CHECKPOINT_NAME
-from engine.model.weight_files import list_weight_files
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder, StagesFolder
+from asterism.engine.learner.best_checkpoint import get_best_checkpoint_path, read_best_checkpoint
+from asterism.engine.learner.checkpoints import CHECKPOINT_NAME
+from asterism.engine.model.weight_files import list_weight_files
 
 RUNS_FOLDER = "runs"
 _LAST, _BEST = "last", "best"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from configs.schema import RunConfig
-from engine.contract import Capacity
-from engine.inference.embedded import EmbeddedEngine, select_device
-from engine.model.lora.lora_options import get_published_adapters
+from asterism.configs.schema import RunConfig
+from asterism.engine.contract import Capacity
+from asterism.engine.inference.embedded import EmbeddedEngine, select_device
+from asterism.engine.model.lora.lora_options import get_published_adapters
 
 
 def build_embedded_engine(

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from engine.contract import EngineFailure
+from asterism.engine.contract import EngineFailure
 
 
 class EngineGoneSignal:

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.contract import EngineFailure
-from engine.model.tokenizer import load_tokenizer
-from engine.openai.completions_api import ServedModel
-from engine.openai.openai_engine import RETRY_DELAYS_S, OpenAIEngine
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.contract import EngineFailure
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.openai.completions_api import ServedModel
+from asterism.engine.openai.openai_engine import RETRY_DELAYS_S, OpenAIEngine
 
 MAX_PENDING = 65_536  # turns; the arbiter's leases keep them below this bound
 

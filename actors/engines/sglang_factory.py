@@ -8,26 +8,26 @@ from typing import assert_never
 
 import torch
 
-from bus.addresses import parse_generator_index
-from configs.integrity.file_manifest import check_top_files
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.sglang_options import SGLangConfig
-from engine.inference.embedded import select_device
-from engine.model.hf_checkpoint import build_empty_model
-from engine.model.lora.lora_options import get_published_adapters
-from engine.sglang.client import SGLangClient
-from engine.sglang.server.compatibility import ServerRequirements
-from engine.sglang.server.external_server import ExternalServer
-from engine.sglang.server.managed_server import SGLangServer
-from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL, ServerHandle, SGLangEngine
-from engine.sglang.weights import WeightTransport
-from engine.sglang.weights.adapters import AdapterTransport
-from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.disk_transport import DiskTransport
-from engine.sglang.weights.ipc_transport import IpcTransport
-from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
-from engine.weight_transfer.weight_layout import WeightLayout, load_layout
+from asterism.bus.addresses import parse_generator_index
+from asterism.configs.integrity.file_manifest import check_top_files
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.inference.embedded import select_device
+from asterism.engine.model.hf_checkpoint import build_empty_model
+from asterism.engine.model.lora.lora_options import get_published_adapters
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.server.compatibility import ServerRequirements
+from asterism.engine.sglang.server.external_server import ExternalServer
+from asterism.engine.sglang.server.managed_server import SGLangServer
+from asterism.engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL, ServerHandle, SGLangEngine
+from asterism.engine.sglang.weights import WeightTransport
+from asterism.engine.sglang.weights.adapters import AdapterTransport
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights.disk_transport import DiskTransport
+from asterism.engine.sglang.weights.ipc_transport import IpcTransport
+from asterism.engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
+from asterism.engine.weight_transfer.weight_layout import WeightLayout, load_layout
 
 MAX_PENDING = 65_536  # turns; the arbiter's leases keep them below this bound
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from bus.messages import WeightsPublished
-from engine.contract import Engine, EngineFailure
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import Engine, EngineFailure
 
 FetchToNode = Callable[[WeightsPublished], Awaitable[WeightsPublished]]
 

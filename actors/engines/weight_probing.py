@@ -7,8 +7,8 @@ from itertools import count
 import numpy as np
 import structlog
 
-from bus.messages import WeightsPublished
-from engine.contract import EngineFailure, Generation, GenerationRequest
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import EngineFailure, Generation, GenerationRequest
 
 PROBE_TIMEOUT_S = 30.0  # the run waits for the engine meanwhile
 

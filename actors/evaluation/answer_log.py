@@ -19,8 +19,8 @@ from msgspec import Struct
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from actors.runtime.decider_loop import Observer
-from analysis.evaluation.answer_records import (
+from asterism.actors.runtime.decider_loop import Observer
+from asterism.analysis.evaluation.answer_records import (
     AnswerRecord,
     AnswerTurn,
     cut_torn_line,
@@ -29,13 +29,20 @@ from analysis.evaluation.answer_records import (
     read_answers,
     sort_answers,
 )
-from bus.messages import AnyMessage, EvaluationRequested, StartGroup, TokenRecord, TrajectoryFailed, TrajectoryFinished
-from configs.atomic_write import raising_disk_errors, replacing_file
-from configs.success import SuccessRule
-from policies.decider import Send
-from policies.dialogue.release_text import find_response_answer
-from policies.groups.evaluation_questions import PlannedAnswer
-from policies.rollout.trajectory import Rules
+from asterism.bus.messages import (
+    AnyMessage,
+    EvaluationRequested,
+    StartGroup,
+    TokenRecord,
+    TrajectoryFailed,
+    TrajectoryFinished,
+)
+from asterism.configs.atomic_write import raising_disk_errors, replacing_file
+from asterism.configs.success import SuccessRule
+from asterism.policies.decider import Send
+from asterism.policies.dialogue.release_text import find_response_answer
+from asterism.policies.groups.evaluation_questions import PlannedAnswer
+from asterism.policies.rollout.trajectory import Rules
 
 
 class AnswerStart(NamedTuple):
@@ -136,7 +143,7 @@ class AnswerLog:
 
 class AnswerObserver:
     """Passes the ends of evaluated trajectories to the log, and every decision to another observer
-    (actors.runtime.decider_loop.Observer)."""
+    (asterism.actors.runtime.decider_loop.Observer)."""
 
     def __init__(self, log: AnswerLog, planned: Sequence[PlannedAnswer], other: Observer) -> None:
         self._log, self._other = log, other

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from actors.engines.checkpoint_argument import RUNS_FOLDER, CheckpointArgument, parse_checkpoint_argument
-from configs.algorithm import EarlyStoppingConfig, EvaluationConfig, EvaluationSetConfig, LearnerConfig
-from configs.errors import UnusableInput
-from configs.load import expand_paths, load_run
-from configs.machines import BusConfig, ClusterConfig, EngineConfig, OpenAIConfig
-from configs.run_folder import RunFolder
-from configs.schema import ModelConfig, RunConfig
-from configs.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, TaskName
-from configs.sglang_options import SGLangConfig
-from engine.data.data_files import DatasetError, read_rows
+from asterism.actors.engines.checkpoint_argument import RUNS_FOLDER, CheckpointArgument, parse_checkpoint_argument
+from asterism.configs.algorithm import EarlyStoppingConfig, EvaluationConfig, EvaluationSetConfig, LearnerConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import expand_paths, load_run
+from asterism.configs.machines import BusConfig, ClusterConfig, EngineConfig, OpenAIConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import ModelConfig, RunConfig
+from asterism.configs.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, TaskName
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.data.data_files import DatasetError, read_rows
 
 _KEYS = (*RunConfig.__struct_fields__, PRESET_KEY, STAGE_KEY, STAGES_KEY)
 _QUEUED_FRAMES = 4  # per trajectory, as RunConfig requires

@@ -6,23 +6,23 @@ from contextlib import closing, contextmanager
 
 from msgspec.structs import replace
 
-from actors.evaluation.answer_log import AnswerLog, AnswerObserver
-from actors.evaluation.result_files import find_over_limit, read_questions
-from actors.runtime.decider_loop import Observer, Service
-from actors.runtime.logged_problems import read_problem_counts
-from actors.runtime.wiring import build_rules
-from analysis.evaluation.answer_records import AnswerRecord, read_answers
-from analysis.evaluation.set_results import compute_metrics, compute_set_result, group_questions
-from bus.addresses import HEAD
-from bus.event_log.reader import decode_event, find_epoch_start, read_events
-from bus.messages import AnyMessage, MetricsRecorded, RunStarted
-from configs.algorithm import EvaluationSetConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.task_inputs import read_task_descriptions
-from engine.model.tokenizer import load_tokenizer
-from policies.groups.evaluation_questions import EvaluationQuestions
-from policies.step_metrics import divide, drop_undefined
+from asterism.actors.evaluation.answer_log import AnswerLog, AnswerObserver
+from asterism.actors.evaluation.result_files import find_over_limit, read_questions
+from asterism.actors.runtime.decider_loop import Observer, Service
+from asterism.actors.runtime.logged_problems import read_problem_counts
+from asterism.actors.runtime.wiring import build_rules
+from asterism.analysis.evaluation.answer_records import AnswerRecord, read_answers
+from asterism.analysis.evaluation.set_results import compute_metrics, compute_set_result, group_questions
+from asterism.bus.addresses import HEAD
+from asterism.bus.event_log.reader import decode_event, find_epoch_start, read_events
+from asterism.bus.messages import AnyMessage, MetricsRecorded, RunStarted
+from asterism.configs.algorithm import EvaluationSetConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.task_inputs import read_task_descriptions
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.groups.evaluation_questions import EvaluationQuestions
+from asterism.policies.step_metrics import divide, drop_undefined
 
 
 @contextmanager
@@ -103,7 +103,7 @@ class EvaluationMetrics:
 
 
 def _summarize(answers: Sequence[AnswerRecord]) -> dict[str, float | None]:
-    """The keys of policies.step_metrics."""
+    """The keys of asterism.policies.step_metrics."""
     results = [each for each in answers if not each.is_failed]
     return {
         "accuracy": divide(sum(each.correct for each in results), len(results)),

@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 
-from actors.engines.checkpoint_argument import CheckpointArgument
-from actors.evaluation.evaluation_run import DEFAULT_SET, hash_files
-from configs.algorithm import EvaluationSetConfig
-from configs.atomic_write import write_atomically
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_file
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.data_files import list_data_files
-from engine.model.weight_files import list_weight_files
-from engine.sglang.http_api import ModelInfo
+from asterism.actors.engines.checkpoint_argument import CheckpointArgument
+from asterism.actors.evaluation.evaluation_run import DEFAULT_SET, hash_files
+from asterism.configs.algorithm import EvaluationSetConfig
+from asterism.configs.atomic_write import write_atomically
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.data_files import list_data_files
+from asterism.engine.model.weight_files import list_weight_files
+from asterism.engine.sglang.http_api import ModelInfo
 
 
 class Provenance(msgspec.Struct, frozen=True):

@@ -12,25 +12,25 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.evaluation.provenance import Provenance, name_model, name_set
-from analysis.evaluation.answer_records import AnswerRecord, iter_answers, read_answers
-from analysis.evaluation.exchange_formats import SamplingFacts, build_benchmark_result, build_trace
-from analysis.evaluation.set_results import (
+from asterism.actors.evaluation.provenance import Provenance, name_model, name_set
+from asterism.analysis.evaluation.answer_records import AnswerRecord, iter_answers, read_answers
+from asterism.analysis.evaluation.exchange_formats import SamplingFacts, build_benchmark_result, build_trace
+from asterism.analysis.evaluation.set_results import (
     EvaluatedQuestion,
     SetResult,
     compute_set_result,
     group_questions,
     split_by_difficulty,
 )
-from configs.algorithm import EvaluationSetConfig
-from configs.atomic_write import replacing_file, write_atomically
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.task_options import TaskConfig
-from engine.data.datasets import QuestionReport, read_problems
-from engine.data.task_inputs import get_row_layout, read_task_descriptions
-from policies.evaluation_recipe import EVALUATED_VERSION
-from policies.step_evaluations import EvaluationPlan
+from asterism.configs.algorithm import EvaluationSetConfig
+from asterism.configs.atomic_write import replacing_file, write_atomically
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.engine.data.datasets import QuestionReport, read_problems
+from asterism.engine.data.task_inputs import get_row_layout, read_task_descriptions
+from asterism.policies.evaluation_recipe import EVALUATED_VERSION
+from asterism.policies.step_evaluations import EvaluationPlan
 
 _DIFFICULTY_FIELDS = ("difficulty", "level", "Difficulty", "Level")
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import structlog
 
-from actors.launch.heartbeat_watch import Hang, HeartbeatWatch
-from bus.bus import Bus
-from bus.messages import Shutdown
-from bus.process.exit_reason import exit_reason_path, read_exit_reason
-from bus.process.parent_death import PARENT_PID_VARIABLE
-from configs.machines import SupervisionConfig
-from configs.run_folder import RunFolder
+from asterism.actors.launch.heartbeat_watch import Hang, HeartbeatWatch
+from asterism.bus.bus import Bus
+from asterism.bus.messages import Shutdown
+from asterism.bus.process.exit_reason import exit_reason_path, read_exit_reason
+from asterism.bus.process.parent_death import PARENT_PID_VARIABLE
+from asterism.configs.machines import SupervisionConfig
+from asterism.configs.run_folder import RunFolder
 
 
 class ProcessDied(Exception):
@@ -28,7 +28,7 @@ class ChildProcess(NamedTuple):
     name: str
     process: asyncio.subprocess.Process
     output_path: Path  # stdout and stderr
-    exit_reason_path: Path  # on a tmpfs (bus.process.exit_reason)
+    exit_reason_path: Path  # on a tmpfs (asterism.bus.process.exit_reason)
 
 
 class ChildProcesses:
@@ -53,7 +53,7 @@ class ChildProcesses:
         reason_path.unlink(missing_ok=True)
         with output.open("ab") as stream:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "bus.process.parent_death", *argv),
+                *(sys.executable, "-P", "-m", "asterism.bus.process.parent_death", *argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,

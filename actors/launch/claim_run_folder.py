@@ -9,18 +9,18 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
-from actors.launch.host_address import check_port_free
-from actors.launch.run_manifest import check_run_files, remove_run_manifest, write_run_manifest
-from bus.event_log.reader import read_events
-from bus.process.scratch_lock import holding_scratch, remove_stale_scratch
-from bus.transport.curve_auth import load_key
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import MANIFEST_NAME
-from configs.load import list_resume_conflicts, load_run, write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.task_inputs import read_task_descriptions, write_task_descriptions
-from policies.tools.task_description import TaskDescription
+from asterism.actors.launch.host_address import check_port_free
+from asterism.actors.launch.run_manifest import check_run_files, remove_run_manifest, write_run_manifest
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.process.scratch_lock import holding_scratch, remove_stale_scratch
+from asterism.bus.transport.curve_auth import load_key
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.load import list_resume_conflicts, load_run, write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.task_inputs import read_task_descriptions, write_task_descriptions
+from asterism.policies.tools.task_description import TaskDescription
 
 MIN_FREE_MIB = 64
 

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bus.addresses import name_learner_rank
-from bus.transport.address_book import TcpAddress
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from tasks import PREPARE_TINY
+from asterism.bus.addresses import name_learner_rank
+from asterism.bus.transport.address_book import TcpAddress
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.tasks import PREPARE_TINY
 
 WEIGHT_SERVER_PORT_OFFSET = 88  # from a node's first port; processes on the bus use the ports below
 RENDEZVOUS_PORT_OFFSET, NUM_RENDEZVOUS_PORTS = 90, 10
@@ -45,18 +45,18 @@ class CommandLines:
         return self._build_argv(PREPARE_TINY)
 
     def build_worker_argv(self, name: str, incarnation: int) -> list[str]:
-        return self._build_argv("actors.process", name, *self._build_incarnation_flags(incarnation))
+        return self._build_argv("asterism.actors.process", name, *self._build_incarnation_flags(incarnation))
 
     def build_decider_argv(self, name: str, step: int, incarnation: int) -> list[str]:
         """All incarnations share the launch's epoch, since a decider resumes where the killed one stopped."""
         flags = ("--incarnation", str(incarnation), "--epoch", str(compute_link_epoch(self._launch)))
-        return self._build_argv("actors.process", name, "--step", str(step), *flags)
+        return self._build_argv("asterism.actors.process", name, "--step", str(step), *flags)
 
     def build_weight_server_argv(self, incarnation: int) -> list[str]:
         cluster = self._run.cluster
         port = str(cluster.port + WEIGHT_SERVER_PORT_OFFSET)
         flags = ("--host", cluster.host, "--port", port, "--key", cluster.key, "--incarnation", str(incarnation))
-        return self._build_argv("engine.weight_transfer.weight_server", *flags)
+        return self._build_argv("asterism.engine.weight_transfer.weight_server", *flags)
 
     def build_learner_argv(self, step: int, incarnation: int, rendezvous: Rendezvous | None = None) -> list[str]:
         """The first incarnation resumes from the launch's step, a later one from the newest checkpoint.
@@ -66,15 +66,15 @@ class CommandLines:
         first = ("--resume-step", str(step)) if incarnation == 1 else ()
         flags = (*first, *self._build_incarnation_flags(incarnation))
         if rendezvous is None and self._run.learner.ranks == 1:
-            return self._build_argv("engine.learner", *flags)
+            return self._build_argv("asterism.engine.learner", *flags)
         return self._build_argv(
             *("torch.distributed.run", "--nproc-per-node", str(self._run.learner.ranks)),
             *_build_rendezvous_flags(rendezvous),
             # Without --log-dir torchrun leaves a folder in the system's temporary folder.
             *("--log-dir", str(self._folder.sockets / "torchrun")),
             # Each rank dies with torchrun's agent.
-            *("--no-python", sys.executable, "-P", "-m", "bus.process.parent_death"),
-            *(sys.executable, "-P", "-m", "engine.learner", *flags),
+            *("--no-python", sys.executable, "-P", "-m", "asterism.bus.process.parent_death"),
+            *(sys.executable, "-P", "-m", "asterism.engine.learner", *flags),
         )
 
     def _build_incarnation_flags(self, incarnation: int) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from bus.messages import Progress as ProgressMessage
+from asterism.bus.messages import Progress as ProgressMessage
 
 PLAIN_INTERVAL_S = 5.0
 _OUTCOME_WIDTH = 14  # of "512/512 groups"; failures make it wider

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from actors.launch.child_processes import ChildProcess, describe_exit
-from actors.launch.supervisor import Program
-from bus.addresses import parse_process
-from bus.bus import Bus
-from bus.messages import ExecutorJoined, ExecutorLeft
-from configs.errors import EXIT_UNUSABLE
+from asterism.actors.launch.child_processes import ChildProcess, describe_exit
+from asterism.actors.launch.supervisor import Program
+from asterism.bus.addresses import parse_process
+from asterism.bus.bus import Bus
+from asterism.bus.messages import ExecutorJoined, ExecutorLeft
+from asterism.configs.errors import EXIT_UNUSABLE
 
 
 class ExecutorRegistry:

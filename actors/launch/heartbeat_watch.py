@@ -1,7 +1,7 @@
 """Detects that a child process, or one of the learner ranks that it starts, hangs.
 
 A process hangs if it sends no heartbeat within `supervision.heartbeat_timeout_s`, or if one of its operations takes
-longer than its limit (bus.process.operations).
+longer than its limit (asterism.bus.process.operations).
 """
 
 import asyncio
@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from bus.process.heartbeat import Heartbeat
-from bus.process.operations import RunningOperation, describe_operations, load_operations, operations_path
-from bus.process.waiting import SuspensionGuard
-from configs.machines import SupervisionConfig
-from configs.run_folder import RunFolder
+from asterism.bus.process.heartbeat import Heartbeat
+from asterism.bus.process.operations import RunningOperation, describe_operations, load_operations, operations_path
+from asterism.bus.process.waiting import SuspensionGuard
+from asterism.configs.machines import SupervisionConfig
+from asterism.configs.run_folder import RunFolder
 
 _LATE_HEARTBEATS = 3  # a sender without a heartbeat for that many intervals is suspect if another one hangs
 

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 import struct
 
-from configs.errors import UnusableInput
+from asterism.configs.errors import UnusableInput
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface, by its name
 _IFREQ = struct.Struct("16s2xH4s232x")  # struct ifreq: name, then port and address of a sockaddr_in

@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from actors.launch.host_address import find_host_address
-from actors.launch.join_handshake import JoinOptions
-from bus.transport.address_book import TcpAddress
-from configs.errors import UnusableInput
-from configs.schema import RunConfig
+from asterism.actors.launch.host_address import find_host_address
+from asterism.actors.launch.join_handshake import JoinOptions
+from asterism.bus.transport.address_book import TcpAddress
+from asterism.configs.errors import UnusableInput
+from asterism.configs.schema import RunConfig
 
 _RANGES = r"\[(\d+)(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"  # [03-07,09], of which 03 is the first
 _FIRST_NODE = re.compile(rf"((?:[^\[\],\s]|{_RANGES})+)(?:,|$)")

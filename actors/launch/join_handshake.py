@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from bus.addresses import LAUNCHER
-from bus.bus import Bus
-from bus.messages import Envelope, JoinAccepted, JoinRequested
-from bus.process.waiting import wait_for_first
-from bus.transport.address_book import TcpAddress
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.bus.addresses import LAUNCHER
+from asterism.bus.bus import Bus
+from asterism.bus.messages import Envelope, JoinAccepted, JoinRequested
+from asterism.bus.process.waiting import wait_for_first
+from asterism.bus.transport.address_book import TcpAddress
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 PrintLine = Callable[[str], None]
 

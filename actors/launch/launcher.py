@@ -1,7 +1,7 @@
 """The launcher: starts a run's processes, supervises them, shows progress, and stops them in order.
 
-Consumes heartbeats (bus.process.heartbeat), Progress, HealthReported, RunFinished, and messages about executors; waits for the end of the
-run, a process that cannot be kept alive (actors.launch.supervisor), or SIGINT. No process outlives it: children die with
+Consumes heartbeats (asterism.bus.process.heartbeat), Progress, HealthReported, RunFinished, and messages about executors; waits for the end of the
+run, a process that cannot be kept alive (asterism.actors.launch.supervisor), or SIGINT. No process outlives it: children die with
 it, even after `kill -9`.
 """
 
@@ -18,28 +18,28 @@ from typing import Literal, NoReturn
 import structlog
 from msgspec.structs import asdict, replace
 
-from actors.evaluation.answer_log import drop_answers_after
-from actors.launch.child_processes import (
+from asterism.actors.evaluation.answer_log import drop_answers_after
+from asterism.actors.launch.child_processes import (
     ChildProcess,
     ChildProcesses,
     ProcessDied,
     build_thread_environment,
     describe_exit,
 )
-from actors.launch.command_lines import CommandLines, Rendezvous, compute_link_epoch, list_heartbeat_senders
-from actors.launch.display import Display
-from actors.launch.executor_registry import ExecutorRegistry
-from actors.launch.host_address import build_rendezvous_environment
-from actors.launch.membership import ClusterMembership, assign_head_ports, build_address_book
-from actors.launch.metric_sinks import MetricSinks, build_sink_argv
-from actors.launch.stall_watchdog import StallWatchdog
-from actors.launch.supervisor import Program, Supervisor, is_unusable_exit
-from actors.metrics_file import MetricsFile, read_steps_written
-from actors.runtime.resume_point import choose_resume_step
-from actors.runtime.wiring import get_stop_timeout_s, list_executors, list_generators, send_engine_left
-from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT, WEIGHT_SERVER, parse_process
-from bus.bus import Bus
-from bus.messages import (
+from asterism.actors.launch.command_lines import CommandLines, Rendezvous, compute_link_epoch, list_heartbeat_senders
+from asterism.actors.launch.display import Display
+from asterism.actors.launch.executor_registry import ExecutorRegistry
+from asterism.actors.launch.host_address import build_rendezvous_environment
+from asterism.actors.launch.membership import ClusterMembership, assign_head_ports, build_address_book
+from asterism.actors.launch.metric_sinks import MetricSinks, build_sink_argv
+from asterism.actors.launch.stall_watchdog import StallWatchdog
+from asterism.actors.launch.supervisor import Program, Supervisor, is_unusable_exit
+from asterism.actors.metrics_file import MetricsFile, read_steps_written
+from asterism.actors.runtime.resume_point import choose_resume_step
+from asterism.actors.runtime.wiring import get_stop_timeout_s, list_executors, list_generators, send_engine_left
+from asterism.bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT, WEIGHT_SERVER, parse_process
+from asterism.bus.bus import Bus
+from asterism.bus.messages import (
     CallsRescheduled,
     CheckpointRequested,
     CheckpointSaved,
@@ -56,17 +56,17 @@ from bus.messages import (
     RunFailed,
     RunFinished,
 )
-from bus.process.exit_reason import read_exit_reason
-from bus.process.heartbeat import receiving_heartbeats
-from bus.process.waiting import make_interrupt_event, wait_for_first
-from bus.transport.address_book import load_network, write_address_book, write_key_location
-from bus.transport.zeromq import open_zmq_bus
-from configs.atomic_write import DiskError
-from configs.errors import EXIT_UNUSABLE
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.batches.batch_journal import BatchJournal
-from engine.learner.checkpoints import delete_checkpoints_after
+from asterism.bus.process.exit_reason import read_exit_reason
+from asterism.bus.process.heartbeat import receiving_heartbeats
+from asterism.bus.process.waiting import make_interrupt_event, wait_for_first
+from asterism.bus.transport.address_book import load_network, write_address_book, write_key_location
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.atomic_write import DiskError
+from asterism.configs.errors import EXIT_UNUSABLE
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.batches.batch_journal import BatchJournal
+from asterism.engine.learner.checkpoints import delete_checkpoints_after
 
 RunEnding = Literal["finished", "interrupted"]
 

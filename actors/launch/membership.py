@@ -1,7 +1,7 @@
 """Cluster membership on node 0: which nodes have joined, which processes each runs, and which have left.
 
 A node is one launcher with its processes on one machine. The launcher of node 0 numbers the others and sends all of them
-the addresses of all processes (bus.transport.address_book). A node without a heartbeat for
+the addresses of all processes (asterism.bus.transport.address_book). A node without a heartbeat for
 `supervision.heartbeat_timeout_s` is removed for good: its engines and executors have left, and it gets no more messages.
 A node that was only disconnected times out too, stops its processes, and joins again as a new node.
 """
@@ -14,20 +14,20 @@ from typing import NoReturn
 import msgspec
 import structlog
 
-from actors.launch.claim_run_folder import increment_counter
-from actors.launch.command_lines import (
+from asterism.actors.launch.claim_run_folder import increment_counter
+from asterism.actors.launch.command_lines import (
     NUM_RENDEZVOUS_PORTS,
     RENDEZVOUS_PORT_OFFSET,
     WEIGHT_SERVER_PORT_OFFSET,
     Rendezvous,
     compute_link_epoch,
 )
-from actors.launch.display import Display
-from actors.launch.executor_registry import ExecutorRegistry
-from actors.runtime.wiring import list_executors, list_generators, send_engine_left
-from bus.addresses import LAUNCHER, WEIGHT_SERVER, name_executor, name_generator, parse_process
-from bus.bus import Bus
-from bus.messages import (
+from asterism.actors.launch.display import Display
+from asterism.actors.launch.executor_registry import ExecutorRegistry
+from asterism.actors.runtime.wiring import list_executors, list_generators, send_engine_left
+from asterism.bus.addresses import LAUNCHER, WEIGHT_SERVER, name_executor, name_generator, parse_process
+from asterism.bus.bus import Bus
+from asterism.bus.messages import (
     ClusterMessage,
     EngineLeft,
     ExecutorHealthy,
@@ -41,11 +41,11 @@ from bus.messages import (
     ProcessEnded,
     Shutdown,
 )
-from bus.process.waiting import SuspensionGuard
-from bus.transport.address_book import AddressBook, AddressEntry, TcpAddress, write_address_book
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.bus.process.waiting import SuspensionGuard
+from asterism.bus.transport.address_book import AddressBook, AddressEntry, TcpAddress, write_address_book
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 PORTS_PER_NODE = 100  # from its first port
 _ALL_INCARNATIONS = 2**31 - 1

@@ -14,15 +14,15 @@ from signal import SIGTERM
 
 import structlog
 
-from actors.launch.child_processes import ChildProcess, ChildProcesses, build_thread_environment, describe_exit
-from actors.sinks.delivery import count_undelivered, make_identity
-from actors.sinks.sink_process import name_sink_process
-from bus.process.exit_reason import load_exit_reason
-from bus.process.waiting import wait_for_first
-from configs.errors import UnusableInput
-from configs.machines import SinkName
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.actors.launch.child_processes import ChildProcess, ChildProcesses, build_thread_environment, describe_exit
+from asterism.actors.sinks.delivery import count_undelivered, make_identity
+from asterism.actors.sinks.sink_process import name_sink_process
+from asterism.bus.process.exit_reason import load_exit_reason
+from asterism.bus.process.waiting import wait_for_first
+from asterism.configs.errors import UnusableInput
+from asterism.configs.machines import SinkName
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 FIRST_PAUSE_S = 1.0  # before a sink is started again; doubled for each further failure in the run
 LONGEST_PAUSE_S = 60.0
@@ -33,7 +33,7 @@ BuildArgv = Callable[[SinkName, bool], Sequence[str]]
 
 def build_sink_argv(folder: RunFolder, name: SinkName, follow: bool) -> list[str]:
     """`follow`: wait for further records until SIGTERM."""
-    module = [sys.executable, "-P", "-m", "actors.sinks.sink_process", name, "--run-folder", str(folder.path)]
+    module = [sys.executable, "-P", "-m", "asterism.actors.sinks.sink_process", name, "--run-folder", str(folder.path)]
     return [*module, "--follow"] if follow else module
 
 

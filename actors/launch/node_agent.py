@@ -1,6 +1,6 @@
 """The launcher of nodes 1 and up: joins a run, supervises its processes on this node, and stops them with the run.
 
-It exchanges messages only with node 0 (actors.launch.membership). After `supervision.heartbeat_timeout_s` without a
+It exchanges messages only with node 0 (asterism.actors.launch.membership). After `supervision.heartbeat_timeout_s` without a
 message from node 0, which removes this node after the same time, it stops its processes; it may then join again as a
 new node.
 """
@@ -12,19 +12,19 @@ from typing import Literal
 
 import structlog
 
-from actors.launch.child_processes import ChildProcess, ChildProcesses, build_thread_environment, describe_exit
-from actors.launch.claim_run_folder import scratch_folders
-from actors.launch.command_lines import CommandLines, Rendezvous, list_heartbeat_senders
-from actors.launch.heartbeat_watch import HeartbeatWatch
-from actors.launch.host_address import build_rendezvous_environment, check_port_free
-from actors.launch.join_handshake import JoinOptions, PrintLine, open_run_folder, request_join
-from actors.launch.launcher import LogWriteFailure, wait_for_interrupt
-from actors.launch.membership import build_address_book
-from actors.launch.supervisor import Program, Supervisor
-from actors.runtime.wiring import get_stop_timeout_s
-from bus.addresses import LAUNCHER, LEARNER, parse_process
-from bus.bus import Bus
-from bus.messages import (
+from asterism.actors.launch.child_processes import ChildProcess, ChildProcesses, build_thread_environment, describe_exit
+from asterism.actors.launch.claim_run_folder import scratch_folders
+from asterism.actors.launch.command_lines import CommandLines, Rendezvous, list_heartbeat_senders
+from asterism.actors.launch.heartbeat_watch import HeartbeatWatch
+from asterism.actors.launch.host_address import build_rendezvous_environment, check_port_free
+from asterism.actors.launch.join_handshake import JoinOptions, PrintLine, open_run_folder, request_join
+from asterism.actors.launch.launcher import LogWriteFailure, wait_for_interrupt
+from asterism.actors.launch.membership import build_address_book
+from asterism.actors.launch.supervisor import Program, Supervisor
+from asterism.actors.runtime.wiring import get_stop_timeout_s
+from asterism.bus.addresses import LAUNCHER, LEARNER, parse_process
+from asterism.bus.bus import Bus
+from asterism.bus.messages import (
     ExecutorHealthy,
     JoinAccepted,
     LearnerRanksRequested,
@@ -35,15 +35,15 @@ from bus.messages import (
     ProcessEnded,
     Shutdown,
 )
-from bus.process.exit_reason import exit_reason_path, read_exit_reason
-from bus.process.heartbeat import Heartbeat, receiving_heartbeats
-from bus.process.structured_log import configure_logging
-from bus.process.waiting import SuspensionGuard, wait_for_first
-from bus.transport.address_book import TcpAddress, load_network, write_address_book, write_key_location
-from bus.transport.zeromq import open_zmq_bus
-from configs.errors import EXIT_UNUSABLE
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.bus.process.exit_reason import exit_reason_path, read_exit_reason
+from asterism.bus.process.heartbeat import Heartbeat, receiving_heartbeats
+from asterism.bus.process.structured_log import configure_logging
+from asterism.bus.process.waiting import SuspensionGuard, wait_for_first
+from asterism.bus.transport.address_book import TcpAddress, load_network, write_address_book, write_key_location
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.errors import EXIT_UNUSABLE
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 NodeEnding = Literal["over", "interrupted", "lost", "unanswered"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import structlog
 
-from configs.atomic_write import DiskError
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import MANIFEST_NAME, find_damage, write_manifest
-from configs.run_folder import RunFolder
+from asterism.configs.atomic_write import DiskError
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import MANIFEST_NAME, find_damage, write_manifest
+from asterism.configs.run_folder import RunFolder
 
 _SINGLE_FILES = ("config.toml", "boots", "nodes", "checkpoints/best.json")
 _FOLDERS = ("events", "isolation", "logs")

@@ -6,8 +6,8 @@ import time
 
 import structlog
 
-from actors.launch.display import Display
-from configs.run_folder import RunFolder
+from asterism.actors.launch.display import Display
+from asterism.configs.run_folder import RunFolder
 
 
 class StallWatchdog:
@@ -40,7 +40,7 @@ class StallWatchdog:
 
     async def _report(self) -> None:
         """Run `asterism log waits` in a separate process, since reading the logs may take long."""
-        command = (sys.executable, "-P", "-m", "actors.cli.log.waits_command", str(self._folder.path))
+        command = (sys.executable, "-P", "-m", "asterism.actors.cli.log.waits_command", str(self._folder.path))
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
         try:

@@ -12,18 +12,18 @@ from typing import NoReturn
 import msgspec
 import structlog
 
-from actors.launch.child_processes import (
+from asterism.actors.launch.child_processes import (
     ChildProcess,
     ChildProcesses,
     build_process_died_error,
     build_thread_environment,
     describe_exit,
 )
-from actors.launch.heartbeat_watch import Hang, HeartbeatWatch
-from bus.process.exit_reason import ExitReason, load_exit_reason
-from bus.process.heartbeat import Heartbeat
-from configs.errors import EXIT_UNUSABLE
-from configs.machines import SupervisionConfig
+from asterism.actors.launch.heartbeat_watch import Hang, HeartbeatWatch
+from asterism.bus.process.exit_reason import ExitReason, load_exit_reason
+from asterism.bus.process.heartbeat import Heartbeat
+from asterism.configs.errors import EXIT_UNUSABLE
+from asterism.configs.machines import SupervisionConfig
 
 
 def is_unusable_exit(incarnation: int, child: ChildProcess) -> bool:

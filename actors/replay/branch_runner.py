@@ -6,22 +6,22 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from actors.executor import Executor
-from actors.generator import Generator
-from actors.runtime.decider_loop import Clock, make_steady_clock
-from bus.addresses import EXECUTOR, GENERATOR
-from bus.bus import Bus
-from bus.messages import Envelope, ExecutorJoined, Shutdown, TrajectoryEnd
-from bus.transport.in_process import Hub
-from engine.contract import Engine
-from policies.arbiter.arbiter import Arbiter
-from policies.decider import Decider
-from policies.dialogue.chat_format import TextTokenizer
-from policies.rollout.rollout import Rollout
-from policies.rollout.trajectory import Rules, Trajectory
-from policies.seeded_random import BRANCH, mix
-from sandbox.contract import Sandbox
-from tasks.hosting.task_services import TaskServices
+from asterism.actors.executor import Executor
+from asterism.actors.generator import Generator
+from asterism.actors.runtime.decider_loop import Clock, make_steady_clock
+from asterism.bus.addresses import EXECUTOR, GENERATOR
+from asterism.bus.bus import Bus
+from asterism.bus.messages import Envelope, ExecutorJoined, Shutdown, TrajectoryEnd
+from asterism.bus.transport.in_process import Hub
+from asterism.engine.contract import Engine
+from asterism.policies.arbiter.arbiter import Arbiter
+from asterism.policies.decider import Decider
+from asterism.policies.dialogue.chat_format import TextTokenizer
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.trajectory import Rules, Trajectory
+from asterism.policies.seeded_random import BRANCH, mix
+from asterism.sandbox.contract import Sandbox
+from asterism.tasks.hosting.task_services import TaskServices
 
 PROCESS = "fork"
 _ROLLOUT, _ARBITER, _BUFFER, _OBSERVER = (

@@ -9,17 +9,17 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from analysis.event_logs.merged_events import EventFilter, merge_events
-from bus.messages import AnswerSubmitted, EnvironmentRestored, RewardInput, StartGroup, TrajectoryFinished
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.datasets import QuestionReport, RowLayout, make_training_report, read_problems
-from engine.data.task_inputs import encode_row
-from policies.dialogue.dialogue_renderer import DialogueRenderer
-from sandbox.contract import SandboxFailure
-from tasks.hosting.host_process import HostFailure
-from tasks.hosting.task_services import TaskServices
+from asterism.analysis.event_logs.merged_events import EventFilter, merge_events
+from asterism.bus.messages import AnswerSubmitted, EnvironmentRestored, RewardInput, StartGroup, TrajectoryFinished
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.datasets import QuestionReport, RowLayout, make_training_report, read_problems
+from asterism.engine.data.task_inputs import encode_row
+from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
+from asterism.sandbox.contract import SandboxFailure
+from asterism.tasks.hosting.host_process import HostFailure
+from asterism.tasks.hosting.task_services import TaskServices
 
 _CONCURRENT_SCORES = 64
 _KINDS = (StartGroup.__name__, TrajectoryFinished.__name__)

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from actors.runtime.decider_loop import DecidedEvent, decide_event
-from actors.runtime.wiring import build_deciders
-from bus.addresses import HEAD, ROLLOUT
-from bus.event_log.reader import check_complete, decode_event, list_removed_events, read_events, read_last_seq
-from bus.event_log.records import Decision, Event
-from bus.messages import (
+from asterism.actors.runtime.decider_loop import DecidedEvent, decide_event
+from asterism.actors.runtime.wiring import build_deciders
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.event_log.reader import check_complete, decode_event, list_removed_events, read_events, read_last_seq
+from asterism.bus.event_log.records import Decision, Event
+from asterism.bus.messages import (
     BatchReady,
     CodeFinished,
     CodeOk,
@@ -33,12 +33,12 @@ from bus.messages import (
     StartGroup,
     TrajectoryEnd,
 )
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.decider import Decider, Send
-from policies.rollout.rollout import Rollout
-from policies.rollout.trajectory import Trajectory
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Decider, Send
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.trajectory import Trajectory
 
 DECIDING_PROCESSES = (HEAD, ROLLOUT)
 _EVENTS_PER_READ = 4096  # a read of a growing log keeps its writer from shortening the write-ahead file

@@ -16,13 +16,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 import structlog
 
-from bus.bus import Bus, Delivery
-from bus.codec import MalformedFrame, decode, encode
-from bus.event_log.records import REFUSED_FINGERPRINT, Decision
-from bus.event_log.writer import EventLog
-from bus.messages import AnyMessage, Envelope, GroupAborted, ProtocolError, Shutdown, StartGroup
-from bus.process.waiting import wait_for_first
-from policies.decider import Decider, Send
+from asterism.bus.bus import Bus, Delivery
+from asterism.bus.codec import MalformedFrame, decode, encode
+from asterism.bus.event_log.records import REFUSED_FINGERPRINT, Decision
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import AnyMessage, Envelope, GroupAborted, ProtocolError, Shutdown, StartGroup
+from asterism.bus.process.waiting import wait_for_first
+from asterism.policies.decider import Decider, Send
 
 FINGERPRINT_BYTES = 8
 _EVENTS_PER_YIELD = 64  # decisions between two yields to the event loop, which sends the frames
@@ -92,7 +92,7 @@ class DecidedEvent(msgspec.Struct, frozen=True):
 
     @property
     def fingerprints(self) -> tuple[bytes, bytes | None]:
-        """Of effects and state, as in bus.event_log.records.Decision."""
+        """Of effects and state, as in asterism.bus.event_log.records.Decision."""
         if isinstance(self.effects, str):
             return REFUSED_FINGERPRINT, None
         return compute_fingerprint(self.frames), compute_state_fingerprint(self.state)

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import structlog
 
-from actors.runtime.decider_loop import DeciderLoop, Observer, Service, make_steady_clock
-from actors.runtime.recovery import Recovery, recover
-from bus.bus import Bus, BusFactory
-from bus.codec import encode
-from bus.event_log.writer import EventLog
-from bus.messages import Envelope, RunStarted
-from bus.process.heartbeat import sending_heartbeats
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.decider import Decider
+from asterism.actors.runtime.decider_loop import DeciderLoop, Observer, Service, make_steady_clock
+from asterism.actors.runtime.recovery import Recovery, recover
+from asterism.bus.bus import Bus, BusFactory
+from asterism.bus.codec import encode
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import Envelope, RunStarted
+from asterism.bus.process.heartbeat import sending_heartbeats
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Decider
 
 
 class ProcessIncarnation(msgspec.Struct, frozen=True):

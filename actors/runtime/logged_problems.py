@@ -12,16 +12,16 @@ from typing import Literal, overload
 
 import msgspec
 
-from bus.event_log.reader import decode_event, read_events
-from bus.messages import StartGroup
-from configs.atomic_write import write_atomically
-from configs.integrity.file_manifest import check_file
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.groups.evaluation_questions import EvaluationQuestions
-from policies.groups.group_starter import TokenizedProblem
-from policies.groups.problem_order import ProblemOrder
-from policies.seeded_random import TRAIN, mix
+from asterism.bus.event_log.reader import decode_event, read_events
+from asterism.bus.messages import StartGroup
+from asterism.configs.atomic_write import write_atomically
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.groups.evaluation_questions import EvaluationQuestions
+from asterism.policies.groups.group_starter import TokenizedProblem
+from asterism.policies.groups.problem_order import ProblemOrder
+from asterism.policies.seeded_random import TRAIN, mix
 
 _POLL_INTERVAL_S = 0.1
 Purpose = Literal["train", "evaluate"]

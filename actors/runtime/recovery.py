@@ -12,15 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from actors.runtime.decider_loop import MAX_PENDING_EFFECTS, Observer, decide_event
-from bus.addresses import LEARNER, parse_process
-from bus.codec import MalformedFrame, decode
-from bus.event_log.reader import check_complete, find_epoch_start, read_events
-from bus.event_log.records import Decision, Event
-from bus.lanes import BULK, Lane, select_frame_lane, select_lane
-from bus.messages import AnyMessage, BatchReady, StepTrained
-from configs.errors import UnusableInput
-from policies.decider import Decider, Send
+from asterism.actors.runtime.decider_loop import MAX_PENDING_EFFECTS, Observer, decide_event
+from asterism.bus.addresses import LEARNER, parse_process
+from asterism.bus.codec import MalformedFrame, decode
+from asterism.bus.event_log.reader import check_complete, find_epoch_start, read_events
+from asterism.bus.event_log.records import Decision, Event
+from asterism.bus.lanes import BULK, Lane, select_frame_lane, select_lane
+from asterism.bus.messages import AnyMessage, BatchReady, StepTrained
+from asterism.configs.errors import UnusableInput
+from asterism.policies.decider import Decider, Send
 
 PeerLane = tuple[str, Lane]
 
@@ -162,7 +162,7 @@ class Recovery:
         sent.add(frame, self.num_events)
 
     def build_link_state(self) -> dict[PeerLane, tuple[int, Sequence[bytes]]]:
-        """For bus.bus.Bus.restore."""
+        """For asterism.bus.bus.Bus.restore."""
         return {peer: (sent.next_number, sent.list_frames()) for peer, sent in self.sent.items()}
 
 

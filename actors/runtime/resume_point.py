@@ -3,14 +3,14 @@
 from collections.abc import Callable, Set
 from pathlib import Path
 
-from actors.metrics_file import read_steps_written
-from bus.addresses import HEAD
-from bus.event_log.reader import decode_event, read_events
-from bus.messages import BufferCursor, StepCollected, StepOutcome
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.checkpoints import (
+from asterism.actors.metrics_file import read_steps_written
+from asterism.bus.addresses import HEAD
+from asterism.bus.event_log.reader import decode_event, read_events
+from asterism.bus.messages import BufferCursor, StepCollected, StepOutcome
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.checkpoints import (
     find_training_damage,
     is_resumable,
     list_saved_steps,
@@ -18,7 +18,7 @@ from engine.learner.checkpoints import (
     list_without_state,
     set_aside,
 )
-from policies.early_stopping import describe_outcome
+from asterism.policies.early_stopping import describe_outcome
 
 
 class NotResumable(UnusableInput):

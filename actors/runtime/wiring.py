@@ -9,28 +9,33 @@ from typing import NamedTuple
 import structlog
 from msgspec.structs import replace
 
-from actors.runtime.logged_problems import LoggedProblems, ProblemCounts, read_problem_counts, write_problem_counts
-from bus.addresses import ARBITER, HEAD, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
-from bus.bus import Bus
-from bus.messages import EngineLeft, ids_to_bytes
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.task_options import TaskConfig
-from engine.data.data_files import DatasetError
-from engine.data.datasets import QuestionReport, make_training_report, read_problems
-from engine.data.task_inputs import build_renderer, encode_row, get_row_layout, read_task_descriptions
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from policies.arbiter.arbiter import Arbiter
-from policies.decider import Decider
-from policies.evaluation_recipe import EvaluationRecipe
-from policies.groups.group_buffer import GroupBuffer
-from policies.groups.group_starter import ProblemSet, TokenizedProblem
-from policies.recipe import Recipe
-from policies.rollout.rollout import Rollout
-from policies.rollout.trajectory import Rules
-from policies.step_evaluations import EvaluationPlan
-from policies.step_metrics import Recorder
-from policies.tools.task_description import TaskDescription, TaskDescriptions
+from asterism.actors.runtime.logged_problems import (
+    LoggedProblems,
+    ProblemCounts,
+    read_problem_counts,
+    write_problem_counts,
+)
+from asterism.bus.addresses import ARBITER, HEAD, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
+from asterism.bus.bus import Bus
+from asterism.bus.messages import EngineLeft, ids_to_bytes
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.engine.data.data_files import DatasetError
+from asterism.engine.data.datasets import QuestionReport, make_training_report, read_problems
+from asterism.engine.data.task_inputs import build_renderer, encode_row, get_row_layout, read_task_descriptions
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.policies.arbiter.arbiter import Arbiter
+from asterism.policies.decider import Decider
+from asterism.policies.evaluation_recipe import EvaluationRecipe
+from asterism.policies.groups.group_buffer import GroupBuffer
+from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
+from asterism.policies.recipe import Recipe
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.trajectory import Rules
+from asterism.policies.step_evaluations import EvaluationPlan
+from asterism.policies.step_metrics import Recorder
+from asterism.policies.tools.task_description import TaskDescription, TaskDescriptions
 
 STOP_TIMEOUT_S = 2.0
 SERVER_STOP_TIMEOUT_S = 4.0
@@ -94,7 +99,7 @@ def build_head_deciders(run: RunConfig, problems: ProblemSets) -> dict[str, Deci
 
 
 def build_live_head_deciders(run: RunConfig, folder: RunFolder) -> dict[str, Decider]:
-    """Raises engine.data.datasets.DatasetError and tokenizer errors."""
+    """Raises asterism.engine.data.datasets.DatasetError and tokenizer errors."""
     problems = load_problem_sets(run, folder, load_tokenizer(folder.expand_path(run.model.checkpoint)))
     write_problem_counts(folder, ProblemCounts(problems.train.counts, problems.test.counts))
     return build_head_deciders(run, problems)
@@ -105,7 +110,7 @@ def build_deciders(
 ) -> dict[str, Decider]:
     """The deciders of a process by name; those of the head take the problems from the rollout process's log.
 
-    Raises engine.data.datasets.DatasetError and tokenizer errors.
+    Raises asterism.engine.data.datasets.DatasetError and tokenizer errors.
     """
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     if process != HEAD:

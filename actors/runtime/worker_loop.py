@@ -6,15 +6,15 @@ from typing import Any, Protocol
 
 import structlog
 
-from bus.codec import MalformedFrame
-from bus.messages import AnyMessage, Envelope, Shutdown
+from asterism.bus.codec import MalformedFrame
+from asterism.bus.messages import AnyMessage, Envelope, Shutdown
 
 Work = Coroutine[Any, Any, None]
 OnTaskStarted = Callable[[Envelope, "asyncio.Task[None]"], None]
 
 
 class MessageChannel(Protocol):
-    """The part of bus.bus.Bus that a worker uses."""
+    """The part of asterism.bus.bus.Bus that a worker uses."""
 
     @property
     def process(self) -> str: ...
@@ -22,7 +22,7 @@ class MessageChannel(Protocol):
     async def send(self, to: str, message: AnyMessage) -> None: ...
 
     async def receive(self) -> Envelope:
-        """Raises bus.codec.MalformedFrame after dropping the frame."""
+        """Raises asterism.bus.codec.MalformedFrame after dropping the frame."""
         ...
 
 

@@ -8,11 +8,11 @@ from typing import Any, Protocol, cast
 import msgspec
 from msgspec import to_builtins
 
-from actors.sinks.metric_records import MetricRecord
-from configs.errors import UnusableInput
-from configs.machines import SinkName
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.actors.sinks.metric_records import MetricRecord
+from asterism.configs.errors import UnusableInput
+from asterism.configs.machines import SinkName
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 # Of sglang and of tasks: variables of processes, and arguments of the user's code.
 SECRET_TABLES = ("environment", "variables", "parameters")
@@ -82,7 +82,7 @@ def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def open_sink(name: SinkName, run: BackendRun) -> MetricSink:
     """Imports the sink's package, which takes up to seconds, and connects to its backend, which may block."""
-    module = importlib.import_module(f"actors.sinks.{name}_sink")
+    module = importlib.import_module(f"asterism.actors.sinks.{name}_sink")
     return module.open_run(run)
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from actors.sinks.contract import BackendRun, MetricSink
-from actors.sinks.delivery_ledger import DeliveryLedger, NumberedLine
-from actors.sinks.metric_records import build_record
-from configs.atomic_write import write_atomically
-from configs.integrity.file_manifest import check_file
-from configs.machines import SinkName
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.actors.sinks.contract import BackendRun, MetricSink
+from asterism.actors.sinks.delivery_ledger import DeliveryLedger, NumberedLine
+from asterism.actors.sinks.metric_records import build_record
+from asterism.configs.atomic_write import write_atomically
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.machines import SinkName
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 POLL_S = 0.5  # between two reads of metrics.jsonl
 MAX_BATCH = 100  # records per write

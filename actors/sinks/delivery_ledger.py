@@ -16,8 +16,8 @@ from typing import Self
 import msgspec
 import xxhash
 
-from actors.sinks.metric_records import get_axis
-from configs.errors import UnusableInput
+from asterism.actors.sinks.metric_records import get_axis
+from asterism.configs.errors import UnusableInput
 
 
 class Sent(msgspec.Struct, frozen=True, tag="sent", array_like=True):

@@ -10,8 +10,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 from mlflow.utils.validation import MAX_METRICS_PER_BATCH, MAX_PARAM_VAL_LENGTH, MAX_PARAMS_TAGS_PER_BATCH
 
-from actors.sinks.contract import BackendRun
-from actors.sinks.metric_records import MetricRecord
+from asterism.actors.sinks.contract import BackendRun
+from asterism.actors.sinks.metric_records import MetricRecord
 
 IDENTITY_TAG = "asterism.run_id"
 

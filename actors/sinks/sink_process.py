@@ -1,4 +1,4 @@
-"""`python -m actors.sinks.sink_process NAME --run-folder FOLDER`: delivers the records of a run to one sink.
+"""`python -m asterism.actors.sinks.sink_process NAME --run-folder FOLDER`: delivers the records of a run to one sink.
 
 The launcher starts it with --follow, and sends SIGTERM when metrics.jsonl is complete. `asterism metrics sync` starts it
 without.
@@ -9,12 +9,12 @@ import sys
 from functools import partial
 from typing import get_args
 
-from actors.sinks.contract import open_sink
-from actors.sinks.delivery import deliver, load_backend_run, make_wait_until_terminated
-from bus.process.process_main import make_process_parser, run_process_main
-from configs.load import load_with_overrides
-from configs.machines import SinkName
-from configs.run_folder import RunFolder
+from asterism.actors.sinks.contract import open_sink
+from asterism.actors.sinks.delivery import deliver, load_backend_run, make_wait_until_terminated
+from asterism.bus.process.process_main import make_process_parser, run_process_main
+from asterism.configs.load import load_with_overrides
+from asterism.configs.machines import SinkName
+from asterism.configs.run_folder import RunFolder
 
 NICENESS = 10  # the run's processes have precedence
 # Of the packages, which also report their own use.
@@ -31,7 +31,7 @@ def name_sink_process(sink: str) -> str:
 
 
 def main() -> int:
-    parser = make_process_parser("actors.sinks.sink_process", "Delivers the records of a run to one sink.")
+    parser = make_process_parser("asterism.actors.sinks.sink_process", "Delivers the records of a run to one sink.")
     parser.add_argument("name", choices=get_args(SinkName))
     parser.add_argument("--follow", action="store_true", help="wait for further records until SIGTERM")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of [metrics]")

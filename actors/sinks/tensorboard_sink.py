@@ -17,8 +17,8 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from actors.sinks.contract import BackendRun
-from actors.sinks.metric_records import Axis, MetricRecord
+from asterism.actors.sinks.contract import BackendRun
+from asterism.actors.sinks.metric_records import Axis, MetricRecord
 
 CONFIG_TAG = "config"
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from actors.sinks.contract import BackendRun
-from actors.sinks.metric_records import MetricRecord
+from asterism.actors.sinks.contract import BackendRun
+from asterism.actors.sinks.metric_records import MetricRecord
 
 
 class TrackioSink:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import wandb
 
-from actors.sinks.contract import BackendRun
-from actors.sinks.metric_records import MetricRecord
+from asterism.actors.sinks.contract import BackendRun
+from asterism.actors.sinks.metric_records import MetricRecord
 
 AXES = {"rl": "rl/step", "cold_start": "cold_start/step"}  # names of the steps, which are W&B's x axes
 PREFIXES = {"rl": ("rl", "evaluation", "lengths", "health"), "cold_start": ("cold_start",)}

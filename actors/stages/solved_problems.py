@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bus.addresses import HEAD, ROLLOUT
-from configs.atomic_write import replacing_file
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_file
-from configs.run_folder import RunFolder
-from configs.success import SuccessRule
-from engine.data.datasets import RowLayout, make_training_report, read_problems
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.configs.atomic_write import replacing_file
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.success import SuccessRule
+from asterism.engine.data.datasets import RowLayout, make_training_report, read_problems
 
 
 class _Group(NamedTuple):
     task: str  # its name
-    problem: str  # "FILE:ROW", as engine.data.datasets.DatasetProblem.name
+    problem: str  # "FILE:ROW", as asterism.engine.data.datasets.DatasetProblem.name
     size: int  # rollouts
     started_at: str  # in ISO format
 

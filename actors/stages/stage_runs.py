@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.runtime.resume_point import find_cursor
-from actors.stages.solved_problems import ProblemResults, read_problem_results, write_unsolved_rows
-from bus.addresses import HEAD
-from configs.errors import UnusableInput
-from configs.load import expand_paths
-from configs.loading.stage_layers import StageConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.task_inputs import get_row_layout, read_task_descriptions
-from engine.learner.checkpoints import list_saved_steps
+from asterism.actors.runtime.resume_point import find_cursor
+from asterism.actors.stages.solved_problems import ProblemResults, read_problem_results, write_unsolved_rows
+from asterism.bus.addresses import HEAD
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import expand_paths
+from asterism.configs.loading.stage_layers import StageConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.task_inputs import get_row_layout, read_task_descriptions
+from asterism.engine.learner.checkpoints import list_saved_steps
 
 
 class FinishedStage(NamedTuple):

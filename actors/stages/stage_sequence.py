@@ -16,15 +16,22 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from actors.launch.claim_run_folder import RunFolderError, delete_run
-from actors.stages.stage_runs import FinishedStage, check_stage, continue_stage, find_start, read_start, write_unsolved
-from configs.atomic_write import write_atomically
-from configs.errors import UnusableInput
-from configs.load import list_resume_conflicts, load_run
-from configs.loading.stage_layers import StageConfig
-from configs.run_folder import RunFolder, StagesFolder
-from configs.schema import RunConfig
-from engine.learner.checkpoints import list_saved_steps
+from asterism.actors.launch.claim_run_folder import RunFolderError, delete_run
+from asterism.actors.stages.stage_runs import (
+    FinishedStage,
+    check_stage,
+    continue_stage,
+    find_start,
+    read_start,
+    write_unsolved,
+)
+from asterism.configs.atomic_write import write_atomically
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import list_resume_conflicts, load_run
+from asterism.configs.loading.stage_layers import StageConfig
+from asterism.configs.run_folder import RunFolder, StagesFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.checkpoints import list_saved_steps
 
 Stages = Sequence[tuple[StageConfig, RunConfig]]  # at least one
 RunStage = Callable[[RunConfig, bool], int]  # with whether to resume it; returns the exit code

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from analysis.entropy.token_kinds import KINDS, EntropyStatistics, Kind, ScoredDialogue, ScoredToken
-from analysis.plotting import BLUE, GREEN, ORANGE, PURPLE, draw_legend, make_figure, save_figure, style_axes
-from configs.atomic_write import write_atomically
+from asterism.analysis.entropy.token_kinds import KINDS, EntropyStatistics, Kind, ScoredDialogue, ScoredToken
+from asterism.analysis.plotting import BLUE, GREEN, ORANGE, PURPLE, draw_legend, make_figure, save_figure, style_axes
+from asterism.configs.atomic_write import write_atomically
 
 _COLORS: dict[Kind, str] = {"reasoning": BLUE, "reflection": PURPLE, "call": ORANGE, "answer": GREEN}
 _STYLE = """body{font:15px/1.6 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1f2933}

@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages import Ending
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_file
+from asterism.bus.messages import Ending
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_file
 
 Line = TypeVar("Line")
 AnswerEnding = Literal[Ending, "failed"]  # failed: an infrastructure failure; the answer has no result

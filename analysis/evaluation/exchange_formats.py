@@ -5,8 +5,8 @@ Only the names and meanings of the fields are theirs. Tokens are not part of a t
 
 from typing import Any, NamedTuple
 
-from analysis.evaluation.answer_records import AnswerRecord
-from analysis.evaluation.set_results import SetResult
+from asterism.analysis.evaluation.answer_records import AnswerRecord
+from asterism.analysis.evaluation.set_results import SetResult
 
 _ROLES = {"assistant": "assistant", "environment": "user"}  # the text of a tool's result has its own tags
 _TRACE_VERSION = 1

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.evaluation.set_results import sort_levels
+from asterism.analysis.evaluation.set_results import sort_levels
 
 _UNKNOWN = "-"  # undefined, such as a share of nothing
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from analysis.evaluation.answer_records import AnswerRecord
-from analysis.evaluation.answer_statistics import (
+from asterism.analysis.evaluation.answer_records import AnswerRecord
+from asterism.analysis.evaluation.answer_statistics import (
     LengthStatistics,
     Vote,
     compute_bootstrap_interval,

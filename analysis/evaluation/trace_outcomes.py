@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from analysis.evaluation.answer_records import iter_complete_lines, parse_line
-from configs.errors import UnusableInput
+from asterism.analysis.evaluation.answer_records import iter_complete_lines, parse_line
+from asterism.configs.errors import UnusableInput
 
 OUTCOME_NAMES = ("solved", "rollouts", "rate", "failed", "reward", "best", "worst", "spread", "tokens", "truncated")
 _AT_LIMIT = "max_total_tokens"  # stop_condition of a response that the length limit ends

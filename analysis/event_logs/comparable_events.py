@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
-from analysis.metric_lines import decode_metric_lines
-from bus.messages import (
+from asterism.analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
+from asterism.analysis.metric_lines import decode_metric_lines
+from asterism.bus.messages import (
     AnswerGraded,
     AnyMessage,
     CallFailed,
@@ -34,8 +34,8 @@ from bus.messages import (
     WeightsPublished,
     name_evaluation,
 )
-from configs.integrity.file_manifest import check_file
-from configs.run_folder import RunFolder
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.run_folder import RunFolder
 
 _KINDS = (
     *(StartGroup, TurnGenerated, CodeFinished, EnvironmentReturned, CallFailed, AnswerGraded),

@@ -5,7 +5,7 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
-from bus.messages import (
+from asterism.bus.messages import (
     OPENING_CALL,
     AnswerGraded,
     AnyMessage,
@@ -27,12 +27,12 @@ from bus.messages import (
     TurnRequested,
     bytes_to_ids,
 )
-from configs.schema import DialogueConfig
-from policies.dialogue.chat_format import TextTokenizer
-from policies.dialogue.dialogue_renderer import DialogueRenderer
-from policies.dialogue.tool_results import format_result
-from policies.rollout.call_transitions import format_environment_result
-from policies.tools.task_description import TaskKind
+from asterism.configs.schema import DialogueConfig
+from asterism.policies.dialogue.chat_format import TextTokenizer
+from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
+from asterism.policies.dialogue.tool_results import format_result
+from asterism.policies.rollout.call_transitions import format_environment_result
+from asterism.policies.tools.task_description import TaskKind
 
 _TOKEN_ID_FIELDS = ("token_ids", "prompt_ids")
 _ARRAY_FIELDS = (*_TOKEN_ID_FIELDS, "loss_mask", "logprobs", "versions")

@@ -4,12 +4,12 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import zip_longest
 from typing import NamedTuple
 
-from analysis.event_logs.comparable_events import ComparableEvent, read_event_streams, strip_times
-from analysis.event_logs.merged_events import read_start_time
-from bus.codec import encode
-from bus.event_log.reader import decode_event, read_events
-from bus.messages import Envelope
-from configs.run_folder import RunFolder
+from asterism.analysis.event_logs.comparable_events import ComparableEvent, read_event_streams, strip_times
+from asterism.analysis.event_logs.merged_events import read_start_time
+from asterism.bus.codec import encode
+from asterism.bus.event_log.reader import decode_event, read_events
+from asterism.bus.messages import Envelope
+from asterism.configs.run_folder import RunFolder
 
 
 class RunDivergence(NamedTuple):

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.event_log.reader import decode_event, read_events, read_first_time
-from bus.event_log.records import Decision, Event
-from bus.messages import Envelope
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from asterism.bus.event_log.reader import decode_event, read_events, read_first_time
+from asterism.bus.event_log.records import Decision, Event
+from asterism.bus.messages import Envelope
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
 
 
 class MergedEvent(NamedTuple):

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
-from bus.messages import StartGroup, TrajectoryEnd, TrajectoryFinished
-from configs.run_folder import RunFolder
+from asterism.analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
+from asterism.bus.messages import StartGroup, TrajectoryEnd, TrajectoryFinished
+from asterism.configs.run_folder import RunFolder
 
 TimeRange = tuple[float, float]  # seconds since the run's start, half-open
 ALL_TIMES: TimeRange = (-inf, inf)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from analysis.event_logs.spans import LEARNER, STEPS, TRAJECTORIES, TraceSpan
+from asterism.analysis.event_logs.spans import LEARNER, STEPS, TRAJECTORIES, TraceSpan
 
 _TRACK_ORDER = (STEPS, LEARNER)  # then engines and executors by name, then trajectories
 TraceRecord = dict[str, Any]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
-from bus.messages import (
+from asterism.analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
+from asterism.bus.messages import (
     OPENING_CALL,
     AnswerGraded,
     AnyMessage,
@@ -33,9 +33,9 @@ from bus.messages import (
     WeightsLoaded,
     name_evaluation,
 )
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from policies.rollout.trajectory import GRADING_CALL
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.policies.rollout.trajectory import GRADING_CALL
 
 STEPS, LEARNER, TRAJECTORIES = "steps", "learner", "trajectories"
 _KINDS = (

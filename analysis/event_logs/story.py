@@ -8,9 +8,9 @@ from the event that caused it until its execution.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from analysis.event_logs.describe import TextContext, describe
-from analysis.event_logs.merged_events import MergedEvent
-from bus.messages import (
+from asterism.analysis.event_logs.describe import TextContext, describe
+from asterism.analysis.event_logs.merged_events import MergedEvent
+from asterism.bus.messages import (
     OPENING_CALL,
     AnswerGraded,
     AnyMessage,
@@ -20,10 +20,10 @@ from bus.messages import (
     StartGroup,
     TurnGenerated,
 )
-from policies.dialogue.parse_turn import ToolCall
-from policies.rollout.call_transitions import format_refusal, select_calls
-from policies.rollout.trajectory import GRADING_CALL
-from policies.tools.python_tools import build_program
+from asterism.policies.dialogue.parse_turn import ToolCall
+from asterism.policies.rollout.call_transitions import format_refusal, select_calls
+from asterism.policies.rollout.trajectory import GRADING_CALL
+from asterism.policies.tools.python_tools import build_program
 
 
 class StoryLine(NamedTuple):

@@ -15,9 +15,9 @@ frees the tensors above. tests/analysis/planning compares these numbers with the
 
 from typing import NamedTuple
 
-from configs.algorithm import Checkpointing
-from engine.model.model_config import DecoderConfig
-from policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, count_chunk_tokens
+from asterism.configs.algorithm import Checkpointing
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, count_chunk_tokens
 
 FLOAT32_BYTES = 4
 

@@ -7,8 +7,8 @@ at the optimizer    nothing else: AdamW is one kernel without temporary tensors
 
 from typing import NamedTuple
 
-from analysis.planning.activation_memory import FLOAT32_BYTES, ActivationMemory
-from analysis.planning.model_size import ModelSize
+from asterism.analysis.planning.activation_memory import FLOAT32_BYTES, ActivationMemory
+from asterism.analysis.planning.model_size import ModelSize
 
 MOMENTS = 2  # of AdamW
 _PREFETCHED_LAYERS = 2  # the computing one and the next one

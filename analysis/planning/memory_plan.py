@@ -2,14 +2,19 @@
 
 from math import prod
 
-from analysis.planning.activation_memory import FLOAT32_BYTES, compute_activation_memory
-from analysis.planning.learner_memory import RankMemory, RankShare, compute_offloaded_memory, compute_rank_memory
-from analysis.planning.plan_inputs import GIB, SEQUENCE_KEYS, PlanInputs
-from analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
-from configs.sglang_options import SPARE_TOKENS
-from engine.inference.buffer_sizes import PAGE_TOKENS_STEP, BufferShape, count_buffer_bytes
-from engine.learner.batches.sample_files import BYTES_PER_TOKEN
-from engine.weight_transfer.published_bytes import (
+from asterism.analysis.planning.activation_memory import FLOAT32_BYTES, compute_activation_memory
+from asterism.analysis.planning.learner_memory import (
+    RankMemory,
+    RankShare,
+    compute_offloaded_memory,
+    compute_rank_memory,
+)
+from asterism.analysis.planning.plan_inputs import GIB, SEQUENCE_KEYS, PlanInputs
+from asterism.analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
+from asterism.configs.sglang_options import SPARE_TOKENS
+from asterism.engine.inference.buffer_sizes import PAGE_TOKENS_STEP, BufferShape, count_buffer_bytes
+from asterism.engine.learner.batches.sample_files import BYTES_PER_TOKEN
+from asterism.engine.weight_transfer.published_bytes import (
     count_folder_bytes,
     count_folders,
     count_slot_bytes,
@@ -21,7 +26,9 @@ GROUP_BUCKETS = 2  # of sglang.bucket_mib in main memory, for each server while 
 IPC_BUCKETS = 2  # on the server's device: the server may still read one while the next one is copied
 CONTEXT_BYTES = GIB / 2  # of CUDA in a generator with sglang.weights = "ipc"; assumed, never measured
 BODY_COPIES = 5  # per rank of a server: base64, sent and received body with 4/3 of a bucket each, and the decoded one
-WRITE_BYTES = 64 * 2**20  # of engine.learner.weight_publisher and engine.model.hf_export, which import torch
+WRITE_BYTES = (
+    64 * 2**20
+)  # of asterism.engine.learner.weight_publisher and asterism.engine.model.hf_export, which import torch
 RECORD_BYTES = 13  # of a token on the bus: id, logprob, version, mask
 _LEARNER_KEYS = (
     "learner.micro_batch_tokens",

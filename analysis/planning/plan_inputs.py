@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from analysis.planning.model_size import ModelSize, measure_model
-from analysis.simulation.cluster_model import A100, H100, H200, MI300X, GpuSpec
-from configs.schema import RunConfig
-from engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
-from engine.model.model_config import DecoderConfig
+from asterism.analysis.planning.model_size import ModelSize, measure_model
+from asterism.analysis.simulation.cluster_model import A100, H100, H200, MI300X, GpuSpec
+from asterism.configs.schema import RunConfig
+from asterism.engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
+from asterism.engine.model.model_config import DecoderConfig
 
 GIB = 2**30
 VALUE_BYTES = {"float32": 4, "bfloat16": 2}

@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.planning.resources import PlannedCount, PlannedResource
-from analysis.planning.run_plan import RunPlan
-from configs.errors import format_bytes
+from asterism.analysis.planning.resources import PlannedCount, PlannedResource
+from asterism.analysis.planning.run_plan import RunPlan
+from asterism.configs.errors import format_bytes
 
 _STATUS = {True: "[green]fits[/]", False: "[bold red]does not fit[/]"}
 

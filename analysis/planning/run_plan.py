@@ -6,12 +6,12 @@ from typing import Any, get_args
 
 import msgspec
 
-from analysis.planning.memory_plan import count_batch_bytes, plan_cache_tokens, plan_gpu, plan_host
-from analysis.planning.plan_inputs import SEQUENCE_KEYS, PlanInputs
-from analysis.planning.resources import KeyChange, PlannedCount, PlannedResource
-from analysis.planning.step_seconds import StepSeconds, estimate_step
-from analysis.planning.storage_plan import plan_disk, plan_largest_message, plan_shared_memory
-from configs.algorithm import Checkpointing
+from asterism.analysis.planning.memory_plan import count_batch_bytes, plan_cache_tokens, plan_gpu, plan_host
+from asterism.analysis.planning.plan_inputs import SEQUENCE_KEYS, PlanInputs
+from asterism.analysis.planning.resources import KeyChange, PlannedCount, PlannedResource
+from asterism.analysis.planning.step_seconds import StepSeconds, estimate_step
+from asterism.analysis.planning.storage_plan import plan_disk, plan_largest_message, plan_shared_memory
+from asterism.configs.algorithm import Checkpointing
 
 _ALTERNATIVES = 3  # changes that are listed for a resource
 _FRACTIONS = 16  # of a present value that are tried

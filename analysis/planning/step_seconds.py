@@ -8,11 +8,11 @@ Not counted: tool calls, grading, the publication of weights, checkpoints, and t
 import msgspec
 from msgspec.structs import replace
 
-from analysis.planning.memory_plan import compute_cache_tokens
-from analysis.planning.model_size import ModelSize
-from analysis.planning.plan_inputs import PlanInputs
-from analysis.simulation.cluster_model import GpuSpec, ModelShape, StepCostModel, estimate_roofline_cost
-from engine.model.model_config import DecoderConfig
+from asterism.analysis.planning.memory_plan import compute_cache_tokens
+from asterism.analysis.planning.model_size import ModelSize
+from asterism.analysis.planning.plan_inputs import PlanInputs
+from asterism.analysis.simulation.cluster_model import GpuSpec, ModelShape, StepCostModel, estimate_roofline_cost
+from asterism.engine.model.model_config import DecoderConfig
 
 _FLOPS_PER_PARAMETER = 6  # forward 2, backward 4
 _FLOPS_PER_PAIR = 12  # of a query and a key, per layer and value of a head: two products, three passes

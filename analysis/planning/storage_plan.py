@@ -1,12 +1,12 @@
 """Shared memory, disk and messages of a run."""
 
-from analysis.planning.activation_memory import FLOAT32_BYTES
-from analysis.planning.learner_memory import MOMENTS
-from analysis.planning.memory_plan import RECORD_BYTES, count_batch_bytes, list_shared_items
-from analysis.planning.plan_inputs import SEQUENCE_KEYS, VALUE_BYTES, PlanInputs
-from analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
-from bus.transport.packets import MAX_FRAME_BYTES
-from policies.groups.selection import MAX_PART_BYTES
+from asterism.analysis.planning.activation_memory import FLOAT32_BYTES
+from asterism.analysis.planning.learner_memory import MOMENTS
+from asterism.analysis.planning.memory_plan import RECORD_BYTES, count_batch_bytes, list_shared_items
+from asterism.analysis.planning.plan_inputs import SEQUENCE_KEYS, VALUE_BYTES, PlanInputs
+from asterism.analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
+from asterism.bus.transport.packets import MAX_FRAME_BYTES
+from asterism.policies.groups.selection import MAX_PART_BYTES
 
 # Besides learner.keep_checkpoints: before RL, the last one, and an unfinished one.
 _FURTHER_CHECKPOINTS = 3

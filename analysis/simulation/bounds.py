@@ -2,8 +2,8 @@
 
 import msgspec
 
-from analysis.simulation.cluster_model import SimulatedCluster, StepCostModel
-from analysis.simulation.workload import TrajectoryPlan, Workload
+from asterism.analysis.simulation.cluster_model import SimulatedCluster, StepCostModel
+from asterism.analysis.simulation.workload import TrajectoryPlan, Workload
 
 
 class MakespanBounds(msgspec.Struct, frozen=True):

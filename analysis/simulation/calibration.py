@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.simulation.cluster_model import StepCostModel
-from bus.messages import EngineLoadReported
+from asterism.analysis.simulation.cluster_model import StepCostModel
+from asterism.bus.messages import EngineLoadReported
 
 _IRLS_ROUNDS = 20  # of iteratively reweighted least squares
 

@@ -16,7 +16,7 @@ a vendor: the simulator compares policies on one model and claims no absolute ti
     arithmetic 0.5   bf16 products with some thousand rows (NVIDIA); 0.4 for AMD's MI300X
     fixed 2 ms       launch of a captured step, sampling, the engine's own scheduling
     sequence 10 us   sampling and bookkeeping of one sequence
-`analysis.simulation.calibration` fits all costs to a recorded run instead.
+`asterism.analysis.simulation.calibration` fits all costs to a recorded run instead.
 """
 
 from math import floor, sqrt

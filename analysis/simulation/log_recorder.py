@@ -17,11 +17,18 @@ from typing import Any
 
 import msgspec
 
-from bus.addresses import EXECUTOR, HEAD, LAUNCHER, ROLLOUT
-from bus.messages import AnyMessage, CodeFinished, CodeRequested, EngineLoadReported, LedgerReported, StartGroup
-from policies.decider import Send
-from policies.observers import TrajectoryObserver
-from policies.rollout.rollout import Rollout
+from asterism.bus.addresses import EXECUTOR, HEAD, LAUNCHER, ROLLOUT
+from asterism.bus.messages import (
+    AnyMessage,
+    CodeFinished,
+    CodeRequested,
+    EngineLoadReported,
+    LedgerReported,
+    StartGroup,
+)
+from asterism.policies.decider import Send
+from asterism.policies.observers import TrajectoryObserver
+from asterism.policies.rollout.rollout import Rollout
 
 _COUNT_INTERVAL_S = 0.1
 _EXECUTOR_LOAD_INTERVAL_S = 1.0

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.simulation.outcome import SimulatedPolicy
-from analysis.simulation.workload import TrajectoryPlan, Workload
-from policies.arbiter.arbiter import Arbiter
-from policies.arbiter.kv_demand import compute_interval_starts
-from policies.arbiter.kv_ledger import KvAccount
-from policies.arbiter.length_estimates import LearnedLengthForecast
-from policies.arbiter.length_stats import LengthStats
+from asterism.analysis.simulation.outcome import SimulatedPolicy
+from asterism.analysis.simulation.workload import TrajectoryPlan, Workload
+from asterism.policies.arbiter.arbiter import Arbiter
+from asterism.policies.arbiter.kv_demand import compute_interval_starts
+from asterism.policies.arbiter.kv_ledger import KvAccount
+from asterism.policies.arbiter.length_estimates import LearnedLengthForecast
+from asterism.policies.arbiter.length_stats import LengthStats
 
 
 def build_length_stats(earlier: Workload) -> LengthStats:
@@ -28,7 +28,7 @@ def build_length_stats(earlier: Workload) -> LengthStats:
 
 
 class OracleLengthForecast:
-    """Implements policies.arbiter.length_estimates.OnlineLengthForecast from the true lengths: the upper bound."""
+    """Implements asterism.policies.arbiter.length_estimates.OnlineLengthForecast from the true lengths: the upper bound."""
 
     def __init__(self, plans: Mapping[int, TrajectoryPlan], limit: int) -> None:
         self.limit = limit

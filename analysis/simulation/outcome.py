@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from analysis.simulation.bounds import MakespanBounds
-from policies.arbiter.arbiter import PolicyName
+from asterism.analysis.simulation.bounds import MakespanBounds
+from asterism.policies.arbiter.arbiter import PolicyName
 
 SimulatedPolicy = PolicyName | Literal["oracle"]  # kv_lookahead with the true lengths known
 

@@ -1,6 +1,6 @@
 """Load a step of a recorded run: its trajectories as a workload, its engines as a cluster.
 
-The source are the event logs of the rollout and of the head (bus.event_log.reader).
+The source are the event logs of the rollout and of the head (asterism.bus.event_log.reader).
 
 step = load_recorded_step(RunFolder(Path("runs/demo")))
 outcome = simulate(step.workload, step.cluster, "kv_lookahead")  # compare with step.measured_s
@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from analysis.metric_lines import AnalysisError
-from analysis.simulation.calibration import build_load_intervals, fit_costs, scale_costs
-from analysis.simulation.cluster_model import SimulatedCluster
-from analysis.simulation.workload import PlannedTurn, TrajectoryPlan, Workload, build_plan
-from bus.addresses import HEAD, ROLLOUT
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import (
+from asterism.analysis.metric_lines import AnalysisError
+from asterism.analysis.simulation.calibration import build_load_intervals, fit_costs, scale_costs
+from asterism.analysis.simulation.cluster_model import SimulatedCluster
+from asterism.analysis.simulation.workload import PlannedTurn, TrajectoryPlan, Workload, build_plan
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import (
     AnyMessage,
     CodeFinished,
     EngineJoined,
@@ -38,10 +38,10 @@ from bus.messages import (
     TrajectoryFinished,
     TurnGenerated,
 )
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.arbiter.arbiter import PolicyName
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.arbiter.arbiter import PolicyName
 
 _MIN_INTERVALS = 4  # fewest intervals of work that determine the machine's speed
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from analysis.simulation.outcome import SimulationOutcome
+from asterism.analysis.simulation.outcome import SimulationOutcome
 
 
 def build_outcomes_table(outcomes: Sequence[SimulationOutcome]) -> Table:

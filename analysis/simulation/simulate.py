@@ -15,17 +15,17 @@ from statistics import mean
 
 import msgspec
 
-from analysis.simulation.bounds import compute_bounds
-from analysis.simulation.cluster_model import SimulatedCluster
-from analysis.simulation.log_recorder import LogRecorder
-from analysis.simulation.oracle import build_arbiter
-from analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome, TailStatistics, TimelineSample
-from analysis.simulation.simulated_engine import SimulatedEngine
-from analysis.simulation.synthetic_tokens import build_dialogue_rules, build_groups
-from analysis.simulation.timeline import VirtualTimeline
-from analysis.simulation.workload import TrajectoryPlan, Workload
-from bus.addresses import ARBITER, BUFFER, EXECUTOR, LAUNCHER, ROLLOUT, name_generator
-from bus.messages import (
+from asterism.analysis.simulation.bounds import compute_bounds
+from asterism.analysis.simulation.cluster_model import SimulatedCluster
+from asterism.analysis.simulation.log_recorder import LogRecorder
+from asterism.analysis.simulation.oracle import build_arbiter
+from asterism.analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome, TailStatistics, TimelineSample
+from asterism.analysis.simulation.simulated_engine import SimulatedEngine
+from asterism.analysis.simulation.synthetic_tokens import build_dialogue_rules, build_groups
+from asterism.analysis.simulation.timeline import VirtualTimeline
+from asterism.analysis.simulation.workload import TrajectoryPlan, Workload
+from asterism.bus.addresses import ARBITER, BUFFER, EXECUTOR, LAUNCHER, ROLLOUT, name_generator
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
@@ -47,9 +47,9 @@ from bus.messages import (
     TurnGenerated,
     TurnRequested,
 )
-from engine.prefix_tracker import PrefixTracker
-from policies.decider import Send
-from policies.rollout.rollout import Rollout
+from asterism.engine.prefix_tracker import PrefixTracker
+from asterism.policies.decider import Send
+from asterism.policies.rollout.rollout import Rollout
 
 _SAMPLE_S = 1.0
 _MIN_SAMPLES = 100  # of a short step
@@ -68,7 +68,7 @@ class Deadlock(Exception):
 
 
 class Simulation:
-    """Implements analysis.simulation.simulated_engine.EngineEnvironment."""
+    """Implements asterism.analysis.simulation.simulated_engine.EngineEnvironment."""
 
     def __init__(
         self,

@@ -11,17 +11,17 @@ import numpy as np
 from msgspec.structs import asdict
 from numpy.typing import NDArray
 
-from analysis.simulation.cluster_model import SimulatedCluster
-from analysis.simulation.synthetic_tokens import build_generated_turn, build_trajectory_ids
-from analysis.simulation.timeline import VirtualTimeline
-from analysis.simulation.workload import TrajectoryPlan
-from bus.messages import EngineLoadReported, ProtocolError, TurnGenerated, TurnRequested
-from engine.contract import Capacity, EngineLoad, GenerationRequest
-from engine.inference.running_batch import RunningBatch
-from engine.inference.scheduler import Scheduler, SchedulerActions
-from engine.inference.sequence import PrefillChunk, SequenceOutcome
-from engine.inference.sequence import Sequence as GeneratedSequence
-from engine.prefix_tracker import PrefixTracker
+from asterism.analysis.simulation.cluster_model import SimulatedCluster
+from asterism.analysis.simulation.synthetic_tokens import build_generated_turn, build_trajectory_ids
+from asterism.analysis.simulation.timeline import VirtualTimeline
+from asterism.analysis.simulation.workload import TrajectoryPlan
+from asterism.bus.messages import EngineLoadReported, ProtocolError, TurnGenerated, TurnRequested
+from asterism.engine.contract import Capacity, EngineLoad, GenerationRequest
+from asterism.engine.inference.running_batch import RunningBatch
+from asterism.engine.inference.scheduler import Scheduler, SchedulerActions
+from asterism.engine.inference.sequence import PrefillChunk, SequenceOutcome
+from asterism.engine.inference.sequence import Sequence as GeneratedSequence
+from asterism.engine.prefix_tracker import PrefixTracker
 
 REPORT_INTERVAL_S = 0.25
 
@@ -198,7 +198,7 @@ def _do_nothing(*_: object) -> None: ...
 
 
 class _SimulatedRows:
-    """Implements engine.inference.running_batch.BatchRows."""
+    """Implements asterism.engine.inference.running_batch.BatchRows."""
 
     def __init__(self) -> None:
         self._assigned: dict[int, tuple[int, NDArray[np.int32]]] = {}  # trajectory and token ids, by row

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from analysis.plotting import (
+from asterism.analysis.plotting import (
     BLUE,
     GREEN,
     GREY,
@@ -21,7 +21,7 @@ from analysis.plotting import (
     save_figure,
     style_axes,
 )
-from analysis.simulation.outcome import SimulationOutcome, TimelineSample
+from asterism.analysis.simulation.outcome import SimulationOutcome, TimelineSample
 
 _COLORS = (*PALETTE, GREY)
 _WAIT_BARS: Sequence[tuple[str, str, tuple[str, ...]]] = (  # label, color, keys of waits_s; from left to right

@@ -11,13 +11,13 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.simulation.workload import TrajectoryPlan, Workload
-from bus.messages import StartGroup, TurnGenerated, TurnRequested
-from configs.dialogue_options import DialogueConfig
-from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
-from policies.dialogue.dialogue_renderer import ChatMLRenderer
-from policies.rollout.trajectory import Rules
-from policies.tools.task_description import TaskDescription
+from asterism.analysis.simulation.workload import TrajectoryPlan, Workload
+from asterism.bus.messages import StartGroup, TurnGenerated, TurnRequested
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer
+from asterism.policies.rollout.trajectory import Rules
+from asterism.policies.tools.task_description import TaskDescription
 
 CALL_TOKEN, ANSWER_TOKEN = 1, 2
 _NUM_SPECIAL, _NUM_IDS = 3, 250  # small ids: Python has their int objects
@@ -29,7 +29,7 @@ _TURN_TEXTS = {
 
 
 class LengthTokenizer:
-    """Implements policies.dialogue.chat_format.TextTokenizer.
+    """Implements asterism.policies.dialogue.chat_format.TextTokenizer.
 
     The text of a tool's result is its number of tokens, header included.
     """

@@ -1,6 +1,6 @@
 """The workload of a simulated step: the planned turns of each trajectory, unknown to the deciders.
 
-A workload is drawn by a seed or loaded from a recorded run (analysis.simulation.recorded_workload). In a
+A workload is drawn by a seed or loaded from a recorded run (asterism.analysis.simulation.recorded_workload). In a
 drawn one, a trajectory's response length is lognormal, with an effect of its group (a hard problem is
 long for all siblings) and one of its own; the number of calls is geometric; the results of calls and the
 split of tokens over turns are random too.

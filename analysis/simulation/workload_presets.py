@@ -12,9 +12,9 @@ Engines get 0.8 of a GPU's memory, as in the release's configuration, with TP 1 
 
 from msgspec.structs import replace
 
-from analysis.simulation.cluster_model import H100, H200, MI300X, QWEN3_14B, SimulatedCluster, build_cluster
-from analysis.simulation.workload import Workload, WorkloadShape, compute_median_for_limit, draw_workload
-from configs.errors import UnusableInput
+from asterism.analysis.simulation.cluster_model import H100, H200, MI300X, QWEN3_14B, SimulatedCluster, build_cluster
+from asterism.analysis.simulation.workload import Workload, WorkloadShape, compute_median_for_limit, draw_workload
+from asterism.configs.errors import UnusableInput
 
 _LIMIT = 8192
 _TAIL_SIGMA = 1.0  # a third of the variance is between groups

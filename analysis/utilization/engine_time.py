@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from analysis.utilization.idle import CAUSES, compute_idle_by_cause
-from analysis.utilization.log_schema import LogTables
-from analysis.utilization.step_functions import (
+from asterism.analysis.utilization.idle import CAUSES, compute_idle_by_cause
+from asterism.analysis.utilization.log_schema import LogTables
+from asterism.analysis.utilization.step_functions import (
     Floats,
     StepFunction,
     build_increase_expr,

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from analysis.utilization.log_schema import LogTables
-from analysis.utilization.step_functions import StepFunction, build_increase_expr, build_step_function
+from asterism.analysis.utilization.log_schema import LogTables
+from asterism.analysis.utilization.step_functions import StepFunction, build_increase_expr, build_step_function
 
 
 class ExecutorUtilization(msgspec.Struct, frozen=True):

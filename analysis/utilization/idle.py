@@ -7,8 +7,8 @@ engine had no requests; only the remainder is attributed to periods with request
 
 import polars as pl
 
-from analysis.utilization.log_schema import LogTables
-from analysis.utilization.phases import build_engine_demand, build_learner_phases, build_phase_counts
+from asterism.analysis.utilization.log_schema import LogTables
+from asterism.analysis.utilization.phases import build_engine_demand, build_learner_phases, build_phase_counts
 
 CAUSES = {  # in order of precedence
     "starting": "waiting for the first weights: start-up, cold start",
@@ -28,7 +28,7 @@ def compute_idle_by_cause(
 ) -> pl.DataFrame:
     """Segments of the engine's time: t, span_s, idle_s, cause.
 
-    `samples` has t, grown_busy_s and began (see analysis.utilization.engine_time). The time before a
+    `samples` has t, grown_busy_s and began (see asterism.analysis.utilization.engine_time). The time before a
     start of the engine, for example between two launches, belongs to no segment.
     """
     segments = _build_segments(lines, engine, samples, each_step)

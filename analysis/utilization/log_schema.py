@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import polars as pl
 
-from analysis.metric_lines import AnalysisError, read_bytes
-from bus.messages import EngineLoadReported, LedgerReported
+from asterism.analysis.metric_lines import AnalysisError, read_bytes
+from asterism.bus.messages import EngineLoadReported, LedgerReported
 
 _BETWEEN_LAUNCHES_S = 1e-3  # keeps their lines in order
 MAX_NAMED_UNUSABLE = 3  # unusable lines that are named; the others are only counted
@@ -94,7 +94,7 @@ class StepEndedLine(LogLine, frozen=True, kw_only=True):
 
 
 class ExecutorLoadLine(LogLine, frozen=True, kw_only=True):
-    """The fields of sandbox.load_gauge.SandboxLoad."""
+    """The fields of asterism.sandbox.load_gauge.SandboxLoad."""
 
     executor: str
     slots: int

@@ -2,9 +2,9 @@
 
 import polars as pl
 
-from analysis.utilization.log_schema import LogTables
-from analysis.utilization.step_functions import insert_zeros
-from policies.rollout.trajectory import PHASES
+from asterism.analysis.utilization.log_schema import LogTables
+from asterism.analysis.utilization.step_functions import insert_zeros
+from asterism.policies.rollout.trajectory import PHASES
 
 
 def build_phase_counts(lines: LogTables) -> pl.DataFrame:

@@ -6,19 +6,28 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from analysis.utilization.engine_time import EngineTimeSeries, EngineUtilization, list_engines, summarize_engine
-from analysis.utilization.executor_time import (
+from asterism.analysis.utilization.engine_time import (
+    EngineTimeSeries,
+    EngineUtilization,
+    list_engines,
+    summarize_engine,
+)
+from asterism.analysis.utilization.executor_time import (
     ExecutorTimeSeries,
     ExecutorUtilization,
     list_executors,
     summarize_executor,
 )
-from analysis.utilization.log_schema import LogTables, read_log_tables
-from analysis.utilization.phases import build_phase_counts, build_steps
-from analysis.utilization.step_functions import Floats, StepFunction, build_step_function
-from analysis.utilization.step_time import StepUtilization, summarize_steps
-from analysis.utilization.trajectory_time import TrajectoryUtilization, build_ended_table, summarize_trajectories
-from policies.rollout.trajectory import PHASES
+from asterism.analysis.utilization.log_schema import LogTables, read_log_tables
+from asterism.analysis.utilization.phases import build_phase_counts, build_steps
+from asterism.analysis.utilization.step_functions import Floats, StepFunction, build_step_function
+from asterism.analysis.utilization.step_time import StepUtilization, summarize_steps
+from asterism.analysis.utilization.trajectory_time import (
+    TrajectoryUtilization,
+    build_ended_table,
+    summarize_trajectories,
+)
+from asterism.policies.rollout.trajectory import PHASES
 
 NUM_BINS = 400  # intervals of the timeline
 _EFFECTS_OF_MISSING_LINES: Mapping[str, str] = {

@@ -8,9 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from analysis.utilization.idle import CAUSES
-from analysis.utilization.report import Utilization
-from analysis.utilization.trajectory_time import WAITS, TrajectorySummary
+from asterism.analysis.utilization.idle import CAUSES
+from asterism.analysis.utilization.report import Utilization
+from asterism.analysis.utilization.trajectory_time import WAITS, TrajectorySummary
 
 _MAX_ROWS = 12  # engines or steps; the JSON has all
 _BLOCKS = " ▁▂▃▄▅▆▇█"

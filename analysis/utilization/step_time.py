@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from analysis.utilization.trajectory_time import WAITS, TrajectorySummary, build_trajectory_summaries
+from asterism.analysis.utilization.trajectory_time import WAITS, TrajectorySummary, build_trajectory_summaries
 
 TAIL_STARTS_AFTER = 0.9  # share of a step's trajectories that end before its tail
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import polars as pl
 
-from analysis.utilization.log_schema import LogTables
+from asterism.analysis.utilization.log_schema import LogTables
 
 NUM_LONGEST = 10
 WAITS: Mapping[str, str] = {  # by field of the log line

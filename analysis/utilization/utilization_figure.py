@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from analysis.plotting import (
+from asterism.analysis.plotting import (
     BLUE,
     GREEN,
     GREY,
@@ -18,9 +18,9 @@ from analysis.plotting import (
     save_figure,
     style_axes,
 )
-from analysis.utilization.report import Utilization
-from analysis.utilization.step_functions import Floats
-from analysis.utilization.step_time import format_count
+from asterism.analysis.utilization.report import Utilization
+from asterism.analysis.utilization.step_functions import Floats
+from asterism.analysis.utilization.step_time import format_count
 
 _MAX_ENGINE_LINES = len(PALETTE)  # with more engines: only the mean and the range
 _WAITING = (("leasing", "a lease", ORANGE), ("calling", "tools", GREEN), ("grading", "grading", PURPLE))

@@ -8,13 +8,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.addresses import HEAD
-from bus.event_log.reader import decode_event, read_events
-from bus.messages import EvaluationFinished, GroupJudged, RunStarted, StepCollected, TrainingSample, TrajectoryFinished
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.groups.selection import SelectionRules, select_fresh_trajectories, select_rows
+from asterism.bus.addresses import HEAD
+from asterism.bus.event_log.reader import decode_event, read_events
+from asterism.bus.messages import (
+    EvaluationFinished,
+    GroupJudged,
+    RunStarted,
+    StepCollected,
+    TrainingSample,
+    TrajectoryFinished,
+)
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.groups.selection import SelectionRules, select_fresh_trajectories, select_rows
 
 _KINDS = (RunStarted, TrajectoryFinished, GroupJudged, StepCollected, EvaluationFinished)
 

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from bus.messages import (
+from asterism.bus.messages import (
     TokenRecord,
     TrajectoryAborted,
     TrajectoryEnd,
@@ -15,8 +15,8 @@ from bus.messages import (
     TrajectoryFinished,
     bytes_to_ids,
 )
-from policies.dialogue.chat_format import TextTokenizer
-from policies.rollout.trajectory import Trajectory
+from asterism.policies.dialogue.chat_format import TextTokenizer
+from asterism.policies.rollout.trajectory import Trajectory
 
 
 class TokenDivergence(msgspec.Struct, frozen=True):

@@ -69,7 +69,7 @@ def main() -> None:
         tests = list(islice(draw_word_problems(random), options.tests))
         write_rows(folder / "test.jsonl", tests)
         write_rows(folder / "rows.jsonl", generate_rows(rows, tests, random))
-        command = [sys.executable, "-m", "actors.cli.main", "data", "clean", str(folder / "rows.jsonl")]
+        command = [sys.executable, "-m", "asterism.actors.cli.main", "data", "clean", str(folder / "rows.jsonl")]
         command += ["--output", str(folder / "out.jsonl"), "--against", str(folder / "test.jsonl")]
         began = time.monotonic()
         peak_mib = measure_peak([*command, "--json", str(folder / "report.json")])

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bus.messages import AnswerSubmitted
-from configs.machines import SandboxConfig
-from engine.data.datasets import read_problems
-from sandbox.contract import Sandbox, SandboxFailure
-from sandbox.select_backend import make_sandbox
+from asterism.bus.messages import AnswerSubmitted
+from asterism.configs.machines import SandboxConfig
+from asterism.engine.data.datasets import read_problems
+from asterism.sandbox.contract import Sandbox, SandboxFailure
+from asterism.sandbox.select_backend import make_sandbox
 
 _CONCURRENT_GRADINGS = 4
 _RELATION = re.compile(r"[=,<>]|\\(?:text|le|ge)")

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from analysis.plotting import BLUE, GREY, ORANGE, make_figure, save_figure, style_axes
+from asterism.analysis.plotting import BLUE, GREY, ORANGE, make_figure, save_figure, style_axes
 
 _RULES = (
     ("status", "status of the call (here)", BLUE),

@@ -22,12 +22,12 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from analysis.entropy.token_kinds import KINDS
-from analysis.plotting import BLUE, ORANGE, make_figure, save_figure, style_axes
+from asterism.analysis.entropy.token_kinds import KINDS
+from asterism.analysis.plotting import BLUE, ORANGE, make_figure, save_figure, style_axes
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.learner.checkpoints import list_saved_steps
 from benchmarks.experiments.planned_runs import QUICK, Experiment, plan_runs
 from benchmarks.experiments.variants import run_planned, summarize_figure
-from configs.run_folder import RunFolder
-from engine.learner.checkpoints import list_saved_steps
 
 MOMENTS = ("before RL", "after RL")
 PANELS = (
@@ -44,7 +44,9 @@ def analyze_run(run: Path, step: int, trajectories: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "entropy.json"
         command = ["analyze", "entropy", f"{run}:{step}", "--trajectories", str(trajectories), "--json", str(file)]
-        subprocess.run([sys.executable, "-m", "actors.cli.main", *command], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "asterism.actors.cli.main", *command], check=True, stdout=subprocess.DEVNULL
+        )
         return json.loads(file.read_bytes())
 
 

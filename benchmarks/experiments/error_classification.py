@@ -25,24 +25,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.experiments.classification_figure import draw_classification
-from benchmarks.experiments.labelled_programs import NOTEBOOK, PROGRAM, LabelledCall, list_calls, list_programs
-from bus.messages import CodeOutcome, CodeRequested
-from configs.dialogue_options import DialogueConfig
-from configs.machines import SandboxConfig
-from policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
-from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
-from policies.dialogue.tool_results import (
+from asterism.bus.messages import CodeOutcome, CodeRequested
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.machines import SandboxConfig
+from asterism.policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
+from asterism.policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
+from asterism.policies.dialogue.tool_results import (
     ResultFormat,
     contains_error,
     format_malformed_call,
     format_result,
     is_failure,
 )
-from policies.tools.python_tools import build_program
-from sandbox.contract import Sandbox, SandboxFailure
-from sandbox.select_backend import make_sandbox
-from tasks.math_python import MATH_PYTHON
+from asterism.policies.tools.python_tools import build_program
+from asterism.sandbox.contract import Sandbox, SandboxFailure
+from asterism.sandbox.select_backend import make_sandbox
+from asterism.tasks.math_python import MATH_PYTHON
+from benchmarks.experiments.classification_figure import draw_classification
+from benchmarks.experiments.labelled_programs import NOTEBOOK, PROGRAM, LabelledCall, list_calls, list_programs
 
 STATUS, RELEASE, RELEASE_DEFAULTS = RULES = ("status", "release", "release_defaults")
 _RESULT_CHARACTERS: dict[ResultFormat, int] = {"default": DialogueConfig().result_characters, "rstar2_release": 256}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from asterism.configs.dialogue_options import ToolName
 from benchmarks.experiments.right_programs import ONLY_PROGRAMS_RIGHT, RIGHT_PROGRAMS
 from benchmarks.experiments.wrong_programs import (
     HIDDEN_FAILURES,
@@ -19,7 +20,6 @@ from benchmarks.experiments.wrong_programs import (
     ONLY_PROGRAMS_WRONG,
     WRONG_PROGRAMS,
 )
-from configs.dialogue_options import ToolName
 
 NOTEBOOK: ToolName = "jupyter_code"
 PROGRAM: ToolName = "python_code_with_standard_io"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 
 QUICK = (
     *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200", "sft.steps=4"),

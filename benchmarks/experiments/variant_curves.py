@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from analysis.metrics import RunMetrics, get_column
-from analysis.plotting import GREY, PALETTE, draw_legend, leave_headroom, make_figure, save_figure, style_axes
+from asterism.analysis.metrics import RunMetrics, get_column
+from asterism.analysis.plotting import GREY, PALETTE, draw_legend, leave_headroom, make_figure, save_figure, style_axes
 
 _COLORS = (*PALETTE, GREY)
 _PANELS = (  # key in metrics.jsonl, title, unit, percent

@@ -25,13 +25,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from analysis.evaluation.answer_statistics import compute_bootstrap_interval, compute_standard_error
-from analysis.metric_lines import AnalysisError
-from analysis.metrics import RunMetrics, read_metrics
-from analysis.summary_table import read_summary
+from asterism.analysis.evaluation.answer_statistics import compute_bootstrap_interval, compute_standard_error
+from asterism.analysis.metric_lines import AnalysisError
+from asterism.analysis.metrics import RunMetrics, read_metrics
+from asterism.analysis.summary_table import read_summary
+from asterism.configs.run_folder import RunFolder
 from benchmarks.experiments.planned_runs import EXPERIMENTS, QUICK, PlannedRun, plan_runs
 from benchmarks.experiments.variant_curves import draw_variants
-from configs.run_folder import RunFolder
 
 FIGURES = (
     *("pass1_start", "pass1_end", "greedy_end", "reward_end", "err_positive_end", "response_tokens_end"),
@@ -50,7 +50,7 @@ def run_planned(planned: PlannedRun, config: Path) -> None:
     record.unlink(missing_ok=True)
     print(f"{planned.folder}: seed {planned.seed}", flush=True)
     done = subprocess.run(
-        [sys.executable, "-m", "actors.cli.main", *command, "--overwrite"],
+        [sys.executable, "-m", "asterism.actors.cli.main", *command, "--overwrite"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

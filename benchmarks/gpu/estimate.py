@@ -23,7 +23,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from engine.model.model_config import DecoderConfig
+from asterism.engine.model.model_config import DecoderConfig
 
 _ROOT = Path(__file__).parents[2]
 CASES = (("1.7B", 8192), ("1.7B", 16_384), ("4B", 8192), ("4B", 16_384))
@@ -39,12 +39,12 @@ def count(model: str, tokens: int, *, is_compiled: bool, layers: int) -> Figures
     """On fake CUDA. `layers`: 0 for all."""
     from msgspec.structs import replace
 
-    from analysis.planning.model_size import measure_model
+    from asterism.analysis.planning.model_size import measure_model
+    from asterism.engine.model.training_flops import count_forward_flops
     from benchmarks.gpu.training import choose_mode, make_learner
     from benchmarks.support.fake_cuda.fake_steps import DEVICE, measure_rl_step
     from benchmarks.support.fake_cuda.operation_log import running_fake_cuda
     from benchmarks.support.qwen3_models import read_qwen3
-    from engine.model.training_flops import count_forward_flops
 
     config = read_qwen3(model)
     config = replace(config, num_layers=layers or config.num_layers)
@@ -79,10 +79,10 @@ def count_head_bytes(config: DecoderConfig, *, is_compiled: bool) -> int:
     """The peak of live tensors on fake CUDA, in bfloat16."""
     import torch
 
+    from asterism.engine.model.compiled_parts import compile_head_kernels
+    from asterism.policies.losses.token_scores import EAGER_KERNELS, compute_token_scores
     from benchmarks.support.fake_cuda.fake_steps import DEVICE
     from benchmarks.support.fake_cuda.operation_log import running_fake_cuda
-    from engine.model.compiled_parts import compile_head_kernels
-    from policies.losses.token_scores import EAGER_KERNELS, compute_token_scores
 
     with running_fake_cuda() as log:
         hidden_NE, weight_VE = (

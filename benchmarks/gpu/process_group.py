@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NamedTuple, NoReturn
 
-from bus.process.parent_death import PARENT_PID_VARIABLE
+from asterism.bus.process.parent_death import PARENT_PID_VARIABLE
 
 ROOT = Path(__file__).parents[2]  # of the checkout
 MEMORY_VARIABLE = "ASTERISM_BENCHMARK_MEMORY"  # names the folder for a section's files in shared memory
@@ -71,7 +71,7 @@ def holding_temporary_folders() -> Generator[dict[str, str]]:
 
 def build_command(*arguments: str) -> list[str]:
     """Of Python in the environment of `build_environment`; the kernel kills the process when its parent dies."""
-    return [sys.executable, "-P", "-m", "bus.process.parent_death", sys.executable, "-P", *arguments]
+    return [sys.executable, "-P", "-m", "asterism.bus.process.parent_death", sys.executable, "-P", *arguments]
 
 
 def run_limited(arguments: list[str], limit_s: float, *, progress: Path | None = None) -> Finished:

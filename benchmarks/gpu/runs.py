@@ -105,7 +105,7 @@ def run_asterism(runs: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]
     """
     placed = {"runs_folder": runs, "sandbox.backend": "process", **settings}
     flags = [flag for key, value in placed.items() for flag in ("--set", f"{key}={value}")]
-    command = build_command("-m", "actors.cli.main", "run", "configs/tiny.toml", *flags)
+    command = build_command("-m", "asterism.actors.cli.main", "run", "configs/tiny.toml", *flags)
     environment = {**build_environment(), "PYTHONUNBUFFERED": "1"}
     code = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False).returncode
     if code:

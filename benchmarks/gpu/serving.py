@@ -14,7 +14,10 @@ from pathlib import Path
 import torch
 from structlog.testing import capture_logs
 
-from analysis.planning.model_size import measure_model
+from asterism.analysis.planning.model_size import measure_model
+from asterism.engine.learner.weight_publisher import WeightPublisher
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.model_config import DecoderConfig
 from benchmarks.gpu.process_group import MEMORY_VARIABLE
 from benchmarks.gpu.result_file import Figures, has_failed, measure_parts
 from benchmarks.gpu.training import measure_seconds, synchronize
@@ -29,9 +32,6 @@ from benchmarks.gpu.weight_engine import (
     sum_bits,
 )
 from benchmarks.support.engine_rate import PROMPT_TOKENS, fill_randomly, measure_decode_rate, write_checkpoint
-from engine.learner.weight_publisher import WeightPublisher
-from engine.model.causal_lm import CausalLM
-from engine.model.model_config import DecoderConfig
 
 _MEMORY = Path(os.environ.get(MEMORY_VARIABLE, "/dev/shm"))
 _ROUNDS = 3  # of each path; the first one allocates the slot, and does not count

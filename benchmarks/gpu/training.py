@@ -8,23 +8,23 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from analysis.planning.activation_memory import compute_activation_memory
-from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
-from analysis.planning.model_size import measure_model
+from asterism.analysis.planning.activation_memory import compute_activation_memory
+from asterism.analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
+from asterism.analysis.planning.model_size import measure_model
+from asterism.configs.algorithm import Checkpointing, LearnerConfig, RlConfig
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
+from asterism.engine.learner.distributed import RankGroup, join_ranks
+from asterism.engine.learner.micro_batches.load_metrics import GIB, measure_peak_memory, reset_peak_memory
+from asterism.engine.learner.micro_batches.packing import split_micro_batches
+from asterism.engine.learner.sharding import shard_model
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.compiled_parts import compile_head_kernels
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.model.training_flops import count_forward_flops
+from asterism.policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, compute_token_scores
 from benchmarks.support.engine_rate import fill_randomly
-from configs.algorithm import Checkpointing, LearnerConfig, RlConfig
-from configs.schema import RunConfig
-from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
-from engine.learner.distributed import RankGroup, join_ranks
-from engine.learner.micro_batches.load_metrics import GIB, measure_peak_memory, reset_peak_memory
-from engine.learner.micro_batches.packing import split_micro_batches
-from engine.learner.sharding import shard_model
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM
-from engine.model.compiled_parts import compile_head_kernels
-from engine.model.model_config import DecoderConfig
-from engine.model.training_flops import count_forward_flops
-from policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, compute_token_scores
 
 _MICRO_BATCHES = 2
 _LENGTHS = ((50, 300), (300, 1500), (1500, 4000))  # tokens

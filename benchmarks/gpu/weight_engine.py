@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.inference.fused_weights import FusedWeights
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.weight_transfer.memory_sharing import CudaSharing, MemorySharing, SharedBuffer
+from asterism.engine.weight_transfer.published_loader import PublishedLoader
 from benchmarks.gpu.training import synchronize
-from bus.messages import WeightsPublished
-from engine.inference.fused_weights import FusedWeights
-from engine.model.causal_lm import CausalLM
-from engine.model.model_config import DecoderConfig
-from engine.weight_transfer.memory_sharing import CudaSharing, MemorySharing, SharedBuffer
-from engine.weight_transfer.published_loader import PublishedLoader
 
 ENGINE_DTYPE = torch.bfloat16
 _START_LIMIT_S = 60.0  # the start includes the import of torch and a CUDA context

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.messages import AnyMessage, EngineJoined, LeaseReleased, LeaseRequested
-from policies.decider import Decider, Send
+from asterism.bus.messages import AnyMessage, EngineJoined, LeaseReleased, LeaseRequested
+from asterism.policies.decider import Decider, Send
 
 REPLAYS = 3
 _BATCH = 4096  # timed decisions between two comparisons of effects

@@ -15,12 +15,12 @@ import uvloop
 import zmq
 import zmq.asyncio
 
+from asterism.bus.bus import Bus
+from asterism.bus.codec import encode
+from asterism.bus.messages import Envelope, StartGroup
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.schema import BusConfig as BusConfig
 from benchmarks.support.process_memory import read_resident_mib
-from bus.bus import Bus
-from bus.codec import encode
-from bus.messages import Envelope, StartGroup
-from bus.transport.zeromq import open_zmq_bus
-from configs.schema import BusConfig as BusConfig
 
 PEER, MEASURER = "peer", "measurer"
 QUEUE_MESSAGES = 1000  # of each of many peers

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from engine.contract import Capacity, GenerationRequest
-from engine.inference.embedded import EmbeddedEngine
-from engine.model.causal_lm import CausalLM
-from engine.model.model_config import DecoderConfig
+from asterism.engine.contract import Capacity, GenerationRequest
+from asterism.engine.inference.embedded import EmbeddedEngine
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.model_config import DecoderConfig
 
 PROMPT_TOKENS = 256
 _PAGE_TOKENS = 256  # which kernels of GPUs read in place

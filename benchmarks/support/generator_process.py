@@ -13,12 +13,12 @@ import structlog
 import torch
 import uvloop
 
-from actors.generator import Generator
-from analysis.simulation.workload import WorkloadShape, draw_workload
+from asterism.actors.generator import Generator
+from asterism.analysis.simulation.workload import WorkloadShape, draw_workload
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.machines import BusConfig
+from asterism.engine.contract import Capacity
 from benchmarks.support.planned_lengths import PlannedEngine
-from bus.transport.zeromq import open_zmq_bus
-from configs.machines import BusConfig
-from engine.contract import Capacity
 
 
 class EngineSetup(msgspec.Struct, frozen=True):

@@ -16,19 +16,19 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from actors.process import build_process_coroutine
-from actors.runtime.decider_process import ProcessIncarnation
-from actors.runtime.wiring import list_executors, list_generators
-from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
-from bus.bus import Bus
-from bus.messages import ExecutorJoined, RunFinished, Shutdown
-from bus.process.structured_log import configure_logging
-from bus.transport.in_process import Hub, make_in_process_bus_factory
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner import learner
-from engine.learner.distributed import RankGroup
+from asterism.actors.process import build_process_coroutine
+from asterism.actors.runtime.decider_process import ProcessIncarnation
+from asterism.actors.runtime.wiring import list_executors, list_generators
+from asterism.bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
+from asterism.bus.bus import Bus
+from asterism.bus.messages import ExecutorJoined, RunFinished, Shutdown
+from asterism.bus.process.structured_log import configure_logging
+from asterism.bus.transport.in_process import Hub, make_in_process_bus_factory
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner import learner
+from asterism.engine.learner.distributed import RankGroup
 
 
 async def run_in_one_process(run: RunConfig, folder: RunFolder) -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
-from bus.messages import WeightsPublished
-from engine.inference.fused_weights import FusedWeights
-from engine.learner.adapters.adapted_model import initialize_adapters
-from engine.learner.adapters.adapter_publisher import AdapterPublisher
-from engine.learner.weight_publisher import WeightPublisher
-from engine.model.causal_lm import CausalLM
-from engine.model.lora.lora_linear import add_adapters
-from engine.model.lora.lora_options import ATTENTION_TARGETS, MLP_TARGETS, LoraOptions
-from engine.model.model_config import DecoderConfig
-from engine.weight_transfer.published_loader import PublishedLoader
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.inference.fused_weights import FusedWeights
+from asterism.engine.learner.adapters.adapted_model import initialize_adapters
+from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
+from asterism.engine.learner.weight_publisher import WeightPublisher
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.lora.lora_linear import add_adapters
+from asterism.engine.model.lora.lora_options import ATTENTION_TARGETS, MLP_TARGETS, LoraOptions
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.weight_transfer.published_loader import PublishedLoader
 
 FULL = DecoderConfig(
     vocab_size=40_000,

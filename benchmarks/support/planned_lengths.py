@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from analysis.simulation.synthetic_tokens import ANSWER_TOKEN, CALL_TOKEN
-from analysis.simulation.workload import TrajectoryPlan, Workload, WorkloadShape
-from bus.messages import StartGroup
-from engine.contract import Capacity, EngineLoad, Generation, GenerationRequest, TokenListener
-from engine.inference.embedded import EmbeddedEngine
+from asterism.analysis.simulation.synthetic_tokens import ANSWER_TOKEN, CALL_TOKEN
+from asterism.analysis.simulation.workload import TrajectoryPlan, Workload, WorkloadShape
+from asterism.bus.messages import StartGroup
+from asterism.engine.contract import Capacity, EngineLoad, Generation, GenerationRequest, TokenListener
+from asterism.engine.inference.embedded import EmbeddedEngine
 
 VOCABULARY = 450
 AGENT = WorkloadShape(

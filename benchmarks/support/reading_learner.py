@@ -9,23 +9,23 @@ from typing import Any, cast
 
 import uvloop
 
+from asterism.bus.process.process_main import pausing_garbage_collector
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
 from benchmarks.support.loop_lag import measuring_lag
-from bus.process.process_main import pausing_garbage_collector
-from bus.transport.zeromq import open_zmq_bus
-from configs.load import load_run
-from configs.run_folder import RunFolder
 
 with pausing_garbage_collector():  # as in engine/learner/__main__.py
     import torch.distributed as dist
 
-    from engine.learner.batches.batch_journal import BatchJournal
-    from engine.learner.batches.minibatches import build_micro_batch, build_rl_minibatches
-    from engine.learner.batches.sample_exchange import exchange_samples
-    from engine.learner.batches.sample_files import StoredSequence, count_bytes
-    from engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
-    from engine.learner.learner import Learner, train_broadcast_batches
-    from engine.learner.learner_rank import TrainStepResult
-    from engine.learner.micro_batches.packing import split_micro_batches
+    from asterism.engine.learner.batches.batch_journal import BatchJournal
+    from asterism.engine.learner.batches.minibatches import build_micro_batch, build_rl_minibatches
+    from asterism.engine.learner.batches.sample_exchange import exchange_samples
+    from asterism.engine.learner.batches.sample_files import StoredSequence, count_bytes
+    from asterism.engine.learner.distributed import RankGroup, broadcast_object, join_ranks, leave_ranks
+    from asterism.engine.learner.learner import Learner, train_broadcast_batches
+    from asterism.engine.learner.learner_rank import TrainStepResult
+    from asterism.engine.learner.micro_batches.packing import split_micro_batches
 
 MICRO_BATCH_TOKENS = 16_384
 NUM_MINIBATCHES = 4

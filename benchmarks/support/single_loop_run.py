@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import uvloop
 
-from actors.runtime.wiring import build_rules, load_problem_sets
-from bus.addresses import EXECUTOR
-from bus.messages import (
+from asterism.actors.runtime.wiring import build_rules, load_problem_sets
+from asterism.bus.addresses import EXECUTOR
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     BatchReady,
@@ -42,31 +42,31 @@ from bus.messages import (
     TrajectoryFinished,
     TurnRequested,
 )
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.contract import Capacity, GenerationRequest
-from engine.data.task_inputs import write_task_descriptions
-from engine.inference.engine_core import EngineCore
-from engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
-from engine.learner.distributed import RankGroup, gather_full_parameters
-from engine.learner.trainer import Trainer
-from engine.model.hf_checkpoint import load_model
-from engine.model.tokenizer import load_tokenizer
-from policies.decider import Send
-from policies.groups.group_buffer import GroupBuffer
-from policies.rollout.rollout import Rollout
-from policies.rollout.trajectory import TrajectoryEvent
-from policies.step_metrics import StepTimes, compute_step_metrics
-from sandbox.contract import Sandbox
-from sandbox.select_backend import make_sandbox
-from tasks import DEFAULT_TASK
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.contract import Capacity, GenerationRequest
+from asterism.engine.data.task_inputs import write_task_descriptions
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
+from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.decider import Send
+from asterism.policies.groups.group_buffer import GroupBuffer
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.trajectory import TrajectoryEvent
+from asterism.policies.step_metrics import StepTimes, compute_step_metrics
+from asterism.sandbox.contract import Sandbox
+from asterism.sandbox.select_backend import make_sandbox
+from asterism.tasks import DEFAULT_TASK
 
 Call = asyncio.Task[TrajectoryEvent]  # of the sandbox
 
 
 async def run_all_steps(run: RunConfig, folder: RunFolder) -> list[dict[str, float]]:
-    """Return every step's metrics, by the definitions in policies.step_metrics."""
+    """Return every step's metrics, by the definitions in asterism.policies.step_metrics."""
     sandbox = make_sandbox(run.sandbox, run.seed, run.name)
     await sandbox.start()
     try:

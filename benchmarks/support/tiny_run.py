@@ -12,17 +12,17 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.launch.checks.input_checks import check_inputs
-from actors.launch.claim_run_folder import claimed_run_folder, increment_counter, keep_task_descriptions
-from actors.launch.display import make_display
-from actors.launch.launcher import Launcher, LogWriteFailure
-from bus.addresses import LAUNCHER
-from bus.process.structured_log import configure_logging
-from configs.algorithm import EvaluationConfig
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import DataConfig, ModelConfig, RunConfig
-from policies.tools.task_description import TaskDescription
+from asterism.actors.launch.checks.input_checks import check_inputs
+from asterism.actors.launch.claim_run_folder import claimed_run_folder, increment_counter, keep_task_descriptions
+from asterism.actors.launch.display import make_display
+from asterism.actors.launch.launcher import Launcher, LogWriteFailure
+from asterism.bus.addresses import LAUNCHER
+from asterism.bus.process.structured_log import configure_logging
+from asterism.configs.algorithm import EvaluationConfig
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import DataConfig, ModelConfig, RunConfig
+from asterism.policies.tools.task_description import TaskDescription
 
 
 class RunUnfinished(Exception):
@@ -66,7 +66,7 @@ def _prepared_run_folder(run: RunConfig) -> Generator[RunFolder, None, None]:
 
 
 def launch(run: RunConfig) -> RunFolder:
-    """Run the processes to their end. Raises UnusableInput, RunUnfinished, actors.launch.launcher.ProcessDied."""
+    """Run the processes to their end. Raises UnusableInput, RunUnfinished, asterism.actors.launch.launcher.ProcessDied."""
     with _prepared_run_folder(run) as folder:
         configure_logging(folder, LAUNCHER, run.log.level)
         display = make_display(Console(stderr=True))

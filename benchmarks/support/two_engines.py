@@ -18,13 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from actors.runtime.decider_loop import DeciderLoop, make_steady_clock
-from analysis.simulation.synthetic_tokens import LengthTokenizer
-from analysis.simulation.workload import Workload, WorkloadShape, draw_workload
-from benchmarks.support.generator_process import EngineSetup
-from benchmarks.support.planned_lengths import EngineCounts, build_groups
-from bus.bus import Bus
-from bus.messages import (
+from asterism.actors.runtime.decider_loop import DeciderLoop, make_steady_clock
+from asterism.analysis.simulation.synthetic_tokens import LengthTokenizer
+from asterism.analysis.simulation.workload import Workload, WorkloadShape, draw_workload
+from asterism.bus.bus import Bus
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
@@ -39,17 +37,19 @@ from bus.messages import (
     StartGroup,
     TrajectoryFinished,
 )
-from bus.transport.zeromq import open_zmq_bus
-from configs.dialogue_options import DialogueConfig
-from configs.schema import BusConfig as BusConfig
-from engine.contract import Capacity
-from policies.arbiter.arbiter import Arbiter, PolicyName
-from policies.decider import Send
-from policies.dialogue.chat_format import build_dialogue_format
-from policies.dialogue.dialogue_renderer import ChatMLRenderer
-from policies.rollout.rollout import Rollout
-from policies.rollout.trajectory import Rules
-from tasks import DEFAULT_TASK
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema import BusConfig as BusConfig
+from asterism.engine.contract import Capacity
+from asterism.policies.arbiter.arbiter import Arbiter, PolicyName
+from asterism.policies.decider import Send
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.trajectory import Rules
+from asterism.tasks import DEFAULT_TASK
+from benchmarks.support.generator_process import EngineSetup
+from benchmarks.support.planned_lengths import EngineCounts, build_groups
 
 ENGINES = ("generator-0", "generator-1")
 PAGE_TOKENS = 16
@@ -86,7 +86,7 @@ class TwoEngineOutcome(msgspec.Struct, frozen=True):
 class RolloutHarness:
     """The deciders' environment: predrawn tools and grader, the buffer, and counters."""
 
-    quiet = False  # as actors.runtime.decider_loop.Observer has it
+    quiet = False  # as asterism.actors.runtime.decider_loop.Observer has it
 
     def __init__(self, work: Workload, engines: Sequence[str]) -> None:
         self._engines = set(engines)
@@ -101,7 +101,7 @@ class RolloutHarness:
         self.bus: Bus | None = None
 
     def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
-        """As actors.runtime.decider_loop.Observer."""
+        """As asterism.actors.runtime.decider_loop.Observer."""
         if isinstance(event, EngineJoined):
             self.joined.add(event.engine)
             if self.joined == self._engines:

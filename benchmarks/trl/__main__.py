@@ -33,9 +33,9 @@ from statistics import mean, median
 
 from msgspec.structs import replace
 
+from asterism.configs.schema import RunConfig
 from benchmarks.support.tiny_run import from_checkpoint, run_cold_start, run_over_processes
 from benchmarks.trl.trl_run import TrlFailed, build_settings, has_trl, run_trl
-from configs.schema import RunConfig
 
 REWARD = 0.8
 LAST_STEPS = 5

@@ -40,7 +40,7 @@ RESPONSE_TEMPLATE = {
         "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
     },
 }
-# Renders the dialogues of policies.dialogue.chat_format. HEAD is the text before the question.
+# Renders the dialogues of asterism.policies.dialogue.chat_format. HEAD is the text before the question.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message.role == 'user' -%}{{ HEAD + message.content }}"
@@ -97,7 +97,7 @@ def end_call(*_: object) -> None:
 
 
 def compute_rewards(completions: list[list[dict[str, Any]]], answer: list[str], **_: Any) -> list[float]:
-    """1 if the last turn answers with the right number, as tasks.tiny grades it."""
+    """1 if the last turn answers with the right number, as asterism.tasks.tiny grades it."""
     rewards: list[float] = []
     for turns, truth in zip(completions, answer, strict=True):
         last = turns[-1]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from configs.schema import RunConfig
-from policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments
-from tasks.math_python import MATH_PYTHON
+from asterism.configs.schema import RunConfig
+from asterism.policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments
+from asterism.tasks.math_python import MATH_PYTHON
 
 _PROGRAM = Path(__file__).with_name("train_with_trl.py")
 # Threads that spin while they wait train far more slowly when another process needs a core.

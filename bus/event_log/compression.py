@@ -10,7 +10,7 @@ higher levels cost more than they save.
 
 import zlib
 
-from bus.transport.packets import MAX_FRAME_BYTES
+from asterism.bus.transport.packets import MAX_FRAME_BYTES
 
 MIN_COMPRESSED_BYTES = 512  # shorter frames stay plain: they are many, and compression saves little
 _PLAIN, _DEFLATED, _SHUFFLED = b"\x00", b"\x01", b"\x02"

@@ -8,12 +8,19 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from bus.codec import MalformedFrame, decode
-from bus.event_log.compression import decompress_frame
-from bus.event_log.records import READABLE_VERSIONS, SCHEMA_VERSION, Decision, Event, RemovedEvents, compute_checksum
-from bus.messages import Envelope
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import DamagedFile, check_file
+from asterism.bus.codec import MalformedFrame, decode
+from asterism.bus.event_log.compression import decompress_frame
+from asterism.bus.event_log.records import (
+    READABLE_VERSIONS,
+    SCHEMA_VERSION,
+    Decision,
+    Event,
+    RemovedEvents,
+    compute_checksum,
+)
+from asterism.bus.messages import Envelope
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import DamagedFile, check_file
 
 _COLUMNS = "e.seq, time, actor, sender, epoch, number, kind, trajectory, frame"
 _NO_CHECKSUM = -1  # the last event without a checksum in a log that was created with checksums

@@ -22,10 +22,10 @@ CREATE TABLE IF NOT EXISTS events (
     actor TEXT NOT NULL,          -- receiver
     sender TEXT NOT NULL,
     epoch INTEGER NOT NULL,       -- of the sender's process
-    number INTEGER NOT NULL,      -- in the sender's lane: bus.transport.reliable_stream
+    number INTEGER NOT NULL,      -- in the sender's lane: asterism.bus.transport.reliable_stream
     kind TEXT NOT NULL,           -- class of the message
     trajectory INTEGER,           -- NULL if the message concerns none or several
-    frame BLOB NOT NULL,          -- envelope as received: bus.event_log.compression
+    frame BLOB NOT NULL,          -- envelope as received: asterism.bus.event_log.compression
     checksum INTEGER              -- of the other columns; NULL in rows of version 4
 );
 CREATE INDEX IF NOT EXISTS events_trajectory ON events (trajectory) WHERE trajectory IS NOT NULL;

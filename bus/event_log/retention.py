@@ -6,15 +6,15 @@ events; SQLite reuses their space. Kinds that a resumed run and the summary need
 removed events are counted by kind.
 
 A decider's state depends on all events since its RunStarted. A log without some of them allows
-neither replay nor recovery; bus.event_log.reader.check_complete reports that.
+neither replay nor recovery; asterism.bus.event_log.reader.check_complete reports that.
 """
 
 import sqlite3
 from collections.abc import Sequence
 
-from bus.codec import decode
-from bus.event_log.records import Event
-from bus.messages import StepTrained, TurnGenerated
+from asterism.bus.codec import decode
+from asterism.bus.event_log.records import Event
+from asterism.bus.messages import StepTrained, TurnGenerated
 
 CHUNK_EVENTS = 200  # scanned by one commit
 PERMANENT_KINDS = (

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bus.event_log.compression import compress_frame, store_uncompressed
-from bus.event_log.records import (
+from asterism.bus.event_log.compression import compress_frame, store_uncompressed
+from asterism.bus.event_log.records import (
     CHECKED_TABLES,
     READABLE_VERSIONS,
     SCHEMA,
@@ -24,7 +24,7 @@ from bus.event_log.records import (
     TrajectoryRange,
     compute_checksum,
 )
-from bus.event_log.retention import Retention
+from asterism.bus.event_log.retention import Retention
 
 MAX_QUEUED_RECORDS = 200_000  # for the writer thread; beyond it `is_full` makes the owner stop receiving
 _GROUP_COMMIT_S = 0.001  # from a group's first record to its commit; the effects of an event wait for it

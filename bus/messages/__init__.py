@@ -25,13 +25,13 @@ Import messages from this package. Add a new message to the file of its conversa
 union at the end of the file.
 """
 
-from bus.messages.calls import *
-from bus.messages.cluster import *
-from bus.messages.envelope import *
-from bus.messages.environments import *
-from bus.messages.groups import *
-from bus.messages.leases import *
-from bus.messages.run import *
-from bus.messages.steps import *
-from bus.messages.tokens import *
-from bus.messages.turns import *
+from asterism.bus.messages.calls import *
+from asterism.bus.messages.cluster import *
+from asterism.bus.messages.envelope import *
+from asterism.bus.messages.environments import *
+from asterism.bus.messages.groups import *
+from asterism.bus.messages.leases import *
+from asterism.bus.messages.run import *
+from asterism.bus.messages.steps import *
+from asterism.bus.messages.tokens import *
+from asterism.bus.messages.turns import *

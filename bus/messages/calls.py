@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from bus.messages.groups import Ending
-from bus.messages.message import Message
+from asterism.bus.messages.groups import Ending
+from asterism.bus.messages.message import Message
 
 
 class ExecutorJoined(Message, frozen=True):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bus.messages.message import Message
+from asterism.bus.messages.message import Message
 
 
 class Listener(msgspec.Struct, frozen=True, array_like=True):

@@ -2,14 +2,14 @@
 
 import msgspec
 
-from bus.messages.calls import CallMessage
-from bus.messages.cluster import ClusterMessage
-from bus.messages.environments import EnvironmentMessage
-from bus.messages.groups import GroupMessage
-from bus.messages.leases import LeaseMessage
-from bus.messages.run import RunMessage
-from bus.messages.steps import StepMessage
-from bus.messages.turns import TurnMessage
+from asterism.bus.messages.calls import CallMessage
+from asterism.bus.messages.cluster import ClusterMessage
+from asterism.bus.messages.environments import EnvironmentMessage
+from asterism.bus.messages.groups import GroupMessage
+from asterism.bus.messages.leases import LeaseMessage
+from asterism.bus.messages.run import RunMessage
+from asterism.bus.messages.steps import StepMessage
+from asterism.bus.messages.turns import TurnMessage
 
 AnyMessage = (
     RunMessage
@@ -24,7 +24,7 @@ AnyMessage = (
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A message with the addresses (bus.addresses) of its sender and its receiver."""
+    """A message with the addresses (asterism.bus.addresses) of its sender and its receiver."""
 
     sender: str
     to: str

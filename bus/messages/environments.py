@@ -6,7 +6,7 @@ from hashlib import blake2b
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages.message import Message
+from asterism.bus.messages.message import Message
 
 OPENING_CALL = -2  # the number of the call that creates an instance: `reset`, or `init` of a dialogue
 

@@ -4,9 +4,9 @@ from typing import Literal
 
 import msgspec
 
-from bus.messages.environments import EnvironmentHistory
-from bus.messages.message import Message
-from bus.messages.tokens import TokenRecord
+from asterism.bus.messages.environments import EnvironmentHistory
+from asterism.bus.messages.message import Message
+from asterism.bus.messages.tokens import TokenRecord
 
 # Why a finished trajectory stopped; an infrastructure failure or an abort has a cause instead.
 # done: the task ended it, by ToolResult.stop or the `done` of a dialogue.

@@ -1,6 +1,6 @@
 """Leases of KV cache: between the rollout process, the arbiter and the generators."""
 
-from bus.messages.message import Message
+from asterism.bus.messages.message import Message
 
 
 class EngineJoined(Message, frozen=True):

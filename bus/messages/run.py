@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from bus.messages.message import Message
-from configs.health_options import HealthConfig
+from asterism.bus.messages.message import Message
+from asterism.configs.health_options import HealthConfig
 
 
 class BufferCursor(msgspec.Struct, frozen=True, array_like=True):

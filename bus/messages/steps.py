@@ -2,10 +2,10 @@
 
 import msgspec
 
-from bus.messages.groups import Ending, ToolCount
-from bus.messages.message import Message
-from bus.messages.run import BufferCursor
-from bus.messages.tokens import TokenRecord
+from asterism.bus.messages.groups import Ending, ToolCount
+from asterism.bus.messages.message import Message
+from asterism.bus.messages.run import BufferCursor
+from asterism.bus.messages.tokens import TokenRecord
 
 
 class StepRequested(Message, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages.turns import TurnGenerated
+from asterism.bus.messages.turns import TurnGenerated
 
 
 def ids_to_bytes(token_ids: Sequence[int]) -> bytes:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from bus.messages.message import Message
+from asterism.bus.messages.message import Message
 
 
 class TurnRequested(Message, frozen=True):

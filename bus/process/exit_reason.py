@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from configs.errors import EXIT_UNUSABLE
-from configs.run_folder import RunFolder
+from asterism.configs.errors import EXIT_UNUSABLE
+from asterism.configs.run_folder import RunFolder
 
 
 class ExitReason(msgspec.Struct, frozen=True):

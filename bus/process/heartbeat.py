@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from bus.bus import Bus
+from asterism.bus.bus import Bus
 
 LAG_TICK_S = 0.1
 LAG_REPORT_INTERVAL_S = 10.0
@@ -31,7 +31,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     lag_s: float  # worst delay of a timer since the last heartbeat
     waiting: int  # frames in the inbox
     unacknowledged: int  # sent frames
-    dropped: int  # bus.bus.Bus.dropped
+    dropped: int  # asterism.bus.bus.Bus.dropped
 
 
 _encoder = msgspec.json.Encoder()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 
 
 class RunningOperation(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""`python -m bus.process.parent_death ARGV...`: execute ARGV so that it is killed when its parent
+"""`python -m asterism.bus.process.parent_death ARGV...`: execute ARGV so that it is killed when its parent
 process dies.
 
 With it, `kill -9` of the launcher leaves no process, whatever programs its children execute. The

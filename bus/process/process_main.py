@@ -9,9 +9,9 @@ from pathlib import Path
 
 import structlog
 
-from bus.process.exit_reason import ExitReason, write_exit_reason
-from configs.errors import EXIT_UNUSABLE, UnusableInput
-from configs.run_folder import RunFolder
+from asterism.bus.process.exit_reason import ExitReason, write_exit_reason
+from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.configs.run_folder import RunFolder
 
 
 @contextlib.contextmanager
@@ -28,9 +28,11 @@ def pausing_garbage_collector() -> Generator[None]:
 def make_process_parser(module: str, description: str) -> ArgumentParser:
     parser = ArgumentParser(prog=module, description=description)
     parser.add_argument("--run-folder", type=Path, required=True, help="run folder, with config.toml")
-    parser.add_argument("--scratch", default="", help="scratch folder (see configs.run_folder.RunFolder)")
+    parser.add_argument("--scratch", default="", help="scratch folder (see asterism.configs.run_folder.RunFolder)")
     parser.add_argument("--incarnation", type=int, default=1, help="number of this start within the launch")
-    parser.add_argument("--epoch", type=int, default=0, help="epoch of the links (see bus.transport.reliable_stream)")
+    parser.add_argument(
+        "--epoch", type=int, default=0, help="epoch of the links (see asterism.bus.transport.reliable_stream)"
+    )
     return parser
 
 

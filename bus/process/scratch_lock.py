@@ -2,7 +2,7 @@
 
 The owner holds a file lock in each of its folders. The kernel releases the lock when the owner ends, also after a kill:
 a folder with a free lock is stale. The next start of any run of the same user removes it, and so does
-`asterism doctor`. A link `cgroup` in the folder names a cgroup of the owner, which is removed first. Containers carry the name of a scratch folder of their owner (sandbox.hosts.docker.docker_host).
+`asterism doctor`. A link `cgroup` in the folder names a cgroup of the owner, which is removed first. Containers carry the name of a scratch folder of their owner (asterism.sandbox.hosts.docker.docker_host).
 """
 
 import contextlib

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO, cast
 import msgspec
 import structlog
 
-from bus.process.exit_reason import exit_now
-from configs.atomic_write import DiskError, raising_disk_errors
-from configs.run_folder import RunFolder
+from asterism.bus.process.exit_reason import exit_now
+from asterism.configs.atomic_write import DiskError, raising_disk_errors
+from asterism.configs.run_folder import RunFolder
 
 DiskErrorHandler = Callable[[DiskError], None]
 

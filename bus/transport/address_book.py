@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from bus.lanes import CONTROL, Lane
-from bus.transport.curve_auth import ClusterKey, load_key
-from configs.atomic_write import write_atomically
-from configs.errors import UnusableInput
+from asterism.bus.lanes import CONTROL, Lane
+from asterism.bus.transport.curve_auth import ClusterKey, load_key
+from asterism.configs.atomic_write import write_atomically
+from asterism.configs.errors import UnusableInput
 
 _BOOK_FILE = "book"
 _KEY_LOCATION_FILE = "network"  # contains the path of the cluster's key file

@@ -14,7 +14,7 @@ import msgspec
 import zmq
 import zmq.utils.z85
 
-from configs.errors import UnusableInput
+from asterism.configs.errors import UnusableInput
 
 KEY_FILE = "cluster.key"
 _ZAP_DOMAIN = b"asterism"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from bus.bus import Bus, BusFactory, Inbox
-from bus.lanes import LANES, Lane
-from bus.transport.packets import Ack, Packet
-from bus.transport.reliable_transport import LinkLimits, ReliableTransport
-from configs.schema import RunConfig
+from asterism.bus.bus import Bus, BusFactory, Inbox
+from asterism.bus.lanes import LANES, Lane
+from asterism.bus.transport.packets import Ack, Packet
+from asterism.bus.transport.reliable_transport import LinkLimits, ReliableTransport
+from asterism.configs.schema import RunConfig
 
 
 def make_in_process_bus_factory(run: RunConfig, hub: Hub) -> BusFactory:
@@ -52,7 +52,7 @@ class Hub:
 
 
 class InProcessWire:
-    """Implements bus.transport.reliable_transport.Wire."""
+    """Implements asterism.bus.transport.reliable_transport.Wire."""
 
     def __init__(self, hub: Hub, transport: ReliableTransport) -> None:
         self._hub = hub

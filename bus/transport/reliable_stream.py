@@ -21,7 +21,14 @@ acknowledgements, and either process may be restarted:
 from collections import deque
 from collections.abc import Sequence
 
-from bus.transport.packets import MAX_FRAME_BYTES, MAX_PACKET_FRAMES, TARGET_PACKET_BYTES, UNKNOWN_EPOCH, Ack, Packet
+from asterism.bus.transport.packets import (
+    MAX_FRAME_BYTES,
+    MAX_PACKET_FRAMES,
+    TARGET_PACKET_BYTES,
+    UNKNOWN_EPOCH,
+    Ack,
+    Packet,
+)
 
 _NO_FRAMES: list[bytes] = []
 

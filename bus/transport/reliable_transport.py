@@ -1,4 +1,4 @@
-"""All links of one process: the windows of bus.transport.reliable_stream, driven by an event loop
+"""All links of one process: the windows of asterism.bus.transport.reliable_stream, driven by an event loop
 over a wire.
 
 Frames that are sent to a peer within one iteration of the loop travel as one packet; no frame
@@ -14,10 +14,10 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from bus.bus import Delivery, Inbox, ReceiveState, SendState
-from bus.lanes import LANES, Lane
-from bus.transport.packets import MAX_PACKET_FRAMES, Ack, Packet
-from bus.transport.reliable_stream import ReceiveWindow, SendWindow
+from asterism.bus.bus import Delivery, Inbox, ReceiveState, SendState
+from asterism.bus.lanes import LANES, Lane
+from asterism.bus.transport.packets import MAX_PACKET_FRAMES, Ack, Packet
+from asterism.bus.transport.reliable_stream import ReceiveWindow, SendWindow
 
 SendAck = Callable[[Ack], None]
 MAX_IN_CHANNELS = 65_536  # packets of further incoming lanes are dropped
@@ -115,7 +115,7 @@ class _InChannel:
 
 
 class ReliableTransport:
-    """Implements bus.bus.Transport. `wire` must be set before any other use."""
+    """Implements asterism.bus.bus.Transport. `wire` must be set before any other use."""
 
     def __init__(self, process: str, epoch: int, inbox: Inbox, limits: LinkLimits) -> None:
         self.process = process

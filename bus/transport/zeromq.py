@@ -1,7 +1,7 @@
 """Transport over ZeroMQ: per lane, every process binds one ROUTER and connects one DEALER to each
 process that it sends to.
 
-Packets go from DEALER to ROUTER, acknowledgements back. bus.transport.reliable_transport holds
+Packets go from DEALER to ROUTER, acknowledgements back. asterism.bus.transport.reliable_transport holds
 unacknowledged frames, so that a broken connection loses none, and ZeroMQ's queues are short.
 
 The event loop drains the sockets on their file descriptors, many frames per wake-up; pyzmq's
@@ -17,11 +17,11 @@ from pathlib import Path
 import structlog
 import zmq
 
-from bus.bus import Bus, BusFactory, Inbox
-from bus.lanes import CONTROL, LANES, Lane
-from bus.transport.address_book import Network, TcpAddress, load_network
-from bus.transport.curve_auth import ZapAuthenticator, secure_client_socket, secure_server_socket
-from bus.transport.packets import (
+from asterism.bus.bus import Bus, BusFactory, Inbox
+from asterism.bus.lanes import CONTROL, LANES, Lane
+from asterism.bus.transport.address_book import Network, TcpAddress, load_network
+from asterism.bus.transport.curve_auth import ZapAuthenticator, secure_client_socket, secure_server_socket
+from asterism.bus.transport.packets import (
     MAX_PACKET_BYTES,
     Ack,
     MalformedPacket,
@@ -31,10 +31,10 @@ from bus.transport.packets import (
     encode_ack,
     encode_packet,
 )
-from bus.transport.reliable_transport import LinkLimits, ReliableTransport
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.bus.transport.reliable_transport import LinkLimits, ReliableTransport
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 _LINGER_MS = 500  # how long closing waits for unwritten acknowledgements
 _RECONNECT_MS = 20
@@ -93,7 +93,7 @@ def format_ipc_endpoint(sockets: Path, process: str, lane: Lane) -> str:
 
 
 class ZmqWire:
-    """Implements bus.transport.reliable_transport.Wire."""
+    """Implements asterism.bus.transport.reliable_transport.Wire."""
 
     def __init__(
         self, process: str, sockets: Path, transport: ReliableTransport, max_packet_bytes: int = MAX_PACKET_BYTES

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from configs.atomic_write import sync_paths, write_atomically
-from configs.errors import UnusableInput
+from asterism.configs.atomic_write import sync_paths, write_atomically
+from asterism.configs.errors import UnusableInput
 
 MANIFEST_NAME = "asterism-manifest.json"  # no name that other programs use in a folder of data
 _VERSION, _ALGORITHM = 1, "xxh3_128"

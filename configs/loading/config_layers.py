@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_file
-from configs.loading.error_messages import ConfigLayer, format_value
-from configs.schema import RunConfig
-from configs.schema_tree import (
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.loading.error_messages import ConfigLayer, format_value
+from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import (
     PRESET_KEY,
     STAGE_KEY,
     STAGES_KEY,

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
-from configs.schema import RunConfig
-from configs.schema_tree import find_annotation, find_section, is_table_array
-from configs.toml_text import encode_value
+from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import find_annotation, find_section, is_table_array
+from asterism.configs.toml_text import encode_value
 
 _TOML_TYPE_NAMES = {
     "int": "an integer",

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_file
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.task_options import TaskConfig
-from engine.chat.served_tokenizer import (
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.engine.chat.served_tokenizer import (
     BOUNDARY_LITERAL,
     CLASS_CODE,
     CLASS_FILE,
@@ -22,13 +22,13 @@ from engine.chat.served_tokenizer import (
     build_tokenizer_config,
     find_marks,
 )
-from engine.data.task_inputs import build_renderer, read_task_descriptions
-from engine.model.family_renderer import FamilyRenderer
-from engine.model.tokenizer import load_tokenizer
-from engine.model.weight_files import read_json_object
-from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, DialogueFormat
-from policies.dialogue.chat_template import OPENING_TAG, build_chat_template, build_family_template
-from policies.tools.task_description import TaskDescription
+from asterism.engine.data.task_inputs import build_renderer, read_task_descriptions
+from asterism.engine.model.family_renderer import FamilyRenderer
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.model.weight_files import read_json_object
+from asterism.policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, DialogueFormat
+from asterism.policies.dialogue.chat_template import OPENING_TAG, build_chat_template, build_family_template
+from asterism.policies.tools.task_description import TaskDescription
 
 SERVING_FILE = "asterism.json"
 _STALE_FILES = ("special_tokens_map.json", "added_tokens.json")  # tokenizer.json has their content

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.model.tokenizer import FastTokenizer
-from engine.model.weight_files import read_json_object
-from policies.dialogue.chat_template import TemplateMarks
+from asterism.engine.model.tokenizer import FastTokenizer
+from asterism.engine.model.weight_files import read_json_object
+from asterism.policies.dialogue.chat_template import TemplateMarks
 
 BOUNDARY, HIDDEN = "\ue0f0\ue0f2", "\ue0f0\ue0f1"
 BOUNDARY_LITERAL = json.dumps(BOUNDARY)  # in a chat template
@@ -65,7 +65,7 @@ def _list_hidden(added: Any) -> list[tuple[str, str]]:
 
 
 def _is_protected(token: Mapping[str, Any]) -> bool:
-    """As engine.model.tokenizer marks them special in untrusted text."""
+    """As asterism.engine.model.tokenizer marks them special in untrusted text."""
     return token["special"] or _is_tag(token["content"])
 
 

@@ -7,8 +7,8 @@ import warnings
 from itertools import pairwise
 from typing import Any, cast
 
-from engine.data.data_files import RowFields
-from engine.data.dialogue_messages import DialogueMessage, RowDialogue
+from asterism.engine.data.data_files import RowFields
+from asterism.engine.data.dialogue_messages import DialogueMessage, RowDialogue
 
 # A quote begins a string only where a value begins: the name of a function may contain an apostrophe.
 _STRING = r"""(?:\A|(?<=[=(\[{,:]))\s*(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""

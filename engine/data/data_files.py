@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_file
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_file
 
 RowFields = dict[str, Any]
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
-from policies.dialogue.boxed_answers import extract_last_boxed
+from asterism.engine.data.data_files import BadRows, DatasetError, DatasetRow, RowFields, read_rows
+from asterism.policies.dialogue.boxed_answers import extract_last_boxed
 
 QUESTION_FIELDS = ("question", "problem", "Question", "Problem")
 _ANSWER_FIELDS = ("answer", "Answer", "ground_truth")

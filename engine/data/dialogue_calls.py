@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from engine.data.data_files import DatasetError, RowFields
-from engine.data.dialogue_messages import DatasetLocation, DialogueMessage
-from engine.data.row_prompts import drop_nulls
-from policies.dialogue.chat_format import DialogueFormat
-from policies.tools.tool_arguments import ArgumentError, check_arguments
+from asterism.engine.data.data_files import DatasetError, RowFields
+from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage
+from asterism.engine.data.row_prompts import drop_nulls
+from asterism.policies.dialogue.chat_format import DialogueFormat
+from asterism.policies.tools.tool_arguments import ArgumentError, check_arguments
 
 
 class UnknownFunction(DatasetError):

@@ -8,8 +8,8 @@ import json
 import re
 from typing import Any, NamedTuple, cast
 
-from engine.data.data_files import DatasetError, DatasetRow, RowDefect, RowFields
-from engine.data.reasoning_tags import THINK, BrokenTags, join_reasoning, require_pairs, split_reasoning
+from asterism.engine.data.data_files import DatasetError, DatasetRow, RowDefect, RowFields
+from asterism.engine.data.reasoning_tags import THINK, BrokenTags, join_reasoning, require_pairs, split_reasoning
 
 BROKEN_TAGS = "broken tags of reasoning"
 DIALOGUE_COLUMNS = ("messages", "conversations", "task", "system", "tools")

@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 from unicodedata import normalize
 
-from configs.errors import UnusableInput
-from engine.data.data_files import RowFields
-from engine.data.dialogue_calls import CallReader, DialogueCall
-from engine.data.dialogue_messages import DialogueMessage
-from engine.data.result_order import list_call_ids, order_results, require_no_calls
-from engine.model.family_renderer import CalledTool, FamilyRenderer, build_call_id, describe_tools
-from policies.dialogue.call_blocks import iter_call_blocks, replace_call_blocks
+from asterism.configs.errors import UnusableInput
+from asterism.engine.data.data_files import RowFields
+from asterism.engine.data.dialogue_calls import CallReader, DialogueCall
+from asterism.engine.data.dialogue_messages import DialogueMessage
+from asterism.engine.data.result_order import list_call_ids, order_results, require_no_calls
+from asterism.engine.model.family_renderer import CalledTool, FamilyRenderer, build_call_id, describe_tools
+from asterism.policies.dialogue.call_blocks import iter_call_blocks, replace_call_blocks
 
 _QUESTION = {"role": "user", "content": "q"}
 _RESULT = "r"

@@ -7,7 +7,7 @@ reasoning then. All other tags need their pair.
 import re
 from typing import NamedTuple
 
-from policies.dialogue.call_blocks import iter_call_blocks
+from asterism.policies.dialogue.call_blocks import iter_call_blocks
 
 THINK = "think"
 _TAG = re.compile(r"<(/?)(\w+)>")

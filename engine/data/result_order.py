@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-from engine.data.data_files import RowDefect, RowFields
-from engine.data.dialogue_messages import DialogueMessage
+from asterism.engine.data.data_files import RowDefect, RowFields
+from asterism.engine.data.dialogue_messages import DialogueMessage
 
 _RESPONSES = re.compile(r"<tool_response>.*?</tool_response>", re.DOTALL)
 DEFECT = "other results than calls"

@@ -3,10 +3,10 @@
 import re
 from typing import Any, cast
 
-from configs.algorithm import SftFileConfig
-from engine.data.call_lists import convert_call_lists
-from engine.data.data_files import DatasetError, DatasetRow
-from engine.data.dialogue_messages import DIALOGUE_COLUMNS, RowDialogue, parse_dialogue
+from asterism.configs.algorithm import SftFileConfig
+from asterism.engine.data.call_lists import convert_call_lists
+from asterism.engine.data.data_files import DatasetError, DatasetRow
+from asterism.engine.data.dialogue_messages import DIALOGUE_COLUMNS, RowDialogue, parse_dialogue
 
 _COLUMNS = (*DIALOGUE_COLUMNS, "instruction", "response", "input", "output", "system_prompt")
 _PROGRAM = re.compile(

@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from configs.algorithm import SftFileConfig
-from engine.data.data_files import DatasetError, DatasetRow, RowFields
-from engine.data.dialogue_messages import DatasetLocation, RowDialogue
-from policies.dialogue.chat_format import TURN_END, TURN_START, DialogueFormat, replace_prompt
-from policies.tools.task_description import DEFAULT_SYSTEM
-from policies.tools.tool_schema import ToolSchema
+from asterism.configs.algorithm import SftFileConfig
+from asterism.engine.data.data_files import DatasetError, DatasetRow, RowFields
+from asterism.engine.data.dialogue_messages import DatasetLocation, RowDialogue
+from asterism.policies.dialogue.chat_format import TURN_END, TURN_START, DialogueFormat, replace_prompt
+from asterism.policies.tools.task_description import DEFAULT_SYSTEM
+from asterism.policies.tools.tool_schema import ToolSchema
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 

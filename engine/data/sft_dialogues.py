@@ -11,16 +11,16 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
-from configs.algorithm import SftFileConfig
-from engine.data.data_files import BadRows, DatasetError, DatasetRow, RowDefect, RowFields, read_rows
-from engine.data.dialogue_calls import CallReader, DialogueCall, UnknownFunction
-from engine.data.dialogue_messages import DatasetLocation, DialogueMessage
-from engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues, TokenizedTurn
-from engine.data.result_order import list_call_ids, order_results, require_no_calls
-from engine.data.row_layouts import list_columns, read_dialogue
-from engine.data.row_prompts import choose_format, refuse_turn_tokens
-from policies.dialogue.call_blocks import CallBlock, iter_call_blocks, replace_call_blocks
-from policies.dialogue.chat_format import (
+from asterism.configs.algorithm import SftFileConfig
+from asterism.engine.data.data_files import BadRows, DatasetError, DatasetRow, RowDefect, RowFields, read_rows
+from asterism.engine.data.dialogue_calls import CallReader, DialogueCall, UnknownFunction
+from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage
+from asterism.engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues, TokenizedTurn
+from asterism.engine.data.result_order import list_call_ids, order_results, require_no_calls
+from asterism.engine.data.row_layouts import list_columns, read_dialogue
+from asterism.engine.data.row_prompts import choose_format, refuse_turn_tokens
+from asterism.policies.dialogue.call_blocks import CallBlock, iter_call_blocks, replace_call_blocks
+from asterism.policies.dialogue.chat_format import (
     TURN_END,
     DialogueFormat,
     TextSegment,
@@ -31,7 +31,7 @@ from policies.dialogue.chat_format import (
     encode_segments,
     format_tool_call,
 )
-from policies.dialogue.parse_turn import MalformedCall, find_calls, parse_assistant_turn
+from asterism.policies.dialogue.parse_turn import MalformedCall, find_calls, parse_assistant_turn
 
 PLAIN_FILE = SftFileConfig(name="data", data="")
 _MAX_LISTED = 5  # unknown functions of a message

@@ -4,20 +4,20 @@ from collections.abc import Mapping
 
 import msgspec
 
-from configs.atomic_write import write_atomically
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_file
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.task_options import TaskConfig
-from engine.data.datasets import DatasetProblem, RowLayout
-from engine.data.family_dialogues import FamilyDialogues
-from engine.model.family_renderer import build_family_renderer
-from engine.model.tokenizer import FastTokenizer
-from policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
-from policies.dialogue.dialogue_renderer import ChatMLRenderer, DialogueRenderer
-from policies.tools.task_description import MATH, TaskDescription, TaskDescriptions, list_reward_functions
+from asterism.configs.atomic_write import write_atomically
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.engine.data.datasets import DatasetProblem, RowLayout
+from asterism.engine.data.family_dialogues import FamilyDialogues
+from asterism.engine.model.family_renderer import build_family_renderer
+from asterism.engine.model.tokenizer import FastTokenizer
+from asterism.policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
+from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer, DialogueRenderer
+from asterism.policies.tools.task_description import MATH, TaskDescription, TaskDescriptions, list_reward_functions
 
 
 def write_task_descriptions(folder: RunFolder, descriptions: TaskDescriptions) -> None:

@@ -21,15 +21,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.algorithm import SftConfig, SftFileConfig
-from configs.atomic_write import raising_disk_errors, sync_tree
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import DamagedFile, find_damage, list_files, write_manifest
-from engine.data.data_files import BadRows, DatasetError, list_data_files
-from engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues
-from engine.data.sft_dialogues import TokenizedDialogue, describe_bad_rows, iter_sft_dialogues
-from engine.model.tokenizer import FastTokenizer
-from policies.dialogue.chat_format import DialogueFormat
+from asterism.configs.algorithm import SftConfig, SftFileConfig
+from asterism.configs.atomic_write import raising_disk_errors, sync_tree
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import DamagedFile, find_damage, list_files, write_manifest
+from asterism.engine.data.data_files import BadRows, DatasetError, list_data_files
+from asterism.engine.data.family_dialogues import NO_FAMILIES, FamilyDialogues
+from asterism.engine.data.sft_dialogues import TokenizedDialogue, describe_bad_rows, iter_sft_dialogues
+from asterism.engine.model.tokenizer import FastTokenizer
+from asterism.policies.dialogue.chat_format import DialogueFormat
 
 _LAYOUT = b"asterism token file 2"
 _TYPES = {"token_ids": np.int32, "loss_mask": np.uint8, "offsets": np.int64, "loss_tokens": np.int32}

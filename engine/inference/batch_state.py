@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.contract import MAX_STOP_TOKENS
-from engine.inference.buffer_sizes import MIN_ROWS, pad_to_bucket
-from engine.inference.sampling import SamplingFlags, SamplingTensors, mix_seed
-from engine.inference.sequence import MissingPages, Sequence
+from asterism.engine.contract import MAX_STOP_TOKENS
+from asterism.engine.inference.buffer_sizes import MIN_ROWS, pad_to_bucket
+from asterism.engine.inference.sampling import SamplingFlags, SamplingTensors, mix_seed
+from asterism.engine.inference.sequence import MissingPages, Sequence
 
 _ALIGNMENT_BYTES = 8
 _TORCH_DTYPES = {

@@ -41,7 +41,7 @@ def count_gather_tokens(device: str, token_bytes: int, widest_tokens: int) -> in
 
 
 def count_sampling_bytes(rows: int, vocab_size: int, *, has_filter: bool) -> int:
-    """Count the bytes at the peak of engine.inference.sampling.sample, with its logits.
+    """Count the bytes at the peak of asterism.engine.inference.sampling.sample, with its logits.
 
     In float32 per row and token: logits, which the weights and then their sums overwrite, and logprobs. With a filter,
     also sorted weights, their order in int64, sums of sorted weights, and a mask.

@@ -13,13 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.inference.batch_state import BatchState
-from engine.inference.buffer_sizes import MIN_ROWS, pad_to_bucket
-from engine.inference.decoder import Decoder, ForwardBatch
-from engine.inference.kernels.attention import CachedAttention
-from engine.inference.kv.kv_cache import KeyValueCache
-from engine.inference.pending_step import pack_tokens, sample_step
-from engine.inference.sampling import SamplingFlags
+from asterism.engine.inference.batch_state import BatchState
+from asterism.engine.inference.buffer_sizes import MIN_ROWS, pad_to_bucket
+from asterism.engine.inference.decoder import Decoder, ForwardBatch
+from asterism.engine.inference.kernels.attention import CachedAttention
+from asterism.engine.inference.kv.kv_cache import KeyValueCache
+from asterism.engine.inference.pending_step import pack_tokens, sample_step
+from asterism.engine.inference.sampling import SamplingFlags
 
 
 class GraphCapture(Protocol):

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.inference.buffer_sizes import MIN_ROWS
-from engine.inference.fused_weights import FusedWeights, LayerWeights, MlpWeights
-from engine.inference.kernels.attention import CachedAttention
-from engine.inference.kernels.matmul import PLAIN, Matmul, compute_logits
-from engine.inference.kv.kv_cache import KeyValueCache
-from engine.model.experts import multiply_grouped, route
-from engine.model.rope import apply_rope, compute_rope_tables
+from asterism.engine.inference.buffer_sizes import MIN_ROWS
+from asterism.engine.inference.fused_weights import FusedWeights, LayerWeights, MlpWeights
+from asterism.engine.inference.kernels.attention import CachedAttention
+from asterism.engine.inference.kernels.matmul import PLAIN, Matmul, compute_logits
+from asterism.engine.inference.kv.kv_cache import KeyValueCache
+from asterism.engine.model.experts import multiply_grouped, route
+from asterism.engine.model.rope import apply_rope, compute_rope_tables
 
 
 class ForwardBatch(NamedTuple):

@@ -1,4 +1,4 @@
-"""The embedded engine: continuous batching in this process, on a separate thread. Implements engine.contract.Engine.
+"""The embedded engine: continuous batching in this process, on a separate thread. Implements asterism.engine.contract.Engine.
 
 This module is the event loop's side: it checks requests, posts commands to the thread and waits for futures.
 """
@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from bus.messages import WeightsPublished
-from configs.errors import UnusableInput
-from engine.contract import (
+from asterism.bus.messages import WeightsPublished
+from asterism.configs.errors import UnusableInput
+from asterism.engine.contract import (
     Capacity,
     EngineFailure,
     EngineLoad,
@@ -21,18 +21,22 @@ from engine.contract import (
     TokenListener,
     check_request,
 )
-from engine.inference.cuda_graphs import CudaGraphCapture
-from engine.inference.engine_core import EngineCore
-from engine.inference.engine_thread import EngineThread, FutureResolution, NewTokens
-from engine.inference.kernels.attention_kernels import select_kernels
-from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_attention, find_batch_invariant_matmul
-from engine.inference.kernels.matmul import PLAIN, Matmul
-from engine.model.experts import supports_grouped_mm
-from engine.model.hf_checkpoint import load_model
-from engine.model.lora.lora_options import LoraOptions
-from engine.model.model_config import DecoderConfig
-from engine.model.tokenizer import check_vocabulary, load_tokenizer
-from engine.weight_transfer.published_loader import PublishedLoader
+from asterism.engine.inference.cuda_graphs import CudaGraphCapture
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.engine_thread import EngineThread, FutureResolution, NewTokens
+from asterism.engine.inference.kernels.attention_kernels import select_kernels
+from asterism.engine.inference.kernels.batch_invariance import (
+    NotBatchInvariant,
+    check_attention,
+    find_batch_invariant_matmul,
+)
+from asterism.engine.inference.kernels.matmul import PLAIN, Matmul
+from asterism.engine.model.experts import supports_grouped_mm
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.model.tokenizer import check_vocabulary, load_tokenizer
+from asterism.engine.weight_transfer.published_loader import PublishedLoader
 
 Result = TypeVar("Result")
 
@@ -91,7 +95,7 @@ class EmbeddedEngine:
     async def start(self) -> Capacity:
         """Load the checkpoint and allocate the cache; returns the capacity, rounded down to whole pages.
 
-        Raises the errors of engine.model.hf_checkpoint and engine.model.tokenizer for the folder, ValueError for the
+        Raises the errors of asterism.engine.model.hf_checkpoint and asterism.engine.model.tokenizer for the folder, ValueError for the
         capacity, and NotBatchInvariant.
         """
         self._loop = asyncio.get_running_loop()

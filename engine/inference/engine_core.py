@@ -8,19 +8,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.contract import Capacity, EngineLoad, GenerationRequest
-from engine.inference.batch_state import BatchState
-from engine.inference.cuda_graphs import DecodeGraphs, GraphCapture
-from engine.inference.decoder import Decoder
-from engine.inference.fused_weights import FusedWeights
-from engine.inference.kernels.block_table_attention import build_attention
-from engine.inference.kernels.matmul import PLAIN, Matmul
-from engine.inference.pending_step import PackedTokens, PendingStep, PendingTokens, sample_step, start_copy
-from engine.inference.running_batch import RunningBatch
-from engine.inference.scheduler import Scheduler, SchedulerActions
-from engine.inference.sequence import PrefillChunk, SequenceOutcome
-from engine.inference.step_inputs import StepInputs
-from engine.model.causal_lm import CausalLM
+from asterism.engine.contract import Capacity, EngineLoad, GenerationRequest
+from asterism.engine.inference.batch_state import BatchState
+from asterism.engine.inference.cuda_graphs import DecodeGraphs, GraphCapture
+from asterism.engine.inference.decoder import Decoder
+from asterism.engine.inference.fused_weights import FusedWeights
+from asterism.engine.inference.kernels.block_table_attention import build_attention
+from asterism.engine.inference.kernels.matmul import PLAIN, Matmul
+from asterism.engine.inference.pending_step import PackedTokens, PendingStep, PendingTokens, sample_step, start_copy
+from asterism.engine.inference.running_batch import RunningBatch
+from asterism.engine.inference.scheduler import Scheduler, SchedulerActions
+from asterism.engine.inference.sequence import PrefillChunk, SequenceOutcome
+from asterism.engine.inference.step_inputs import StepInputs
+from asterism.engine.model.causal_lm import CausalLM
 
 
 class EngineCore:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused, TokenListener
-from engine.inference.engine_core import EngineCore
-from engine.inference.sequence import SequenceOutcome
+from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused, TokenListener
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.sequence import SequenceOutcome
 
 FutureResolution = tuple[asyncio.Future[Any], object]  # the future and its exception, result or NewTokens
 

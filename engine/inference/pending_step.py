@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.inference.batch_state import BatchState, RowTensors
-from engine.inference.running_batch import LaunchedStep
-from engine.inference.sampling import SamplingFlags, sample
+from asterism.engine.inference.batch_state import BatchState, RowTensors
+from asterism.engine.inference.running_batch import LaunchedStep
+from asterism.engine.inference.sampling import SamplingFlags, sample
 
 
 class PendingTokens(Protocol):

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.inference.sequence import MissingPages, Sequence
+from asterism.engine.inference.sequence import MissingPages, Sequence
 
 # (join ids, positions) -> the order in which to run the sequences, as indices into both
 BatchOrder = Callable[[list[int], list[int]], list[int]]
@@ -31,7 +31,7 @@ EndedSequence = tuple[Sequence, int]  # and the number of its tokens
 
 
 class BatchRows(Protocol):
-    """Where the tokens and pages of running sequences are stored: engine.inference.batch_state.BatchState."""
+    """Where the tokens and pages of running sequences are stored: asterism.engine.inference.batch_state.BatchState."""
 
     def assign(self, joining: list[Sequence], /) -> None: ...
 

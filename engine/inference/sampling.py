@@ -43,7 +43,7 @@ def sample(
     """The tokens at `positions_B`, int64 [B], and their logprobs, float32 [B].
 
     Logprobs are those of softmax(logits / temperature) before top-p and top-k; of greedy tokens, at temperature 1.
-    Overwrites the logits: engine.inference.buffer_sizes.count_sampling_bytes lists what this function allocates.
+    Overwrites the logits: asterism.engine.inference.buffer_sizes.count_sampling_bytes lists what this function allocates.
     """
     flags = flags or SamplingFlags.from_arrays(*(part.numpy(force=True) for part in sampling[:3]))
     if not flags.all_temperature_one:

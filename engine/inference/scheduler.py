@@ -15,11 +15,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract import Capacity, EngineFailure, EngineLoad, GenerationRequest, RequestRefused
-from engine.inference.kv.kv_cache_manager import KvCacheManager
-from engine.inference.running_batch import EndedSequence, LaunchedStep, RunningBatch
-from engine.inference.sequence import PrefillChunk, Sequence, SequenceOutcome
-from engine.prefix_tracker import PrefixTracker
+from asterism.engine.contract import Capacity, EngineFailure, EngineLoad, GenerationRequest, RequestRefused
+from asterism.engine.inference.kv.kv_cache_manager import KvCacheManager
+from asterism.engine.inference.running_batch import EndedSequence, LaunchedStep, RunningBatch
+from asterism.engine.inference.sequence import PrefillChunk, Sequence, SequenceOutcome
+from asterism.engine.prefix_tracker import PrefixTracker
 
 
 class SchedulerActions(NamedTuple):

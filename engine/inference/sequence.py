@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract import EngineFailure, Generation, GenerationRequest
+from asterism.engine.contract import EngineFailure, Generation, GenerationRequest
 
 SequenceOutcome = tuple[int, Generation | EngineFailure]  # sequence_id, the result or exception of its generate
 

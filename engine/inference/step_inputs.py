@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.inference.batch_state import BatchState, upload
-from engine.inference.decoder import ForwardBatch
-from engine.inference.kernels.attention import CachedAttention
-from engine.inference.kv.kv_cache import KeyValueCache
-from engine.inference.running_batch import RunningBatch
-from engine.inference.sequence import PrefillChunk
+from asterism.engine.inference.batch_state import BatchState, upload
+from asterism.engine.inference.decoder import ForwardBatch
+from asterism.engine.inference.kernels.attention import CachedAttention
+from asterism.engine.inference.kv.kv_cache import KeyValueCache
+from asterism.engine.inference.running_batch import RunningBatch
+from asterism.engine.inference.sequence import PrefillChunk
 
 
 class StepInputs:

@@ -1,11 +1,11 @@
-"""Entry point: `python -m engine.learner`; torchrun starts one for each of several ranks."""
+"""Entry point: `python -m asterism.engine.learner`; torchrun starts one for each of several ranks."""
 
 import sys
 
-from bus.process.process_main import pausing_garbage_collector
+from asterism.bus.process.process_main import pausing_garbage_collector
 
 with pausing_garbage_collector():
-    from engine.learner.learner import main
+    from asterism.engine.learner.learner import main
 
 if __name__ == "__main__":
     sys.exit(main())

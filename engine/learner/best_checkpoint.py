@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from configs.atomic_write import write_atomically
-from configs.integrity.file_manifest import check_file
-from configs.schema import RunConfig
+from asterism.configs.atomic_write import write_atomically
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.configs.schema import RunConfig
 
 
 class BestCheckpoint(msgspec.Struct, frozen=True):

@@ -2,12 +2,12 @@
 
 step_000010/
     config.json, tokenizer files
-    model.safetensors           the export (engine.model.hf_export): one file, or shards with an index; not in each checkpoint
+    model.safetensors           the export (asterism.engine.model.hf_export): one file, or shards with an index; not in each checkpoint
     adapter/                    the export of a run with learner.lora_rank has its adapters in the format of peft, too
     trainer/
         state.json              stage, step (which is the data position too), ranks, seed, prompts of the probe
         tensors/                torch.distributed.checkpoint: weights, optimizer, random states of each rank
-    asterism-manifest.json      the digest of each file (configs.integrity.file_manifest), written last
+    asterism-manifest.json      the digest of each file (asterism.configs.integrity.file_manifest), written last
 step_000010.damaged/            set aside by a resume: a file differs from the manifest
 """
 
@@ -21,8 +21,8 @@ from typing import Literal
 
 import msgspec
 
-from configs.atomic_write import DISK_ERRNOS, DiskError, raising_disk_errors, sync_paths, sync_tree
-from configs.integrity.file_manifest import DamagedFile, check_file, find_damage, read_manifest
+from asterism.configs.atomic_write import DISK_ERRNOS, DiskError, raising_disk_errors, sync_paths, sync_tree
+from asterism.configs.integrity.file_manifest import DamagedFile, check_file, find_damage, read_manifest
 
 CHECKPOINT_NAME = re.compile(r"step_(\d{6,})")
 FIRST_CHECKPOINT = "step_000000"  # the weights before RL, which LoRA freezes
@@ -33,7 +33,7 @@ _REPLACED_SUFFIX = f".replaced{PARTIAL_SUFFIX}"
 
 
 class ProbePrompts(msgspec.Struct, frozen=True):
-    """Prompts by which an engine is compared with the learner (engine.learner.weight_probe)."""
+    """Prompts by which an engine is compared with the learner (asterism.engine.learner.weight_probe)."""
 
     chosen_at: int  # the step of the batch that contains them
     prompts: tuple[bytes, ...]  # token ids

@@ -27,9 +27,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from bus.process.operations import OperationRecord
-from configs.algorithm import LearnerConfig
-from configs.errors import UnusableInput
+from asterism.bus.process.operations import OperationRecord
+from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.errors import UnusableInput
 
 # Ranks wait in a broadcast while rollouts are collected. A dead rank is detected by its closed connection.
 CONTROL_TIMEOUT = timedelta(days=7)
@@ -78,7 +78,9 @@ class RankGroup(NamedTuple):
     mesh: DeviceMesh | None = None  # 4-D, with the names of ParallelDims
     tensor_group: ProcessGroup | None = None  # all ranks
     operations: OperationRecord = OperationRecord()  # of this process
-    checkpoint_group: ProcessGroup | None = None  # several ranks; only engine.learner.saving.checkpoint_writer uses it
+    checkpoint_group: ProcessGroup | None = (
+        None  # several ranks; only asterism.engine.learner.saving.checkpoint_writer uses it
+    )
     offloads_optimizer: bool = False  # learner.offload = "optimizer"
 
     @property

@@ -1,4 +1,4 @@
-"""The learner's side of the handover of GPU memory, if learner and engines share GPUs (policies.recipe).
+"""The learner's side of the handover of GPU memory, if learner and engines share GPUs (asterism.policies.recipe).
 
 The learner requests the memory of the engines before it loads its model and before each step, and
 waits until all engines have released it. The weights that it publishes next end the handover:
@@ -12,9 +12,9 @@ A restarted learner requests again; a grant for its earlier incarnation is ignor
 
 import asyncio
 
-from bus.addresses import RECIPE
-from bus.bus import Bus
-from bus.messages import GpuMemoryGranted, GpuMemoryRequested
+from asterism.bus.addresses import RECIPE
+from asterism.bus.bus import Bus
+from asterism.bus.messages import GpuMemoryGranted, GpuMemoryRequested
 
 
 class EngineGpuMemory:

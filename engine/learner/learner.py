@@ -1,4 +1,4 @@
-"""`python -m engine.learner --run-folder FOLDER`: the learner's process.
+"""`python -m asterism.engine.learner --run-folder FOLDER`: the learner's process.
 
 torchrun starts one process for each of several ranks. Rank 0 joins the bus as "learner" and broadcasts each piece of work to the other
 ranks. It stores GroupAccepted; it consumes BatchReady and produces StepTrained, then WeightsPublished: once at the
@@ -23,10 +23,10 @@ import structlog
 import torch
 import uvloop
 
-from bus.addresses import LAUNCHER, LEARNER, RECIPE, RECORDER, name_learner_rank
-from bus.bus import Bus, BusFactory
-from bus.codec import decode
-from bus.messages import (
+from asterism.bus.addresses import LAUNCHER, LEARNER, RECIPE, RECORDER, name_learner_rank
+from asterism.bus.bus import Bus, BusFactory
+from asterism.bus.codec import decode
+from asterism.bus.messages import (
     BatchReady,
     CheckpointRequested,
     CheckpointSaved,
@@ -37,19 +37,19 @@ from bus.messages import (
     Shutdown,
     StepTrained,
 )
-from bus.process.heartbeat import sending_heartbeats, sending_heartbeats_from_thread
-from bus.process.operations import OperationRecord, operations_path
-from bus.process.process_main import make_process_parser, run_process_main
-from bus.process.structured_log import configure_logging
-from bus.process.waiting import wait_for_first
-from bus.transport.zeromq import make_zeromq_bus_factory
-from configs.errors import EXIT_UNUSABLE
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.batches.batch_journal import BatchJournal
-from engine.learner.batches.sample_files import list_sequences
-from engine.learner.distributed import (
+from asterism.bus.process.heartbeat import sending_heartbeats, sending_heartbeats_from_thread
+from asterism.bus.process.operations import OperationRecord, operations_path
+from asterism.bus.process.process_main import make_process_parser, run_process_main
+from asterism.bus.process.structured_log import configure_logging
+from asterism.bus.process.waiting import wait_for_first
+from asterism.bus.transport.zeromq import make_zeromq_bus_factory
+from asterism.configs.errors import EXIT_UNUSABLE
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.batches.batch_journal import BatchJournal
+from asterism.engine.learner.batches.sample_files import list_sequences
+from asterism.engine.learner.distributed import (
     CollectiveFailed,
     RankGroup,
     broadcast_object,
@@ -58,8 +58,8 @@ from engine.learner.distributed import (
     naming_failed_collectives,
     read_rank,
 )
-from engine.learner.engine_gpu_memory import EngineGpuMemory
-from engine.learner.learner_rank import LearnerRank, TrainStepResult
+from asterism.engine.learner.engine_gpu_memory import EngineGpuMemory
+from asterism.engine.learner.learner_rank import LearnerRank, TrainStepResult
 
 Result = TypeVar("Result")
 SAVE = "save"  # broadcast to the other ranks in place of a batch
@@ -268,7 +268,7 @@ def train_broadcast_batches(rank: LearnerRank, ranks: RankGroup) -> None:
 
 
 def main() -> int:
-    parser = make_process_parser("engine.learner", "Trains the policy of a run.")
+    parser = make_process_parser("asterism.engine.learner", "Trains the policy of a run.")
     parser.add_argument("--resume-step", type=int, help="step of the checkpoint to resume from (default: the newest)")
     arguments = parser.parse_args()
     incarnation = LearnerIncarnation(arguments.incarnation, arguments.epoch, arguments.resume_step)

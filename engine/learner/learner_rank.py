@@ -13,31 +13,35 @@ from typing import NamedTuple
 import structlog
 from msgspec.structs import replace
 
-from bus.messages import ProtocolError, WeightsPublished
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.chat.chat_files import build_checkpoint_chat
-from engine.learner.batches.batch_journal import BatchJournal
-from engine.learner.batches.sample_exchange import exchange_samples
-from engine.learner.batches.sample_files import StoredSequence
-from engine.learner.best_checkpoint import list_protected_steps
-from engine.learner.checkpoints import (
+from asterism.bus.messages import ProtocolError, WeightsPublished
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.chat.chat_files import build_checkpoint_chat
+from asterism.engine.learner.batches.batch_journal import BatchJournal
+from asterism.engine.learner.batches.sample_exchange import exchange_samples
+from asterism.engine.learner.batches.sample_files import StoredSequence
+from asterism.engine.learner.best_checkpoint import list_protected_steps
+from asterism.engine.learner.checkpoints import (
     is_resumable,
     list_saved_steps,
     prune_checkpoints,
     read_trainer_state,
     restore_replaced_checkpoints,
 )
-from engine.learner.cold_start.cold_start_steps import ColdStartSteps
-from engine.learner.cold_start.dialogue_set import open_dialogues
-from engine.learner.distributed import RankGroup, broadcast_object
-from engine.learner.micro_batches.load_metrics import compute_speed_metrics, measure_peak_memory, reset_peak_memory
-from engine.learner.offload.state_offload import StateOffload
-from engine.learner.policy_publisher import PolicyPublisher
-from engine.learner.policy_trainers import PolicyTrainers
-from engine.learner.saving.checkpoint_schedule import CheckpointSchedule
-from engine.learner.trainer import Trainer
+from asterism.engine.learner.cold_start.cold_start_steps import ColdStartSteps
+from asterism.engine.learner.cold_start.dialogue_set import open_dialogues
+from asterism.engine.learner.distributed import RankGroup, broadcast_object
+from asterism.engine.learner.micro_batches.load_metrics import (
+    compute_speed_metrics,
+    measure_peak_memory,
+    reset_peak_memory,
+)
+from asterism.engine.learner.offload.state_offload import StateOffload
+from asterism.engine.learner.policy_publisher import PolicyPublisher
+from asterism.engine.learner.policy_trainers import PolicyTrainers
+from asterism.engine.learner.saving.checkpoint_schedule import CheckpointSchedule
+from asterism.engine.learner.trainer import Trainer
 
 SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the cold start, its metrics
 

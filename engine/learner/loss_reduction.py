@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from configs.errors import UnusableInput
-from engine.learner.distributed import RankGroup, all_reduce
-from policies.losses.mismatch import describe_excessive_mismatch
-from policies.losses.policy_loss import LossOutput
+from asterism.configs.errors import UnusableInput
+from asterism.engine.learner.distributed import RankGroup, all_reduce
+from asterism.policies.losses.mismatch import describe_excessive_mismatch
+from asterism.policies.losses.policy_loss import LossOutput
 
 
 class MinibatchTotals(NamedTuple):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from configs.algorithm import LearnerConfig, SftConfig
-from engine.learner.distributed import gather_full
+from asterism.configs.algorithm import LearnerConfig, SftConfig
+from asterism.engine.learner.distributed import gather_full
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)

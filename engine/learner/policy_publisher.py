@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from bus.messages import WeightsPublished
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
-from engine.learner.batches.training_sequence import SequenceSource
-from engine.learner.checkpoints import ProbePrompts
-from engine.learner.distributed import RankGroup
-from engine.learner.weight_probe import WeightProber
-from engine.learner.weight_publisher import WeightPublisher
-from engine.model.causal_lm import CausalLM
+from asterism.bus.messages import WeightsPublished
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
+from asterism.engine.learner.batches.training_sequence import SequenceSource
+from asterism.engine.learner.checkpoints import ProbePrompts
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.weight_probe import WeightProber
+from asterism.engine.learner.weight_publisher import WeightPublisher
+from asterism.engine.model.causal_lm import CausalLM
 
 
 class PolicyPublisher:

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import structlog
 
-from configs.integrity.file_manifest import DamagedFile
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.adapters.policy_models import PolicyModels
-from engine.learner.distributed import RankGroup
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM
-from engine.model.tokenizer import check_vocabulary, load_tokenizer
+from asterism.configs.integrity.file_manifest import DamagedFile
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.adapters.policy_models import PolicyModels
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.tokenizer import check_vocabulary, load_tokenizer
 
 
 class PolicyTrainers:

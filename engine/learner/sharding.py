@@ -20,13 +20,13 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from configs.algorithm import LearnerConfig
-from engine.learner.distributed import RankGroup
-from engine.model.causal_lm import CausalLM
-from engine.model.hf_checkpoint import fill_parameters
-from engine.model.lora.lora_linear import add_adapters, list_base_parameters
-from engine.model.lora.lora_options import LoraOptions
-from engine.model.model_config import DecoderConfig, load_model_config
+from asterism.configs.algorithm import LearnerConfig
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.hf_checkpoint import fill_parameters
+from asterism.engine.model.lora.lora_linear import add_adapters, list_base_parameters
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.model_config import DecoderConfig, load_model_config
 
 
 def load_sharded_model(

@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from configs.algorithm import LearnerConfig
-from configs.errors import UnusableInput
-from configs.schema import RunConfig
-from engine.chat.chat_files import ServedChat
-from engine.learner.batches.minibatches import (
+from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.schema import RunConfig
+from asterism.engine.chat.chat_files import ServedChat
+from asterism.engine.learner.batches.minibatches import (
     MicroBatch,
     build_rl_minibatches,
     compute_token_weights,
     iter_micro_batches,
     load_micro_batch,
 )
-from engine.learner.batches.training_sequence import RankShares, SequenceSource, Source, check_token_ids
-from engine.learner.checkpoints import ProbePrompts, TrainerState, read_trainer_state
-from engine.learner.distributed import RankGroup, find_non_finite_parameter, gather_full
-from engine.learner.loss_reduction import (
+from asterism.engine.learner.batches.training_sequence import RankShares, SequenceSource, Source, check_token_ids
+from asterism.engine.learner.checkpoints import ProbePrompts, TrainerState, read_trainer_state
+from asterism.engine.learner.distributed import RankGroup, find_non_finite_parameter, gather_full
+from asterism.engine.learner.loss_reduction import (
     MinibatchTotals,
     OptimizerUpdate,
     check_mismatch,
@@ -33,22 +33,27 @@ from engine.learner.loss_reduction import (
     reduce_outputs,
     sum_by_file,
 )
-from engine.learner.micro_batches.load_metrics import compute_expert_metrics, compute_plan_metrics
-from engine.learner.micro_batches.packing import split_micro_batches
-from engine.learner.offload.state_offload import list_state
-from engine.learner.optimizers import build_rl_optimizers, build_sft_optimizers, cosine_schedule, linear_schedule
-from engine.learner.saving.adapter_export import describe_adapters
-from engine.learner.saving.checkpoint_writer import CheckpointWriter, ModelExport, PendingCheckpoint
-from engine.learner.saving.training_state import capture_training_state, load_training_state
-from engine.learner.sharding import reshard_parameters, set_gradient_reduction
-from engine.model.causal_lm import CausalLM
-from engine.model.hf_export import MAX_SHARD_BYTES
-from engine.model.lora.lora_linear import list_base_parameters
-from engine.model.training_flops import count_forward_flops
-from policies.losses.grpo import compute_sft_loss
-from policies.losses.policy_loss import LossInput, LossOutput
-from policies.losses.policy_objective import PolicyObjective
-from policies.losses.token_scores import ScoredTokens, TokenScores
+from asterism.engine.learner.micro_batches.load_metrics import compute_expert_metrics, compute_plan_metrics
+from asterism.engine.learner.micro_batches.packing import split_micro_batches
+from asterism.engine.learner.offload.state_offload import list_state
+from asterism.engine.learner.optimizers import (
+    build_rl_optimizers,
+    build_sft_optimizers,
+    cosine_schedule,
+    linear_schedule,
+)
+from asterism.engine.learner.saving.adapter_export import describe_adapters
+from asterism.engine.learner.saving.checkpoint_writer import CheckpointWriter, ModelExport, PendingCheckpoint
+from asterism.engine.learner.saving.training_state import capture_training_state, load_training_state
+from asterism.engine.learner.sharding import reshard_parameters, set_gradient_reduction
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.hf_export import MAX_SHARD_BYTES
+from asterism.engine.model.lora.lora_linear import list_base_parameters
+from asterism.engine.model.training_flops import count_forward_flops
+from asterism.policies.losses.grpo import compute_sft_loss
+from asterism.policies.losses.policy_loss import LossInput, LossOutput
+from asterism.policies.losses.policy_objective import PolicyObjective
+from asterism.policies.losses.token_scores import ScoredTokens, TokenScores
 
 OldLogprobs = list[Tensor] | None  # by micro batch of a minibatch
 Distribution = Callable[[Sequence[tuple[Sequence[Source], RankShares]]], Sequence[Sequence[Source]]]
@@ -59,7 +64,7 @@ class Trainer:
     """Every rank makes the same calls on equal weights. `step`: finished steps of `stage`."""
 
     def __init__(self, model: CausalLM, run: RunConfig, ranks: RankGroup) -> None:
-        """`model`: sharded over the ranks (engine.learner.sharding)."""
+        """`model`: sharded over the ranks (asterism.engine.learner.sharding)."""
         self.model = model
         self.stage: Literal["sft", "rl"] = "sft"
         self.step = 0

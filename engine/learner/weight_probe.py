@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 from torch.nn import functional
 
-from bus.messages import WeightProbe
-from engine.learner.batches.training_sequence import SequenceSource, TrainingSequence
-from engine.learner.checkpoints import ProbePrompts
-from engine.learner.distributed import RankGroup, all_reduce, broadcast_object, get_local
-from engine.learner.sharding import reshard_parameters
-from engine.model.causal_lm import CausalLM
-from engine.model.packed_attention import build_segments
-from policies.seeded_random import shuffle_range
+from asterism.bus.messages import WeightProbe
+from asterism.engine.learner.batches.training_sequence import SequenceSource, TrainingSequence
+from asterism.engine.learner.checkpoints import ProbePrompts
+from asterism.engine.learner.distributed import RankGroup, all_reduce, broadcast_object, get_local
+from asterism.engine.learner.sharding import reshard_parameters
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.packed_attention import build_segments
+from asterism.policies.seeded_random import shuffle_range
 
 NUM_PROMPTS = 16
 MAX_PROMPT_TOKENS = 64

@@ -13,16 +13,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from bus.messages import WeightsPublished
-from engine.learner.distributed import RankGroup, gather_full, get_local, wait_at_barrier
-from engine.model.hf_checkpoint import find_shard_rows
-from engine.model.lora.lora_linear import list_adapters, merge_rows
-from engine.weight_transfer.chunk_digests import count_device_threads
-from engine.weight_transfer.device_weights import DeviceWeightsWriter
-from engine.weight_transfer.memory_sharing import MemorySharing
-from engine.weight_transfer.page_locks import make_page_locker
-from engine.weight_transfer.slot_writer import SlotWriter
-from engine.weight_transfer.weight_layout import get_layout
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.learner.distributed import RankGroup, gather_full, get_local, wait_at_barrier
+from asterism.engine.model.hf_checkpoint import find_shard_rows
+from asterism.engine.model.lora.lora_linear import list_adapters, merge_rows
+from asterism.engine.weight_transfer.chunk_digests import count_device_threads
+from asterism.engine.weight_transfer.device_weights import DeviceWeightsWriter
+from asterism.engine.weight_transfer.memory_sharing import MemorySharing
+from asterism.engine.weight_transfer.page_locks import make_page_locker
+from asterism.engine.weight_transfer.slot_writer import SlotWriter
+from asterism.engine.weight_transfer.weight_layout import get_layout
 
 BUCKET_BYTES = 64 * 2**20  # of float32 values that are converted or sent at once
 

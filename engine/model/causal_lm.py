@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from configs.algorithm import Checkpointing
-from engine.model.compiled_parts import compile_head_kernels, run_compiled, run_eagerly
-from engine.model.experts import SparseMlp
-from engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
-from engine.model.model_config import DecoderConfig
-from engine.model.packed_attention import Segments, attend
-from engine.model.recomputation import run_recomputed
-from engine.model.rope import compute_rope_tables
-from policies.losses.head_kernels import HeadKernels
-from policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, TokenScores, compute_token_scores
+from asterism.configs.algorithm import Checkpointing
+from asterism.engine.model.compiled_parts import compile_head_kernels, run_compiled, run_eagerly
+from asterism.engine.model.experts import SparseMlp
+from asterism.engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.model.packed_attention import Segments, attend
+from asterism.engine.model.recomputation import run_recomputed
+from asterism.engine.model.rope import compute_rope_tables
+from asterism.policies.losses.head_kernels import HeadKernels
+from asterism.policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, TokenScores, compute_token_scores
 
 
 class PartCheckpoints(NamedTuple):
@@ -145,7 +145,7 @@ class CausalLM(nn.Module):
         """Hidden states after the last norm, [B, T, E], or the scores of `tokens`.
 
         Each row is a sequence and may be right-padded; with `segments`, the only row contains several sequences.
-        A sharded model (engine.learner.sharding) has its output matrix only during this call.
+        A sharded model (asterism.engine.learner.sharding) has its output matrix only during this call.
         """
         if segments is not None:
             positions_BT = segments.positions_T[None]

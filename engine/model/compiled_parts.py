@@ -13,9 +13,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from configs.algorithm import Checkpointing
-from engine.model.recomputation import run_recomputed
-from policies.losses.head_kernels import FusedHeadKernels, HeadKernels
+from asterism.configs.algorithm import Checkpointing
+from asterism.engine.model.recomputation import run_recomputed
+from asterism.policies.losses.head_kernels import FusedHeadKernels, HeadKernels
 
 Result = TypeVar("Result")
 _MAX_COMPILATIONS = 32  # 8 are few: cold start, adapters, a reference, passes without gradients, and sizes of chunks

@@ -11,13 +11,19 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bus.messages import TokenRecord, bytes_to_ids
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from engine.model.tokenizer import FastTokenizer
-from policies.dialogue.chat_format import DialogueFormat
-from policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall, build_assistant_turn, check_call
-from policies.tools.tool_schema import ToolSchema
+from asterism.bus.messages import TokenRecord, bytes_to_ids
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.engine.model.tokenizer import FastTokenizer
+from asterism.policies.dialogue.chat_format import DialogueFormat
+from asterism.policies.dialogue.parse_turn import (
+    AssistantTurn,
+    MalformedCall,
+    ToolCall,
+    build_assistant_turn,
+    check_call,
+)
+from asterism.policies.tools.tool_schema import ToolSchema
 
 if TYPE_CHECKING:
     from renderers.base import ParsedResponse, ParsedToolCall, Renderer
@@ -84,7 +90,7 @@ class FamilyTokenizer:
 
 
 class FamilyRenderer:
-    """Implements policies.dialogue.dialogue_renderer.DialogueRenderer."""
+    """Implements asterism.policies.dialogue.dialogue_renderer.DialogueRenderer."""
 
     def __init__(
         self,

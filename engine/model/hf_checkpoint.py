@@ -10,12 +10,24 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from configs.atomic_write import replacing_folder
-from configs.integrity.file_manifest import check_file
-from engine.model.causal_lm import CausalLM
-from engine.model.hf_export import make_readable, plan_shards, write_index, write_model_description, write_shard
-from engine.model.model_config import DecoderConfig, check_complete, check_names, check_shape, load_model_config
-from engine.model.weight_files import CheckpointError, list_weight_files
+from asterism.configs.atomic_write import replacing_folder
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.hf_export import (
+    make_readable,
+    plan_shards,
+    write_index,
+    write_model_description,
+    write_shard,
+)
+from asterism.engine.model.model_config import (
+    DecoderConfig,
+    check_complete,
+    check_names,
+    check_shape,
+    load_model_config,
+)
+from asterism.engine.model.weight_files import CheckpointError, list_weight_files
 
 _HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 BLOCK_BYTES = 64 * 2**20  # of a tensor in float32 that are read at once

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.model_config import DecoderConfig
-from engine.model.tokenizer import load_tokenizer
-from engine.model.weight_files import read_json_object
-from policies.dialogue.chat_format import TURN_END
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.model.weight_files import read_json_object
+from asterism.policies.dialogue.chat_format import TURN_END
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

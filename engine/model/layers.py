@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.nn import functional
 
-from engine.model.model_config import DecoderConfig
-from engine.model.rope import apply_rope
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.model.rope import apply_rope
 
 
 class RmsNorm(nn.Module):

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from configs.errors import UnusableInput
-from configs.tiny_options import TinyConfig
-from engine.model.architectures import ARCHITECTURES, Architecture, find_problem
-from engine.model.rope_scaling import DefaultRope, RopeScaling, read_rope
-from engine.model.weight_files import CheckpointError, list_weight_files, read_json_object, read_weight_shapes
+from asterism.configs.errors import UnusableInput
+from asterism.configs.tiny_options import TinyConfig
+from asterism.engine.model.architectures import ARCHITECTURES, Architecture, find_problem
+from asterism.engine.model.rope_scaling import DefaultRope, RopeScaling, read_rope
+from asterism.engine.model.weight_files import CheckpointError, list_weight_files, read_json_object, read_weight_shapes
 
 
 class UnsupportedModel(UnusableInput):
@@ -107,7 +107,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.experts is not None and self.experts.covers(layer)
 
     def compute_weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """By the parameter names of engine.model.causal_lm.CausalLM."""
+        """By the parameter names of asterism.engine.model.causal_lm.CausalLM."""
         width = self.hidden_size
         head = {} if self.tie_word_embeddings else {"lm_head.weight": (self.vocab_size, width)}
         return {

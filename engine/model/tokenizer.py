@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_file
-from policies.dialogue.chat_format import TURN_END
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.policies.dialogue.chat_format import TURN_END
 
 if TYPE_CHECKING:  # importing torch takes seconds, and the head and the rollouts do not need it
-    from engine.model.model_config import DecoderConfig
+    from asterism.engine.model.model_config import DecoderConfig
 
 
 class UnusableTokenizer(UnusableInput):
@@ -22,7 +22,7 @@ class UnusableTokenizer(UnusableInput):
 
 
 class FastTokenizer:
-    """Implements policies.dialogue.chat_format.TextTokenizer on a tokenizer.json."""
+    """Implements asterism.policies.dialogue.chat_format.TextTokenizer on a tokenizer.json."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

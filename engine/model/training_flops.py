@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
-from engine.model.model_config import DecoderConfig
+from asterism.engine.model.model_config import DecoderConfig
 
 PASSES = 3  # the backward pass needs two products for each one of the forward pass
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import msgspec
 
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_file
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_file
 
 
 class CheckpointError(UnusableInput):

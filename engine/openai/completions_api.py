@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
-from engine.sglang.http_api import InvalidResponse, ServerStatusError, parse_error
-from policies.dialogue.chat_format import TextTokenizer
+from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
+from asterism.engine.sglang.http_api import InvalidResponse, ServerStatusError, parse_error
+from asterism.policies.dialogue.chat_format import TextTokenizer
 
 COMPLETIONS_PATH = "/v1/completions"
 _MAX_STOP_TEXTS = 4  # OpenAI's limit

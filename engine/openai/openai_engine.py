@@ -1,4 +1,4 @@
-"""A server with OpenAI's completions API behind engine.contract.Engine, to generate with weights that never change.
+"""A server with OpenAI's completions API behind asterism.engine.contract.Engine, to generate with weights that never change.
 
 `start` asks for the served models and sends a request of one token, to find the first of completions_api.FORMS that the
 server accepts. Each turn is one streamed request. An abort closes its stream, on which servers stop generating.
@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 import structlog
 
-from bus.messages import WeightsPublished
-from engine.contract import (
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import (
     Capacity,
     EngineFailure,
     EngineLoad,
@@ -34,8 +34,8 @@ from engine.contract import (
     WeightsRefused,
     check_request,
 )
-from engine.model.tokenizer import FastTokenizer
-from engine.openai.completions_api import (
+from asterism.engine.model.tokenizer import FastTokenizer
+from asterism.engine.openai.completions_api import (
     COMPLETIONS_PATH,
     FORMS,
     CompletionForm,
@@ -45,8 +45,8 @@ from engine.openai.completions_api import (
     build_body,
     parse_chunk,
 )
-from engine.sglang.http_api import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
-from engine.sglang.http_session import HttpSession, make_status_error
+from asterism.engine.sglang.http_api import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
+from asterism.engine.sglang.http_session import HttpSession, make_status_error
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)
@@ -65,7 +65,7 @@ class _PendingCompletion:
 
 
 class OpenAIEngine:
-    """Implements engine.contract.Engine. Beyond `max_pending` concurrent calls, calls fail."""
+    """Implements asterism.engine.contract.Engine. Beyond `max_pending` concurrent calls, calls fail."""
 
     def __init__(
         self,

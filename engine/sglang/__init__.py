@@ -1,1 +1,1 @@
-"""Implements engine.contract.Engine with an SGLang server over HTTP; never imports SGLang."""
+"""Implements asterism.engine.contract.Engine with an SGLang server over HTTP; never imports SGLang."""

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 from torch import Tensor
 
-from engine.sglang.http_api import (
+from asterism.engine.sglang.http_api import (
     AdaptersResponse,
     ChecksumsResponse,
     FinishedByAbort,
@@ -37,7 +37,7 @@ from engine.sglang.http_api import (
     check_version,
     parse_error,
 )
-from engine.sglang.http_session import CONNECT_TIMEOUT_S, HttpSession, extract_error_message, make_status_error
+from asterism.engine.sglang.http_session import CONNECT_TIMEOUT_S, HttpSession, extract_error_message, make_status_error
 
 RETRY_DELAYS_S = (0.05, 0.2, 0.8, 2.0)
 _QUEUE_FULL_STATUSES = (429, 503)

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.prefix_tracker import RecentDict
+from asterism.engine.prefix_tracker import RecentDict
 
 MAX_IMBALANCE = 8  # requests in flight that a prompt's rank may have more than the least busy rank
 

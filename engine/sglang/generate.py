@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract import EngineFailure, Generation, GenerationRequest, TokenListener
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
-from engine.sglang.responses import Finish, RequestOutput, build_generation
+from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, TokenListener
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
+from asterism.engine.sglang.responses import Finish, RequestOutput, build_generation
 
 ABORT_TIMEOUT_S = 5.0  # for the server's response
 _ABORT_INTERVAL_S = 0.2  # between aborts: a request may have been on its way to the server's scheduler

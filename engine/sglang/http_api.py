@@ -2,7 +2,7 @@
 
 Unknown fields of a response are ignored; a missing or ill-typed field raises InvalidResponse.
 
-EngineFailure            of engine.contract
+EngineFailure            of asterism.engine.contract
   ServerUnreachable      connection refused or broken; `request_sent`: the server may have received the request
   ServerTimeout          no response within the timeout
   ServerStatusError      an HTTP status other than 200, with the server's message
@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.contract import EngineFailure
+from asterism.engine.contract import EngineFailure
 
 SUPPORTED_VERSIONS = ("0.5.23",)
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from engine.event_stream import EventReader, EventTooLong, ServerSentEvent
-from engine.sglang.http_api import (
+from asterism.engine.event_stream import EventReader, EventTooLong, ServerSentEvent
+from asterism.engine.sglang.http_api import (
     InvalidResponse,
     ServerStatusError,
     ServerTimeout,

@@ -18,11 +18,11 @@ import structlog
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from engine.contract import Capacity, EngineFailure, EngineLoad, GenerationRequest
-from engine.prefix_tracker import PrefixTracker
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import MetaInfo, RankLoad
-from engine.sglang.responses import RequestOutput
+from asterism.engine.contract import Capacity, EngineFailure, EngineLoad, GenerationRequest
+from asterism.engine.prefix_tracker import PrefixTracker
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import MetaInfo, RankLoad
+from asterism.engine.sglang.responses import RequestOutput
 
 POLL_INTERVAL_S = 0.5  # each poll costs engine and server about 2 ms of work
 

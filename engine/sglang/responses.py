@@ -7,8 +7,8 @@ from typing import Literal, TypeVar
 import numpy as np
 from msgspec import UNSET
 
-from engine.contract import EngineFailure, Generation, RequestRefused
-from engine.sglang.http_api import (
+from asterism.engine.contract import EngineFailure, Generation, RequestRefused
+from asterism.engine.sglang.http_api import (
     FinishedByAbort,
     FinishedByLength,
     FinishedByStop,

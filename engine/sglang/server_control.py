@@ -12,11 +12,11 @@ from typing import Literal
 
 import structlog
 
-from bus.messages import WeightsPublished
-from engine.contract import EngineFailure
-from engine.sglang.client import SGLangClient
-from engine.sglang.weights import WeightTransport
-from engine.sglang.weights.adapters import AdapterTransport
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import EngineFailure
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.weights import WeightTransport
+from asterism.engine.sglang.weights.adapters import AdapterTransport
 
 IDLE_TIMEOUT_S = 60.0  # for requests that were aborted to end on the server
 MemoryTag = Literal["weights", "kv_cache"]

@@ -1,4 +1,4 @@
-"""An SGLang server behind engine.contract.Engine.
+"""An SGLang server behind asterism.engine.contract.Engine.
 
 Every turn is a stream: the engine receives each generated token at most `stream_interval` tokens
 later. So a turn keeps its tokens if it is aborted while the server is paused, or if its connection
@@ -24,8 +24,8 @@ from typing import Protocol
 
 import structlog
 
-from bus.messages import WeightsPublished
-from engine.contract import (
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import (
     Capacity,
     EngineFailure,
     EngineLoad,
@@ -36,16 +36,22 @@ from engine.contract import (
     WeightsRefused,
     check_request,
 )
-from engine.model.hf_checkpoint import load_model_config
-from engine.sglang.client import SGLangClient
-from engine.sglang.dp_routing import DataParallelRouter
-from engine.sglang.generate import ABORT_TIMEOUT_S, PendingGeneration, ServedWeights, abort_on_server, end_requests
-from engine.sglang.http_api import FinishedByAbort, ServerInfo, ServerTimeout, ServerUnreachable
-from engine.sglang.load_counters import POLL_INTERVAL_S, LoadCounters, LoadPoller
-from engine.sglang.responses import to_engine_failure
-from engine.sglang.server_control import ServerControl
-from engine.sglang.weights import WeightTransport, build_extra_key
-from engine.sglang.weights.adapters import AdapterTransport
+from asterism.engine.model.hf_checkpoint import load_model_config
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.dp_routing import DataParallelRouter
+from asterism.engine.sglang.generate import (
+    ABORT_TIMEOUT_S,
+    PendingGeneration,
+    ServedWeights,
+    abort_on_server,
+    end_requests,
+)
+from asterism.engine.sglang.http_api import FinishedByAbort, ServerInfo, ServerTimeout, ServerUnreachable
+from asterism.engine.sglang.load_counters import POLL_INTERVAL_S, LoadCounters, LoadPoller
+from asterism.engine.sglang.responses import to_engine_failure
+from asterism.engine.sglang.server_control import ServerControl
+from asterism.engine.sglang.weights import WeightTransport, build_extra_key
+from asterism.engine.sglang.weights.adapters import AdapterTransport
 
 SHORT_STREAM_INTERVAL, LONG_STREAM_INTERVAL = 16, 256  # tokens of a turn per piece of its stream
 DEATH_TIMEOUT_S = 10.0  # for the process watcher to confirm that an unresponsive server died
@@ -67,7 +73,7 @@ class ServerHandle(Protocol):
 
 
 class SGLangEngine:
-    """Implements engine.contract.Engine. Beyond `max_pending` concurrent calls, calls fail."""
+    """Implements asterism.engine.contract.Engine. Beyond `max_pending` concurrent calls, calls fail."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 The body of the slot of a version, with its digest over all of it:
 
     offset 0          the base: number, bytes and digest of its slot; scale of the adapters
-    offset 64         the matrices A and B in float32 (engine.model.lora.lora_linear)
+    offset 64         the matrices A and B in float32 (asterism.engine.model.lora.lora_linear)
 
 The base is published once by each incarnation of the learner, and stays valid until the learner ends.
 """
@@ -17,14 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.contract import WeightsRefused
-from engine.model.lora.lora_linear import merge_rows, name_adapter
-from engine.model.lora.lora_options import LoraOptions
-from engine.weight_transfer.shared_memory import copy_into, open_body, open_published, wait_for_copies
-from engine.weight_transfer.slot_file import HEADER, build_header, get_body_offset, get_slot_path, parse_header
-from engine.weight_transfer.slot_mappings import SlotMappings
-from engine.weight_transfer.weight_layout import WeightLayout, get_layout
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.model.lora.lora_linear import merge_rows, name_adapter
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.weight_transfer.shared_memory import copy_into, open_body, open_published, wait_for_copies
+from asterism.engine.weight_transfer.slot_file import HEADER, build_header, get_body_offset, get_slot_path, parse_header
+from asterism.engine.weight_transfer.slot_mappings import SlotMappings
+from asterism.engine.weight_transfer.weight_layout import WeightLayout, get_layout
 
 BASE_VERSION = 0  # in the header of the base: the policy before RL
 BASE_RECORD_BYTES = 64

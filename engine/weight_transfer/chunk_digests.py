@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from engine.weight_transfer.slot_file import (
+from asterism.engine.weight_transfer.slot_file import (
     DIGEST_CHUNK_BYTES,
     count_digest_chunks,
     has_chunk_digest,

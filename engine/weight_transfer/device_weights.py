@@ -22,11 +22,11 @@ import structlog
 import torch
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.weight_transfer.file_lock import opened, try_lock
-from engine.weight_transfer.memory_sharing import MemorySharing, SharedBuffer, SharingFailed
-from engine.weight_transfer.shared_memory import copy_into, wait_for_copies
-from engine.weight_transfer.weight_layout import WeightLayout, get_layout
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.weight_transfer.file_lock import opened, try_lock
+from asterism.engine.weight_transfer.memory_sharing import MemorySharing, SharedBuffer, SharingFailed
+from asterism.engine.weight_transfer.shared_memory import copy_into, wait_for_copies
+from asterism.engine.weight_transfer.weight_layout import WeightLayout, get_layout
 
 RECORD_NAME = "device_weights"  # of the file in the folder of the slots
 _CHECKSUM_VALUES = 8 * 2**20  # of 64 bits that are summed at once

@@ -3,12 +3,14 @@
 It does not import torch.
 """
 
-from configs.machines import list_sharing_needs
-from configs.schema import RunConfig
-from engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
-from engine.model.model_config import DecoderConfig
+from asterism.configs.machines import list_sharing_needs
+from asterism.configs.schema import RunConfig
+from asterism.engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
+from asterism.engine.model.model_config import DecoderConfig
 
-MAX_FOLDERS = 2  # for servers that exist at the same time, with the one in writing (engine.sglang.weights.node_folder)
+MAX_FOLDERS = (
+    2  # for servers that exist at the same time, with the one in writing (asterism.engine.sglang.weights.node_folder)
+)
 _VALUE_BYTES = {"float32": 4, "bfloat16": 2}
 
 

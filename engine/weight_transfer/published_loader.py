@@ -11,15 +11,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.model.lora.lora_options import LoraOptions
-from engine.weight_transfer.adapter_slots import AdapterLoader
-from engine.weight_transfer.chunk_digests import count_device_threads
-from engine.weight_transfer.device_weights import DeviceWeightsReader
-from engine.weight_transfer.memory_sharing import CudaSharing, MemorySharing
-from engine.weight_transfer.page_locks import make_page_locker
-from engine.weight_transfer.shared_memory import load_published
-from engine.weight_transfer.slot_mappings import SlotMappings
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.weight_transfer.adapter_slots import AdapterLoader
+from asterism.engine.weight_transfer.chunk_digests import count_device_threads
+from asterism.engine.weight_transfer.device_weights import DeviceWeightsReader
+from asterism.engine.weight_transfer.memory_sharing import CudaSharing, MemorySharing
+from asterism.engine.weight_transfer.page_locks import make_page_locker
+from asterism.engine.weight_transfer.shared_memory import load_published
+from asterism.engine.weight_transfer.slot_mappings import SlotMappings
 
 
 class PublishedLoader:

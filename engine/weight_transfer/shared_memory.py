@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.contract import WeightsRefused
-from engine.weight_transfer.chunk_digests import find_damaged_chunk
-from engine.weight_transfer.file_lock import opened, try_lock, unlock
-from engine.weight_transfer.slot_file import compute_file_bytes, digest_table, get_chunk_table, parse_header
-from engine.weight_transfer.slot_mappings import SlotMappings, map_privately
-from engine.weight_transfer.weight_layout import WeightLayout, get_layout, view_body
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.weight_transfer.chunk_digests import find_damaged_chunk
+from asterism.engine.weight_transfer.file_lock import opened, try_lock, unlock
+from asterism.engine.weight_transfer.slot_file import compute_file_bytes, digest_table, get_chunk_table, parse_header
+from asterism.engine.weight_transfer.slot_mappings import SlotMappings, map_privately
+from asterism.engine.weight_transfer.weight_layout import WeightLayout, get_layout, view_body
 
 _TRANSPOSED_ROWS = 64  # of a matrix that are transposed at once, in the processor's cache
 

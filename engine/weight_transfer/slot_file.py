@@ -2,7 +2,7 @@
 
     offset 0          header: magic, policy version, bytes of the parameters, digest of the chunk table
     offset 64         chunk table: the XXH3-128 digest of each DIGEST_CHUNK_BYTES of the parameters
-    body offset       the parameters (engine.weight_transfer.weight_layout), from a page boundary on
+    body offset       the parameters (asterism.engine.weight_transfer.weight_layout), from a page boundary on
 
 The header is invalid while the parameters are written. The digest identifies the weights: two versions with equal
 parameters have equal digests, and a version that is trained again has another digest unless its bits are the same.
@@ -20,7 +20,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import xxhash
 
-from bus.messages import WeightsPublished
+from asterism.bus.messages import WeightsPublished
 
 HEADER = struct.Struct("<8sqq16s")
 MAGIC = b"asterism"

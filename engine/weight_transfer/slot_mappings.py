@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.weight_transfer.page_locks import LockedPages, PageLocker
+from asterism.engine.weight_transfer.page_locks import LockedPages, PageLocker
 
 _MADV_POPULATE_READ = 22  # of Linux 5.14; Python has no name for it
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from configs.atomic_write import raising_disk_errors
-from engine.weight_transfer.chunk_digests import RunningDigests, write_digests
-from engine.weight_transfer.file_lock import try_lock, unlock
-from engine.weight_transfer.page_locks import LockedPages, PageLocker
-from engine.weight_transfer.slot_file import (
+from asterism.bus.messages import WeightsPublished
+from asterism.configs.atomic_write import raising_disk_errors
+from asterism.engine.weight_transfer.chunk_digests import RunningDigests, write_digests
+from asterism.engine.weight_transfer.file_lock import try_lock, unlock
+from asterism.engine.weight_transfer.page_locks import LockedPages, PageLocker
+from asterism.engine.weight_transfer.slot_file import (
     HEADER,
     UNFINISHED_VERSION,
     SlotHeader,
@@ -30,7 +30,7 @@ from engine.weight_transfer.slot_file import (
     get_chunk_table,
     get_slot_path,
 )
-from engine.weight_transfer.weight_layout import WeightLayout, view_body
+from asterism.engine.weight_transfer.weight_layout import WeightLayout, view_body
 
 _NO_DIGEST = "00" * 16
 

@@ -21,12 +21,12 @@ import structlog
 import zmq
 from msgspec.structs import replace
 
-from bus.messages import WeightsPublished
-from bus.transport.curve_auth import ClusterKey, secure_client_socket
-from engine.contract import WeightsRefused
-from engine.weight_transfer.adapter_slots import read_base
-from engine.weight_transfer.file_lock import wait_for_lock
-from engine.weight_transfer.slot_file import (
+from asterism.bus.messages import WeightsPublished
+from asterism.bus.transport.curve_auth import ClusterKey, secure_client_socket
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.weight_transfer.adapter_slots import read_base
+from asterism.engine.weight_transfer.file_lock import wait_for_lock
+from asterism.engine.weight_transfer.slot_file import (
     CHUNK_BYTES,
     WINDOW_CHUNKS,
     ChunkRequest,

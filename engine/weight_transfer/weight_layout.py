@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.hf_checkpoint import build_empty_model
-from engine.weight_transfer.slot_file import get_body_offset
+from asterism.engine.model.hf_checkpoint import build_empty_model
+from asterism.engine.weight_transfer.slot_file import get_body_offset
 
 _ALIGNMENT = 64
 

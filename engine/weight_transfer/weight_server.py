@@ -1,4 +1,4 @@
-"""`python -m engine.weight_transfer.weight_server --run-folder FOLDER --host HOST --port PORT --key FILE`: the process `weights`.
+"""`python -m asterism.engine.weight_transfer.weight_server --run-folder FOLDER --host HOST --port PORT --key FILE`: the process `weights`.
 
 It serves weights from this machine's shared memory to the other nodes of a cluster. It consumes requests for chunks and
 answers each. It waits only for the disk, never for a node: answers that a node does not receive are bounded by its
@@ -15,16 +15,22 @@ import structlog
 import uvloop
 import zmq
 
-from bus.process.heartbeat import sending_heartbeats
-from bus.process.process_main import make_process_parser, run_process_main
-from bus.process.structured_log import configure_logging
-from bus.process.waiting import wait_for_first
-from bus.transport.curve_auth import ClusterKey, ZapAuthenticator, load_key, secure_server_socket
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.weight_transfer.slot_file import CHUNK_BYTES, MAX_REQUEST_BYTES, WINDOW_CHUNKS, decode_request, read_chunk
+from asterism.bus.process.heartbeat import sending_heartbeats
+from asterism.bus.process.process_main import make_process_parser, run_process_main
+from asterism.bus.process.structured_log import configure_logging
+from asterism.bus.process.waiting import wait_for_first
+from asterism.bus.transport.curve_auth import ClusterKey, ZapAuthenticator, load_key, secure_server_socket
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.weight_transfer.slot_file import (
+    CHUNK_BYTES,
+    MAX_REQUEST_BYTES,
+    WINDOW_CHUNKS,
+    decode_request,
+    read_chunk,
+)
 
 PROCESS_NAME = "weights"
 REPORT_S = 10.0  # between log lines, if the counts have changed
@@ -160,7 +166,9 @@ async def serve(run: RunConfig, folder: RunFolder, host: str, port: int, key: Cl
 
 
 def main() -> int:
-    parser = make_process_parser("engine.weight_transfer.weight_server", "Serves a run's weights to other nodes.")
+    parser = make_process_parser(
+        "asterism.engine.weight_transfer.weight_server", "Serves a run's weights to other nodes."
+    )
     parser.add_argument("--host", required=True, help="address of this machine to listen on")
     parser.add_argument("--port", type=int, required=True, help="port to listen on (0: any free port)")
     parser.add_argument("--key", type=Path, required=True, help="file of the cluster key (see asterism keys)")

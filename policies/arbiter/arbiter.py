@@ -1,6 +1,6 @@
 """The KV-capacity arbiter: a decider that leases engines' KV tokens to trajectories.
 
-Combines the ledger (policies.arbiter.kv_ledger) with a policy (policies.arbiter.policy). Consumes
+Combines the ledger (asterism.policies.arbiter.kv_ledger) with a policy (asterism.policies.arbiter.policy). Consumes
 lease requests, pauses and releases, and joins, departures and load reports of engines. Produces
 grants, deferrals (both with a reason) and evictions. One decision grants at most
 `MAX_GRANTS_PER_DECISION` leases and continues with a message to itself, which bounds its time.
@@ -11,8 +11,8 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from bus.addresses import ARBITER, LAUNCHER, ROLLOUT
-from bus.messages import (
+from asterism.bus.addresses import ARBITER, LAUNCHER, ROLLOUT
+from asterism.bus.messages import (
     AdmissionContinued,
     AnyMessage,
     CacheReleased,
@@ -28,13 +28,13 @@ from bus.messages import (
     ProtocolError,
     RunStarted,
 )
-from policies.arbiter import baselines
-from policies.arbiter.baselines import FcfsPolicy
-from policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
-from policies.arbiter.kv_lookahead import LookaheadPolicy
-from policies.arbiter.length_estimates import LearnedLengthForecast, OnlineLengthForecast
-from policies.arbiter.policy import Grant, LengthForecast, Policy, Preemption
-from policies.decider import Send
+from asterism.policies.arbiter import baselines
+from asterism.policies.arbiter.baselines import FcfsPolicy
+from asterism.policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
+from asterism.policies.arbiter.kv_lookahead import LookaheadPolicy
+from asterism.policies.arbiter.length_estimates import LearnedLengthForecast, OnlineLengthForecast
+from asterism.policies.arbiter.policy import Grant, LengthForecast, Policy, Preemption
+from asterism.policies.decider import Send
 
 PolicyName = Literal["static", "round_robin", "least_requests", "worst_case", "kv_lookahead"]
 MAX_GRANTS_PER_DECISION = 8
@@ -50,7 +50,7 @@ class ArbiterStateSummary(msgspec.Struct, frozen=True):
 
 
 class Arbiter:
-    """A decider (policies.decider.Decider) for the rollout process at `rollout_address`."""
+    """A decider (asterism.policies.decider.Decider) for the rollout process at `rollout_address`."""
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import chain, count
 
-from policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
-from policies.arbiter.policy import Grant, Preemption
+from asterism.policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
+from asterism.policies.arbiter.policy import Grant, Preemption
 
 # The engine for a request that needs so many tokens, or None if the request has to wait.
 EngineRouter = Callable[[Ledger, KvAccount, int], EngineAccount | None]

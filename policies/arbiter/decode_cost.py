@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bus.messages import EngineLoadReported
+from asterism.bus.messages import EngineLoadReported
 
 _DECAY = 0.9999  # factor of a report's weight with each newer report
 _SCALE = np.array([1.0, 1e5, 1e2, 1.0])  # brings the columns to similar magnitudes

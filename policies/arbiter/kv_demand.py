@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.arbiter.kaplan_meier import NUM_BINS
+from asterism.policies.arbiter.kaplan_meier import NUM_BINS
 
 SurvivalCurveGetter = Callable[[], NDArray[np.float64]]
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from operator import attrgetter, lt
 from typing import Literal, NamedTuple
 
-from bus.messages import EngineJoined, EngineLeft, EngineLoadReported, LeaseRequested, ProtocolError
+from asterism.bus.messages import EngineJoined, EngineLeft, EngineLoadReported, LeaseRequested, ProtocolError
 
 AccountState = Literal["waiting", "running", "idle"]
 

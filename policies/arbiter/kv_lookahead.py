@@ -15,25 +15,25 @@ because a slow tool call probably stays slow; then, if no trajectory runs there,
 never loses its cache to a younger one, so every trajectory ends.
 
 3 and 4 must also fit the expected peak demand of the engine's trajectories
-(policies.arbiter.kv_demand). They go to an engine with a few of their siblings, for the shared
+(asterism.policies.arbiter.kv_demand). They go to an engine with a few of their siblings, for the shared
 prompt; else to the engine with the lowest expected demand; else to any. New trajectories wait until
 all requests that are made at the same time are known.
 
 When no trajectory is left to begin, trajectories move so that all engines finish
-together (policies.arbiter.rebalancing). At most `_MAX_OVERTAKES` later trajectories begin before a
-new one; then only it may begin (policies.arbiter.start_queue).
+together (asterism.policies.arbiter.rebalancing). At most `_MAX_OVERTAKES` later trajectories begin before a
+new one; then only it may begin (asterism.policies.arbiter.start_queue).
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
 
-from policies.arbiter.kv_demand import KvDemandForecast
-from policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
-from policies.arbiter.policy import Grant, LengthForecast, Preemption
-from policies.arbiter.rebalancing import Rebalancer
-from policies.arbiter.resume_queue import ResumeQueue
-from policies.arbiter.start_queue import StartQueue
+from asterism.policies.arbiter.kv_demand import KvDemandForecast
+from asterism.policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
+from asterism.policies.arbiter.policy import Grant, LengthForecast, Preemption
+from asterism.policies.arbiter.rebalancing import Rebalancer
+from asterism.policies.arbiter.resume_queue import ResumeQueue
+from asterism.policies.arbiter.start_queue import StartQueue
 
 _LEASE_QUANTILE = 0.9  # share of the turns that end within their first lease
 _MIN_LEASE_TOKENS = 64  # new tokens; a shorter lease costs more messages than it is worth
@@ -45,7 +45,7 @@ _PREEMPTION_REASON = "an older trajectory needs its pages"
 
 
 class LookaheadPolicy:
-    """Implements policies.arbiter.policy.Policy."""
+    """Implements asterism.policies.arbiter.policy.Policy."""
 
     may_oversell = False
     batches_arrivals = True

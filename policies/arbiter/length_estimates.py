@@ -5,9 +5,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.arbiter.kv_ledger import KvAccount
-from policies.arbiter.length_stats import LengthStats
-from policies.arbiter.policy import LengthForecast
+from asterism.policies.arbiter.kv_ledger import KvAccount
+from asterism.policies.arbiter.length_stats import LengthStats
+from asterism.policies.arbiter.policy import LengthForecast
 
 
 class OnlineLengthForecast(LengthForecast, Protocol):

@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.arbiter.kaplan_meier import KaplanMeierEstimator
+from asterism.policies.arbiter.kaplan_meier import KaplanMeierEstimator
 
 _BINS = 64
 _HALF_LIFE = 4096.0  # trajectories

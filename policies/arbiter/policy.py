@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.arbiter.kv_ledger import EngineAccount, KvAccount
+from asterism.policies.arbiter.kv_ledger import EngineAccount, KvAccount
 
 
 class Grant(msgspec.Struct, frozen=True):

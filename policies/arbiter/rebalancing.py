@@ -1,7 +1,7 @@
 """Migrations that let all engines finish together: a step ends with the last of them.
 
 The remaining time of an engine is estimated from the expected remaining tokens of its trajectories
-and from measured costs (policies.arbiter.decode_cost):
+and from measured costs (asterism.policies.arbiter.decode_cost):
 
     end_s = step * (remaining tokens of the longest) + read * (cached tokens that all remaining
     steps read)
@@ -9,9 +9,9 @@ and from measured costs (policies.arbiter.decode_cost):
 
 from typing import NamedTuple
 
-from policies.arbiter.decode_cost import CostCoefficients, DecodeCostModel
-from policies.arbiter.kv_demand import KvDemandForecast, count_kv_reads
-from policies.arbiter.kv_ledger import EngineAccount
+from asterism.policies.arbiter.decode_cost import CostCoefficients, DecodeCostModel
+from asterism.policies.arbiter.kv_demand import KvDemandForecast, count_kv_reads
+from asterism.policies.arbiter.kv_ledger import EngineAccount
 
 # Migrate only if the target, with the trajectory, finishes within this share of the source's
 # remaining time.

@@ -8,7 +8,7 @@ they reach the top.
 import heapq
 from itertools import count
 
-from policies.arbiter.kv_ledger import KvAccount
+from asterism.policies.arbiter.kv_ledger import KvAccount
 
 
 class ResumeQueue:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import count
 
-from policies.arbiter.kv_ledger import KvAccount, PromptGroup
+from asterism.policies.arbiter.kv_ledger import KvAccount, PromptGroup
 
 _PROBES_PER_GROUP = 4  # members that begin before the group's expected length counts
 _MAX_STALE_RATIO = 16  # stale heap entries per valid one, before they are removed

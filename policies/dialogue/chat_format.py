@@ -3,7 +3,7 @@
 rStar2-Agent (arXiv 2508.20722, section 3): generation starts after a prefilled `<reason>`; a tool
 call is JSON in `<tool_call>`, its result a `<tool_response>` in a user turn; the final answer is
 in `<answer>` and `\\boxed{}`. The table [dialogue] may change all texts except the roles and the tags
-of calls and results (docs/dialogue.md). policies.dialogue.parse_turn is the inverse.
+of calls and results (docs/dialogue.md). asterism.policies.dialogue.parse_turn is the inverse.
 """
 
 import json
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from configs.dialogue_options import DialogueConfig
-from policies.tools.python_tools import TOOL_SCHEMAS
-from policies.tools.task_description import TaskDescription
-from policies.tools.tool_schema import ToolSchema
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.policies.tools.python_tools import TOOL_SCHEMAS
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.policies.tools.tool_schema import ToolSchema
 
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"

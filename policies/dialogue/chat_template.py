@@ -1,13 +1,13 @@
 """The chat template of a trained model: a Jinja template that renders messages as the dialogues of the run.
 
-transformers and SGLang read it. It has the texts of policies.dialogue.chat_format: system turn with the schemas of the
+transformers and SGLang read it. It has the texts of asterism.policies.dialogue.chat_format: system turn with the schemas of the
 tools, instruction before the first question, prefill of each assistant turn, calls and results. It reads messages as
-engine.data.dialogue_messages does: reasoning in a field of its own or in <think>, contents of null, and calls with or
+asterism.engine.data.dialogue_messages does: reasoning in a field of its own or in <think>, contents of null, and calls with or
 without `function`.
 
 A run encodes a dialogue piece by piece (TextSegment), but a template gives one text. TemplateMarks has the marks that
 keep the pieces apart and untrusted text from becoming special tokens. The exported tokenizer removes them
-(engine.chat.served_tokenizer).
+(asterism.engine.chat.served_tokenizer).
 """
 
 import json
@@ -15,8 +15,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from policies.dialogue.chat_format import TURN_END, TURN_START, DialogueFormat, build_call_instructions
-from policies.tools.task_description import DEFAULT_SYSTEM
+from asterism.policies.dialogue.chat_format import TURN_END, TURN_START, DialogueFormat, build_call_instructions
+from asterism.policies.tools.task_description import DEFAULT_SYSTEM
 
 OPENING_TAG = re.compile(r"\s*<(\w+)>\s*")  # a prefill that opens the reasoning
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from bus.messages import TokenRecord, bytes_to_ids
-from policies.dialogue.chat_format import (
+from asterism.bus.messages import TokenRecord, bytes_to_ids
+from asterism.policies.dialogue.chat_format import (
     DialogueFormat,
     TextTokenizer,
     build_opening_segments,
@@ -13,7 +13,7 @@ from policies.dialogue.chat_format import (
     build_user_turn_segments,
     encode_segments,
 )
-from policies.dialogue.parse_turn import AssistantTurn, parse_assistant_turn
+from asterism.policies.dialogue.parse_turn import AssistantTurn, parse_assistant_turn
 
 
 class DialogueRenderer(Protocol):
@@ -58,7 +58,7 @@ class DialogueRenderer(Protocol):
 
 
 class ChatMLRenderer:
-    """Implements DialogueRenderer with the texts of policies.dialogue.chat_format."""
+    """Implements DialogueRenderer with the texts of asterism.policies.dialogue.chat_format."""
 
     def __init__(self, tokenizer: TextTokenizer, dialogue: DialogueFormat) -> None:
         self._tokenizer, self.dialogue = tokenizer, dialogue

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import msgspec
 
-from policies.dialogue.boxed_answers import extract_last_boxed
-from policies.dialogue.call_blocks import find_blocks, iter_call_blocks
-from policies.dialogue.chat_format import DialogueFormat
-from policies.tools.tool_arguments import ArgumentError, check_arguments, quote
-from policies.tools.tool_schema import ToolSchema
+from asterism.policies.dialogue.boxed_answers import extract_last_boxed
+from asterism.policies.dialogue.call_blocks import find_blocks, iter_call_blocks
+from asterism.policies.dialogue.chat_format import DialogueFormat
+from asterism.policies.tools.tool_arguments import ArgumentError, check_arguments, quote
+from asterism.policies.tools.tool_schema import ToolSchema
 
 
 class ToolCall(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -14,10 +14,10 @@ docs/release.md compares the results with those of the release.
     <reason>So.</reason><answer>\\boxed{42}</answer><|im_end|>    one turn, one answer
 """
 
-from bus.messages import ReleaseCounts
-from policies.dialogue.boxed_answers import extract_last_boxed
-from policies.dialogue.call_blocks import find_blocks
-from policies.dialogue.chat_format import TURN_END, TURN_START, DialogueFormat
+from asterism.bus.messages import ReleaseCounts
+from asterism.policies.dialogue.boxed_answers import extract_last_boxed
+from asterism.policies.dialogue.call_blocks import find_blocks
+from asterism.policies.dialogue.chat_format import TURN_END, TURN_START, DialogueFormat
 
 _ASSISTANT = f"{TURN_START}assistant"
 _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"

@@ -6,7 +6,7 @@ split_text   of each token
 
 from collections.abc import Collection, Sequence
 
-from policies.dialogue.chat_format import TextTokenizer
+from asterism.policies.dialogue.chat_format import TextTokenizer
 
 _INCOMPLETE = "\ufffd"  # at the end of a text that ends within a character
 _MAX_HELD = 4  # tokens that may be part of one character

@@ -18,7 +18,7 @@ out: it would make runs irreproducible.
 import re
 from typing import Literal, assert_never
 
-from bus.messages import (
+from asterism.bus.messages import (
     CodeCrashed,
     CodeOk,
     CodeOutcome,
@@ -28,7 +28,7 @@ from bus.messages import (
     CodeTimedOut,
     Output,
 )
-from policies.dialogue.parse_turn import MalformedCall
+from asterism.policies.dialogue.parse_turn import MalformedCall
 
 ResultFormat = Literal["default", "rstar2_release"]
 
@@ -36,7 +36,7 @@ SUCCESS = "Tool call success"
 FAILURE = "Tool call failure"
 
 _MAX_STREAM_CHARACTERS = 1000  # the limit of the release's code judge
-_PARSE_ERROR = "JSONDecodeError: "  # prefix of policies.dialogue.parse_turn that the release lacks
+_PARSE_ERROR = "JSONDecodeError: "  # prefix of asterism.policies.dialogue.parse_turn that the release lacks
 _LINE_PATTERN = re.compile(r'^ +File ".*", line (\d+)', re.MULTILINE)
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from bus.addresses import LAUNCHER
-from bus.messages import (
+from asterism.bus.addresses import LAUNCHER
+from asterism.bus.messages import (
     BufferCursor,
     EvaluationFinished,
     EvaluationRequested,
@@ -24,16 +24,16 @@ from bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
 )
-from configs.success import SuccessRule
-from policies.decider import Send
-from policies.groups.counts import (
+from asterism.configs.success import SuccessRule
+from asterism.policies.decider import Send
+from asterism.policies.groups.counts import (
     StepLengths,
     add_to_step_counts,
     classify_failure,
     count_task_trajectory,
     parse_failed_component,
 )
-from policies.groups.staleness import count_other_versions
+from asterism.policies.groups.staleness import count_other_versions
 
 STEP_ENDED = "the step ended without it"
 MAX_REPORTED_FAILURES = 20  # kinds per launch

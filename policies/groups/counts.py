@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     ComponentSum,
     LengthCounts,
     LengthsMeasured,
@@ -19,8 +19,8 @@ from bus.messages import (
     TrajectoryFinished,
     Verdict,
 )
-from configs.success import SuccessRule
-from policies.groups.selection import GroupSelection
+from asterism.configs.success import SuccessRule
+from asterism.policies.groups.selection import GroupSelection
 
 _ROW_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")  # in the text of an exception
 _MAX_KIND_CHARACTERS = 200

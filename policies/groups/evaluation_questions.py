@@ -9,10 +9,10 @@ numbered through all tasks.
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from bus.messages import EvaluationRequested
-from configs.algorithm import EvaluationSetConfig
-from configs.schema import RunConfig
-from policies.seeded_random import EVALUATE, mix
+from asterism.bus.messages import EvaluationRequested
+from asterism.configs.algorithm import EvaluationSetConfig
+from asterism.configs.schema import RunConfig
+from asterism.policies.seeded_random import EVALUATE, mix
 
 
 class PlannedAnswer(NamedTuple):

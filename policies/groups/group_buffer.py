@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from bus.addresses import LAUNCHER, LEARNER, RECIPE, RECORDER, ROLLOUT
-from bus.messages import (
+from asterism.bus.addresses import LAUNCHER, LEARNER, RECIPE, RECORDER, ROLLOUT
+from asterism.bus.messages import (
     AnyMessage,
     BatchGroup,
     BatchReady,
@@ -36,19 +36,25 @@ from bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
 )
-from configs.schema import RunConfig
-from policies.decider import Send
-from policies.groups.buffer_state import AcceptedGroup, BufferState, GroupCollection, OpenGroup, report_first_failure
-from policies.groups.counts import StepLengths, add_group_selection
-from policies.groups.group_starter import GroupStarter, ProblemSet
-from policies.groups.selection import (
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Send
+from asterism.policies.groups.buffer_state import (
+    AcceptedGroup,
+    BufferState,
+    GroupCollection,
+    OpenGroup,
+    report_first_failure,
+)
+from asterism.policies.groups.counts import StepLengths, add_group_selection
+from asterism.policies.groups.group_starter import GroupStarter, ProblemSet
+from asterism.policies.groups.selection import (
     SelectionRules,
     describe_judgement,
     select_fresh_trajectories,
     select_rows,
     split_accepted_group,
 )
-from policies.groups.staleness import add_staleness, count_masked_tokens
+from asterism.policies.groups.staleness import add_staleness, count_masked_tokens
 
 
 class BufferStateSummary(msgspec.Struct, frozen=True):
@@ -60,7 +66,7 @@ class BufferStateSummary(msgspec.Struct, frozen=True):
 
 
 class GroupBuffer:
-    """A decider (policies.decider.Decider)."""
+    """A decider (asterism.policies.decider.Decider)."""
 
     def __init__(
         self,

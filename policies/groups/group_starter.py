@@ -6,12 +6,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages import BufferCursor, EvaluationRequested, StartGroup
-from configs.schema import RunConfig
-from policies.groups.buffer_state import OpenGroup
-from policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
-from policies.groups.problem_order import ProblemOrder
-from policies.seeded_random import TRAIN, mix
+from asterism.bus.messages import BufferCursor, EvaluationRequested, StartGroup
+from asterism.configs.schema import RunConfig
+from asterism.policies.groups.buffer_state import OpenGroup
+from asterism.policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
+from asterism.policies.groups.problem_order import ProblemOrder
+from asterism.policies.seeded_random import TRAIN, mix
 
 
 class TokenizedProblem(msgspec.Struct, frozen=True, array_like=True):

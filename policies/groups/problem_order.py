@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
-from policies.seeded_random import ORDER, mix, shuffle_range
+from asterism.policies.seeded_random import ORDER, mix, shuffle_range
 
 
 @lru_cache(maxsize=16)

@@ -9,10 +9,10 @@ quirks included (docs/release.md).
 
 from collections.abc import Sequence
 
-from bus.messages import ReleaseCounts, TrajectoryFinished
-from configs.algorithm import RocConfig
-from configs.success import SuccessRule
-from policies.seeded_random import NEGATIVES, POSITIVES, draw_uniform, mix
+from asterism.bus.messages import ReleaseCounts, TrajectoryFinished
+from asterism.configs.algorithm import RocConfig
+from asterism.configs.success import SuccessRule
+from asterism.policies.seeded_random import NEGATIVES, POSITIVES, draw_uniform, mix
 
 
 def compute_error_penalty(trajectory: TrajectoryFinished, kind: str) -> float:

@@ -4,14 +4,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from bus.messages import GroupAccepted, GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
-from configs.algorithm import RlConfig, RocConfig
-from configs.schema import RunConfig
-from configs.success import SuccessRule
-from policies.groups.advantages import AdvantageEstimator, GroupFilter, load_advantage_estimator, load_group_filter
-from policies.groups.response_filters import compute_overlong_penalty, find_filter, list_filters
-from policies.groups.roc import resample
-from policies.groups.staleness import apply_staleness_bound, compute_oldest_version
+from asterism.bus.messages import GroupAccepted, GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
+from asterism.configs.algorithm import RlConfig, RocConfig
+from asterism.configs.schema import RunConfig
+from asterism.configs.success import SuccessRule
+from asterism.policies.groups.advantages import (
+    AdvantageEstimator,
+    GroupFilter,
+    load_advantage_estimator,
+    load_group_filter,
+)
+from asterism.policies.groups.response_filters import compute_overlong_penalty, find_filter, list_filters
+from asterism.policies.groups.roc import resample
+from asterism.policies.groups.staleness import apply_staleness_bound, compute_oldest_version
 
 MAX_PART_BYTES = 8 << 20  # of the tokens in one message to the learner
 _TOKEN_BYTES = 13  # of a token in TokenRecord

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from bus.messages import ProtocolError, StalenessCounts, TrainingSample, TrajectoryFinished
+from asterism.bus.messages import ProtocolError, StalenessCounts, TrainingSample, TrajectoryFinished
 
 StaleTokensRule = Literal["mask", "drop"]
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from configs.health_options import HealthConfig
-from policies.health.health_checks import HEALTH_CHECKS
-from policies.health.step_history import StepHistory
+from asterism.configs.health_options import HealthConfig
+from asterism.policies.health.health_checks import HEALTH_CHECKS
+from asterism.policies.health.step_history import StepHistory
 
 _NOISE_FACTOR = 3.0  # of the median change of the reward between two steps
 _NEWEST_STEPS = 2  # of the mean reward to compare: fewer than those of a check, which reports later

@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from configs.health_options import HealthConfig
-from policies.health.evaluation_drop import find_drop
-from policies.health.step_history import FAILURE_PREFIX, TOOL_PREFIX, StepHistory, is_finite, sum_finite
-from policies.health.weight_probes import UNMOVED_BELOW
+from asterism.configs.health_options import HealthConfig
+from asterism.policies.health.evaluation_drop import find_drop
+from asterism.policies.health.step_history import FAILURE_PREFIX, TOOL_PREFIX, StepHistory, is_finite, sum_finite
+from asterism.policies.health.weight_probes import UNMOVED_BELOW
 
 MIN_STEPS_BEFORE_SPIKE = 5
 # A drop of the reward must exceed this many times the mean change between two steps.

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from configs.health_options import Action, HealthConfig
-from policies.health.causes import RankedCause, rank_causes
-from policies.health.health_checks import HEALTH_CHECKS
-from policies.health.step_history import StepHistory
+from asterism.configs.health_options import Action, HealthConfig
+from asterism.policies.health.causes import RankedCause, rank_causes
+from asterism.policies.health.health_checks import HEALTH_CHECKS
+from asterism.policies.health.step_history import StepHistory
 
 
 class HealthState(msgspec.Struct):

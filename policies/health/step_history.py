@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import msgspec
 
-from configs.health_options import MAX_WINDOW_STEPS
-from policies.health.evaluation_drop import MAX_POINTS, EvaluationPoint, list_points
+from asterism.configs.health_options import MAX_WINDOW_STEPS
+from asterism.policies.health.evaluation_drop import MAX_POINTS, EvaluationPoint, list_points
 
 METRICS_READ = (
     *("reward", "positive_share", "errors_in_positives", "overlong_share", "groups", "groups_rejected"),

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bus.messages import WeightsProbed
-from configs.health_options import HealthConfig
-from policies.health.step_history import is_finite
+from asterism.bus.messages import WeightsProbed
+from asterism.configs.health_options import HealthConfig
+from asterism.policies.health.step_history import is_finite
 
 # Root mean squares in nats.
 MIN_MOVEMENT = 1e-3  # of the learner, to compare movements at all

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from configs.import_path import load_object
+from asterism.configs.import_path import load_object
 
 if TYPE_CHECKING:
-    from policies.losses.policy_loss import PolicyLoss
+    from asterism.policies.losses.policy_loss import PolicyLoss
 
 LOSSES = {
-    "grpo": "policies.losses.grpo:compute_grpo_loss",
-    "gspo": "policies.losses.grpo:compute_gspo_loss",
-    "cispo": "policies.losses.grpo:compute_cispo_loss",
+    "grpo": "asterism.policies.losses.grpo:compute_grpo_loss",
+    "gspo": "asterism.policies.losses.grpo:compute_gspo_loss",
+    "cispo": "asterism.policies.losses.grpo:compute_cispo_loss",
 }
 
 

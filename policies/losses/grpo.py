@@ -6,7 +6,7 @@ Each is the mean `learner.loss_mean` over tokens, with the importance weights of
 import torch
 from torch import Tensor
 
-from policies.losses.policy_loss import LossInput, LossOutput
+from asterism.policies.losses.policy_loss import LossInput, LossOutput
 
 
 def compute_grpo_loss(batch: LossInput) -> LossOutput:

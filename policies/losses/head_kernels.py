@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, LogitsMemory
+from asterism.policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, LogitsMemory
 
 _MAX_BLOCK_LOGITS = 1024
 _MIN_BLOCK_LOGITS = 64  # with fewer, partial sums cost more than a second read

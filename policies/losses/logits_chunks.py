@@ -8,7 +8,7 @@ _MAX_GROUP_TOKENS = 4096
 
 
 class LogitsMemory(NamedTuple):
-    """Of one implementation of policies.losses.head_kernels.HeadKernels."""
+    """Of one implementation of asterism.policies.losses.head_kernels.HeadKernels."""
 
     bytes_per_logit: int  # at the peak, without the gradient that is the result
     max_chunk_tokens: int

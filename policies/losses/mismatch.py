@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from configs.algorithm import LearnerConfig
-from policies.losses.policy_loss import LossOutput, max_or_zero
+from asterism.configs.algorithm import LearnerConfig
+from asterism.policies.losses.policy_loss import LossOutput, max_or_zero
 
 LARGE_DIFFERENCE = 1.0  # nats
 CONFIDENT_PROBABILITY, CONFIDENT_DIFFERENCE = 0.5, 2.0  # in the engine; nats, by which the learner's is smaller

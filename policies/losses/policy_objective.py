@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from configs.algorithm import LearnerConfig
-from policies.losses import load_policy_loss
-from policies.losses.mismatch import compute_correction, compute_mismatch_metrics
-from policies.losses.policy_loss import LossInput, LossOutput, compute_policy_metrics
+from asterism.configs.algorithm import LearnerConfig
+from asterism.policies.losses import load_policy_loss
+from asterism.policies.losses.mismatch import compute_correction, compute_mismatch_metrics
+from asterism.policies.losses.policy_loss import LossInput, LossOutput, compute_policy_metrics
 
 
 class PolicyObjective:

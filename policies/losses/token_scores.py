@@ -15,8 +15,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from policies.losses.head_kernels import EagerHeadKernels, HeadKernels, ScoredChunk, add_weight_gradient, compute_logits
-from policies.losses.logits_chunks import count_chunk_tokens, count_group_tokens
+from asterism.policies.losses.head_kernels import (
+    EagerHeadKernels,
+    HeadKernels,
+    ScoredChunk,
+    add_weight_gradient,
+    compute_logits,
+)
+from asterism.policies.losses.logits_chunks import count_chunk_tokens, count_group_tokens
 
 EAGER_KERNELS = EagerHeadKernels()
 

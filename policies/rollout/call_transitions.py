@@ -4,7 +4,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     OPENING_CALL,
     AnsweredCall,
     AnswerSubmitted,
@@ -31,10 +31,10 @@ from bus.messages import (
     digest_outcome,
     ids_to_bytes,
 )
-from configs.schema import DialogueConfig
-from policies.decider import Send
-from policies.dialogue.parse_turn import MalformedCall, ToolCall
-from policies.dialogue.tool_results import (
+from asterism.configs.schema import DialogueConfig
+from asterism.policies.decider import Send
+from asterism.policies.dialogue.parse_turn import MalformedCall, ToolCall
+from asterism.policies.dialogue.tool_results import (
     contains_error,
     format_call_not_run,
     format_malformed_call,
@@ -42,8 +42,8 @@ from policies.dialogue.tool_results import (
     is_failure,
     truncate_middle,
 )
-from policies.rollout.endings import EXECUTOR, Transition, fail, request_lease, retry, stop
-from policies.rollout.trajectory import Rules, Trajectory
+from asterism.policies.rollout.endings import EXECUTOR, Transition, fail, request_lease, retry, stop
+from asterism.policies.rollout.trajectory import Rules, Trajectory
 
 
 def call_tools(rules: Rules, trajectory: Trajectory, now: float) -> Transition:

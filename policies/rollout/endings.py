@@ -1,11 +1,11 @@
 """Transitions that end a trajectory, retry, or take and release its resources.
 
-EXECUTOR is a placeholder address; policies.rollout.rollout replaces it by the assigned executor.
+EXECUTOR is a placeholder address; asterism.policies.rollout.rollout replaces it by the assigned executor.
 """
 
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     Ending,
     LeaseReleased,
     LeaseRequested,
@@ -15,9 +15,9 @@ from bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
 )
-from policies.decider import Send
-from policies.dialogue.release_text import count_release_marks, find_response_answer
-from policies.rollout.trajectory import Rules, Trajectory
+from asterism.policies.decider import Send
+from asterism.policies.dialogue.release_text import count_release_marks, find_response_answer
+from asterism.policies.rollout.trajectory import Rules, Trajectory
 
 MAX_RETRIES = 1  # after infrastructure failures of a turn, a grading or a call
 EXECUTOR = "executor"

@@ -9,7 +9,7 @@ executor that has left never joins again.
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages import ExecutorJoined, ProtocolError
+from asterism.bus.messages import ExecutorJoined, ProtocolError
 
 _MAX_DEPARTED = 65_536  # remembered incarnations
 

@@ -17,7 +17,7 @@ from typing import get_args
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnswerSubmitted,
     AnyMessage,
     CallFailed,
@@ -35,12 +35,12 @@ from bus.messages import (
     StartGroup,
     TurnFailed,
 )
-from policies.decider import Send
-from policies.rollout.call_transitions import build_pending_requests, lose_executor
-from policies.rollout.endings import EXECUTOR
-from policies.rollout.executor_placement import ExecutorOccupancy, ExecutorPlacement
-from policies.rollout.trajectory import CallAnswer, Phase, Rules, Trajectory, TrajectoryEvent
-from policies.rollout.transitions import abort, adopt, advance, decline_lease, start
+from asterism.policies.decider import Send
+from asterism.policies.rollout.call_transitions import build_pending_requests, lose_executor
+from asterism.policies.rollout.endings import EXECUTOR
+from asterism.policies.rollout.executor_placement import ExecutorOccupancy, ExecutorPlacement
+from asterism.policies.rollout.trajectory import CallAnswer, Phase, Rules, Trajectory, TrajectoryEvent
+from asterism.policies.rollout.transitions import abort, adopt, advance, decline_lease, start
 
 # Remembered trajectories that were aborted while they waited for a lease; the oldest are dropped.
 MAX_ABORTED_WHILE_LEASING = 65_536
@@ -55,7 +55,7 @@ class PlacementSummary(msgspec.Struct, frozen=True):
 
 
 class Rollout:
-    """A decider (policies.decider.Decider). Trajectories share only the rules and the executors.
+    """A decider (asterism.policies.decider.Decider). Trajectories share only the rules and the executors.
 
     `rules`: by name of the task.
     """

@@ -1,4 +1,4 @@
-"""The state of one trajectory, and the guards of its phases. policies.rollout.transitions has the
+"""The state of one trajectory, and the guards of its phases. asterism.policies.rollout.transitions has the
 transitions.
 
 With an environment, it starts in calling, until its first observation.
@@ -16,8 +16,8 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from bus.addresses import ARBITER, BUFFER, LAUNCHER
-from bus.messages import (
+from asterism.bus.addresses import ARBITER, BUFFER, LAUNCHER
+from asterism.bus.messages import (
     OPENING_CALL,
     AnswerGraded,
     AnswerSubmitted,
@@ -38,13 +38,13 @@ from bus.messages import (
     TurnFailed,
     TurnGenerated,
 )
-from policies.dialogue.chat_format import DialogueFormat
-from policies.dialogue.dialogue_renderer import DialogueRenderer
-from policies.dialogue.parse_turn import MalformedCall, ToolCall
-from policies.dialogue.tool_results import ResultFormat
-from policies.seeded_random import SIBLING, mix
-from policies.tools.python_tools import PYTHON_TOOLS, build_program
-from policies.tools.task_description import TaskKind
+from asterism.policies.dialogue.chat_format import DialogueFormat
+from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
+from asterism.policies.dialogue.parse_turn import MalformedCall, ToolCall
+from asterism.policies.dialogue.tool_results import ResultFormat
+from asterism.policies.seeded_random import SIBLING, mix
+from asterism.policies.tools.python_tools import PYTHON_TOOLS, build_program
+from asterism.policies.tools.task_description import TaskKind
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
 PHASES: tuple[Phase, ...] = ("leasing", "generating", "calling", "grading")  # of a live trajectory

@@ -1,4 +1,4 @@
-"""Pure transitions of a trajectory (policies.rollout.trajectory).
+"""Pure transitions of a trajectory (asterism.policies.rollout.trajectory).
 
 A lease covers a turn's expected tokens and one request to an engine. If the lease is used up
 before the turn ends, the turn continues under the next lease, on the same or another engine: the
@@ -15,7 +15,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnswerGraded,
     CallFailed,
     CodeFinished,
@@ -30,9 +30,9 @@ from bus.messages import (
     TurnRequested,
     build_blank_record,
 )
-from policies.decider import Send
-from policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall
-from policies.rollout.call_transitions import (
+from asterism.policies.decider import Send
+from asterism.policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall
+from asterism.policies.rollout.call_transitions import (
     call_tools,
     on_code_finished,
     on_environment_returned,
@@ -41,8 +41,8 @@ from policies.rollout.call_transitions import (
     retry_call,
     select_calls,
 )
-from policies.rollout.endings import EXECUTOR, Transition, end, end_aborted, request_lease, retry, stop
-from policies.rollout.trajectory import GRADING_CALL, STEP, Rules, Trajectory, TrajectoryEvent
+from asterism.policies.rollout.endings import EXECUTOR, Transition, end, end_aborted, request_lease, retry, stop
+from asterism.policies.rollout.trajectory import GRADING_CALL, STEP, Rules, Trajectory, TrajectoryEvent
 
 
 def start(rules: Rules, group: StartGroup, trajectory_id: int, now: float) -> Transition:

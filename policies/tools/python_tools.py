@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
-from configs.dialogue_options import ToolName
-from policies.tools.tool_schema import ToolSchema, build_tool_schema
+from asterism.configs.dialogue_options import ToolName
+from asterism.policies.tools.tool_schema import ToolSchema, build_tool_schema
 
 
 class PythonProgram(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from configs.schema import RunConfig
-from configs.success import REWARD, SuccessRule
-from configs.task_options import GRADER_COMPONENT, RewardConfig, TaskConfig
-from policies.tools.tool_schema import ToolSchema
+from asterism.configs.schema import RunConfig
+from asterism.configs.success import REWARD, SuccessRule
+from asterism.configs.task_options import GRADER_COMPONENT, RewardConfig, TaskConfig
+from asterism.policies.tools.tool_schema import ToolSchema
 
 MATH = "math"  # in reward.functions: the sandbox's grader
 DEFAULT_SYSTEM = "You are a helpful assistant."
@@ -22,7 +22,7 @@ TaskKind = Literal["tools", "environment", "dialogue"]
 
 
 class TaskDescription(msgspec.Struct, frozen=True):
-    """Of a task's import path, or of tasks.math_python for a task without one.
+    """Of a task's import path, or of asterism.tasks.math_python for a task without one.
 
     In the texts, {answer} becomes the configured answer tags.
     """

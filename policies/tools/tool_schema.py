@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Hashable
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
-from policies.tools.tool_arguments import ArgumentError, JsonSchema, check_value
+from asterism.policies.tools.tool_arguments import ArgumentError, JsonSchema, check_value
 
 _PLAIN_TYPES: dict[object, JsonSchema] = {
     str: {"type": "string"},

@@ -7,8 +7,16 @@ import asyncio
 
 import msgspec
 
-from bus.messages import CodeCrashed, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeRequested, CodeTimedOut
-from sandbox.contract import Sandbox
+from asterism.bus.messages import (
+    CodeCrashed,
+    CodeOk,
+    CodeOutcome,
+    CodeOutOfMemory,
+    CodeRaised,
+    CodeRequested,
+    CodeTimedOut,
+)
+from asterism.sandbox.contract import Sandbox
 
 
 class EscapeAttempt(msgspec.Struct, frozen=True):

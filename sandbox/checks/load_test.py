@@ -15,8 +15,8 @@ from typing import Protocol
 
 import msgspec
 
-from bus.messages import CodeOk, CodeOutcome, CodeRequested
-from sandbox.contract import CodeResult, SandboxFailure
+from asterism.bus.messages import CodeOk, CodeOutcome, CodeRequested
+from asterism.sandbox.contract import CodeResult, SandboxFailure
 
 CallId = tuple[int, int]  # trajectory, call
 PRINT, NUMPY, SYMPY = "print", "numpy", "sympy"

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from sandbox.grading.notation import TEXT
+from asterism.sandbox.grading.notation import TEXT
 
 SPACES = r"(?:\s|\\[,;:! ]|~)"
 _WORD = re.compile(r"[A-Za-z]{4,}|yes|no|odd|one|two|six|ten|all|red|[A-E]", re.IGNORECASE)

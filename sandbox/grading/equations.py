@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 
-from sandbox.grading.notation import prepare_number, strip_style
-from sandbox.grading.number_forms import Number, raise_to, read_number
+from asterism.sandbox.grading.notation import prepare_number, strip_style
+from asterism.sandbox.grading.number_forms import Number, raise_to, read_number
 
 _MAX_SIDES = 3
 _MAX_SIDE_CHARACTERS = 200

@@ -11,8 +11,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from sandbox.grading.notation import prepare_number, strip_style
-from sandbox.grading.units import NO_UNIT, PERCENT, Unit, parse_unit
+from asterism.sandbox.grading.notation import prepare_number, strip_style
+from asterism.sandbox.grading.units import NO_UNIT, PERCENT, Unit, parse_unit
 
 MAX_DIGITS = 4000  # of a number, and of the result of a power
 _MAX_STYLES = 3  # around a number

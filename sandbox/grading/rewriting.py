@@ -3,8 +3,8 @@ r"""Rewrites answers that are no numbers for math-verify: units, `\pm` and assig
 import re
 from typing import NamedTuple
 
-from sandbox.grading.notation import TEXT, prepare_math
-from sandbox.grading.units import MAX_UNIT_CHARACTERS, parse_unit
+from asterism.sandbox.grading.notation import TEXT, prepare_math
+from asterism.sandbox.grading.units import MAX_UNIT_CHARACTERS, parse_unit
 
 _UNIT = re.compile(rf"(?<=[^\s\\])(?:\s|\\[,;: ]|~)*({TEXT.pattern}.*|\^\{{?\s*\\circ\s*\}}?.*)$", re.DOTALL)
 _ASSIGNMENT = re.compile(r"\s*([a-zA-Z](?:_(?:\{[^{}]*\}|\w))?)\s*=([^=<>]+)")

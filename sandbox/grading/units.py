@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from sandbox.grading.notation import TEXT
+from asterism.sandbox.grading.notation import TEXT
 
 PERCENT = "%"
 MAX_UNIT_CHARACTERS = 200

@@ -13,7 +13,7 @@ import os
 import socket
 from pathlib import Path
 
-from bus.process.scratch_lock import remove_cgroup
+from asterism.bus.process.scratch_lock import remove_cgroup
 
 _MOUNT = Path("/sys/fs/cgroup")
 _MOVED_PROCESSES = "asterism-processes"

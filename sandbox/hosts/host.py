@@ -3,7 +3,7 @@
 import socket
 from typing import NoReturn, Protocol
 
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 
 class LaunchedProcess(Protocol):

@@ -12,15 +12,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
-from bus.process.scratch_lock import holding_scratch, link_cgroup, name_scratch, remove_stale_scratch
-from bus.process.waiting import wait_for_exit
-from sandbox.contract import SandboxFailure
-from sandbox.hosts.cgroup_folders import CgroupFolder
-from sandbox.hosts.user_maps import answer_map_request, may_map_users, offer_users
-from sandbox.inside.isolation.kernel_users import get_first_user
-from sandbox.inside.isolation.namespaces import NOBODY
-from sandbox.inside.wire.command import ENVIRONMENT, build_python_command, list_import_folders
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.bus.process.scratch_lock import holding_scratch, link_cgroup, name_scratch, remove_stale_scratch
+from asterism.bus.process.waiting import wait_for_exit
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.hosts.cgroup_folders import CgroupFolder
+from asterism.sandbox.hosts.user_maps import answer_map_request, may_map_users, offer_users
+from asterism.sandbox.inside.isolation.kernel_users import get_first_user
+from asterism.sandbox.inside.isolation.namespaces import NOBODY
+from asterism.sandbox.inside.wire.command import ENVIRONMENT, build_python_command, list_import_folders
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 _ROOT = Path(__file__).resolve().parents[2]
 # The base interpreter: the sandbox's root does not contain a virtual environment's.
@@ -33,7 +33,7 @@ _MEMORY_WARNING = (
 
 
 class LocalProcess:
-    """Implements sandbox.hosts.host.LaunchedProcess."""
+    """Implements asterism.sandbox.hosts.host.LaunchedProcess."""
 
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self._process = process
@@ -55,7 +55,7 @@ class LocalProcess:
 
 
 class LocalHost:
-    """Implements sandbox.hosts.host.Host."""
+    """Implements asterism.sandbox.hosts.host.Host."""
 
     def __init__(self) -> None:
         self._scratch = ExitStack()

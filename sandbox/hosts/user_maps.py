@@ -1,6 +1,6 @@
 """Gives a fork server and its calls kernel users of their own, where this process is root.
 
-sandbox.inside.isolation.kernel_users describes the users and the protocol.
+asterism.sandbox.inside.isolation.kernel_users describes the users and the protocol.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from sandbox.inside.isolation.kernel_users import (
+from asterism.sandbox.inside.isolation.kernel_users import (
     MAP_REQUEST,
     MAPPED,
     NOT_MAPPED,
@@ -18,7 +18,7 @@ from sandbox.inside.isolation.kernel_users import (
     encode_first_user,
     get_first_user,
 )
-from sandbox.inside.isolation.namespaces import write_once
+from asterism.sandbox.inside.isolation.namespaces import write_once
 
 _TIMEOUT_S = 60.0  # for the server's interpreter to start and to enter its namespaces
 _SETGID, _SETUID = 1 << 6, 1 << 7  # bits of the capabilities in /proc/self/status

@@ -1,4 +1,4 @@
-"""Builds the sandbox image: `python -m sandbox.image.build_image [--local]`."""
+"""Builds the sandbox image: `python -m asterism.sandbox.image.build_image [--local]`."""
 
 import argparse
 import logging
@@ -7,10 +7,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from configs.errors import EXIT_UNUSABLE, UnusableInput
-from sandbox.image import debian_base
-from sandbox.image.docker_cli import get_engine_architecture, image_exists, remove_other_tags, run_docker
-from sandbox.image.image_context import REPOSITORY, compute_image_name, read_sources, write_context
+from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.sandbox.image import debian_base
+from asterism.sandbox.image.docker_cli import get_engine_architecture, image_exists, remove_other_tags, run_docker
+from asterism.sandbox.image.image_context import REPOSITORY, compute_image_name, read_sources, write_context
 
 _MAX_MB = 300
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def _ensure_local_base(architecture: str, options: argparse.Namespace) -> str:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sandbox.image.build_image", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m asterism.sandbox.image.build_image", description=__doc__)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--base", help="base image instead of the Dockerfile's: Python 3.11, glibc 2.28 or newer")
     source.add_argument("--local", action="store_true", help="make the base with debootstrap; needs no registry")

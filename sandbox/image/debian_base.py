@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from tarfile import TarInfo
 
-from configs.errors import UnusableInput
-from sandbox.image.docker_cli import run_docker
-from sandbox.image.image_context import write_tar
+from asterism.configs.errors import UnusableInput
+from asterism.sandbox.image.docker_cli import run_docker
+from asterism.sandbox.image.image_context import write_tar
 
 BASE_REPOSITORY = "asterism-sandbox-base"
 _SUITE = "bookworm"

@@ -4,8 +4,8 @@ import os
 import subprocess
 from typing import IO
 
-from configs.errors import UnusableInput
-from sandbox.docker_probe import get_engine_address, probe_docker
+from asterism.configs.errors import UnusableInput
+from asterism.sandbox.docker_probe import get_engine_address, probe_docker
 
 _NO_COMMAND = (
     "the command `docker` is not installed. On Debian: apt-get install docker.io (and docker-cli if it is a package)"

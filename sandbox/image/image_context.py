@@ -14,8 +14,8 @@ from pathlib import Path
 from tarfile import TarInfo
 from typing import IO
 
-from configs.errors import UnusableInput
-from sandbox.image.finish_image import MODIFIED_AT
+from asterism.configs.errors import UnusableInput
+from asterism.sandbox.image.finish_image import MODIFIED_AT
 
 _INSTALL_FOLDER = "opt/asterism"  # in the image
 # Compatible wheels: architecture by the engine's name for it, and every manylinux up to glibc 2.28.

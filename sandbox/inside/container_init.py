@@ -18,9 +18,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from sandbox.inside.wire.command import ENVIRONMENT, build_python_command, list_standard_folders
-from sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
-from sandbox.inside.wire.server_settings import ServerSettings, parse_settings
+from asterism.sandbox.inside.wire.command import ENVIRONMENT, build_python_command, list_standard_folders
+from asterism.sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
+from asterism.sandbox.inside.wire.server_settings import ServerSettings, parse_settings
 
 EXECUTOR_SOCKET = "/run/asterism/executor.sock"
 SECRET_VARIABLE = "ASTERISM_SECRET"  # authenticates a connection

@@ -1,6 +1,6 @@
 """The grader: compares answers with math-verify in processes that never run the model's code.
 
-`sandbox.pool.grader_client` starts it like a fork server, in the same namespaces. It imports
+`asterism.sandbox.pool.grader_client` starts it like a fork server, in the same namespaces. It imports
 math-verify once and forks workers, each of which makes one comparison at a time. So no comparison
 waits for another one, and the grader's memory does not grow.
 
@@ -32,10 +32,10 @@ from collections import deque
 from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
-from sandbox.inside import exact_comparison
-from sandbox.inside.isolation import namespaces, seccomp, syscalls
-from sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
-from sandbox.inside.wire.server_settings import MAX_GRADE_WALL, ServerSettings, parse_settings
+from asterism.sandbox.inside import exact_comparison
+from asterism.sandbox.inside.isolation import namespaces, seccomp, syscalls
+from asterism.sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
+from asterism.sandbox.inside.wire.server_settings import MAX_GRADE_WALL, ServerSettings, parse_settings
 
 MIB = 1 << 20
 _MATH_VERIFY_MIB = 1024  # address space of math-verify and sympy without data

@@ -7,11 +7,11 @@ import math
 import re
 from typing import Literal
 
-from sandbox.grading.choices import SPACES, compact, read_choice, read_word
-from sandbox.grading.equations import evaluate, names_value, read_stated_number, split_equation
-from sandbox.grading.notation import prepare_math, prepare_number
-from sandbox.grading.number_forms import Number, has_digits, read_truth
-from sandbox.grading.rewriting import has_ellipsis, rewrite
+from asterism.sandbox.grading.choices import SPACES, compact, read_choice, read_word
+from asterism.sandbox.grading.equations import evaluate, names_value, read_stated_number, split_equation
+from asterism.sandbox.grading.notation import prepare_math, prepare_number
+from asterism.sandbox.grading.number_forms import Number, has_digits, read_truth
+from asterism.sandbox.grading.rewriting import has_ellipsis, rewrite
 
 Acceptance = Literal["number", "expression", "any"]
 

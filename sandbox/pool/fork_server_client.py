@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 import structlog
 
-from sandbox.contract import SandboxFailure
-from sandbox.hosts.host import Host
-from sandbox.inside.wire.frames import Frame
-from sandbox.inside.wire.server_settings import ServerSettings
-from sandbox.pool.server_connection import ServerConnection
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.hosts.host import Host
+from asterism.sandbox.inside.wire.frames import Frame
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.pool.server_connection import ServerConnection
 
 SLOTS_PER_SERVER = 64  # concurrent calls of one fork server; further calls wait
 MAX_CALLS_PER_SERVER = 512  # including long calls
 SERVER_DIED = "fork server died"
 _LONG_AFTER_ANSWERS = 2 * SLOTS_PER_SERVER
-_MODULE = "sandbox.inside.server.boot"
+_MODULE = "asterism.sandbox.inside.server.boot"
 _PING_INTERVAL_S = 10.0  # while calls are in flight
 _MAX_UNANSWERED_PINGS = 6  # then the server is stopped or hangs: it is killed and replaced
 _PING_ID, _MEASURE_ID = 0, -1  # no call has these ids

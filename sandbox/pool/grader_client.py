@@ -1,4 +1,4 @@
-"""Grades answers without math-verify in this process (sandbox.pool.answer_checks), others in the grader's.
+"""Grades answers without math-verify in this process (asterism.sandbox.pool.answer_checks), others in the grader's.
 
 The grader (sandbox/inside/grader.py) makes several comparisons at a time and limits each of them. If
 it exits or sends nothing for too long, its requests are sent to a new grader, once; after the
@@ -11,19 +11,19 @@ from collections import deque
 
 import structlog
 
-from sandbox.contract import Grade, SandboxFailure
-from sandbox.grading.rewriting import rewrite
-from sandbox.hosts.host import Host
-from sandbox.inside.wire.frames import Frame
-from sandbox.inside.wire.server_settings import MAX_GRADE_WALL, ServerSettings
-from sandbox.pool.answer_checks import Acceptance, judge_answer, list_compared_texts
-from sandbox.pool.server_connection import ServerConnection
+from asterism.sandbox.contract import Grade, SandboxFailure
+from asterism.sandbox.grading.rewriting import rewrite
+from asterism.sandbox.hosts.host import Host
+from asterism.sandbox.inside.wire.frames import Frame
+from asterism.sandbox.inside.wire.server_settings import MAX_GRADE_WALL, ServerSettings
+from asterism.sandbox.pool.answer_checks import Acceptance, judge_answer, list_compared_texts
+from asterism.sandbox.pool.server_connection import ServerConnection
 
 MAX_QUEUED_GRADINGS = 65_536  # beyond it grade() raises SandboxFailure
 _IN_FLIGHT_FACTOR = 16  # requests in the grader per concurrent grading: long ones must not hold up the others
 _MAX_ATTEMPTS = 2  # graders that a request is sent to
 _HANG_S = 1.0  # a grader that sends nothing for its wall time limit and this long is replaced
-_MODULE = "sandbox.inside.grader"
+_MODULE = "asterism.sandbox.inside.grader"
 _CLOSING_ERROR = "the sandbox is closing"
 
 

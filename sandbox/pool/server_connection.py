@@ -7,10 +7,10 @@ from typing import cast
 
 import msgspec
 
-from sandbox.contract import SandboxFailure
-from sandbox.hosts.host import Host, LaunchedProcess
-from sandbox.inside.wire.frames import LENGTH, BrokenStream, Frame, FrameReader, encode_frame
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.hosts.host import Host, LaunchedProcess
+from asterism.sandbox.inside.wire.frames import LENGTH, BrokenStream, Frame, FrameReader, encode_frame
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 _GREETING_TIMEOUT_S = 120.0  # covers the imports, also when many servers start on few cores
 _STOP_TIMEOUT_S = 5.0  # from closing the socket to killing a server that has not exited

@@ -5,11 +5,11 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable
 
-from sandbox.contract import SandboxFailure
-from sandbox.hosts.host import Host
-from sandbox.inside.wire.frames import Frame
-from sandbox.inside.wire.server_settings import ServerSettings
-from sandbox.pool.fork_server_client import SERVER_DIED, ForkServerClient, fail_waiters
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.hosts.host import Host
+from asterism.sandbox.inside.wire.frames import Frame
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.pool.fork_server_client import SERVER_DIED, ForkServerClient, fail_waiters
 
 _LONG_CALL_CHECK_S = 0.25  # while requests wait for a slot
 # Consecutive failures of one server and its successors; then requests to an empty pool fail.

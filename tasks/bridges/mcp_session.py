@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TextIO, TypeVar
 
-from tasks.contract import Fault
+from asterism.tasks.contract import Fault
 
 Answer = TypeVar("Answer")
 

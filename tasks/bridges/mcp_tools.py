@@ -1,6 +1,6 @@
 """An MCP server as an environment: its tools are the tools of the task, and each rollout has its own MCP session.
 
-    import = "tasks.bridges.mcp_tools:McpTools"
+    import = "asterism.tasks.bridges.mcp_tools:McpTools"
     parameters = { command = ["python", "/opt/archive/server.py"] }
 
 Imports the package `mcp` when an instance is created, and nothing else outside the standard library and tasks/.
@@ -13,9 +13,9 @@ from functools import cache
 from importlib import import_module, metadata
 from typing import Any, cast
 
-from tasks.bridges.bounded_http import PLAIN, make_response_hook
-from tasks.bridges.mcp_session import McpBlock, McpCallResult, McpClient, McpSession, McpToolError, StderrTail
-from tasks.contract import Fault
+from asterism.tasks.bridges.bounded_http import PLAIN, make_response_hook
+from asterism.tasks.bridges.mcp_session import McpBlock, McpCallResult, McpClient, McpSession, McpToolError, StderrTail
+from asterism.tasks.contract import Fault
 
 _CONNECT_LIMIT_S = 30.0
 _SILENCE_LIMIT_S = 300.0  # of an HTTP server during a call; the limit of the task is lower

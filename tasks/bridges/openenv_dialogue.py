@@ -1,6 +1,6 @@
 """An OpenEnv server as a dialogue: each turn of the model is an action, each observation is the user's answer.
 
-    import = "tasks.bridges.openenv_dialogue:OpenEnvDialogue"
+    import = "asterism.tasks.bridges.openenv_dialogue:OpenEnvDialogue"
     parameters = { url = "http://127.0.0.1:8000", action_field = "message", observation_fields = ["text"] }
 
 Speaks the protocol of OpenEnv's WebSocket endpoint /ws and needs no package of OpenEnv.
@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.bridges.openenv_session import ActionRefused, OpenEnvSession
-from tasks.contract import Fault, Opening, Reply
+from asterism.tasks.bridges.openenv_session import ActionRefused, OpenEnvSession
+from asterism.tasks.contract import Fault, Opening, Reply
 
 REWARD = "environment"  # component of the reward
 REFUSED = "environment_errors"  # metric: actions to which the server answered with an error

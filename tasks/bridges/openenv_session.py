@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tasks.bridges.bounded_http import PLAIN, ResponseRefused, read_bounded, refuse_redirects
-from tasks.contract import Fault
+from asterism.tasks.bridges.bounded_http import PLAIN, ResponseRefused, read_bounded, refuse_redirects
+from asterism.tasks.contract import Fault
 
 _CLOSE_LIMIT_S = 3.0
 _CLOSE_TIMEOUT = aiohttp.ClientWSTimeout(ws_close=_CLOSE_LIMIT_S)  # pyright: ignore[reportCallIssue]  # of attrs

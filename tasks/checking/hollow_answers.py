@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
-from engine.data.datasets import DatasetProblem
-from policies.dialogue.chat_format import DialogueFormat
+from asterism.engine.data.datasets import DatasetProblem
+from asterism.policies.dialogue.chat_format import DialogueFormat
 
 _DEFINITION = re.compile(r"\bdef ([A-Za-z_]\w*)\(|\b([A-Za-z_]\w*)\(")
 _USUAL_NAMES = ("f", "main", "solution", "solve")

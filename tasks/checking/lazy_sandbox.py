@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bus.messages import AnswerSubmitted, CodeRequested
-from sandbox.contract import CodeResult, Grade, Isolation, Sandbox
+from asterism.bus.messages import AnswerSubmitted, CodeRequested
+from asterism.sandbox.contract import CodeResult, Grade, Isolation, Sandbox
 
 
 class LazySandbox:
-    """Implements sandbox.contract.Sandbox."""
+    """Implements asterism.sandbox.contract.Sandbox."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox

@@ -8,7 +8,7 @@ from typing import Literal, NoReturn
 
 import msgspec
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnsweredCall,
     AnswerGraded,
     AnswerSubmitted,
@@ -30,17 +30,17 @@ from bus.messages import (
     digest_outcome,
     ids_to_bytes,
 )
-from engine.data.datasets import DatasetProblem
-from engine.data.task_inputs import encode_row
-from engine.model.tokenizer import FastTokenizer
-from policies.dialogue.tool_results import format_result
-from policies.rollout import transitions
-from policies.rollout.call_transitions import format_environment_result, format_refusal, select_calls
-from policies.rollout.trajectory import Rules, Trajectory, TrajectoryEvent
-from sandbox.contract import Sandbox, SandboxFailure
-from tasks.checking.turn_scripts import TurnScript
-from tasks.hosting.host_process import HostFailure
-from tasks.hosting.task_services import TaskServices
+from asterism.engine.data.datasets import DatasetProblem
+from asterism.engine.data.task_inputs import encode_row
+from asterism.engine.model.tokenizer import FastTokenizer
+from asterism.policies.dialogue.tool_results import format_result
+from asterism.policies.rollout import transitions
+from asterism.policies.rollout.call_transitions import format_environment_result, format_refusal, select_calls
+from asterism.policies.rollout.trajectory import Rules, Trajectory, TrajectoryEvent
+from asterism.sandbox.contract import Sandbox, SandboxFailure
+from asterism.tasks.checking.turn_scripts import TurnScript
+from asterism.tasks.hosting.host_process import HostFailure
+from asterism.tasks.hosting.task_services import TaskServices
 
 UNLIMITED = 1 << 30
 CallStatus = Literal["ok", "raised", "timed out", "refused"]

@@ -1,12 +1,12 @@
-"""Finds problems in the scores of all rows (tasks.checking.row_scores)."""
+"""Finds problems in the scores of all rows (asterism.tasks.checking.row_scores)."""
 
 from collections.abc import Iterator, Sequence
 
-from configs.success import SuccessRule
-from policies.groups.counts import classify_failure
-from tasks.checking.play import Play
-from tasks.checking.row_scores import RowScores
-from tasks.checking.task_problems import CheckFinding, shorten
+from asterism.configs.success import SuccessRule
+from asterism.policies.groups.counts import classify_failure
+from asterism.tasks.checking.play import Play
+from asterism.tasks.checking.row_scores import RowScores
+from asterism.tasks.checking.task_problems import CheckFinding, shorten
 
 _ROWS_SHOWN = 3
 

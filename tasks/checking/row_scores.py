@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
-from engine.data.datasets import DatasetProblem
-from tasks.checking.play import Play, PlayedTask, play_script
-from tasks.checking.turn_scripts import generate_answer
+from asterism.engine.data.datasets import DatasetProblem
+from asterism.tasks.checking.play import Play, PlayedTask, play_script
+from asterism.tasks.checking.turn_scripts import generate_answer
 
 MAX_ROWS = 10_000
 BUDGET_S = 60.0  # the rows after it are not scored, and the check counts them

@@ -11,27 +11,27 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from configs.dialogue_options import DialogueConfig
-from configs.run_folder import RunFolder
-from configs.schema import ModelConfig, RunConfig
-from configs.success import SuccessRule
-from configs.task_options import TaskConfig
-from engine.data.data_files import DatasetError, list_data_files
-from engine.data.datasets import DatasetProblem, read_problems
-from engine.data.task_inputs import build_renderer, get_row_layout
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, build_dialogue_format
-from policies.dialogue.dialogue_renderer import DialogueRenderer
-from policies.rollout.trajectory import Rules
-from policies.tools.task_description import TaskDescription, list_success_warnings
-from sandbox.contract import Sandbox
-from sandbox.select_backend import make_sandbox
-from tasks.checking.hollow_answers import list_hollow_answers
-from tasks.checking.lazy_sandbox import LazySandbox
-from tasks.checking.play import UNLIMITED, Play, PlayedTask, PlayedTurn, play_script
-from tasks.checking.row_problems import find_row_score_problems
-from tasks.checking.row_scores import RowScores, score_rows
-from tasks.checking.task_problems import (
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import ModelConfig, RunConfig
+from asterism.configs.success import SuccessRule
+from asterism.configs.task_options import TaskConfig
+from asterism.engine.data.data_files import DatasetError, list_data_files
+from asterism.engine.data.datasets import DatasetProblem, read_problems
+from asterism.engine.data.task_inputs import build_renderer, get_row_layout
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, build_dialogue_format
+from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
+from asterism.policies.rollout.trajectory import Rules
+from asterism.policies.tools.task_description import TaskDescription, list_success_warnings
+from asterism.sandbox.contract import Sandbox
+from asterism.sandbox.select_backend import make_sandbox
+from asterism.tasks.checking.hollow_answers import list_hollow_answers
+from asterism.tasks.checking.lazy_sandbox import LazySandbox
+from asterism.tasks.checking.play import UNLIMITED, Play, PlayedTask, PlayedTurn, play_script
+from asterism.tasks.checking.row_problems import find_row_score_problems
+from asterism.tasks.checking.row_scores import RowScores, score_rows
+from asterism.tasks.checking.task_problems import (
     AttackPlay,
     CheckFinding,
     find_blocking_calls,
@@ -44,10 +44,10 @@ from tasks.checking.task_problems import (
     find_row_problem,
     name_opening,
 )
-from tasks.checking.turn_scripts import TurnScript, fill_columns, format_signature, generate_script
-from tasks.hosting.task_services import build_task_services
-from tasks.hosting.wire import Inspected
-from tasks.tiny.tiny_tokenizer import END_OF_TEXT, AddedTexts, save_tokenizer, train_tokenizer
+from asterism.tasks.checking.turn_scripts import TurnScript, fill_columns, format_signature, generate_script
+from asterism.tasks.hosting.task_services import build_task_services
+from asterism.tasks.hosting.wire import Inspected
+from asterism.tasks.tiny.tiny_tokenizer import END_OF_TEXT, AddedTexts, save_tokenizer, train_tokenizer
 
 NUM_PLAYS = 3
 _MAX_ROWS = 100_000  # read, as at the start of a run

@@ -6,13 +6,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from configs.success import SuccessRule
-from policies.dialogue.tool_results import FAILURE
-from policies.tools.python_tools import PYTHON_TOOLS
-from policies.tools.task_description import TaskDescription
-from tasks.checking.hollow_answers import PROGRAM_ATTACKS
-from tasks.checking.play import Play
-from tasks.hosting.wire import Inspected
+from asterism.configs.success import SuccessRule
+from asterism.policies.dialogue.tool_results import FAILURE
+from asterism.policies.tools.python_tools import PYTHON_TOOLS
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.tasks.checking.hollow_answers import PROGRAM_ATTACKS
+from asterism.tasks.checking.play import Play
+from asterism.tasks.hosting.wire import Inspected
 
 _BLOCKED_S = 0.05  # a longer delay of the event loop is a problem
 _MAX_CHARACTERS = 200  # of a quoted text
@@ -123,7 +123,7 @@ def find_constant_reward(plays: Sequence[Play], *, has_instances: bool) -> list[
 
 _REMEDIES = {
     False: "Compare the whole answer, and not a part of it (docs/rewards.md).",
-    True: "Run tests outside of the process of the program, as tasks.rewards.unit_tests does (docs/rewards.md).",
+    True: "Run tests outside of the process of the program, as asterism.tasks.rewards.unit_tests does (docs/rewards.md).",
 }
 
 

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import msgspec
 
-from configs.errors import UnusableInput
-from engine.data.datasets import DatasetProblem
-from policies.dialogue.chat_format import DialogueFormat, format_tool_call
-from policies.tools.python_tools import PYTHON_TOOLS
-from policies.tools.task_description import TaskKind
-from policies.tools.tool_arguments import ArgumentError, JsonSchema, check_value
-from policies.tools.tool_schema import ToolSchema
+from asterism.configs.errors import UnusableInput
+from asterism.engine.data.datasets import DatasetProblem
+from asterism.policies.dialogue.chat_format import DialogueFormat, format_tool_call
+from asterism.policies.tools.python_tools import PYTHON_TOOLS
+from asterism.policies.tools.task_description import TaskKind
+from asterism.policies.tools.tool_arguments import ArgumentError, JsonSchema, check_value
+from asterism.policies.tools.tool_schema import ToolSchema
 
 WRONG_ANSWER = "no answer"
 _SEPARATOR = "---"  # line between the turns of a text file

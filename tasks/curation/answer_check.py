@@ -5,11 +5,11 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from bus.messages import AnswerSubmitted
-from configs.machines import SandboxConfig
-from sandbox.contract import SandboxFailure
-from sandbox.select_backend import make_sandbox
-from tasks.checking.lazy_sandbox import LazySandbox
+from asterism.bus.messages import AnswerSubmitted
+from asterism.configs.machines import SandboxConfig
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.select_backend import make_sandbox
+from asterism.tasks.checking.lazy_sandbox import LazySandbox
 
 AnswerKind = Literal["integer", "number", "any"]
 

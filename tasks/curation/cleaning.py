@@ -17,13 +17,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.atomic_write import replacing_file
-from configs.errors import UnusableInput
-from engine.data.data_files import BadRows, DatasetError, DatasetRow, read_rows
-from engine.data.datasets import QUESTION_COLUMNS, DatasetProblem, parse_problem
-from tasks.curation.answer_check import AnswerKind, is_answer_of_kind
-from tasks.curation.duplicate_index import ContainedQuestions, DuplicateIndex, QuestionFeatures, compute_features
-from tasks.curation.question_text import QuestionText, compute_similarity, parse_question
+from asterism.configs.atomic_write import replacing_file
+from asterism.configs.errors import UnusableInput
+from asterism.engine.data.data_files import BadRows, DatasetError, DatasetRow, read_rows
+from asterism.engine.data.datasets import QUESTION_COLUMNS, DatasetProblem, parse_problem
+from asterism.tasks.curation.answer_check import AnswerKind, is_answer_of_kind
+from asterism.tasks.curation.duplicate_index import (
+    ContainedQuestions,
+    DuplicateIndex,
+    QuestionFeatures,
+    compute_features,
+)
+from asterism.tasks.curation.question_text import QuestionText, compute_similarity, parse_question
 
 Reason = Literal["unusable", "answer", "unverifiable", "duplicate", "conflicting", "near_duplicate", "overlap"]
 

@@ -10,12 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from analysis.evaluation.trace_outcomes import QuestionKey, QuestionOutcome, TraceOutcomes, count_solved
-from configs.atomic_write import raising_disk_errors, replacing_file
-from configs.errors import UnusableInput
-from engine.data.data_files import DatasetRow, list_data_files, read_rows
-from engine.data.datasets import RowLayout, parse_problem, remove_wrapper
-from tasks.curation.row_conditions import RowCondition
+from asterism.analysis.evaluation.trace_outcomes import QuestionKey, QuestionOutcome, TraceOutcomes, count_solved
+from asterism.configs.atomic_write import raising_disk_errors, replacing_file
+from asterism.configs.errors import UnusableInput
+from asterism.engine.data.data_files import DatasetRow, list_data_files, read_rows
+from asterism.engine.data.datasets import RowLayout, parse_problem, remove_wrapper
+from asterism.tasks.curation.row_conditions import RowCondition
 
 Unvisited = Literal["refuse", "keep", "drop"]
 

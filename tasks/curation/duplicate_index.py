@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from tasks.curation.question_text import QuestionText
+from asterism.tasks.curation.question_text import QuestionText
 
 _BANDS, _BAND_ROWS = 12, 2
 _SEED = 20_251_126  # of the permutations

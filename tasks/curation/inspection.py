@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from engine.data.data_files import (
+from asterism.engine.data.data_files import (
     BadRows,
     DatasetError,
     DatasetRow,
@@ -17,10 +17,10 @@ from engine.data.data_files import (
     list_data_files,
     read_rows,
 )
-from engine.data.datasets import QUESTION_FIELDS, QuestionReport, parse_problem
-from engine.data.row_layouts import read_dialogue
-from engine.data.sft_dialogues import PLAIN_FILE
-from tasks.curation.answer_check import AnswerKind, is_answer_of_kind
+from asterism.engine.data.datasets import QUESTION_FIELDS, QuestionReport, parse_problem
+from asterism.engine.data.row_layouts import read_dialogue
+from asterism.engine.data.sft_dialogues import PLAIN_FILE
+from asterism.tasks.curation.answer_check import AnswerKind, is_answer_of_kind
 
 _MAX_LISTED = 20
 _MAX_CHECKED_ANSWERS = 1000  # distinct answers that are no numbers: the verifier needs about 5 ms for each

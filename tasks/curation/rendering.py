@@ -5,16 +5,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from configs.algorithm import SftConfig, SftFileConfig
-from configs.schema import RunConfig
-from configs.task_options import TaskConfig
-from engine.data.data_files import BadRows
-from engine.data.datasets import make_training_report, read_problems
-from engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
-from engine.data.task_inputs import build_family_dialogues, build_renderer, build_task_formats, get_row_layout
-from engine.data.token_files import fit_length, is_too_long
-from engine.model.tokenizer import FastTokenizer
-from policies.tools.task_description import TaskDescription, TaskDescriptions
+from asterism.configs.algorithm import SftConfig, SftFileConfig
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.engine.data.data_files import BadRows
+from asterism.engine.data.datasets import make_training_report, read_problems
+from asterism.engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
+from asterism.engine.data.task_inputs import build_family_dialogues, build_renderer, build_task_formats, get_row_layout
+from asterism.engine.data.token_files import fit_length, is_too_long
+from asterism.engine.model.tokenizer import FastTokenizer
+from asterism.policies.tools.task_description import TaskDescription, TaskDescriptions
 
 _LEFT_OUT = "without its system text or earlier turns: the prompt has the last text of the user only"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from configs.errors import UnusableInput
+from asterism.configs.errors import UnusableInput
 
 Values = Mapping[str, float]  # by name
 _Number = Callable[[Values], float]

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from configs.atomic_write import replacing_file
-from configs.errors import UnusableInput
-from engine.data.data_files import DatasetRow, read_rows
-from engine.data.datasets import parse_problem
-from tasks.curation.question_text import parse_question
+from asterism.configs.atomic_write import replacing_file
+from asterism.configs.errors import UnusableInput
+from asterism.engine.data.data_files import DatasetRow, read_rows
+from asterism.engine.data.datasets import parse_problem
+from asterism.tasks.curation.question_text import parse_question
 
 
 class SplitReport(msgspec.Struct):

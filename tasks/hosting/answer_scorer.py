@@ -4,12 +4,12 @@ weighted sum."""
 import time
 from typing import NamedTuple
 
-from bus.messages import AnswerSubmitted, add_by_name
-from configs.task_options import RewardConfig
-from policies.tools.task_description import MATH, TaskDescription, list_reward_functions
-from sandbox.contract import CodeSandbox
-from tasks.hosting.host_pool import HostPool
-from tasks.hosting.host_process import HostFailure
+from asterism.bus.messages import AnswerSubmitted, add_by_name
+from asterism.configs.task_options import RewardConfig
+from asterism.policies.tools.task_description import MATH, TaskDescription, list_reward_functions
+from asterism.sandbox.contract import CodeSandbox
+from asterism.tasks.hosting.host_pool import HostPool
+from asterism.tasks.hosting.host_process import HostFailure
 
 
 class AnswerScore(NamedTuple):

@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, SupportsFloat, cast
 
-from bus.messages import Observation
-from policies.dialogue.tool_results import truncate_middle
-from tasks.contract import Fault
+from asterism.bus.messages import Observation
+from asterism.policies.dialogue.tool_results import truncate_middle
+from asterism.tasks.contract import Fault
 
 _MAX_SHOWN_CHARACTERS = 80
 _RESULT_KEYS = {"content", "messages", "stop", "done", "rewards", "metrics", "fault"}

@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from tasks.hosting.call_threads import CallThreads
-from tasks.hosting.host_inspection import LoopDelays
+from asterism.tasks.hosting.call_threads import CallThreads
+from asterism.tasks.hosting.host_inspection import LoopDelays
 
 _CANCEL_S = 1.0  # from the cancellation of a coroutine until it is abandoned
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
-from tasks.hosting.call_threads import IDLE
+from asterism.tasks.hosting.call_threads import IDLE
 
 _INTERVAL_S = 0.005  # of the timer by which a delay is seen
 _POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-", IDLE)  # kept for later calls

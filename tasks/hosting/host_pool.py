@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import structlog
 
-from bus.messages import (
+from asterism.bus.messages import (
     OPENING_CALL,
     AnsweredCall,
     AnswerSubmitted,
@@ -21,9 +21,9 @@ from bus.messages import (
     EnvironmentRestored,
     digest_outcome,
 )
-from policies.tools.task_description import TaskDescription
-from tasks.hosting.host_process import HostCommand, HostDied, HostFailure, HostProcess, RunProgramFunction
-from tasks.hosting.wire import (
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.tasks.hosting.host_process import HostCommand, HostDied, HostFailure, HostProcess, RunProgramFunction
+from asterism.tasks.hosting.wire import (
     Call,
     Close,
     Failed,

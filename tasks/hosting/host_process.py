@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import structlog
 
-from bus.process.parent_death import PARENT_PID_VARIABLE
-from tasks.hosting.wire import (
+from asterism.bus.process.parent_death import PARENT_PID_VARIABLE
+from asterism.tasks.hosting.wire import (
     Alive,
     Failed,
     HostMessage,
@@ -50,7 +50,7 @@ class HostCommand(msgspec.Struct, frozen=True):
 
     def build_arguments(self) -> list[str]:
         """Without the settings: every user of the machine can read the arguments of a process."""
-        return [self.python or sys.executable, "-P", "-m", "tasks.hosting.task_host"]
+        return [self.python or sys.executable, "-P", "-m", "asterism.tasks.hosting.task_host"]
 
     def build_input(self) -> bytes:
         """The settings, for the process's stdin."""
@@ -94,7 +94,7 @@ class HostProcess:
         ours.setblocking(False)
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "bus.process.parent_death", *command.build_arguments()),
+                *(sys.executable, "-P", "-m", "asterism.bus.process.parent_death", *command.build_arguments()),
                 *("--socket", str(theirs.fileno())),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=[theirs.fileno()],

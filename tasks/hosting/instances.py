@@ -5,10 +5,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tasks.contract import SANDBOX
-from tasks.hosting.call_results import UnusableResult, parse_number, parse_numbers, render_text
-from tasks.hosting.function_caller import CallTimedOut, FunctionCaller, Running
-from tasks.hosting.loaded_task import LoadedTask
+from asterism.tasks.contract import SANDBOX
+from asterism.tasks.hosting.call_results import UnusableResult, parse_number, parse_numbers, render_text
+from asterism.tasks.hosting.function_caller import CallTimedOut, FunctionCaller, Running
+from asterism.tasks.hosting.loaded_task import LoadedTask
 
 ENVIRONMENT = "environment"  # component of a `get_reward` that returns a number
 

@@ -14,13 +14,13 @@ from typing import Any, cast, get_type_hints
 
 import msgspec
 
-from configs.errors import UnusableInput
-from configs.import_path import load_object
-from policies.tools.python_tools import PYTHON_TOOLS
-from policies.tools.task_description import DEFAULT_SYSTEM, TaskDescription, TaskKind
-from policies.tools.tool_schema import ToolSchema, ToolSchemaError, build_tool_schema
-from tasks.contract import SANDBOX
-from tasks.hosting.wire import HostSettings
+from asterism.configs.errors import UnusableInput
+from asterism.configs.import_path import load_object
+from asterism.policies.tools.python_tools import PYTHON_TOOLS
+from asterism.policies.tools.task_description import DEFAULT_SYSTEM, TaskDescription, TaskKind
+from asterism.policies.tools.tool_schema import ToolSchema, ToolSchemaError, build_tool_schema
+from asterism.tasks.contract import SANDBOX
+from asterism.tasks.hosting.wire import HostSettings
 
 _RESERVED = {"reset", "get_reward", "close"}
 _EXPECTED = "a function, a list of functions, a class with `reset`, or a class with `init` and `step`"

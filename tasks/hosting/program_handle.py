@@ -4,8 +4,8 @@ import asyncio
 import threading
 from typing import Protocol
 
-from tasks.contract import Fault, SandboxResult
-from tasks.hosting.wire import ProgramEnded, RunProgram
+from asterism.tasks.contract import Fault, SandboxResult
+from asterism.tasks.hosting.wire import ProgramEnded, RunProgram
 
 
 class SendMessage(Protocol):
@@ -42,7 +42,7 @@ class ProgramQueue:
 
 
 class ProgramHandle:
-    """Implements tasks.contract.SandboxHandle for one trajectory."""
+    """Implements asterism.tasks.contract.SandboxHandle for one trajectory."""
 
     def __init__(self, queue: ProgramQueue, trajectory_id: int) -> None:
         self._queue, self._trajectory_id = queue, trajectory_id

@@ -5,14 +5,14 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from bus.messages import AnswerSubmitted
-from configs.loading.secret_references import hide_secrets
-from tasks.hosting.call_results import describe_error, replace_surrogates
-from tasks.hosting.function_caller import CallTimedOut, FunctionCaller
-from tasks.hosting.program_handle import ProgramHandle
-from tasks.hosting.wire import HostSettings
-from tasks.rewards.finished_rollout import FinishedRollout, RolloutReader
-from tasks.rewards.reward_functions import RewardFunction, UnusableReward, load_reward_functions
+from asterism.bus.messages import AnswerSubmitted
+from asterism.configs.loading.secret_references import hide_secrets
+from asterism.tasks.hosting.call_results import describe_error, replace_surrogates
+from asterism.tasks.hosting.function_caller import CallTimedOut, FunctionCaller
+from asterism.tasks.hosting.program_handle import ProgramHandle
+from asterism.tasks.hosting.wire import HostSettings
+from asterism.tasks.rewards.finished_rollout import FinishedRollout, RolloutReader
+from asterism.tasks.rewards.reward_functions import RewardFunction, UnusableReward, load_reward_functions
 
 _MAX_ERROR_CHARACTERS = 4000
 _MAX_TRACEBACKS = 100  # of one process
@@ -73,7 +73,7 @@ def load_reward_calls(settings: HostSettings, *, with_tokenizer: bool) -> Reward
     functions = load_reward_functions(settings.functions, settings.name_key)
     if not functions or not with_tokenizer:
         return None
-    from engine.model.tokenizer import load_tokenizer  # an interpreter of a task may lack the package
+    from asterism.engine.model.tokenizer import load_tokenizer  # an interpreter of a task may lack the package
 
     reader = RolloutReader(load_tokenizer(settings.checkpoint), settings.prefill, settings.stop_tokens)
     return RewardCalls(functions, reader, settings.reward_limit_s, settings.secrets)

@@ -1,4 +1,4 @@
-"""A host process: `python -m tasks.hosting.task_host [--socket FD] < SETTINGS`.
+"""A host process: `python -m asterism.tasks.hosting.task_host [--socket FD] < SETTINGS`.
 
 SETTINGS is HostSettings as JSON, on stdin since others can read arguments. Without a socket it loads the task and its
 reward functions and prints the task's description as JSON: exit code 0, or the error on stderr. With one, it answers
@@ -23,21 +23,21 @@ from typing import Any
 
 import msgspec
 
-from bus.messages import EnvironmentOutcome, EnvironmentRaised, EnvironmentTimedOut
-from configs.errors import EXIT_UNUSABLE, UnusableInput
-from configs.loading.secret_references import hide_secrets
-from policies.rollout.trajectory import STEP
-from policies.tools.task_description import TaskDescription
-from tasks import DEFAULT_TASK
-from tasks.contract import SANDBOX, Fault
-from tasks.hosting.call_results import UnusableResult, build_observation, describe_error, replace_surrogates
-from tasks.hosting.function_caller import CallTimedOut, FunctionCaller
-from tasks.hosting.host_inspection import LoopDelays, count_instances, list_children, list_threads
-from tasks.hosting.instances import Instance
-from tasks.hosting.loaded_task import LoadedTask
-from tasks.hosting.program_handle import ProgramHandle, ProgramQueue
-from tasks.hosting.reward_calls import RewardCalls, load_reward_calls
-from tasks.hosting.wire import (
+from asterism.bus.messages import EnvironmentOutcome, EnvironmentRaised, EnvironmentTimedOut
+from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.configs.loading.secret_references import hide_secrets
+from asterism.policies.rollout.trajectory import STEP
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.tasks import DEFAULT_TASK
+from asterism.tasks.contract import SANDBOX, Fault
+from asterism.tasks.hosting.call_results import UnusableResult, build_observation, describe_error, replace_surrogates
+from asterism.tasks.hosting.function_caller import CallTimedOut, FunctionCaller
+from asterism.tasks.hosting.host_inspection import LoopDelays, count_instances, list_children, list_threads
+from asterism.tasks.hosting.instances import Instance
+from asterism.tasks.hosting.loaded_task import LoadedTask
+from asterism.tasks.hosting.program_handle import ProgramHandle, ProgramQueue
+from asterism.tasks.hosting.reward_calls import RewardCalls, load_reward_calls
+from asterism.tasks.hosting.wire import (
     Alive,
     BatchWriter,
     Call,
@@ -57,7 +57,7 @@ from tasks.hosting.wire import (
     read_body,
     request_decoder,
 )
-from tasks.rewards.reward_functions import UnusableReward
+from asterism.tasks.rewards.reward_functions import UnusableReward
 
 EXIT_HANGING = 3
 MAX_THREADS = 32  # for sync calls of tools and instances
@@ -305,7 +305,7 @@ class TaskHost:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tasks.hosting.task_host")
+    parser = argparse.ArgumentParser(prog="asterism.tasks.hosting.task_host")
     parser.add_argument("--socket", type=int)
     arguments = parser.parse_args()
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=HostSettings)

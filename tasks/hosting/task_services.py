@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import count
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnswerSubmitted,
     CodeCrashed,
     CodeOk,
@@ -17,17 +17,17 @@ from bus.messages import (
     EnvironmentHistory,
     EnvironmentRestored,
 )
-from configs.loading.secret_references import resolve_references
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.task_options import RewardConfig, TaskConfig
-from policies.tools.task_description import MATH, TaskDescription, TaskDescriptions, list_reward_functions
-from sandbox.contract import CodeSandbox, SandboxFailure
-from tasks import DEFAULT_TASK
-from tasks.hosting.answer_scorer import AnswerScore, AnswerScorer
-from tasks.hosting.host_pool import CallResult, HostPool
-from tasks.hosting.host_process import HostCommand, HostFailure
-from tasks.hosting.wire import HostSettings, Inspected, ProgramEnded, RunProgram
+from asterism.configs.loading.secret_references import resolve_references
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import RewardConfig, TaskConfig
+from asterism.policies.tools.task_description import MATH, TaskDescription, TaskDescriptions, list_reward_functions
+from asterism.sandbox.contract import CodeSandbox, SandboxFailure
+from asterism.tasks import DEFAULT_TASK
+from asterism.tasks.hosting.answer_scorer import AnswerScore, AnswerScorer
+from asterism.tasks.hosting.host_pool import CallResult, HostPool
+from asterism.tasks.hosting.host_process import HostCommand, HostFailure
+from asterism.tasks.hosting.wire import HostSettings, Inspected, ProgramEnded, RunProgram
 
 _SCRATCH_CALLS = 1 << 20  # numbers of the calls of task code, beyond those of a trajectory
 

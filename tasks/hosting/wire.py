@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from bus.messages import AnswerSubmitted, EnvironmentOutcome
-from policies.tools.task_description import TaskDescription
+from asterism.bus.messages import AnswerSubmitted, EnvironmentOutcome
+from asterism.policies.tools.task_description import TaskDescription
 
 LENGTH_BYTES = 4
 

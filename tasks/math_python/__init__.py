@@ -1,10 +1,10 @@
 """The task of rStar2-Agent (arXiv 2508.20722, section 3): problems with a mathematical answer, solved with Python.
 
-`dialogue.tools` names its tools (policies.tools.python_tools). The grader compares answers with math-verify in
-the sandbox (sandbox.inside.grader, docs/grading.md).
+`dialogue.tools` names its tools (asterism.policies.tools.python_tools). The grader compares answers with math-verify in
+the sandbox (asterism.sandbox.inside.grader, docs/grading.md).
 """
 
-from policies.tools.task_description import TaskDescription
+from asterism.policies.tools.task_description import TaskDescription
 
 MATH_PYTHON = TaskDescription(
     kind="tools",

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bus.messages import AnswerSubmitted, bytes_to_ids
-from policies.dialogue.chat_format import TextTokenizer
+from asterism.bus.messages import AnswerSubmitted, bytes_to_ids
+from asterism.policies.dialogue.chat_format import TextTokenizer
 
 ChatMessage = dict[str, str]
 

@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat, cast
 
-from configs.errors import UnusableInput
-from configs.import_path import load_object
-from tasks.contract import SANDBOX, SandboxHandle
-from tasks.rewards.finished_rollout import FinishedRollout
+from asterism.configs.errors import UnusableInput
+from asterism.configs.import_path import load_object
+from asterism.tasks.contract import SANDBOX, SandboxHandle
+from asterism.tasks.rewards.finished_rollout import FinishedRollout
 
 _MAX_VALUE_CHARACTERS = 80
 _KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -1,4 +1,4 @@
-"""A reward for functions that unit tests judge: `reward.functions = { tests = "tasks.rewards.unit_tests:score" }`.
+"""A reward for functions that unit tests judge: `reward.functions = { tests = "asterism.tasks.rewards.unit_tests:score" }`.
 
 A row has `tests` and `entry_point`, and may have `setup`, code that the tests and the program share, such as imports. This is
 the layout of HumanEval (Chen et al., 2021, "Evaluating Large Language Models Trained on Code") with its prompt as the setup.
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.contract import SandboxHandle
-from tasks.rewards import unit_test_programs
-from tasks.rewards.unit_test_programs import UnusableTests
+from asterism.tasks.contract import SandboxHandle
+from asterism.tasks.rewards import unit_test_programs
+from asterism.tasks.rewards.unit_test_programs import UnusableTests
 
 MAX_ROUNDS = 20
 _SOURCE = Path(unit_test_programs.__file__).read_text(encoding="utf-8")

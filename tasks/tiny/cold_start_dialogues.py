@@ -9,15 +9,15 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from bus.messages import CodeOk, CodeOutcome, CodeRaised, Output
-from configs.dialogue_options import DialogueConfig, ToolName
-from configs.tiny_options import BehaviorShares
-from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
-from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
-from policies.dialogue.tool_results import format_malformed_call, format_result
-from tasks.math_python import MATH_PYTHON
-from tasks.tiny.derivations import write_derivation
-from tasks.tiny.questions import FAMILIES, Question, draw_question
+from asterism.bus.messages import CodeOk, CodeOutcome, CodeRaised, Output
+from asterism.configs.dialogue_options import DialogueConfig, ToolName
+from asterism.configs.tiny_options import BehaviorShares
+from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
+from asterism.policies.dialogue.tool_results import format_malformed_call, format_result
+from asterism.tasks.math_python import MATH_PYTHON
+from asterism.tasks.tiny.derivations import write_derivation
+from asterism.tasks.tiny.questions import FAMILIES, Question, draw_question
 
 Message = dict[str, Any]
 Messages = list[Message]

@@ -5,7 +5,7 @@ A derivation takes the steps that a person takes on paper, so that it is several
 
 from collections.abc import Callable
 
-from tasks.tiny.questions import Question, fill_expression, is_prime
+from asterism.tasks.tiny.questions import Question, fill_expression, is_prime
 
 
 def write_derivation(question: Question) -> str:

@@ -1,4 +1,4 @@
-"""Writes the files of a run with [tiny]: `python -m tasks.tiny.prepare --run-folder FOLDER`.
+"""Writes the files of a run with [tiny]: `python -m asterism.tasks.tiny.prepare --run-folder FOLDER`.
 
 data/train.jsonl, data/test.jsonl   questions and answers of the demo, in GSM8K's layout
 data/sft.jsonl                      dialogues for its cold start
@@ -18,21 +18,21 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bus.process.exit_reason import ExitReason, write_exit_reason
-from configs.atomic_write import raising_disk_errors, replacing_folder
-from configs.errors import EXIT_UNUSABLE, UnusableInput
-from configs.integrity.file_manifest import list_files, write_manifest
-from configs.load import check_tiny, load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig, TinyConfig
-from engine.data.task_inputs import load_task_formats
-from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.hf_checkpoint import save_model
-from engine.model.model_config import build_tiny_config
-from tasks.tiny.cold_start_dialogues import Messages, generate_dialogues
-from tasks.tiny.questions import generate_questions
-from tasks.tiny.task_texts import collect_added_texts, iter_task_texts
-from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+from asterism.bus.process.exit_reason import ExitReason, write_exit_reason
+from asterism.configs.atomic_write import raising_disk_errors, replacing_folder
+from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.configs.integrity.file_manifest import list_files, write_manifest
+from asterism.configs.load import check_tiny, load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig, TinyConfig
+from asterism.engine.data.task_inputs import load_task_formats
+from asterism.engine.model.causal_lm import CausalLM, initialize_weights
+from asterism.engine.model.hf_checkpoint import save_model
+from asterism.engine.model.model_config import build_tiny_config
+from asterism.tasks.tiny.cold_start_dialogues import Messages, generate_dialogues
+from asterism.tasks.tiny.questions import generate_questions
+from asterism.tasks.tiny.task_texts import collect_added_texts, iter_task_texts
+from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 
 NUM_TOKENIZER_DIALOGUES = 3000  # more dialogues produce the same merges
 
@@ -93,7 +93,7 @@ def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="tasks.tiny.prepare",
+        prog="asterism.tasks.tiny.prepare",
         description="Write the tokenizer and the initial model of [tiny], and the demo's data.",
     )
     parser.add_argument("--run-folder", type=Path, required=True, help="run folder with a config.toml")

@@ -11,8 +11,8 @@ from itertools import islice
 from random import Random
 from typing import NamedTuple
 
-from configs.errors import UnusableInput
-from policies.seeded_random import draw_uniform
+from asterism.configs.errors import UnusableInput
+from asterism.policies.seeded_random import draw_uniform
 
 TEST_SHARE = 0.2  # of each family's operands
 

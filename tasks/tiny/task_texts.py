@@ -9,15 +9,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.data_files import BadRows, read_rows
-from engine.data.sft_dialogues import iter_sft_texts
-from policies.dialogue.chat_format import DialogueFormat
-from policies.dialogue.tool_results import FAILURE, SUCCESS
-from policies.tools.tool_schema import ToolSchema
-from tasks.tiny.tiny_tokenizer import AddedTexts, list_special_texts
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.data_files import BadRows, read_rows
+from asterism.engine.data.sft_dialogues import iter_sft_texts
+from asterism.policies.dialogue.chat_format import DialogueFormat
+from asterism.policies.dialogue.tool_results import FAILURE, SUCCESS
+from asterism.policies.tools.tool_schema import ToolSchema
+from asterism.tasks.tiny.tiny_tokenizer import AddedTexts, list_special_texts
 
 MAX_ROWS = 3000  # of a file; more produce the same merges
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from policies.dialogue.chat_format import (
+from asterism.policies.dialogue.chat_format import (
     PROTOCOL_TAGS,
     TURN_END,
     TURN_START,
@@ -20,8 +20,8 @@ from policies.dialogue.chat_format import (
     build_prompt_segments,
     build_tool_turn_segments,
 )
-from policies.dialogue.tool_results import FAILURE, SUCCESS
-from tasks.tiny.cold_start_dialogues import COMPUTE, CONCLUDE, FORMAT, GIVE_UP, GUESS, REPAIR, TRACEBACK_HEAD
+from asterism.policies.dialogue.tool_results import FAILURE, SUCCESS
+from asterism.tasks.tiny.cold_start_dialogues import COMPUTE, CONCLUDE, FORMAT, GIVE_UP, GUESS, REPAIR, TRACEBACK_HEAD
 
 END_OF_TEXT = "<|endoftext|>"
 BPE_ENTRIES = 416  # 256 bytes and the merges, without the added tokens

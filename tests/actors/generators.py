@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import numpy as np
 from msgspec.structs import replace
 
-from actors.engines.weight_loading import WeightLoader
-from actors.generator import Generator
-from bus.addresses import RECORDER
-from bus.messages import (
+from asterism.actors.engines.weight_loading import WeightLoader
+from asterism.actors.generator import Generator
+from asterism.bus.addresses import RECORDER
+from asterism.bus.messages import (
     AnyMessage,
     EngineJoined,
     EngineLoadReported,
@@ -19,8 +19,8 @@ from bus.messages import (
     WeightsPublished,
     ids_to_bytes,
 )
-from bus.transport.in_process import Hub
-from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
+from asterism.bus.transport.in_process import Hub
+from asterism.engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
 from tests.simulation.engines import FakeEngine
 
 STEP_S = 0.1
@@ -28,7 +28,7 @@ FETCH_S = 3.0
 
 
 class ScriptedEngine(FakeEngine):
-    """Implements engine.contract.Engine: a token takes STEP_S; a sequence that begins with 666 fails."""
+    """Implements asterism.engine.contract.Engine: a token takes STEP_S; a sequence that begins with 666 fails."""
 
     def __init__(self, version: int = 4) -> None:
         self.version = version

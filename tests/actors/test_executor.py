@@ -8,8 +8,8 @@ from typing import NoReturn
 import pytest
 from structlog.testing import capture_logs
 
-from actors.executor import Executor
-from bus.messages import (
+from asterism.actors.executor import Executor
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
@@ -24,8 +24,8 @@ from bus.messages import (
     SessionRestored,
     Shutdown,
 )
-from bus.transport.in_process import Hub
-from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
+from asterism.bus.transport.in_process import Hub
+from asterism.sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 
 ADDRESS = "executor-0/2"
 

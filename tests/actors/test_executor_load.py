@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 from structlog.testing import capture_logs
 
-from actors.executor import report_load
-from sandbox.load_gauge import LoadGauge
+from asterism.actors.executor import report_load
+from asterism.sandbox.load_gauge import LoadGauge
 
 
 def test_a_call_is_queued_while_it_has_no_slot_and_a_notebook_may_take_several() -> None:

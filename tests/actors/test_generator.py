@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from actors.engines.weight_loading import WeightLoader
-from actors.generator import Generator
-from bus.messages import (
+from asterism.actors.engines.weight_loading import WeightLoader
+from asterism.actors.generator import Generator
+from asterism.bus.messages import (
     CacheReleased,
     EngineAsleep,
     EngineJoined,
@@ -23,9 +23,9 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from bus.transport.in_process import Hub
-from engine import prefix_tracker
-from engine.contract import EngineFailure
+from asterism.bus.transport.in_process import Hub
+from asterism.engine import prefix_tracker
+from asterism.engine.contract import EngineFailure
 from tests.actors.generators import FETCH_S, INCARNATION, STEP_S, Scene, ScriptedEngine, open_scene, turn
 
 

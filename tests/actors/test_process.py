@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.process import pin_backend, record_isolation
-from configs.machines import SandboxConfig
-from configs.run_folder import RunFolder
-from sandbox.contract import Isolation
+from asterism.actors.process import pin_backend, record_isolation
+from asterism.configs.machines import SandboxConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.sandbox.contract import Isolation
 
 AUTO = SandboxConfig(backend="auto")
 
@@ -20,8 +20,8 @@ from datetime import timedelta
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
-from actors.process import exit_process
-from engine.sglang.weights.collective_thread import CollectiveThread
+from asterism.actors.process import exit_process
+from asterism.engine.sglang.weights.collective_thread import CollectiveThread
 
 
 async def main():

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from actors.generator import Generator
-from bus.addresses import BUFFER, LAUNCHER, RECORDER
-from bus.messages import (
+from asterism.actors.generator import Generator
+from asterism.bus.addresses import BUFFER, LAUNCHER, RECORDER
+from asterism.bus.messages import (
     AnyMessage,
     BufferCursor,
     EngineJoined,
@@ -25,17 +25,17 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from bus.transport.in_process import Hub
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.contract import Capacity
-from engine.inference.embedded import EmbeddedEngine
-from engine.learner.distributed import RankGroup
-from engine.learner.learner_rank import LearnerRank
-from engine.model.lora.lora_options import get_published_adapters
-from policies.recipe import Recipe
-from policies.step_evaluations import EvaluationPlan
-from policies.step_metrics import Recorder
+from asterism.bus.transport.in_process import Hub
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.contract import Capacity
+from asterism.engine.inference.embedded import EmbeddedEngine
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.learner_rank import LearnerRank
+from asterism.engine.model.lora.lora_options import get_published_adapters
+from asterism.policies.recipe import Recipe
+from asterism.policies.step_evaluations import EvaluationPlan
+from asterism.policies.step_metrics import Recorder
 from tests.engine.learner.adapters.adapted_models import SETTINGS
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
 from tests.engine.learner.training_examples import rows, store_batch

@@ -9,12 +9,12 @@ import matplotlib.image
 import pytest
 from rich.console import Console
 
-from analysis.cold_start_curves import draw_cold_start, list_file_losses
-from analysis.compare import compare_runs, main
-from analysis.curves import draw_curves, has_binary_reward
-from analysis.metric_lines import AnalysisError
-from analysis.metrics import get_column, read_metrics
-from analysis.summary_table import build_summary_table, list_health_lines, read_summary
+from asterism.analysis.cold_start_curves import draw_cold_start, list_file_losses
+from asterism.analysis.compare import compare_runs, main
+from asterism.analysis.curves import draw_curves, has_binary_reward
+from asterism.analysis.metric_lines import AnalysisError
+from asterism.analysis.metrics import get_column, read_metrics
+from asterism.analysis.summary_table import build_summary_table, list_health_lines, read_summary
 
 SUMMARY: dict[str, Any] = {
     "seed": 3,

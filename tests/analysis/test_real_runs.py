@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.cli.report_command import report_run
-from actors.cli.simulate_command import SimulateOptions, simulate_workload
-from analysis import cold_start_curves, curves
-from analysis.metric_lines import decode_metric_lines
-from analysis.metrics import read_metrics
-from analysis.plotting import make_figure
-from analysis.simulation.recorded_workload import load_recorded_step
-from analysis.simulation.simulate import simulate
-from analysis.summary_table import read_summary
-from analysis.utilization import utilization_figure
-from analysis.utilization.log_schema import read_log_tables
-from analysis.utilization.report import Utilization, compute_utilization
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import AnyMessage, CodeFinished, TrajectoryAborted, TrajectoryFinished, WeightsLoaded
-from configs.run_folder import RunFolder
+from asterism.actors.cli.report_command import report_run
+from asterism.actors.cli.simulate_command import SimulateOptions, simulate_workload
+from asterism.analysis import cold_start_curves, curves
+from asterism.analysis.metric_lines import decode_metric_lines
+from asterism.analysis.metrics import read_metrics
+from asterism.analysis.plotting import make_figure
+from asterism.analysis.simulation.recorded_workload import load_recorded_step
+from asterism.analysis.simulation.simulate import simulate
+from asterism.analysis.summary_table import read_summary
+from asterism.analysis.utilization import utilization_figure
+from asterism.analysis.utilization.log_schema import read_log_tables
+from asterism.analysis.utilization.report import Utilization, compute_utilization
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import AnyMessage, CodeFinished, TrajectoryAborted, TrajectoryFinished, WeightsLoaded
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import Start, from_cold_start_of, read_log_entries, succeed, wait_until, whole_run
 
 pytestmark = pytest.mark.slow

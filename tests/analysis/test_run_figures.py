@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import run_figures
-from configs.run_folder import RunFolder
+from asterism.analysis import run_figures
+from asterism.configs.run_folder import RunFolder
 
 
 def raise_missing(package: str) -> list[Path]:
@@ -23,7 +23,7 @@ def test_a_run_without_a_package_for_figures_names_it_and_the_command_that_draws
 
 
 def test_any_other_missing_module_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(run_figures, "draw_all_curves", lambda folder: raise_missing("analysis.curves"))
+    monkeypatch.setattr(run_figures, "draw_all_curves", lambda folder: raise_missing("asterism.analysis.curves"))
     with pytest.raises(ModuleNotFoundError, match="analysis"):
         run_figures.list_curve_lines(RunFolder(tmp_path))
 

@@ -5,8 +5,8 @@ import json
 import sqlite3
 from pathlib import Path
 
-from analysis.summary import count_trajectories, read_isolation, read_weakest_isolation
-from configs.run_folder import RunFolder
+from asterism.analysis.summary import count_trajectories, read_isolation, read_weakest_isolation
+from asterism.configs.run_folder import RunFolder
 from tests.recorded import small_run
 
 LAYERS = {"namespaces": True, "seccomp": True, "landlock": 4, "missing": []}

@@ -2,8 +2,8 @@
 
 import pytest
 
+from asterism.sandbox.checks.load_test import LoadFigures
 from benchmarks.support.sandbox.executor_burst import BurstMemory, BurstResult, compute_latency_figures
-from sandbox.checks.load_test import LoadFigures
 
 MEMORY = BurstMemory(1.0, 1.0)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from asterism.bus.messages import CodeCrashed, CodeOk, CodeRaised, CodeTimedOut, Output
+from asterism.policies.dialogue.parse_turn import MalformedCall
 from benchmarks.experiments.error_classification import (
     RELEASE,
     RELEASE_DEFAULTS,
@@ -19,8 +21,6 @@ from benchmarks.experiments.error_classification import (
     run_in_sandbox,
 )
 from benchmarks.experiments.labelled_programs import STDIN, LabelledCall, LabelledProgram, list_calls, list_programs
-from bus.messages import CodeCrashed, CodeOk, CodeRaised, CodeTimedOut, Output
-from policies.dialogue.parse_turn import MalformedCall
 
 PROGRAMS = list_programs()
 LIMITED = "a limit"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from asterism.configs.load import load_run
+from asterism.configs.schema import DataConfig, ModelConfig
+from asterism.policies.groups.selection import SelectionRules
 from benchmarks.trl.__main__ import EVERY_ROLLOUT, combine_figures, compute_figures, find_seconds_to_reward
 from benchmarks.trl.trl_run import TrlFailed, build_settings, run_trl
-from configs.load import load_run
-from configs.schema import DataConfig, ModelConfig
-from policies.groups.selection import SelectionRules
 
 ROOT = Path(__file__).parents[2]
 TRL_PYTHON = ROOT / ".venv-trl/bin/python"

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.metrics import read_metrics
+from asterism.analysis.metrics import read_metrics
+from asterism.configs.load import load_run
 from benchmarks.experiments import entropies, variants
 from benchmarks.experiments.planned_runs import COLD_STARTS, EXPERIMENTS, QUICK, VARIANTS, PlannedRun, plan_runs
 from benchmarks.experiments.variant_curves import draw_variants, stack_seeds
 from benchmarks.experiments.variants import FIGURES, run_planned, summarize_figure, summarize_variants
-from configs.load import load_run
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny.toml"
 PAIR = EXPERIMENTS["roc"]

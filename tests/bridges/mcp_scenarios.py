@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-from tasks.bridges.mcp_tools import McpTools
+from asterism.tasks.bridges.mcp_tools import McpTools
 
 BRIEF_S = 0.5  # longer than a call takes to reach the server
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tasks.bridges.openenv_dialogue import OpenEnvDialogue
-from tasks.contract import Fault, Reply
+from asterism.tasks.bridges.openenv_dialogue import OpenEnvDialogue
+from asterism.tasks.contract import Fault, Reply
 from tests.bridges.bridge_servers import OPENENV_SERVER, BridgeServer, serving
 
 pytestmark = [pytest.mark.bridges, pytest.mark.real_clock]

@@ -5,10 +5,10 @@ import os
 import socket
 from pathlib import Path
 
-from bus.bus import Bus
-from bus.transport.address_book import AddressBook, AddressEntry, Network, TcpAddress, write_address_book
-from bus.transport.curve_auth import ClusterKey
-from bus.transport.zeromq import open_zmq_bus
+from asterism.bus.bus import Bus
+from asterism.bus.transport.address_book import AddressBook, AddressEntry, Network, TcpAddress, write_address_book
+from asterism.bus.transport.curve_auth import ClusterKey
+from asterism.bus.transport.zeromq import open_zmq_bus
 
 _ports = itertools.count(20_000 + os.getpid() % 100 * 120, 2)  # disjoint from other test runs
 

@@ -10,8 +10,8 @@ from tests.bus.networks import IN_TESTS, Join, network
 
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bus.transport.reliable_transport._CLOSE_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("bus.transport.zeromq._BOOK_POLL_S", 0.02)
+    monkeypatch.setattr("asterism.bus.transport.reliable_transport._CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("asterism.bus.transport.zeromq._BOOK_POLL_S", 0.02)
 
 
 @pytest.fixture

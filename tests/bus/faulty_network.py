@@ -1,4 +1,4 @@
-"""A network for bus.transport.reliable_transport under a virtual clock that delays, reorders, duplicates and loses packets."""
+"""A network for asterism.bus.transport.reliable_transport under a virtual clock that delays, reorders, duplicates and loses packets."""
 
 import asyncio
 import random
@@ -7,10 +7,10 @@ from functools import partial
 
 import msgspec
 
-from bus.bus import Bus, Inbox
-from bus.lanes import Lane
-from bus.transport.packets import Ack, Packet, decode_ack, decode_packet, encode_ack, encode_packet
-from bus.transport.reliable_transport import LinkLimits, ReliableTransport
+from asterism.bus.bus import Bus, Inbox
+from asterism.bus.lanes import Lane
+from asterism.bus.transport.packets import Ack, Packet, decode_ack, decode_packet, encode_ack, encode_packet
+from asterism.bus.transport.reliable_transport import LinkLimits, ReliableTransport
 
 
 class FaultRates(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class FaultyNetwork:
 
 
 class FaultyWire:
-    """Implements bus.transport.reliable_transport.Wire. Packets for a full inbox are lost."""
+    """Implements asterism.bus.transport.reliable_transport.Wire. Packets for a full inbox are lost."""
 
     def __init__(self, network: FaultyNetwork, transport: ReliableTransport) -> None:
         self._network = network

@@ -12,10 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from bus.codec import MalformedFrame, decode, encode
-from bus.lanes import LANES, select_frame_lane
-from bus.transport.packets import Ack, MalformedPacket, Packet, decode_ack, decode_packet, encode_ack, encode_packet
-from bus.transport.reliable_stream import ReceiveWindow, SendWindow
+from asterism.bus.codec import MalformedFrame, decode, encode
+from asterism.bus.lanes import LANES, select_frame_lane
+from asterism.bus.transport.packets import (
+    Ack,
+    MalformedPacket,
+    Packet,
+    decode_ack,
+    decode_packet,
+    encode_ack,
+    encode_packet,
+)
+from asterism.bus.transport.reliable_stream import ReceiveWindow, SendWindow
 from tests.bus.samples import KINDS, envelope
 
 INPUTS = 1_000_000

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import pytest
 
-from bus.bus import Bus
-from bus.messages import CodeRequested, LeaseRequested
-from bus.transport.curve_auth import generate_key, load_key
-from bus.transport.in_process import Hub
-from bus.transport.zeromq import open_zmq_bus
+from asterism.bus.bus import Bus
+from asterism.bus.messages import CodeRequested, LeaseRequested
+from asterism.bus.transport.curve_auth import generate_key, load_key
+from asterism.bus.transport.in_process import Hub
+from asterism.bus.transport.zeromq import open_zmq_bus
 from tests.bus.clusters import Cluster
 
 # In a cluster every process is on a separate node.

@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 from msgspec import inspect
 
-from bus.messages import AnyMessage, Envelope
+from asterism.bus.messages import AnyMessage, Envelope
 
 KINDS: tuple[type[AnyMessage], ...] = get_args(AnyMessage)
 _TEXTS = ("", "rollout-0", "x" * 40, "Δ∑ 你好", "print(1)\n" * 20)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bus.bus import Bus
-from bus.codec import MalformedFrame
-from bus.messages import AnyMessage, CodeRequested, LeaseReleased, RunFinished, Shutdown, TurnGenerated
-from bus.transport import reliable_transport
-from bus.transport.in_process import Hub, make_in_process_bus_factory
-from bus.transport.zeromq import make_zeromq_bus_factory
-from configs.load import load_run
-from configs.run_folder import RunFolder
+from asterism.bus.bus import Bus
+from asterism.bus.codec import MalformedFrame
+from asterism.bus.messages import AnyMessage, CodeRequested, LeaseReleased, RunFinished, Shutdown, TurnGenerated
+from asterism.bus.transport import reliable_transport
+from asterism.bus.transport.in_process import Hub, make_in_process_bus_factory
+from asterism.bus.transport.zeromq import make_zeromq_bus_factory
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
 from tests.bus.networks import Join, call, lease_request, wait_until
 
 pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(60)]

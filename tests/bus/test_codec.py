@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from bus.codec import MalformedFrame, decode, encode
-from bus.messages import AnyMessage, Envelope, LeaseReleased, Shutdown, TurnGenerated
-from bus.transport.packets import MalformedPacket, decode_ack, decode_packet
+from asterism.bus.codec import MalformedFrame, decode, encode
+from asterism.bus.messages import AnyMessage, Envelope, LeaseReleased, Shutdown, TurnGenerated
+from asterism.bus.transport.packets import MalformedPacket, decode_ack, decode_packet
 from tests.bus.fuzz import Fuzzer
 from tests.bus.samples import KINDS, envelope
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bus.bus import Bus
-from bus.codec import decode, encode
-from bus.lanes import BULK, CONTROL, Lane
-from bus.messages import Envelope, LeaseReleased
+from asterism.bus.bus import Bus
+from asterism.bus.codec import decode, encode
+from asterism.bus.lanes import BULK, CONTROL, Lane
+from asterism.bus.messages import Envelope, LeaseReleased
 from tests.bus.faulty_network import FaultRates, FaultyNetwork
 from tests.bus.networks import call
 

@@ -4,9 +4,9 @@ from typing import get_args
 
 import pytest
 
-from bus.codec import build_kind_prefix, encode, has_kind_prefix
-from bus.lanes import BULK, CONTROL, select_frame_lane, select_lane
-from bus.messages import (
+from asterism.bus.codec import build_kind_prefix, encode, has_kind_prefix
+from asterism.bus.lanes import BULK, CONTROL, select_frame_lane, select_lane
+from asterism.bus.messages import (
     AnyMessage,
     CodeRequested,
     Envelope,

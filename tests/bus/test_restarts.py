@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from bus.bus import Bus, Delivery
-from bus.codec import decode
-from bus.lanes import BULK, CONTROL
-from bus.messages import LeaseReleased
+from asterism.bus.bus import Bus, Delivery
+from asterism.bus.codec import decode
+from asterism.bus.lanes import BULK, CONTROL
+from asterism.bus.messages import LeaseReleased
 from tests.bus.networks import Join, call, lease_request, wait_until
 
 pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(60)]

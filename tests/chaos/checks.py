@@ -4,15 +4,15 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
-from actors.replay.replay import redecide_all, replay_run
-from actors.runtime.wiring import build_deciders
-from analysis.event_logs.diff import list_differing_fields, list_divergences
-from bus.addresses import HEAD
-from bus.messages import RunStarted
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from engine.learner.checkpoints import list_saved_steps
-from policies.groups.staleness import check_versions
+from asterism.actors.replay.replay import redecide_all, replay_run
+from asterism.actors.runtime.wiring import build_deciders
+from asterism.analysis.event_logs.diff import list_differing_fields, list_divergences
+from asterism.bus.addresses import HEAD
+from asterism.bus.messages import RunStarted
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.learner.checkpoints import list_saved_steps
+from asterism.policies.groups.staleness import check_versions
 from tests.actors.runs.running import is_conserved, metrics, read_log_entries
 from tests.batches import BatchAssembler, CompleteBatch
 from tests.chaos.play import STEPS, PlayResult
@@ -49,7 +49,7 @@ def count_failures(result: PlayResult) -> int:
 
 
 def _find_missing_lines(folder: RunFolder) -> set[int]:
-    """Steps without a metrics line, since a launch resumed from their checkpoint (actors.runtime.resume_point)."""
+    """Steps without a metrics line, since a launch resumed from their checkpoint (asterism.actors.runtime.resume_point)."""
     resumed = {int(entry["step"]) for entry in read_log_entries(folder, "run.started")} - {0}
     return resumed - {int(line["step"]) for line in metrics(folder, "step")}
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bus.transport.curve_auth import generate_key
-from configs.run_folder import RunFolder
+from asterism.bus.transport.curve_auth import generate_key
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import command_line, from_cold_start_of
 from tests.chaos.plans import HEARTBEAT_TIMEOUT_S, HOST, LAUNCHER, Fault
 from tests.chaos.play import EXIT_TIMEOUT_S, SETTINGS, signal_process
@@ -22,7 +22,7 @@ EXPECTED_EXIT_CODES = 0, 130  # exit codes of joined nodes: the run is over, or 
 NODE_EXIT_TIMEOUT_S = 2 * HEARTBEAT_TIMEOUT_S  # after the run; then it is terminated
 NODE_TERMINATE_TIMEOUT_S = 60.0
 _CACHE = "tmp/torchinductor_"  # torch's cache of the user
-_LEARNER, _WEIGHTS = "engine.learner", "engine.weight_transfer.weight_server"
+_LEARNER, _WEIGHTS = "asterism.engine.learner", "asterism.engine.weight_transfer.weight_server"
 
 
 class PendingUndo(NamedTuple):
@@ -112,7 +112,7 @@ class OverHosts:
 
     def _join(self, place: int) -> None:
         at = f"tcp://{self._places[0].address}:{PORT}"
-        words = [sys.executable, "-m", "actors.cli.main", "join", at, "--key", str(self._key)]
+        words = [sys.executable, "-m", "asterism.actors.cli.main", "join", at, "--key", str(self._key)]
         self._joined[place] = self._start_process(self._places[place], self._get_output_path(place), words)
 
     def _get_output_path(self, place: int) -> Path:
@@ -173,7 +173,7 @@ def _find_target(host: Host, target: str) -> int | None:
             case "weights":
                 is_it = _WEIGHTS in words
             case name:
-                is_it = "actors.process" in words and any(word.partition("@")[0] == name for word in words)
+                is_it = "asterism.actors.process" in words and any(word.partition("@")[0] == name for word in words)
         if is_it:
             return pid
     return None

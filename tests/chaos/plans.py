@@ -3,7 +3,7 @@
 import random
 from typing import Literal, NamedTuple
 
-from bus.addresses import name_learner_rank
+from asterism.bus.addresses import name_learner_rank
 
 Action = Literal["kill", "stop", "partition", "switch off"]
 

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from bus.addresses import LEARNER
-from configs.run_folder import RunFolder
+from asterism.bus.addresses import LEARNER
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import COLD_START, from_cold_start_of, launch, list_process_ids, whole_run
 from tests.chaos.plans import HEARTBEAT_TIMEOUT_S, LAUNCHER, NUM_ENGINES, NUM_EXECUTORS, RANK_TARGETS, Fault
 from tests.processes import family

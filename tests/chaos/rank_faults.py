@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import msgspec
 
-from bus.process.operations import OperationRecord
-from policies.losses.grpo import compute_grpo_loss
+from asterism.bus.process.operations import OperationRecord
+from asterism.policies.losses.grpo import compute_grpo_loss
 
 __all__ = ["LOSS", "RankFault", "compute_grpo_loss", "make_environment"]
 LOSS = f"{__name__}:compute_grpo_loss"
@@ -24,7 +24,9 @@ _VARIABLE = "ASTERISM_TEST_RANK_FAULTS"
 class RankFault(msgspec.Struct, frozen=True):
     rank: int
     step: int
-    operation: str  # of engine.learner: "forward and backward", "publish", "barrier"; or "save", in the background
+    operation: (
+        str  # of asterism.engine.learner: "forward and backward", "publish", "barrier"; or "save", in the background
+    )
     signal: signal.Signals | None  # None: block
 
     @property

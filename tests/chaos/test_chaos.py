@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 from tests.chaos.checks import find_violations
 from tests.chaos.over_hosts import OverHosts
 from tests.chaos.plans import HOST, LAUNCHER, Fault

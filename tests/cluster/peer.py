@@ -15,11 +15,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from bus.bus import Bus
-from bus.lanes import select_lane
-from bus.messages import CodeRequested, LeaseReleased
-from bus.transport.address_book import load_network
-from bus.transport.zeromq import open_zmq_bus
+from asterism.bus.bus import Bus
+from asterism.bus.lanes import select_lane
+from asterism.bus.messages import CodeRequested, LeaseReleased
+from asterism.bus.transport.address_book import load_network
+from asterism.bus.transport.zeromq import open_zmq_bus
 
 
 class Peer:

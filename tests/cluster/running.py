@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.transport.curve_auth import generate_key
-from configs.run_folder import RunFolder
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.transport.curve_auth import generate_key
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import SMALL, metrics
 from tests.cluster.hosts import Host, Hosts, Started
 
@@ -39,7 +39,9 @@ class ClusterRun:
 
     def _start(self, host: Host, output: Path, *words: str) -> Started:
         with output.open("w") as file:
-            return host.popen([sys.executable, "-m", "actors.cli.main", *words], stdout=file, stderr=subprocess.STDOUT)
+            return host.popen(
+                [sys.executable, "-m", "asterism.actors.cli.main", *words], stdout=file, stderr=subprocess.STDOUT
+            )
 
     def join(self, host: Host, *options: str) -> Started:
         output = self.folder.path.with_name(f"join{len(self._joined)}.txt")

@@ -12,7 +12,7 @@ import threading
 
 import zmq
 
-from bus.transport.packets import Packet, encode_packet
+from asterism.bus.transport.packets import Packet, encode_packet
 
 
 def main(host: str, port: int, public_key: bytes) -> None:

@@ -10,8 +10,14 @@ from typing import Any
 
 import pytest
 
-from bus.transport.address_book import AddressBook, AddressEntry, TcpAddress, write_address_book, write_key_location
-from bus.transport.curve_auth import generate_key, load_key
+from asterism.bus.transport.address_book import (
+    AddressBook,
+    AddressEntry,
+    TcpAddress,
+    write_address_book,
+    write_key_location,
+)
+from asterism.bus.transport.curve_auth import generate_key, load_key
 from tests.cluster.hosts import Host, Hosts, Started
 
 pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(120)]

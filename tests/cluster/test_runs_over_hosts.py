@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import from_cold_start_of, is_conserved
 from tests.chaos.rank_faults import LOSS, RankFault, make_environment
 from tests.cluster.hosts import Hosts

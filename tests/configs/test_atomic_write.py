@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from configs import atomic_write
-from configs.atomic_write import (
+from asterism.configs import atomic_write
+from asterism.configs.atomic_write import (
     DiskError,
     locking_folder,
     raising_disk_errors,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load_run
-from configs.loading.config_layers import ConfigError
-from configs.schema import RunConfig
+from asterism.configs.load import load_run
+from asterism.configs.loading.config_layers import ConfigError
+from asterism.configs.schema import RunConfig
 
 
 @pytest.fixture

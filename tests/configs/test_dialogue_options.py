@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from configs.dialogue_options import DialogueConfig
-from configs.load import load_run, write_resolved
-from configs.loading.config_layers import ConfigError
-from configs.schema import RunConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.load import load_run, write_resolved
+from asterism.configs.loading.config_layers import ConfigError
+from asterism.configs.schema import RunConfig
 
 
 def load(*overrides: str) -> RunConfig:

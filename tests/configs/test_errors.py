@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import GIB, format_bytes
+from asterism.configs.errors import GIB, format_bytes
 
 
 @pytest.mark.parametrize(

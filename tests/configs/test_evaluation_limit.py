@@ -2,9 +2,9 @@
 
 import pytest
 
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.schema import RunConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.schema import RunConfig
 
 LIMITS = ("name=limited", "dialogue.prompt_tokens=100", "dialogue.response_tokens=400")
 TASKS = (

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import UnusableInput
-from configs.import_path import load_object
-from configs.load import load_run
+from asterism.configs.errors import UnusableInput
+from asterism.configs.import_path import load_object
+from asterism.configs.load import load_run
 
 KEY = "reward.functions.format"
 

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from configs.algorithm import RlConfig, RocConfig, SamplingConfig
-from configs.load import list_differences, load_run
-from configs.loading.config_layers import ConfigError
-from configs.schema import DataConfig, RunConfig, TinyConfig
+from asterism.configs.algorithm import RlConfig, RocConfig, SamplingConfig
+from asterism.configs.load import list_differences, load_run
+from asterism.configs.loading.config_layers import ConfigError
+from asterism.configs.schema import DataConfig, RunConfig, TinyConfig
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ class TestLayers:
         assert chosen == load(config, 'name = "a"\npreset = "rstar2_release"')
 
     def test_every_preset_is_a_valid_configuration(self, config: Path):
-        from configs.load import PRESETS_FOLDER
+        from asterism.configs.load import PRESETS_FOLDER
 
         names = [path.stem for path in PRESETS_FOLDER.glob("*.toml")]
         assert "rstar2_release" in names

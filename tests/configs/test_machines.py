@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.schema import RunConfig
-from engine.weight_transfer.published_bytes import shares_gpu_weights
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.schema import RunConfig
+from asterism.engine.weight_transfer.published_bytes import shares_gpu_weights
 
 ONE_GPU = Path("configs/qwen3_1.7b_1gpu.toml")
 SHARED = "engine.share_gpu_weights=true"

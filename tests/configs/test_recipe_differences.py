@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig, SamplingConfig, SftConfig
-from configs.dialogue_options import DialogueConfig
-from configs.load import PRESETS_FOLDER, load_run
-from configs.schema import RunConfig
-from configs.schema_tree import Section, find_annotation
-from configs.task_options import RewardConfig
+from asterism.configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig, SamplingConfig, SftConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.load import PRESETS_FOLDER, load_run
+from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import Section, find_annotation
+from asterism.configs.task_options import RewardConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "recipe-differences.md"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.algorithm import (
+from asterism.configs.algorithm import (
     EvaluationConfig,
     LearnerConfig,
     RlConfig,
@@ -17,9 +17,9 @@ from configs.algorithm import (
     SftConfig,
     SftFileConfig,
 )
-from configs.load import list_differences, list_resume_conflicts, load_run, write_resolved
-from configs.machines import ClusterConfig, SandboxConfig
-from configs.schema import DialogueConfig, RunConfig, TinyConfig
+from asterism.configs.load import list_differences, list_resume_conflicts, load_run, write_resolved
+from asterism.configs.machines import ClusterConfig, SandboxConfig
+from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
 
 POSITIVE = st.integers(1, 2**40)
 BETAS = st.floats(0, 1, exclude_max=True)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import list_differences, load_run, write_resolved
-from configs.loading.config_layers import ConfigError
-from configs.schema import RunConfig
-from configs.sglang_options import SGLangConfig
+from asterism.configs.load import list_differences, load_run, write_resolved
+from asterism.configs.loading.config_layers import ConfigError
+from asterism.configs.schema import RunConfig
+from asterism.configs.sglang_options import SGLangConfig
 
 BASE = ("name=a", "engine.kind=sglang")
 

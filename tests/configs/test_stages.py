@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load_run, load_stages
-from configs.loading.config_layers import ConfigError
+from asterism.configs.load import load_run, load_stages
+from asterism.configs.loading.config_layers import ConfigError
 
 STAGES = """
 name = "a"

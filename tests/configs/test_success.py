@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.success import SuccessRule, parse_success
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.success import SuccessRule, parse_success
 
 
 def load(tmp_path: Path, *overrides: str):

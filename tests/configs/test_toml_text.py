@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.toml_text import encode_table, encode_value
+from asterism.configs.toml_text import encode_table, encode_value
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 SCALARS = TEXTS | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)

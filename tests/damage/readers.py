@@ -11,30 +11,30 @@ from typing import NamedTuple
 import msgspec
 from torch import Tensor
 
-from actors.launch.run_manifest import check_run_files
-from actors.metrics_file import read_steps_written
-from actors.runtime.logged_problems import read_problem_counts
-from analysis.evaluation.answer_records import read_answers
-from analysis.metric_lines import read_metric_lines
-from analysis.summary import read_weakest_isolation
-from analysis.summary_table import read_summary
-from analysis.utilization.report import compute_utilization, to_json
-from bus.event_log.reader import list_removed_events, read_events
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_folder
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from engine.chat.chat_files import read_serving_facts
-from engine.data.data_files import read_rows
-from engine.data.task_inputs import read_task_descriptions
-from engine.data.token_files import map_token_file
-from engine.learner.best_checkpoint import read_best_checkpoint
-from engine.learner.checkpoints import find_training_damage, get_tensors_folder, read_trainer_state
-from engine.learner.saving.checkpoint_weights import open_checkpoint_weights
-from engine.learner.saving.training_state import read_whole_weights
-from engine.model.hf_checkpoint import load_model
-from engine.model.model_config import load_model_config
-from engine.model.tokenizer import load_tokenizer
+from asterism.actors.launch.run_manifest import check_run_files
+from asterism.actors.metrics_file import read_steps_written
+from asterism.actors.runtime.logged_problems import read_problem_counts
+from asterism.analysis.evaluation.answer_records import read_answers
+from asterism.analysis.metric_lines import read_metric_lines
+from asterism.analysis.summary import read_weakest_isolation
+from asterism.analysis.summary_table import read_summary
+from asterism.analysis.utilization.report import compute_utilization, to_json
+from asterism.bus.event_log.reader import list_removed_events, read_events
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_folder
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.chat.chat_files import read_serving_facts
+from asterism.engine.data.data_files import read_rows
+from asterism.engine.data.task_inputs import read_task_descriptions
+from asterism.engine.data.token_files import map_token_file
+from asterism.engine.learner.best_checkpoint import read_best_checkpoint
+from asterism.engine.learner.checkpoints import find_training_damage, get_tensors_folder, read_trainer_state
+from asterism.engine.learner.saving.checkpoint_weights import open_checkpoint_weights
+from asterism.engine.learner.saving.training_state import read_whole_weights
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.model.model_config import load_model_config
+from asterism.engine.model.tokenizer import load_tokenizer
 
 Reader = Callable[[RunFolder, Path], object]  # of the folder and the file; raises UnusableInput for damage
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine import prefix_tracker
-from engine.prefix_tracker import PrefixTracker
+from asterism.engine import prefix_tracker
+from asterism.engine.prefix_tracker import PrefixTracker
 
 
 def make_ids(*tokens: int) -> NDArray[np.int32]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.learner.weight_publisher import WeightPublisher
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.learner.weight_publisher import WeightPublisher
 
 
 class WholePublisher:

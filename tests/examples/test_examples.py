@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from bus.messages import CodeOk, Output
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.sft_dialogues import count_sft_dialogues
-from policies.dialogue.chat_format import build_dialogue_format
-from policies.dialogue.tool_results import format_result
-from tasks.contract import SandboxResult
-from tasks.hosting.loaded_task import LoadedTask
-from tasks.hosting.wire import HostSettings
-from tasks.math_python import MATH_PYTHON
+from asterism.bus.messages import CodeOk, Output
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.sft_dialogues import count_sft_dialogues
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.tool_results import format_result
+from asterism.tasks.contract import SandboxResult
+from asterism.tasks.hosting.loaded_task import LoadedTask
+from asterism.tasks.hosting.wire import HostSettings
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.actors.runs.running import ASTERISM, ROOT, metrics
 
 EXAMPLES = ("search", "programs", "guess")

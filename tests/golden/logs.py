@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from bus.codec import decode, encode
-from bus.event_log.records import Event
-from bus.messages import Envelope
-from configs.algorithm import EvaluationConfig, RlConfig
-from configs.schema import RunConfig
+from asterism.bus.codec import decode, encode
+from asterism.bus.event_log.records import Event
+from asterism.bus.messages import Envelope
+from asterism.configs.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.schema import RunConfig
 from tests.simulation import nightly
 from tests.simulation.campaign import RUN, play
 from tests.simulation.world import Faults, World

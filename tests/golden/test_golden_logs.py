@@ -9,19 +9,19 @@ from random import Random
 import numpy as np
 import pytest
 
-from actors.cli.log import waits_command
-from actors.generator import Generator
-from actors.replay import replay
-from actors.replay.replay import replay_trajectory
-from actors.runtime.decider_loop import decide_event, get_trajectory_ids
-from actors.runtime.recovery import Recovery
-from bus.addresses import HEAD, LAUNCHER, ROLLOUT
-from bus.codec import decode, encode
-from bus.event_log.reader import UnusableLog
-from bus.event_log.records import Event
-from bus.event_log.writer import EventLog
-from bus.lanes import CONTROL
-from bus.messages import (
+from asterism.actors.cli.log import waits_command
+from asterism.actors.generator import Generator
+from asterism.actors.replay import replay
+from asterism.actors.replay.replay import replay_trajectory
+from asterism.actors.runtime.decider_loop import decide_event, get_trajectory_ids
+from asterism.actors.runtime.recovery import Recovery
+from asterism.bus.addresses import HEAD, LAUNCHER, ROLLOUT
+from asterism.bus.codec import decode, encode
+from asterism.bus.event_log.reader import UnusableLog
+from asterism.bus.event_log.records import Event
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.lanes import CONTROL
+from asterism.bus.messages import (
     AnyMessage,
     EngineLeft,
     Envelope,
@@ -33,12 +33,12 @@ from bus.messages import (
     TurnGenerated,
     TurnRequested,
 )
-from bus.transport.in_process import Hub
-from configs.run_folder import RunFolder
-from policies.arbiter.arbiter import Arbiter
-from policies.decider import Decider, Send
-from policies.recipe import Recipe
-from policies.rollout.rollout import Rollout
+from asterism.bus.transport.in_process import Hub
+from asterism.configs.run_folder import RunFolder
+from asterism.policies.arbiter.arbiter import Arbiter
+from asterism.policies.decider import Decider, Send
+from asterism.policies.recipe import Recipe
+from asterism.policies.rollout.rollout import Rollout
 from tests.golden.logs import read, rebuild_world
 from tests.simulation.clock import run_virtually
 from tests.simulation.engines import TURN_TEXTS, Script, ScriptedEngine

@@ -7,19 +7,19 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
-from actors.runtime.wiring import list_generators
-from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
-from bus.event_log.records import Event
-from bus.event_log.writer import EventLog
-from bus.lanes import select_lane
-from bus.messages import AnyMessage, BufferCursor, RunFinished, RunStarted, Shutdown
-from bus.process.heartbeat import Heartbeat, receiving_heartbeats
-from bus.transport.in_process import Hub, make_in_process_bus_factory
-from configs.machines import SupervisionConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.decider import Send
+from asterism.actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
+from asterism.actors.runtime.wiring import list_generators
+from asterism.bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
+from asterism.bus.event_log.records import Event
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.lanes import select_lane
+from asterism.bus.messages import AnyMessage, BufferCursor, RunFinished, RunStarted, Shutdown
+from asterism.bus.process.heartbeat import Heartbeat, receiving_heartbeats
+from asterism.bus.transport.in_process import Hub, make_in_process_bus_factory
+from asterism.configs.machines import SupervisionConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Send
 from tests.golden.logs import read, rebuild_world
 
 TIMEOUT_S = 30.0

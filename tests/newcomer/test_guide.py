@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 from transformers import AutoTokenizer
 
-from configs.run_folder import RunFolder, StagesFolder
-from configs.schema import DialogueConfig, RunConfig, TinyConfig
-from tasks.tiny.prepare import prepare
+from asterism.configs.run_folder import RunFolder, StagesFolder
+from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
+from asterism.tasks.tiny.prepare import prepare
 from tests.actors.runs.running import ASTERISM, PATIENCE_S, metrics, read_conserved_summary
 from tests.newcomer.printed_commands import ROOT, find_need, list_printed_commands
 from tests.sglang.environment import PYTHON

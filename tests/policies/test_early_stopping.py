@@ -2,7 +2,7 @@
 
 import pytest
 
-from bus.messages import (
+from asterism.bus.messages import (
     BatchReady,
     BufferCursor,
     EarlyStopDecided,
@@ -16,10 +16,10 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from configs.algorithm import EarlyStoppingConfig
-from policies.early_stopping import EarlyStopping, describe_outcome
-from policies.recipe import Recipe
-from policies.step_evaluations import EvaluationPlan
+from asterism.configs.algorithm import EarlyStoppingConfig
+from asterism.policies.early_stopping import EarlyStopping, describe_outcome
+from asterism.policies.recipe import Recipe
+from asterism.policies.step_evaluations import EvaluationPlan
 
 PLATEAU = EarlyStoppingConfig(window_steps=2, min_reward_gain=0.1)
 OVERLONG = EarlyStoppingConfig(window_steps=2, max_overlong_share=0.5, min_steps=4)

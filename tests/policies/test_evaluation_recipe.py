@@ -2,8 +2,8 @@
 
 import pytest
 
-from bus.addresses import BUFFER
-from bus.messages import (
+from asterism.bus.addresses import BUFFER
+from asterism.bus.messages import (
     BufferCursor,
     EngineLeft,
     EvaluationFinished,
@@ -13,10 +13,10 @@ from bus.messages import (
     RunStarted,
     StepRequested,
 )
-from configs.algorithm import EvaluationConfig, SamplingConfig
-from configs.schema import RunConfig
-from policies.decider import Send
-from policies.evaluation_recipe import EvaluationRecipe
+from asterism.configs.algorithm import EvaluationConfig, SamplingConfig
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Send
+from asterism.policies.evaluation_recipe import EvaluationRecipe
 
 STARTED = RunStarted(0, BufferCursor())
 

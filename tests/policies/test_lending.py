@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnyMessage,
     BufferCursor,
     EngineAsleep,
@@ -20,9 +20,9 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from policies.decider import Send
-from policies.recipe import Recipe
-from policies.step_evaluations import EvaluationPlan
+from asterism.policies.decider import Send
+from asterism.policies.recipe import Recipe
+from asterism.policies.step_evaluations import EvaluationPlan
 
 ENGINES = ("generator-0", "generator-1")
 

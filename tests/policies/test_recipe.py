@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnyMessage,
     BufferCursor,
     EngineJoined,
@@ -26,11 +26,11 @@ from bus.messages import (
     WeightsPublished,
     WeightsSynced,
 )
-from configs.success import SuccessRule
-from policies.groups.counts import add_to_step_counts
-from policies.recipe import Recipe
-from policies.step_evaluations import EvaluationPlan
-from policies.step_metrics import Recorder, compute_staleness_metrics
+from asterism.configs.success import SuccessRule
+from asterism.policies.groups.counts import add_to_step_counts
+from asterism.policies.recipe import Recipe
+from asterism.policies.step_evaluations import EvaluationPlan
+from asterism.policies.step_metrics import Recorder, compute_staleness_metrics
 from tests.policies.groups.finished import finished
 
 ENGINES = ("generator-0", "generator-1")

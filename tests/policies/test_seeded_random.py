@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.groups.problem_order import ProblemOrder
-from policies.seeded_random import draw_uniform, mix, shuffle_range
+from asterism.policies.groups.problem_order import ProblemOrder
+from asterism.policies.seeded_random import draw_uniform, mix, shuffle_range
 
 keys = st.lists(st.integers(min_value=0, max_value=2**63), min_size=1, max_size=4)
 

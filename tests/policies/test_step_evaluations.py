@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnyMessage,
     BufferCursor,
     EngineAsleep,
@@ -22,10 +22,10 @@ from bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from configs.algorithm import EvaluationConfig, RlConfig, SamplingConfig
-from configs.schema import RunConfig
-from policies.recipe import Recipe
-from policies.step_evaluations import EvaluationPlan
+from asterism.configs.algorithm import EvaluationConfig, RlConfig, SamplingConfig
+from asterism.configs.schema import RunConfig
+from asterism.policies.recipe import Recipe
+from asterism.policies.step_evaluations import EvaluationPlan
 
 ENGINES = ("generator-0", "generator-1")
 PLAN = EvaluationPlan(steps=9, questions=5, intervals=(2,))

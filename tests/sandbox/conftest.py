@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bus.messages import AnswerSubmitted, CodeOk, CodeRequested
-from configs.schema import SandboxConfig as SandboxConfig
-from sandbox.contract import CodeResult, Grade, Isolation
-from sandbox.fork_server_sandbox import ForkServerSandbox
-from sandbox.select_backend import make_sandbox
+from asterism.bus.messages import AnswerSubmitted, CodeOk, CodeRequested
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.sandbox.contract import CodeResult, Grade, Isolation
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
 
 PATIENCE = 40.0  # max_call_extension: other programs of the machine change no outcome

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.docker_probe import probe_docker
-from sandbox.image.image_context import compute_image_name
+from asterism.sandbox.docker_probe import probe_docker
+from asterism.sandbox.image.image_context import compute_image_name
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may start an engine; `.ci/run` is root")
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bus.messages import (
+from asterism.bus.messages import (
     CodeCrashed,
     CodeOk,
     CodeOutcome,
@@ -14,8 +14,8 @@ from bus.messages import (
     CodeTimedOut,
     Output,
 )
-from sandbox.contract import SandboxFailure
-from sandbox.output_scrubbing import scrub_outcome
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.output_scrubbing import scrub_outcome
 from tests.sandbox.conftest import Client, StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bus.messages import CodeOk, CodeOutcome, CodeTimedOut
-from configs.machines import SandboxConfig
-from sandbox.contract import CodeResult
-from sandbox.inside.wire.command import build_python_command
+from asterism.bus.messages import CodeOk, CodeOutcome, CodeTimedOut
+from asterism.configs.machines import SandboxConfig
+from asterism.sandbox.contract import CodeResult
+from asterism.sandbox.inside.wire.command import build_python_command
 from tests.processes import family
 from tests.sandbox.conftest import Client, StartSandbox, list_call_cgroups
 from tests.sandbox.greedy import GREEDY, PREAMBLE, REPRESENTATIVES
@@ -30,9 +30,9 @@ REFUSALS = (
 @pytest.fixture
 def start_scarce(start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch) -> StartSandbox:
     """Starts a fork server of this machine with few descriptors, or a container with few processes."""
-    monkeypatch.setattr("configs.machines.require", lambda *_: None)  # it refuses so few processes
+    monkeypatch.setattr("asterism.configs.machines.require", lambda *_: None)  # it refuses so few processes
     monkeypatch.setattr(
-        "sandbox.hosts.local_host.build_python_command",
+        "asterism.sandbox.hosts.local_host.build_python_command",
         lambda *arguments: ["/bin/sh", "-c", 'ulimit -n 80; exec "$@"', "sh", *build_python_command(*arguments)],
     )
     return partial(start_sandbox, container_processes=40, time_limit_s=20.0)
@@ -63,7 +63,7 @@ async def test_a_refused_epoll_watch_fails_only_its_call(
         *options, script, settings, fd = build_python_command(*arguments)
         return [*options, _SCARCE_WATCHES + script, settings, fd]
 
-    monkeypatch.setattr("sandbox.hosts.local_host.build_python_command", build)
+    monkeypatch.setattr("asterism.sandbox.hosts.local_host.build_python_command", build)
     async with start_sandbox(time_limit_s=20.0) as client:
         assert get_texts([await client.program("print(1)")]) == ["1\n"]
         servers = client.sandbox.server_pids

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from bus.messages import CodeOk, CodeRaised, CodeTimedOut, Output
-from configs.schema import SandboxConfig as SandboxConfig
-from sandbox.contract import CodeResult, SandboxFailure
-from sandbox.select_backend import make_sandbox
+from asterism.bus.messages import CodeOk, CodeRaised, CodeTimedOut, Output
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.sandbox.contract import CodeResult, SandboxFailure
+from asterism.sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running, wait_for_end
 from tests.sandbox.conftest import Client, StartSandbox
 
@@ -88,9 +88,9 @@ async def test_gradings_survive_a_grader_that_hangs_or_dies(start_sandbox: Start
 
 _HOLDER = """
 import asyncio, sys
-from bus.messages import CodeRequested
-from configs.machines import SandboxConfig
-from sandbox.select_backend import make_sandbox
+from asterism.bus.messages import CodeRequested
+from asterism.configs.machines import SandboxConfig
+from asterism.sandbox.select_backend import make_sandbox
 
 async def hold():
     sandbox = make_sandbox(SandboxConfig(backend="process", time_limit_s=500, namespaces=sys.argv[1]))
@@ -166,7 +166,7 @@ def test_a_failed_start_reports_its_cause(monkeypatch: pytest.MonkeyPatch) -> No
         finally:
             await sandbox.close()
 
-    monkeypatch.setattr("sandbox.pool.fork_server_client._MODULE", "sandbox.no_such_module")
+    monkeypatch.setattr("asterism.sandbox.pool.fork_server_client._MODULE", "sandbox.no_such_module")
     with pytest.raises(SandboxFailure, match="exited while it started"):
         asyncio.run(start())
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from sandbox.inside.wire import call_wire
+from asterism.sandbox.inside.wire import call_wire
 from tests.sandbox.hostile.catalogue import HOSTILE
 from tests.sandbox.hostile.descriptors import DESCRIPTORS
 from tests.sandbox.hostile.harness import ATTACKED, HARNESS

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import pytest
 
-from bus.messages import CodeOk, CodeRaised, Output
-from configs.machines import SandboxConfig
-from sandbox.hosts import local_host
-from sandbox.inside.wire.command import list_standard_folders
-from sandbox.select_backend import make_sandbox
+from asterism.bus.messages import CodeOk, CodeRaised, Output
+from asterism.configs.machines import SandboxConfig
+from asterism.sandbox.hosts import local_host
+from asterism.sandbox.inside.wire.command import list_standard_folders
+from asterism.sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
 from tests.sandbox.conftest import PATIENCE, Client
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory
-from sandbox.isolation import format_isolation
+from asterism.bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory
+from asterism.sandbox.isolation import format_isolation
 from tests.processes import family
 from tests.sandbox.conftest import Client, StartSandbox
 from tests.sandbox.kernel_counters import COUNTERS, REFUSED_COUNTERS
@@ -29,7 +29,7 @@ def share_users(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_pid: int) -> bool:
         return False
 
-    for module in ("sandbox.hosts.local_host", "sandbox.hosts.docker.container"):
+    for module in ("asterism.sandbox.hosts.local_host", "asterism.sandbox.hosts.docker.container"):
         monkeypatch.setattr(f"{module}.may_map_users", refuse)
 
 

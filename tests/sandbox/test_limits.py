@@ -5,9 +5,9 @@ import textwrap
 
 import pytest
 
-from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
-from sandbox.checks.escape_test import run_escape_attempts
-from sandbox.inside.isolation import landlock
+from asterism.bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
+from asterism.sandbox.checks.escape_test import run_escape_attempts
+from asterism.sandbox.inside.isolation import landlock
 from tests.sandbox.conftest import Client, StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]

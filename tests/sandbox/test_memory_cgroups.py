@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import CodeCrashed, CodeOk, CodeOutOfMemory
-from bus.process.scratch_lock import remove_stale_scratch
-from sandbox.hosts import local_host
-from sandbox.isolation import format_isolation
+from asterism.bus.messages import CodeCrashed, CodeOk, CodeOutOfMemory
+from asterism.bus.process.scratch_lock import remove_stale_scratch
+from asterism.sandbox.hosts import local_host
+from asterism.sandbox.isolation import format_isolation
 from tests.processes import family, wait_for_end
 from tests.sandbox.conftest import Client, StartSandbox, list_call_cgroups
 
@@ -40,9 +40,9 @@ print(len(block))
 
 EXECUTOR = """
 import asyncio
-from bus.messages import CodeRequested
-from configs.machines import SandboxConfig
-from sandbox.select_backend import make_sandbox
+from asterism.bus.messages import CodeRequested
+from asterism.configs.machines import SandboxConfig
+from asterism.sandbox.select_backend import make_sandbox
 
 async def main():
     sandbox = make_sandbox(SandboxConfig(backend="process", fork_servers=1))

@@ -5,8 +5,8 @@ import contextlib
 from types import SimpleNamespace
 from typing import Any, cast
 
-from sandbox.notebooks import MemoryRelief, Notebook, NotebookTable, SpareNotebooks
-from sandbox.pool.fork_server_client import ForkServerClient
+from asterism.sandbox.notebooks import MemoryRelief, Notebook, NotebookTable, SpareNotebooks
+from asterism.sandbox.pool.fork_server_client import ForkServerClient
 
 EXCESS_BYTES = 1000
 MAX_PAUSE_S = 10.0  # without spare notebooks after a shortage

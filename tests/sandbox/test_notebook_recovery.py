@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import CodeCrashed, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
-from sandbox.fork_server_sandbox import ForkServerSandbox
-from sandbox.hosts.docker.docker_host import ContainerHost
-from sandbox.hosts.local_host import LocalHost
+from asterism.bus.messages import CodeCrashed, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.sandbox.hosts.docker.docker_host import ContainerHost
+from asterism.sandbox.hosts.local_host import LocalHost
 from tests.processes import family, wait_for_end
 from tests.sandbox.conftest import StartSandbox
 

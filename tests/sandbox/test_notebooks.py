@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 
-from bus.messages import CodeOk, CodeRequested, Output
-from configs.schema import SandboxConfig as SandboxConfig
-from policies.rollout.call_transitions import keeps_effects
-from sandbox.fork_server_sandbox import _COMMITTED_KINDS, parse_outcome  # pyright: ignore[reportPrivateUsage]
-from sandbox.notebooks import NotebookTable
-from sandbox.pool.fork_server_client import ForkServerClient
+from asterism.bus.messages import CodeOk, CodeRequested, Output
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.policies.rollout.call_transitions import keeps_effects
+from asterism.sandbox.fork_server_sandbox import _COMMITTED_KINDS, parse_outcome  # pyright: ignore[reportPrivateUsage]
+from asterism.sandbox.notebooks import NotebookTable
+from asterism.sandbox.pool.fork_server_client import ForkServerClient
 from tests.sandbox.conftest import StartSandbox
 
 pytestmark = pytest.mark.real_clock

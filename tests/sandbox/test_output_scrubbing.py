@@ -2,7 +2,7 @@
 
 import pytest
 
-from bus.messages import (
+from asterism.bus.messages import (
     CodeCrashed,
     CodeOk,
     CodeOutcome,
@@ -12,7 +12,7 @@ from bus.messages import (
     CodeTimedOut,
     Output,
 )
-from sandbox.output_scrubbing import scrub_outcome
+from asterism.sandbox.output_scrubbing import scrub_outcome
 
 SHOWN, HIDDEN = "<map object at 0x7f8652565a80>", "<map object at 0x000000000000>"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.preloads import select_preload
+from asterism.sandbox.preloads import select_preload
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from configs.schema import SandboxConfig as SandboxConfig
-from sandbox.docker_probe import DockerProbeResult
-from sandbox.hosts.docker import docker_host
-from sandbox.hosts.docker.docker_host import ContainerHost
-from sandbox.select_backend import AutoHost, probe_isolation
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.sandbox.docker_probe import DockerProbeResult
+from asterism.sandbox.hosts.docker import docker_host
+from asterism.sandbox.hosts.docker.docker_host import ContainerHost
+from asterism.sandbox.select_backend import AutoHost, probe_isolation
 
 
 async def test_a_cancelled_choice_of_a_backend_closes_the_container_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ async def test_a_cancelled_choice_of_a_backend_closes_the_container_host(monkeyp
 async def test_a_machine_without_aiodocker_has_the_process_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_host, "probe_docker", lambda environ: DockerProbeResult("an engine", ""))
     monkeypatch.setitem(sys.modules, "aiodocker", None)
-    monkeypatch.delitem(sys.modules, "sandbox.hosts.docker.docker_api", raising=False)
+    monkeypatch.delitem(sys.modules, "asterism.sandbox.hosts.docker.docker_api", raising=False)
     host = AutoHost(SandboxConfig(), "")
     await host.start()
     backend, missing = host.describe()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bus.messages import CodeOk, CodeOutcome, CodeRaised
+from asterism.bus.messages import CodeOk, CodeOutcome, CodeRaised
 from tests.sandbox.conftest import StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import CodeCrashed, CodeOk, CodeRequested, Output
-from configs.schema import SandboxConfig as SandboxConfig
-from sandbox.contract import SandboxFailure
-from sandbox.preloads import Preload
+from asterism.bus.messages import CodeCrashed, CodeOk, CodeRequested, Output
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.preloads import Preload
 from tests.processes import family, is_running
 from tests.sandbox.conftest import Client, StartSandbox
 

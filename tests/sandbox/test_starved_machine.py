@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import pytest
 import structlog
 
-from bus.messages import CodeOk, CodeTimedOut
-from sandbox.contract import CodeResult, SandboxFailure
-from sandbox.inside.wire.call_wire import STARVED_CAUSE
-from sandbox.inside.wire.frames import Frame
-from sandbox.pool.fork_server_client import ForkServerClient
+from asterism.bus.messages import CodeOk, CodeTimedOut
+from asterism.sandbox.contract import CodeResult, SandboxFailure
+from asterism.sandbox.inside.wire.call_wire import STARVED_CAUSE
+from asterism.sandbox.inside.wire.frames import Frame
+from asterism.sandbox.pool.fork_server_client import ForkServerClient
 from tests.sandbox.conftest import Client, StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]

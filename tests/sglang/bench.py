@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from engine.contract import Capacity, Engine
-from engine.sglang.client import SGLangClient
-from engine.sglang.server.compatibility import ServerRequirements
-from engine.sglang.server.managed_server import SGLangServer
-from engine.sglang.sglang_engine import SGLangEngine
-from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.disk_transport import DiskTransport
-from engine.weight_transfer.weight_layout import load_layout
+from asterism.engine.contract import Capacity, Engine
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.server.compatibility import ServerRequirements
+from asterism.engine.sglang.server.managed_server import SGLangServer
+from asterism.engine.sglang.sglang_engine import SGLangEngine
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights.disk_transport import DiskTransport
+from asterism.engine.weight_transfer.weight_layout import load_layout
 from tests.engine.contract.bench import Traits
 from tests.engine.whole_publisher import WholePublisher
 from tests.sglang.serving import LONGEST

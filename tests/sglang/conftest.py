@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import COLD_START, whole_run
 from tests.sglang.bench import TRAITS, TRAITS_IN_BFLOAT16, SGLangBench, SharedServer
 from tests.sglang.runs import PATIENCE_S

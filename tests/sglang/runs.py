@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from actors.generator import REPORT_INTERVAL_S
-from configs.run_folder import RunFolder
+from asterism.actors.generator import REPORT_INTERVAL_S
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import metrics, read_conserved_summary, read_log_entries, read_token_versions, wait_until
 from tests.processes import is_running, processes_that_name
 from tests.sglang.environment import PYTHON

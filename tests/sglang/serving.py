@@ -4,12 +4,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from configs.machines import EngineConfig
-from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, RunConfig, TinyConfig
-from configs.sglang_options import SPARE_TOKENS, SGLangConfig
-from engine.sglang.server.compatibility import ServerRequirements
-from tasks.tiny.prepare import prepare
+from asterism.configs.machines import EngineConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
+from asterism.configs.sglang_options import SPARE_TOKENS, SGLangConfig
+from asterism.engine.sglang.server.compatibility import ServerRequirements
+from asterism.tasks.tiny.prepare import prepare
 from tests.sglang.environment import PYTHON
 
 SEQUENCE_TOKENS = 192

@@ -11,22 +11,22 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from bus.messages import WeightsPublished
-from configs.run_folder import RunFolder
-from engine.contract import Generation, GenerationRequest
-from engine.learner.adapters.adapted_model import initialize_adapters
-from engine.learner.adapters.adapter_publisher import AdapterPublisher
-from engine.model.causal_lm import CausalLM
-from engine.model.hf_checkpoint import load_model
-from engine.model.lora.lora_linear import add_adapters
-from engine.model.lora.lora_options import LoraOptions
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import UpdateRefused
-from engine.sglang.sglang_engine import SGLangEngine
-from engine.sglang.weights.adapters import AdapterTransport
-from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.transports import TensorTransport
-from engine.weight_transfer.weight_layout import get_layout
+from asterism.bus.messages import WeightsPublished
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.contract import Generation, GenerationRequest
+from asterism.engine.learner.adapters.adapted_model import initialize_adapters
+from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.model.lora.lora_linear import add_adapters
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import UpdateRefused
+from asterism.engine.sglang.sglang_engine import SGLangEngine
+from asterism.engine.sglang.weights.adapters import AdapterTransport
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights.transports import TensorTransport
+from asterism.engine.weight_transfer.weight_layout import get_layout
 from tests.actors.runs.running import (
     finish,
     from_cold_start_of,

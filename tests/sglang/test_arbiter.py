@@ -6,9 +6,9 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from analysis.simulation.workload import draw_workload
+from asterism.analysis.simulation.workload import draw_workload
+from asterism.policies.arbiter.arbiter import PolicyName
 from benchmarks.support.sglang.small_cache_server import LONG, ScarceServerOutcome, find_longest, measure
-from policies.arbiter.arbiter import PolicyName
 from tests.sglang.bench import SharedServer
 from tests.sglang.serving import LONGEST, SCARCE_TOKENS
 

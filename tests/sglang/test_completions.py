@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.model.tokenizer import load_tokenizer
-from engine.openai.openai_engine import OpenAIEngine
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.openai.openai_engine import OpenAIEngine
 from tests.engine.contract.bench import request
 from tests.sglang.bench import SGLangBench
 

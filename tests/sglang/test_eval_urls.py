@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.cli.eval_command import ask_servers
-from analysis.evaluation.answer_records import read_answers
-from configs.run_folder import RunFolder
+from asterism.actors.cli.eval_command import ask_servers
+from asterism.analysis.evaluation.answer_records import read_answers
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import asterism, read_log_entries
 from tests.sglang.bench import SharedServer
 from tests.sglang.runs import PATIENCE_S

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import TrajectoryFinished
-from configs.run_folder import RunFolder
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import TrajectoryFinished
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import from_cold_start_of, metrics, read_conserved_summary, whole_run
 from tests.sglang.runs import OWN_SERVER, PATIENCE_S
 

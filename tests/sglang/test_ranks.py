@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.contract import Engine, EngineFailure, Generation, GenerationRequest
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import GenerateRequest, GenerateResponse
+from asterism.engine.contract import Engine, EngineFailure, Generation, GenerationRequest
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse
 from tests.engine.contract.bench import (
     as_sequence,
     changed_model,

@@ -14,14 +14,14 @@ import pytest
 import torch
 from aiohttp import web
 
-from engine.sglang import client as client_module
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import GenerateRequest, SamplingParams
-from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.disk_transport import DiskTransport
-from engine.sglang.weights.ipc_transport import IpcTransport
-from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
-from engine.weight_transfer.weight_layout import load_layout
+from asterism.engine.sglang import client as client_module
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import GenerateRequest, SamplingParams
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights.disk_transport import DiskTransport
+from asterism.engine.sglang.weights.ipc_transport import IpcTransport
+from asterism.engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
+from asterism.engine.weight_transfer.weight_layout import load_layout
 from tests.engine.sglang.fake_server import LENGTH, FakeServer, make_response
 from tests.engine.sglang.weights.fake_weight_server import FakeWeightServer
 from tests.engine.tiny_models import save_small_model, small_model

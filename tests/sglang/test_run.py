@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     finish,
     from_cold_start_of,

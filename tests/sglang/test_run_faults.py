@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import finish, from_cold_start_of, launch, list_process_ids, read_log_entries, wait_until
 from tests.processes import family
 from tests.sglang.bench import SharedServer

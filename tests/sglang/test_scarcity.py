@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from engine.contract import Generation
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import GenerateRequest, SamplingParams, ServerStatusError
+from asterism.engine.contract import Generation
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import GenerateRequest, SamplingParams, ServerStatusError
 from tests.engine.contract.bench import as_sequence, request, until_generated
 from tests.sglang.bench import SGLangBench, SharedServer, with_client
 

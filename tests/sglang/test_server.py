@@ -17,12 +17,12 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from bus.process.scratch_lock import name_scratch, remove_stale_scratch
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import SUPPORTED_VERSIONS, GenerateRequest, SamplingParams
-from engine.sglang.server.external_server import ExternalServer
-from engine.sglang.server.managed_server import SGLangServer
-from engine.sglang.server.server_arguments import HOST
+from asterism.bus.process.scratch_lock import name_scratch, remove_stale_scratch
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import SUPPORTED_VERSIONS, GenerateRequest, SamplingParams
+from asterism.engine.sglang.server.external_server import ExternalServer
+from asterism.engine.sglang.server.managed_server import SGLangServer
+from asterism.engine.sglang.server.server_arguments import HOST
 from tests.sglang.environment import ROOT
 from tests.sglang.runs import find_shared_memory
 from tests.sglang.serving import make_requirements
@@ -34,8 +34,8 @@ PORT, ORPHAN_PORT = 31_000, 31_020
 ORPHAN = """
 import asyncio, sys
 from pathlib import Path
-from bus.process.scratch_lock import holding_scratch
-from engine.sglang.server.managed_server import SGLangServer
+from asterism.bus.process.scratch_lock import holding_scratch
+from asterism.engine.sglang.server.managed_server import SGLangServer
 from tests.sglang.serving import make_requirements
 async def main():
     model, log, scratch = map(Path, sys.argv[1:4])

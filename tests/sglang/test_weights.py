@@ -13,25 +13,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from configs.algorithm import LearnerConfig
-from configs.machines import EngineConfig
-from configs.schema import RunConfig
-from engine.contract import EngineFailure, WeightsRefused
-from engine.learner.distributed import RankGroup
-from engine.learner.trainer import Trainer
-from engine.model.hf_checkpoint import load_model
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
-from engine.sglang.server.compatibility import ServerRequirements
-from engine.sglang.server.managed_server import SGLangServer
-from engine.sglang.weights import WeightTransport, build_extra_key
-from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.disk_transport import DiskTransport
-from engine.sglang.weights.ipc_transport import IpcTransport
-from engine.sglang.weights.server_parameters import compute_expected_checksums
-from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
-from engine.weight_transfer.weight_layout import load_layout
+from asterism.bus.messages import WeightsPublished
+from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.machines import EngineConfig
+from asterism.configs.schema import RunConfig
+from asterism.engine.contract import EngineFailure, WeightsRefused
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
+from asterism.engine.sglang.server.compatibility import ServerRequirements
+from asterism.engine.sglang.server.managed_server import SGLangServer
+from asterism.engine.sglang.weights import WeightTransport, build_extra_key
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights.disk_transport import DiskTransport
+from asterism.engine.sglang.weights.ipc_transport import IpcTransport
+from asterism.engine.sglang.weights.server_parameters import compute_expected_checksums
+from asterism.engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
+from asterism.engine.weight_transfer.weight_layout import load_layout
 from tests.engine.tiny_models import save_small_model, small_config, small_model
 from tests.engine.whole_publisher import WholePublisher
 from tests.sglang.serving import sglang

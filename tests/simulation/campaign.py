@@ -5,12 +5,12 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from bus.messages import RunFinished
-from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig
-from configs.machines import ArbiterConfig, BusConfig, EngineConfig, SandboxConfig
-from configs.schema import DialogueConfig, RunConfig
-from configs.sglang_options import SGLangConfig
-from policies.arbiter.arbiter import PolicyName
+from asterism.bus.messages import RunFinished
+from asterism.configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig
+from asterism.configs.machines import ArbiterConfig, BusConfig, EngineConfig, SandboxConfig
+from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.policies.arbiter.arbiter import PolicyName
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check
 from tests.simulation.world import Faults, World

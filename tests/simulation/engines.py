@@ -11,8 +11,8 @@ from random import Random
 import msgspec
 import numpy as np
 
-from bus.messages import WeightsPublished
-from engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest
 from tests.fakes import ANSWER, CALL, END, TOKENIZER
 
 PAGE_TOKENS = 16
@@ -40,7 +40,7 @@ class Script:
 
 
 class FakeEngine:
-    """The methods of engine.contract.Engine that a fake engine rarely needs."""
+    """The methods of asterism.engine.contract.Engine that a fake engine rarely needs."""
 
     def build_load(self, **counts: float) -> EngineLoad:
         """The load with these counts, and zero for all others."""
@@ -54,7 +54,7 @@ class FakeEngine:
 
 
 class ScriptedEngine(FakeEngine):
-    """Implements engine.contract.Engine.
+    """Implements asterism.engine.contract.Engine.
 
     `failure_rate` is the probability that a turn fails, and also that it aborts early.
     `evictions` is the probability that a load report counts an evicted token during a request.

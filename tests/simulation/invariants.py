@@ -5,16 +5,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import isclose
 
-from actors.runtime.decider_loop import decide_event
-from bus.addresses import HEAD, ROLLOUT, parse_process
-from bus.codec import decode
-from bus.event_log.records import Event
-from bus.lanes import select_lane
-from bus.messages import AnyMessage, RunStarted, StartGroup, TrajectoryAborted, TrajectoryFailed, TrajectoryFinished
-from policies.arbiter.arbiter import Arbiter
-from policies.decider import Decider
-from policies.groups.group_buffer import GroupBuffer
-from policies.rollout.rollout import Rollout
+from asterism.actors.runtime.decider_loop import decide_event
+from asterism.bus.addresses import HEAD, ROLLOUT, parse_process
+from asterism.bus.codec import decode
+from asterism.bus.event_log.records import Event
+from asterism.bus.lanes import select_lane
+from asterism.bus.messages import (
+    AnyMessage,
+    RunStarted,
+    StartGroup,
+    TrajectoryAborted,
+    TrajectoryFailed,
+    TrajectoryFinished,
+)
+from asterism.policies.arbiter.arbiter import Arbiter
+from asterism.policies.decider import Decider
+from asterism.policies.groups.group_buffer import GroupBuffer
+from asterism.policies.rollout.rollout import Rollout
 from tests.simulation.world import World
 
 End = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted

@@ -1,7 +1,7 @@
 """A simulated launcher under a virtual clock.
 
 The supervisor and the executor registry are real. The processes are asyncio tasks. Programs,
-sessions, recipients of exit messages, and shutdown order match actors.launch.launcher.
+sessions, recipients of exit messages, and shutdown order match asterism.actors.launch.launcher.
 """
 
 import asyncio
@@ -9,17 +9,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from actors.launch.child_processes import ChildProcess, ChildProcesses
-from actors.launch.executor_registry import ExecutorRegistry
-from actors.launch.launcher import compute_link_epoch
-from actors.launch.supervisor import Program, Supervisor
-from actors.runtime.wiring import list_executors, list_generators
-from bus.addresses import HEAD, LEARNER, ROLLOUT, parse_process
-from bus.bus import Bus
-from bus.messages import CallsRescheduled, EngineLeft, ExecutorHealthy, ExecutorJoined, RunFailed, RunFinished, Shutdown
-from configs.machines import SupervisionConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.actors.launch.child_processes import ChildProcess, ChildProcesses
+from asterism.actors.launch.executor_registry import ExecutorRegistry
+from asterism.actors.launch.launcher import compute_link_epoch
+from asterism.actors.launch.supervisor import Program, Supervisor
+from asterism.actors.runtime.wiring import list_executors, list_generators
+from asterism.bus.addresses import HEAD, LEARNER, ROLLOUT, parse_process
+from asterism.bus.bus import Bus
+from asterism.bus.messages import (
+    CallsRescheduled,
+    EngineLeft,
+    ExecutorHealthy,
+    ExecutorJoined,
+    RunFailed,
+    RunFinished,
+    Shutdown,
+)
+from asterism.configs.machines import SupervisionConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 from tests.simulation.processes import SimulatedProcess
 
 _NEVER_S = 1e9

@@ -1,4 +1,4 @@
-"""A simulation of engine.learner.learner without a model. Its disk survives restarts."""
+"""A simulation of asterism.engine.learner.learner without a model. Its disk survives restarts."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from random import Random
 
 import msgspec
 
-from bus.addresses import RECIPE
-from bus.bus import Bus
-from bus.codec import decode
-from bus.messages import (
+from asterism.bus.addresses import RECIPE
+from asterism.bus.bus import Bus
+from asterism.bus.codec import decode
+from asterism.bus.messages import (
     BatchReady,
     GpuMemoryGranted,
     GroupAccepted,
@@ -18,8 +18,8 @@ from bus.messages import (
     TrainingSample,
     WeightsPublished,
 )
-from engine.learner.engine_gpu_memory import EngineGpuMemory
-from policies.groups.staleness import check_versions
+from asterism.engine.learner.engine_gpu_memory import EngineGpuMemory
+from asterism.policies.groups.staleness import check_versions
 from tests.batches import BatchAssembler, CompleteBatch
 
 TRAINING_S = 1.0
@@ -42,7 +42,7 @@ class Disk(msgspec.Struct):
             self.batches.append(batch)
 
     def go_back_to(self, step: int) -> None:
-        """Delete all data after a step, like actors.launch.launcher."""
+        """Delete all data after a step, like asterism.actors.launch.launcher."""
         self.journal.clear()
         self.groups = BatchAssembler()
         self.checkpoints = {each for each in self.checkpoints if each <= step}

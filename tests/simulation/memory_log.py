@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from random import Random
 
-from bus.event_log.records import Decision, Event
+from asterism.bus.event_log.records import Decision, Event
 
 _COMMITS_PER_S = 100.0
 
@@ -20,7 +20,7 @@ class CommittedLog:
         self.decisions: dict[int, Decision] = {}
 
     def find_epoch_start(self, epoch: int) -> int | None:
-        """Same as bus.event_log.reader.find_epoch_start."""
+        """Same as asterism.bus.event_log.reader.find_epoch_start."""
         numbers = (event.seq for event in self.events if event.kind == "RunStarted" and event.epoch == epoch)
         return next(numbers, None)
 
@@ -32,7 +32,7 @@ class CommittedLog:
 class MemoryLog:
     """The log of one incarnation.
 
-    It implements the methods of bus.event_log.writer.EventLog that actors.runtime.decider_loop
+    It implements the methods of asterism.bus.event_log.writer.EventLog that asterism.actors.runtime.decider_loop
     uses.
     """
 

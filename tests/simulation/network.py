@@ -1,4 +1,4 @@
-"""A network under a virtual clock: bus.transport.reliable_transport over faulty connections.
+"""A network under a virtual clock: asterism.bus.transport.reliable_transport over faulty connections.
 
 A connection carries the packets of one lane of a process to another process, in order, and
 returns the acknowledgements, in order. A break loses all packets and acknowledgements in
@@ -16,11 +16,11 @@ from random import Random
 
 import msgspec
 
-from actors.launch.command_lines import compute_link_epoch
-from bus.bus import Bus, Delivery, Inbox
-from bus.lanes import Lane
-from bus.transport.packets import Ack, Packet
-from bus.transport.reliable_transport import LinkLimits, ReliableTransport
+from asterism.actors.launch.command_lines import compute_link_epoch
+from asterism.bus.bus import Bus, Delivery, Inbox
+from asterism.bus.lanes import Lane
+from asterism.bus.transport.packets import Ack, Packet
+from asterism.bus.transport.reliable_transport import LinkLimits, ReliableTransport
 
 _APART_S = 1e-9  # gap between packets: the loop does not order timers with equal times
 _WAITING = 4  # limit of unread packets per connection
@@ -108,7 +108,7 @@ class Network:
 
 
 class SimulatedWire:
-    """Implements bus.transport.reliable_transport.Wire."""
+    """Implements asterism.bus.transport.reliable_transport.Wire."""
 
     def __init__(self, network: Network, links: ReliableTransport) -> None:
         self.network, self.links = network, links

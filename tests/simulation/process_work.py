@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from actors.executor import Executor
-from actors.generator import Generator
-from actors.runtime.decider_loop import DeciderLoop
-from actors.runtime.decider_process import resume_from_log
-from actors.runtime.recovery import Recovery
-from actors.runtime.wiring import list_executors
-from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
-from bus.codec import encode
-from bus.messages import BufferCursor, Envelope, RunStarted
-from engine.learner.engine_gpu_memory import EngineGpuMemory
-from policies.recipe import Recipe
+from asterism.actors.executor import Executor
+from asterism.actors.generator import Generator
+from asterism.actors.runtime.decider_loop import DeciderLoop
+from asterism.actors.runtime.decider_process import resume_from_log
+from asterism.actors.runtime.recovery import Recovery
+from asterism.actors.runtime.wiring import list_executors
+from asterism.bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
+from asterism.bus.codec import encode
+from asterism.bus.messages import BufferCursor, Envelope, RunStarted
+from asterism.engine.learner.engine_gpu_memory import EngineGpuMemory
+from asterism.policies.recipe import Recipe
 from tests.simulation.engines import ScriptedEngine
 from tests.simulation.learner import SimulatedLearner
 from tests.simulation.memory_log import MemoryLog
@@ -43,7 +43,7 @@ async def _delay_start(world: World, per_s: float = 20.0) -> None:
 
 
 async def _run_deciders(world: World, incarnation: Incarnation) -> None:
-    """Run deciders as actors.process and actors.runtime.decider_process do."""
+    """Run deciders as asterism.actors.process and asterism.actors.runtime.decider_process do."""
     await _delay_start(world)
     name, deciders = incarnation.name, world.deciders()[incarnation.name]
     begin = [
@@ -105,7 +105,7 @@ async def _run_executor(world: World, incarnation: Incarnation) -> None:
 
 
 async def _run_learner(world: World, incarnation: Incarnation) -> None:
-    """Run the learner as engine.learner.learner does.
+    """Run the learner as asterism.engine.learner.learner does.
 
     The first incarnation starts from the step of the launch, a later incarnation from the newest checkpoint.
     """

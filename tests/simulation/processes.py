@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.launch.child_processes import ChildProcess, ChildProcesses
-from bus.messages import Progress
-from configs.run_folder import RunFolder
+from asterism.actors.launch.child_processes import ChildProcess, ChildProcesses
+from asterism.bus.messages import Progress
+from asterism.configs.run_folder import RunFolder
 
 
 class SimulatedProcess:

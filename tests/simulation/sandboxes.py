@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from random import Random
 from typing import NoReturn
 
-from bus.messages import AnswerSubmitted, CodeOk, CodeRaised, CodeRequested, CodeTimedOut, Output
-from sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
+from asterism.bus.messages import AnswerSubmitted, CodeOk, CodeRaised, CodeRequested, CodeTimedOut, Output
+from asterism.sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure
 
 
 class NotebookSandbox:
-    """A sandbox.contract.Sandbox; `failure_rate` is the failure probability of calls and gradings."""
+    """A asterism.sandbox.contract.Sandbox; `failure_rate` is the failure probability of calls and gradings."""
 
     def __init__(self, random: Random, failure_rate: float) -> None:
         self._random, self._failure_rate = random, failure_rate

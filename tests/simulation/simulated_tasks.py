@@ -4,7 +4,7 @@ import asyncio
 from collections import defaultdict
 from random import Random
 
-from bus.messages import (
+from asterism.bus.messages import (
     OPENING_CALL,
     AnswerSubmitted,
     EnvironmentCalled,
@@ -14,11 +14,11 @@ from bus.messages import (
     EnvironmentRestored,
     Observation,
 )
-from policies.tools.task_description import TaskDescriptions
-from tasks.hosting.answer_scorer import AnswerScore
-from tasks.hosting.host_pool import CallResult
-from tasks.hosting.host_process import HostFailure
-from tasks.hosting.task_services import TaskServices
+from asterism.policies.tools.task_description import TaskDescriptions
+from asterism.tasks.hosting.answer_scorer import AnswerScore
+from asterism.tasks.hosting.host_pool import CallResult
+from asterism.tasks.hosting.host_process import HostFailure
+from asterism.tasks.hosting.task_services import TaskServices
 
 
 class SimulatedTasks(TaskServices):

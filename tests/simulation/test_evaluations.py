@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bus.addresses import HEAD, ROLLOUT
-from bus.messages import (
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.messages import (
     EvaluationFinished,
     EvaluationRequested,
     RunFinished,
@@ -16,10 +16,10 @@ from bus.messages import (
     StepRequested,
     TrajectoryFinished,
 )
-from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig
-from configs.machines import EngineConfig
-from configs.schema import DialogueConfig, RunConfig
-from configs.sglang_options import SGLangConfig
+from asterism.configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig
+from asterism.configs.machines import EngineConfig
+from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.configs.sglang_options import SGLangConfig
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check, check_the_counts, launches, messages
 from tests.simulation.seeds import select_seeds

@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from bus.addresses import HEAD, ROLLOUT
-from bus.codec import decode
-from bus.event_log.records import Event
-from bus.messages import (
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.codec import decode
+from asterism.bus.event_log.records import Event
+from asterism.bus.messages import (
     AnswerGraded,
     CallFailed,
     CodeFinished,
@@ -20,10 +20,10 @@ from bus.messages import (
     TrajectoryFinished,
     bytes_to_ids,
 )
-from configs.algorithm import EvaluationConfig, RlConfig
-from configs.machines import EngineConfig, SandboxConfig
-from configs.schema import DialogueConfig, RunConfig
-from policies.rollout.rollout import Rollout
+from asterism.configs.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.machines import EngineConfig, SandboxConfig
+from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.policies.rollout.rollout import Rollout
 from tests.fakes import TOKENIZER
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check_each_trajectory_ends_once, launches, messages

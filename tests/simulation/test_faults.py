@@ -7,12 +7,12 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from bus.messages import RunFinished
-from configs.algorithm import EvaluationConfig, RlConfig
-from configs.machines import EngineConfig
-from configs.schema import ArbiterConfig as ArbiterSection
-from configs.schema import DialogueConfig, RunConfig
-from policies.arbiter.arbiter import PolicyName
+from asterism.bus.messages import RunFinished
+from asterism.configs.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.machines import EngineConfig
+from asterism.configs.schema import ArbiterConfig as ArbiterSection
+from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.policies.arbiter.arbiter import PolicyName
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import (
     check_each_trajectory_ends_once,

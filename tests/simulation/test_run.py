@@ -7,14 +7,14 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from actors.runtime.decider_loop import compute_state_fingerprint
-from bus.addresses import HEAD, ROLLOUT
-from bus.codec import decode
-from bus.messages import ProtocolError, RunFinished, StartGroup
-from configs.algorithm import EvaluationConfig, RlConfig
-from configs.machines import EngineConfig
-from configs.schema import DialogueConfig, RunConfig
-from policies.arbiter.arbiter import Arbiter
+from asterism.actors.runtime.decider_loop import compute_state_fingerprint
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.codec import decode
+from asterism.bus.messages import ProtocolError, RunFinished, StartGroup
+from asterism.configs.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.machines import EngineConfig
+from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.policies.arbiter.arbiter import Arbiter
 from tests.simulation.clock import Deadlock, run_virtually
 from tests.simulation.invariants import replay
 from tests.simulation.seeds import select_seeds

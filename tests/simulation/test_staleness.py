@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bus.addresses import HEAD, ROLLOUT
-from bus.messages import AnyMessage, MetricsRecorded, RunFinished, StartGroup, StepCollected
-from configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig
-from configs.machines import EngineConfig
-from configs.schema import DialogueConfig, RunConfig
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.messages import AnyMessage, MetricsRecorded, RunFinished, StartGroup, StepCollected
+from asterism.configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig
+from asterism.configs.machines import EngineConfig
+from asterism.configs.schema import DialogueConfig, RunConfig
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check, check_the_counts, launches, messages
 from tests.simulation.world import World

@@ -7,15 +7,15 @@ from functools import cache
 import pytest
 from msgspec.structs import replace
 
-from bus.addresses import HEAD, ROLLOUT
-from bus.codec import decode
-from bus.messages import EnvironmentRestored, StartGroup, TrajectoryFailed, TrajectoryFinished, bytes_to_ids
-from configs.machines import BusConfig
-from configs.schema import DialogueConfig
-from configs.task_options import RewardConfig, TaskConfig
-from policies.rollout.rollout import Rollout
-from policies.tools.task_description import TaskDescription
-from policies.tools.tool_schema import ToolSchema
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.codec import decode
+from asterism.bus.messages import EnvironmentRestored, StartGroup, TrajectoryFailed, TrajectoryFinished, bytes_to_ids
+from asterism.configs.machines import BusConfig
+from asterism.configs.schema import DialogueConfig
+from asterism.configs.task_options import RewardConfig, TaskConfig
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.policies.tools.tool_schema import ToolSchema
 from tests.fakes import TOKENIZER
 from tests.simulation import campaign
 from tests.simulation.invariants import launches, messages

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bus.addresses import HEAD, ROLLOUT
-from policies.arbiter.arbiter import Arbiter
-from policies.groups.group_buffer import GroupBuffer
-from policies.recipe import Recipe
-from policies.rollout.rollout import Rollout
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.policies.arbiter.arbiter import Arbiter
+from asterism.policies.groups.group_buffer import GroupBuffer
+from asterism.policies.recipe import Recipe
+from asterism.policies.rollout.rollout import Rollout
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -17,13 +17,13 @@ from functools import partial
 
 import msgspec
 
-from actors.launch.launcher import compute_link_epoch
-from actors.runtime.resume_point import choose_newest_complete_step
-from actors.runtime.wiring import ProblemSets, build_head_deciders
-from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
-from bus.bus import Bus
-from bus.codec import decode
-from bus.messages import (
+from asterism.actors.launch.launcher import compute_link_epoch
+from asterism.actors.runtime.resume_point import choose_newest_complete_step
+from asterism.actors.runtime.wiring import ProblemSets, build_head_deciders
+from asterism.bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
+from asterism.bus.bus import Bus
+from asterism.bus.codec import decode
+from asterism.bus.messages import (
     AnyMessage,
     BufferCursor,
     CallsRescheduled,
@@ -33,16 +33,16 @@ from bus.messages import (
     StepCollected,
     ids_to_bytes,
 )
-from bus.transport.reliable_transport import LinkLimits
-from configs.schema import RunConfig
-from configs.task_options import TaskConfig
-from policies.decider import Decider
-from policies.dialogue.chat_format import build_dialogue_format
-from policies.groups.group_starter import ProblemSet, TokenizedProblem
-from policies.rollout.rollout import Rollout
-from policies.rollout.trajectory import Rules
-from policies.tools.task_description import TaskDescriptions
-from tasks.math_python import MATH_PYTHON
+from asterism.bus.transport.reliable_transport import LinkLimits
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.policies.decider import Decider
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.trajectory import Rules
+from asterism.policies.tools.task_description import TaskDescriptions
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.batches import CompleteBatch
 from tests.fakes import rules
 from tests.simulation.engines import TASK_TEXTS, TURN_TEXTS, Script, ScriptedEngine
@@ -208,7 +208,7 @@ class World:
         raise AssertionError("the run did not finish within 1,000 launches")
 
     def _resume(self) -> None:
-        """Resume the run as actors.launch.launcher does with --resume."""
+        """Resume the run as asterism.actors.launch.launcher does with --resume."""
         collected = {0, *self.read_cursors()}
         written = {line.step for line in self.metrics if line.kind == "step"}
         self.first_step = choose_newest_complete_step(collected & self.disk.checkpoints, written) or 0
@@ -217,7 +217,7 @@ class World:
         self.metrics = [line for line in self.metrics if line.step <= self.first_step] if self.first_step else []
 
     def read_cursors(self) -> dict[int, BufferCursor]:
-        """Return the buffer cursor of each collected step, as actors.runtime.resume_point does."""
+        """Return the buffer cursor of each collected step, as asterism.actors.runtime.resume_point does."""
         collected = [decode(event.frame).message for event in self.logs[HEAD].events if event.kind == "StepCollected"]
         return {message.step: message.cursor for message in collected if isinstance(message, StepCollected)}
 
@@ -288,7 +288,7 @@ class World:
         return incarnation.bus
 
     async def store_metrics(self, message: AnyMessage) -> None:
-        """Store one metrics line per subject, as actors.metrics_file.MetricsFile does."""
+        """Store one metrics line per subject, as asterism.actors.metrics_file.MetricsFile does."""
         if isinstance(message, HealthReported):
             return
         assert isinstance(message, MetricsRecorded)

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.launch.checks.task_code_checks import describe_tasks
-from bus.messages import (
+from asterism.actors.launch.checks.task_code_checks import describe_tasks
+from asterism.bus.messages import (
     OPENING_CALL,
     AnswerSubmitted,
     EnvironmentCalled,
@@ -22,13 +22,13 @@ from bus.messages import (
     RewardInput,
     ids_to_bytes,
 )
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.model.tokenizer import load_tokenizer
-from sandbox.select_backend import make_sandbox
-from tasks.hosting.task_services import TaskServices, build_task_services
-from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.sandbox.select_backend import make_sandbox
+from asterism.tasks.hosting.task_services import TaskServices, build_task_services
+from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 

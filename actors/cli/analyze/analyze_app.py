@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from actors.cli.console import make_console
-from actors.cli.log.subcommands import JsonOption
+from asterism.actors.cli.console import make_console
+from asterism.actors.cli.log.subcommands import JsonOption
 
 analyze_app = typer.Typer(help="Analyze what the policy of a run has generated.", no_args_is_help=True)
 
@@ -35,7 +35,7 @@ def entropy(
     Reads the tokens of trajectories and evaluations that this step has generated from the event log, and computes the
     entropies with its exported model. Writes a page with highlighted dialogues and a figure into the run's folder.
     """
-    from actors.cli.analyze.entropy_command import EntropyOptions, analyze_entropy
+    from asterism.actors.cli.analyze.entropy_command import EntropyOptions, analyze_entropy
 
     options = EntropyOptions(checkpoint, trajectories, shown, seed, temperature, json_file)
     analyze_entropy(options, make_console())

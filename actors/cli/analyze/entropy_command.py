@@ -7,19 +7,25 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
-from actors.cli.console import check_json_path, write_json
-from actors.engines.checkpoint_argument import parse_checkpoint_argument
-from analysis.entropy.entropy_page import build_entropy_table, draw_entropy, write_entropy_page
-from analysis.entropy.token_kinds import ScoredDialogue, ScoredToken, TurnTags, classify_turn, compute_statistics
-from bus.addresses import HEAD
-from bus.event_log.reader import decode_event, read_events
-from bus.messages import TrajectoryFinished
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from policies.dialogue.token_text import split_text
+from asterism.actors.cli.console import check_json_path, write_json
+from asterism.actors.engines.checkpoint_argument import parse_checkpoint_argument
+from asterism.analysis.entropy.entropy_page import build_entropy_table, draw_entropy, write_entropy_page
+from asterism.analysis.entropy.token_kinds import (
+    ScoredDialogue,
+    ScoredToken,
+    TurnTags,
+    classify_turn,
+    compute_statistics,
+)
+from asterism.bus.addresses import HEAD
+from asterism.bus.event_log.reader import decode_event, read_events
+from asterism.bus.messages import TrajectoryFinished
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.policies.dialogue.token_text import split_text
 
 
 class EntropyOptions(NamedTuple):
@@ -129,8 +135,8 @@ def _score(
     """Entropies in nats of the generated tokens of each trajectory."""
     import torch  # slow to import
 
-    from engine.model.hf_checkpoint import load_model
-    from policies.losses.token_scores import ScoredTokens, TokenScores
+    from asterism.engine.model.hf_checkpoint import load_model
+    from asterism.policies.losses.token_scores import ScoredTokens, TokenScores
 
     torch.set_num_threads(threads)
     model = load_model(checkpoint)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from actors.cli.console import make_console
-from actors.cli.log.subcommands import SetOption
+from asterism.actors.cli.console import make_console
+from asterism.actors.cli.log.subcommands import SetOption
 
 CheckpointArgumentText = Annotated[
     str,
@@ -104,9 +104,9 @@ def chat(
 
     Ctrl-C stops a call or an answer, Ctrl-D exits, /help lists the commands.
     """
-    from actors.cli.chat.chat_loop import run_chat
-    from actors.cli.chat.chat_setup import ChatOptions
-    from actors.cli.sandbox_commands import suppress_logs
+    from asterism.actors.cli.chat.chat_loop import run_chat
+    from asterism.actors.cli.chat.chat_setup import ChatOptions
+    from asterism.actors.cli.sandbox_commands import suppress_logs
 
     suppress_logs()
     sampling, limits = (temperature, top_p, seed), (max_turns, max_tokens, context_tokens)

@@ -5,10 +5,10 @@ from collections.abc import Collection, Sequence
 from rich.console import Console
 from rich.segment import Segment, Segments
 
-from actors.cli.chat.chat_session import CONTEXT_FULL, FAILED, INTERRUPTED, AnswerEnd
-from actors.cli.console import escape_controls
-from policies.dialogue.chat_format import TextTokenizer
-from policies.dialogue.token_text import TokenText
+from asterism.actors.cli.chat.chat_session import CONTEXT_FULL, FAILED, INTERRUPTED, AnswerEnd
+from asterism.actors.cli.console import escape_controls
+from asterism.policies.dialogue.chat_format import TextTokenizer
+from asterism.policies.dialogue.token_text import TokenText
 
 _RESULT, _FRAME, _NOTE = "green", "dim", "dim italic"
 _ENDINGS = {
@@ -23,7 +23,7 @@ _ENDINGS = {
 
 
 class ChatDisplay:
-    """Implements actors.cli.chat.chat_session.ChatView."""
+    """Implements asterism.actors.cli.chat.chat_session.ChatView."""
 
     def __init__(self, console: Console, tokenizer: TextTokenizer, stop_token_ids: Collection[int]) -> None:
         self._console, self._tokenizer, self._stops = console, tokenizer, stop_token_ids

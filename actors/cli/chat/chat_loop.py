@@ -16,15 +16,22 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from actors.cli.chat.background_loop import BackgroundLoop
-from actors.cli.chat.chat_display import ChatDisplay
-from actors.cli.chat.chat_input import MessageReader, clean_text
-from actors.cli.chat.chat_session import FAILED, INTERRUPTED, ChatRefused, ChatSampling, ChatSession, ChatTask
-from actors.cli.chat.chat_setup import ChatOptions, ChatParts, OpenedChat, build_services, load_parts, open_chat
-from actors.cli.chat.chat_transcript import TranscriptFile, build_row
-from actors.cli.join_command import EXIT_INTERRUPTED
-from actors.engines.checkpoint_argument import parse_checkpoint_argument
-from configs.errors import UnusableInput
+from asterism.actors.cli.chat.background_loop import BackgroundLoop
+from asterism.actors.cli.chat.chat_display import ChatDisplay
+from asterism.actors.cli.chat.chat_input import MessageReader, clean_text
+from asterism.actors.cli.chat.chat_session import FAILED, INTERRUPTED, ChatRefused, ChatSampling, ChatSession, ChatTask
+from asterism.actors.cli.chat.chat_setup import (
+    ChatOptions,
+    ChatParts,
+    OpenedChat,
+    build_services,
+    load_parts,
+    open_chat,
+)
+from asterism.actors.cli.chat.chat_transcript import TranscriptFile, build_row
+from asterism.actors.cli.join_command import EXIT_INTERRUPTED
+from asterism.actors.engines.checkpoint_argument import parse_checkpoint_argument
+from asterism.configs.errors import UnusableInput
 
 EXIT_FAILED = 1
 _STDIN = "-"

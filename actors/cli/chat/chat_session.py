@@ -1,6 +1,6 @@
 """A conversation with a model: the decisions of a rollout, for one trajectory that a user continues.
 
-An answer takes the trajectory from the user's text to its end (policies.rollout.transitions). The next text of the user
+An answer takes the trajectory from the user's text to its end (asterism.policies.rollout.transitions). The next text of the user
 follows the same tokens, so that a conversation has the token ids of training. The view shows turns, calls and results
 meanwhile.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnswerSubmitted,
     CallFailed,
     CodeFinished,
@@ -36,19 +36,19 @@ from bus.messages import (
     bytes_to_ids,
     ids_to_bytes,
 )
-from engine.contract import Engine, EngineFailure, GenerationRequest
-from engine.data.datasets import DatasetProblem
-from engine.data.task_inputs import encode_row
-from policies.decider import Send
-from policies.dialogue.chat_format import TURN_END, TextTokenizer
-from policies.dialogue.tool_results import format_result
-from policies.rollout import transitions
-from policies.rollout.call_transitions import format_environment_result, format_refusal, select_calls
-from policies.rollout.trajectory import STEP, Rules, Trajectory, TrajectoryEvent
-from sandbox.contract import CodeSandbox, SandboxFailure
-from sandbox.output_scrubbing import scrub_outcome
-from tasks.hosting.host_process import HostFailure
-from tasks.hosting.task_services import TaskServices
+from asterism.engine.contract import Engine, EngineFailure, GenerationRequest
+from asterism.engine.data.datasets import DatasetProblem
+from asterism.engine.data.task_inputs import encode_row
+from asterism.policies.decider import Send
+from asterism.policies.dialogue.chat_format import TURN_END, TextTokenizer
+from asterism.policies.dialogue.tool_results import format_result
+from asterism.policies.rollout import transitions
+from asterism.policies.rollout.call_transitions import format_environment_result, format_refusal, select_calls
+from asterism.policies.rollout.trajectory import STEP, Rules, Trajectory, TrajectoryEvent
+from asterism.sandbox.contract import CodeSandbox, SandboxFailure
+from asterism.sandbox.output_scrubbing import scrub_outcome
+from asterism.tasks.hosting.host_process import HostFailure
+from asterism.tasks.hosting.task_services import TaskServices
 
 Message = dict[str, str]  # role and content
 Result = TypeVar("Result")

@@ -8,25 +8,25 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from actors.cli.sandbox_client import SandboxClient
-from actors.cli.sandbox_commands import make_sandbox_of_run
-from actors.engines.checkpoint_argument import CheckpointArgument
-from actors.launch.checks.task_code_checks import describe_tasks
-from actors.runtime.wiring import build_task_rules
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import ModelConfig, RunConfig
-from configs.task_options import TaskConfig
-from engine.contract import Engine, EngineFailure
-from engine.data.datasets import DatasetProblem, make_training_report, read_problems
-from engine.data.task_inputs import get_row_layout, read_task_descriptions
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from policies.rollout.trajectory import Rules
-from policies.tools.task_description import TaskDescription
-from sandbox.contract import CodeSandbox
-from tasks.checking.lazy_sandbox import LazySandbox
-from tasks.hosting.task_services import TaskServices, build_task_services
+from asterism.actors.cli.sandbox_client import SandboxClient
+from asterism.actors.cli.sandbox_commands import make_sandbox_of_run
+from asterism.actors.engines.checkpoint_argument import CheckpointArgument
+from asterism.actors.launch.checks.task_code_checks import describe_tasks
+from asterism.actors.runtime.wiring import build_task_rules
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import ModelConfig, RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.engine.contract import Engine, EngineFailure
+from asterism.engine.data.datasets import DatasetProblem, make_training_report, read_problems
+from asterism.engine.data.task_inputs import get_row_layout, read_task_descriptions
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.policies.rollout.trajectory import Rules
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.sandbox.contract import CodeSandbox
+from asterism.tasks.checking.lazy_sandbox import LazySandbox
+from asterism.tasks.hosting.task_services import TaskServices, build_task_services
 
 DEFAULT_CONTEXT_TOKENS = 16_384  # unless the run's trajectories are longer
 
@@ -150,7 +150,7 @@ def _build_engine(parts: ChatParts, options: ChatOptions) -> tuple[Engine, int]:
     run, folder = parts.run, parts.argument.folder
     tokens = options.context_tokens or max(run.sequence_tokens, DEFAULT_CONTEXT_TOKENS)
     if folder is None:
-        from engine.openai.openai_engine import OpenAIEngine
+        from asterism.engine.openai.openai_engine import OpenAIEngine
 
         engine = OpenAIEngine(
             parts.argument.url,
@@ -160,8 +160,8 @@ def _build_engine(parts: ChatParts, options: ChatOptions) -> tuple[Engine, int]:
             api_key_variable=options.api_key_variable,
         )
         return engine, tokens
-    from actors.engines.embedded_factory import build_embedded_engine
-    from engine.model.model_config import load_model_config
+    from asterism.actors.engines.embedded_factory import build_embedded_engine
+    from asterism.engine.model.model_config import load_model_config
 
     tokens = min(tokens, load_model_config(folder).max_position_embeddings)
     page_tokens = run.engine.page_tokens

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from actors.cli.chat.chat_session import Message
-from configs.errors import UnusableInput
+from asterism.actors.cli.chat.chat_session import Message
+from asterism.configs.errors import UnusableInput
 
 
 def build_row(messages: Sequence[Message], system: str, task: str) -> dict[str, object] | None:

@@ -14,19 +14,19 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from actors.cli.console import check_json_path, check_outputs, make_console, write_json
-from actors.cli.data.filter_command import add_filter_command
-from actors.cli.log.subcommands import JsonOption, SetOption
-from configs.errors import UnusableInput
+from asterism.actors.cli.console import check_json_path, check_outputs, make_console, write_json
+from asterism.actors.cli.data.filter_command import add_filter_command
+from asterism.actors.cli.log.subcommands import JsonOption, SetOption
+from asterism.configs.errors import UnusableInput
 
 if TYPE_CHECKING:  # the imports take a second, and each command imports this file
     from collections.abc import Iterator
 
-    from configs.schema import RunConfig
-    from engine.model.tokenizer import FastTokenizer
-    from tasks.curation.cleaning import CleanReport
-    from tasks.curation.inspection import FileInspection
-    from tasks.curation.rendering import RenderedRow
+    from asterism.configs.schema import RunConfig
+    from asterism.engine.model.tokenizer import FastTokenizer
+    from asterism.tasks.curation.cleaning import CleanReport
+    from asterism.tasks.curation.inspection import FileInspection
+    from asterism.tasks.curation.rendering import RenderedRow
 
 data_app = typer.Typer(
     help="Prepare data files: fetch, inspect, clean, filter, split and render.", no_args_is_help=True
@@ -75,8 +75,8 @@ def inspect(file: FileArgument, json_file: JsonOption = None) -> None:
 
     Exit with 1 if a run would refuse the file without further keys, such as those of \\[\\[sft.mixture]].
     """
-    from tasks.curation.answer_check import find_unreadable_answers
-    from tasks.curation.inspection import inspect_data
+    from asterism.tasks.curation.answer_check import find_unreadable_answers
+    from asterism.tasks.curation.inspection import inspect_data
 
     check_json_path(json_file)
     found = inspect_data(file, find_unreadable_answers)
@@ -110,8 +110,8 @@ def clean(
 
     OUTPUT's name with `.removed.jsonl` lists each removed row with the reason.
     """
-    from tasks.curation.answer_check import find_unreadable_answers
-    from tasks.curation.cleaning import OUTPUT_COLUMNS, CleanOptions, clean_questions
+    from asterism.tasks.curation.answer_check import find_unreadable_answers
+    from asterism.tasks.curation.cleaning import OUTPUT_COLUMNS, CleanOptions, clean_questions
 
     check_json_path(json_file)
     if taken := [name for name in keep or () if name in OUTPUT_COLUMNS]:
@@ -137,7 +137,7 @@ def split(
     json_file: JsonOption = None,
 ) -> None:
     """Choose test questions at random. Copies of a question go to the same file."""
-    from tasks.curation.splitting import split_questions
+    from asterism.tasks.curation.splitting import split_questions
 
     check_json_path(json_file)
     try:
@@ -164,7 +164,7 @@ def render(
     override: SetOption = None,
 ) -> None:
     """Show rows exactly as the model sees them: text, special tokens, token ids, and what the loss covers."""
-    from configs.load import load_run
+    from asterism.configs.load import load_run
 
     run = load_run(config, override or [])
     console = make_console()
@@ -210,10 +210,10 @@ def _download(name: str, folder: Path, patterns: list[str], revision: str | None
 
 
 def _render_rows(run: RunConfig, source: Source, name: str, count: int) -> Iterator[RenderedRow]:
-    from actors.launch.checks.task_code_checks import describe_tasks
-    from configs.run_folder import RunFolder
-    from engine.model.tokenizer import load_tokenizer
-    from tasks.curation.rendering import render_dialogues, render_questions
+    from asterism.actors.launch.checks.task_code_checks import describe_tasks
+    from asterism.configs.run_folder import RunFolder
+    from asterism.engine.model.tokenizer import load_tokenizer
+    from asterism.tasks.curation.rendering import render_dialogues, render_questions
 
     folder = RunFolder(Path(run.runs_folder) / run.name)
     tokenizer: FastTokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))

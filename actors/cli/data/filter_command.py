@@ -10,14 +10,14 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from actors.cli.console import check_json_path, check_outputs, make_console, write_json
-from actors.cli.log.subcommands import JsonOption
-from configs.errors import UnusableInput
+from asterism.actors.cli.console import check_json_path, check_outputs, make_console, write_json
+from asterism.actors.cli.log.subcommands import JsonOption
+from asterism.configs.errors import UnusableInput
 
 if TYPE_CHECKING:  # the imports take a second, and each command imports this file
     from rich.console import Console
 
-    from tasks.curation.difficulty_filter import FilterReport
+    from asterism.tasks.curation.difficulty_filter import FilterReport
 
 Unvisited = Literal["refuse", "keep", "drop"]
 _EPILOG = "Example: asterism data filter train.jsonl --by runs/eval-demo-60 --keep 'solved < rollouts' --out hard.jsonl"
@@ -68,9 +68,9 @@ def filter_by_traces(
 
     A rollout counts as solved by `evaluation.success` of the run that wrote the traces.
     """
-    from analysis.evaluation.trace_outcomes import OUTCOME_NAMES, read_outcomes
-    from tasks.curation.difficulty_filter import filter_rows
-    from tasks.curation.row_conditions import parse_condition
+    from asterism.analysis.evaluation.trace_outcomes import OUTCOME_NAMES, read_outcomes
+    from asterism.tasks.curation.difficulty_filter import filter_rows
+    from asterism.tasks.curation.row_conditions import parse_condition
 
     check_json_path(json_file)
     condition = parse_condition(keep, OUTCOME_NAMES)

@@ -12,25 +12,30 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from actors.cli.doctor.finding import CheckResult, DoctorFinding, run_check
-from actors.cli.plan_command import plan_local_run
-from actors.engines.openai_factory import find_served_model
-from actors.launch.checks.input_checks import InputCheck, list_input_checks
-from actors.launch.checks.task_code_checks import check_references
-from analysis.planning.plan_table import describe_remedy
-from configs.errors import GIB, UnusableInput, format_bytes
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.contract import EngineFailure
-from engine.inference.embedded import select_device
-from engine.model.lora.lora_options import get_published_adapters
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import SUPPORTED_VERSIONS
-from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable, check_compatibility
-from engine.sglang.server.external_server import fetch_server_info, format_config_key
-from engine.sglang.server.gpu_check import VisibleGpu, check_gpu_count, check_memory_budget, query_gpu_inventory
-from engine.sglang.server.interpreter_check import check_interpreter, wait_for_free_port
-from engine.sglang.server.server_arguments import HOST, build_environment, compute_port
+from asterism.actors.cli.doctor.finding import CheckResult, DoctorFinding, run_check
+from asterism.actors.cli.plan_command import plan_local_run
+from asterism.actors.engines.openai_factory import find_served_model
+from asterism.actors.launch.checks.input_checks import InputCheck, list_input_checks
+from asterism.actors.launch.checks.task_code_checks import check_references
+from asterism.analysis.planning.plan_table import describe_remedy
+from asterism.configs.errors import GIB, UnusableInput, format_bytes
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.contract import EngineFailure
+from asterism.engine.inference.embedded import select_device
+from asterism.engine.model.lora.lora_options import get_published_adapters
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import SUPPORTED_VERSIONS
+from asterism.engine.sglang.server.compatibility import ServerRequirements, ServerUnusable, check_compatibility
+from asterism.engine.sglang.server.external_server import fetch_server_info, format_config_key
+from asterism.engine.sglang.server.gpu_check import (
+    VisibleGpu,
+    check_gpu_count,
+    check_memory_budget,
+    query_gpu_inventory,
+)
+from asterism.engine.sglang.server.interpreter_check import check_interpreter, wait_for_free_port
+from asterism.engine.sglang.server.server_arguments import HOST, build_environment, compute_port
 
 EXTERNAL_SERVER_TIMEOUT_S = 10.0
 _VERSIONS = " or ".join(SUPPORTED_VERSIONS)

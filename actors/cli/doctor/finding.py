@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 from rich.table import Table
 
-from configs.errors import UnusableInput
-from sandbox.contract import SandboxFailure
+from asterism.configs.errors import UnusableInput
+from asterism.sandbox.contract import SandboxFailure
 
 FindingStatus = Literal["ok", "warning", "missing", "unusable"]
 

@@ -15,17 +15,17 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from actors.cli.doctor.finding import CheckResult, DoctorFinding, run_check
-from actors.launch.checks.input_checks import read_kernel_file, read_memory_bytes
-from actors.launch.claim_run_folder import check_disk_space
-from bus.process.scratch_lock import remove_stale_scratch
-from configs.errors import GIB, format_bytes
-from configs.schema import RunConfig
-from sandbox.contract import Isolation
-from sandbox.docker_probe import DockerProbeResult, probe_docker
-from sandbox.hosts.docker.docker_host import remove_stale_containers
-from sandbox.isolation import format_isolation
-from sandbox.select_backend import probe_isolation
+from asterism.actors.cli.doctor.finding import CheckResult, DoctorFinding, run_check
+from asterism.actors.launch.checks.input_checks import read_kernel_file, read_memory_bytes
+from asterism.actors.launch.claim_run_folder import check_disk_space
+from asterism.bus.process.scratch_lock import remove_stale_scratch
+from asterism.configs.errors import GIB, format_bytes
+from asterism.configs.schema import RunConfig
+from asterism.sandbox.contract import Isolation
+from asterism.sandbox.docker_probe import DockerProbeResult, probe_docker
+from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
+from asterism.sandbox.isolation import format_isolation
+from asterism.sandbox.select_backend import probe_isolation
 
 _REINSTALL = "Run `make setup`, which installs the pinned packages into .venv."
 _REMEDIES = {  # for findings with which `asterism run` refuses to start
@@ -66,7 +66,7 @@ def examine(folder: Path = Path(), run: RunConfig | None = None) -> dict[str, Do
     findings = {name: run_check(check, _REMEDIES.get(name, "")) for name, check in checks.items()}
     if findings["torch"].status == "missing":
         return findings
-    from actors.cli.doctor.configuration_checks import check_run, check_sglang  # needs torch
+    from asterism.actors.cli.doctor.configuration_checks import check_run, check_sglang  # needs torch
 
     return findings | (check_run(run) if run else {"SGLang": run_check(lambda: check_sglang(folder))})
 

@@ -6,16 +6,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.cli.console import escape_controls
-from actors.cli.log.show_command import load_text_context
-from analysis.event_logs.comparable_events import ComparableEvent
-from analysis.event_logs.describe import make_excerpt
-from analysis.event_logs.diff import RunDivergence, find_first_divergence, list_differing_fields
-from analysis.event_logs.pretty import pretty_format
-from bus.messages import bytes_to_ids
-from configs.load import list_differences, load_run
-from configs.loading.config_layers import ConfigError
-from configs.run_folder import RunFolder
+from asterism.actors.cli.console import escape_controls
+from asterism.actors.cli.log.show_command import load_text_context
+from asterism.analysis.event_logs.comparable_events import ComparableEvent
+from asterism.analysis.event_logs.describe import make_excerpt
+from asterism.analysis.event_logs.diff import RunDivergence, find_first_divergence, list_differing_fields
+from asterism.analysis.event_logs.pretty import pretty_format
+from asterism.bus.messages import bytes_to_ids
+from asterism.configs.load import list_differences, load_run
+from asterism.configs.loading.config_layers import ConfigError
+from asterism.configs.run_folder import RunFolder
 
 _KEYS_WITHOUT_EFFECT = ("name:", "runs_folder:")  # on a run's decisions
 _ELEMENT_BYTES = {"token_ids": 4, "prompt_ids": 4, "logprobs": 4, "versions": 4, "loss_mask": 1}

@@ -8,23 +8,23 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.cli.console import check_json_path, write_json
-from actors.cli.log.fork_points import describe_remedy, read_turn_versions, require_checkpoint
-from actors.cli.log.fork_result import ForkPoint, build_fork_result, show_fork
-from actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
-from actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
-from actors.replay.replay import ReplayedTrajectory, ResultOverride, find_log, replay_trajectory
-from actors.runtime.wiring import build_rules
-from bus.addresses import ROLLOUT
-from configs.errors import UnusableInput
-from configs.load import load_with_overrides
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.task_inputs import read_task_descriptions
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from policies.rollout.rollout import Rollout
-from policies.rollout.trajectory import Rules, Trajectory
-from tasks.hosting.task_services import build_task_services
+from asterism.actors.cli.console import check_json_path, write_json
+from asterism.actors.cli.log.fork_points import describe_remedy, read_turn_versions, require_checkpoint
+from asterism.actors.cli.log.fork_result import ForkPoint, build_fork_result, show_fork
+from asterism.actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
+from asterism.actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
+from asterism.actors.replay.replay import ReplayedTrajectory, ResultOverride, find_log, replay_trajectory
+from asterism.actors.runtime.wiring import build_rules
+from asterism.bus.addresses import ROLLOUT
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_with_overrides
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.task_inputs import read_task_descriptions
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.trajectory import Rules, Trajectory
+from asterism.tasks.hosting.task_services import build_task_services
 
 
 class ForkOptions(NamedTuple):
@@ -127,8 +127,8 @@ def _choose_checkpoint(folder: RunFolder, options: ForkOptions, versions: tuple[
 
 def _check_vocabulary(checkpoint: Path, tokenizer: FastTokenizer) -> None:
     """Raises UnusableInput if the model's vocabulary differs: the log holds token ids."""
-    from engine.model.hf_checkpoint import load_model_config  # torch is slow to import
-    from engine.model.tokenizer import check_vocabulary
+    from asterism.engine.model.hf_checkpoint import load_model_config  # torch is slow to import
+    from asterism.engine.model.tokenizer import check_vocabulary
 
     check_vocabulary(load_model_config(checkpoint), tokenizer)
     if (checkpoint / "tokenizer.json").exists():
@@ -138,7 +138,7 @@ def _check_vocabulary(checkpoint: Path, tokenizer: FastTokenizer) -> None:
 def _run_branches(
     run: RunConfig, folder: RunFolder, tokenizer: FastTokenizer, checkpoint: Path, trajectories: list[Trajectory]
 ) -> list[EndedTrajectory]:
-    from actors.engines.embedded_factory import build_embedded_engine
+    from asterism.actors.engines.embedded_factory import build_embedded_engine
 
     _check_vocabulary(checkpoint, tokenizer)
     pages = -(-run.sequence_tokens // run.engine.page_tokens)

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bus.addresses import ROLLOUT
-from bus.event_log.reader import decode_event, read_events
-from bus.messages import StartGroup, TurnGenerated
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from engine.learner.checkpoints import CHECKPOINT_NAME
-from engine.model.weight_files import list_weight_files
+from asterism.bus.addresses import ROLLOUT
+from asterism.bus.event_log.reader import decode_event, read_events
+from asterism.bus.messages import StartGroup, TurnGenerated
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.learner.checkpoints import CHECKPOINT_NAME
+from asterism.engine.model.weight_files import list_weight_files
 
 
 class ForkableTurn(NamedTuple):

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.replay.branch_runner import EndedTrajectory
-from actors.replay.replay import ReplayedTrajectory
-from analysis.what_if.trajectory_diff import TrajectoryComparison, TrajectoryOutcome, build_outcome, compare
-from configs.run_folder import RunFolder
-from policies.dialogue.chat_format import TextTokenizer
-from policies.rollout.trajectory import Trajectory
+from asterism.actors.replay.branch_runner import EndedTrajectory
+from asterism.actors.replay.replay import ReplayedTrajectory
+from asterism.analysis.what_if.trajectory_diff import TrajectoryComparison, TrajectoryOutcome, build_outcome, compare
+from asterism.configs.run_folder import RunFolder
+from asterism.policies.dialogue.chat_format import TextTokenizer
+from asterism.policies.rollout.trajectory import Trajectory
 
 
 class ForkPoint(NamedTuple):

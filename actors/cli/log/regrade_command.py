@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.cli.console import check_json_path, write_json
-from actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
-from actors.launch.checks.task_code_checks import describe_tasks
-from actors.replay.regrading import (
+from asterism.actors.cli.console import check_json_path, write_json
+from asterism.actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
+from asterism.actors.launch.checks.task_code_checks import describe_tasks
+from asterism.actors.replay.regrading import (
     RegradedTrajectory,
     StoredTrajectory,
     SubmissionBuilder,
@@ -23,15 +23,15 @@ from actors.replay.regrading import (
     read_stored_trajectories,
     regrade,
 )
-from bus.messages import AnswerSubmitted
-from configs.errors import UnusableInput
-from configs.load import list_differences, load_run, load_with_overrides
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.task_inputs import load_task_renderers
-from engine.model.tokenizer import load_tokenizer
-from policies.step_metrics import divide
-from tasks.hosting.task_services import build_task_services
+from asterism.bus.messages import AnswerSubmitted
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import list_differences, load_run, load_with_overrides
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.task_inputs import load_task_renderers
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.step_metrics import divide
+from asterism.tasks.hosting.task_services import build_task_services
 
 _SHOWN_CHANGES = 10
 _MAX_TEXT = 40

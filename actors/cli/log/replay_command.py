@@ -9,20 +9,27 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.replay.replay import DECIDING_PROCESSES, ReplayDifference, find_log, replay_before, replay_run, replay_until
-from actors.runtime.decider_loop import compute_fingerprint, encode_effects
-from actors.runtime.wiring import build_deciders
-from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events
-from analysis.event_logs.pretty import pretty_format
-from bus.addresses import HEAD, ROLLOUT
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import RunStarted
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from policies.decider import Decider, Send
-from policies.rollout.rollout import Rollout
+from asterism.actors.replay.replay import (
+    DECIDING_PROCESSES,
+    ReplayDifference,
+    find_log,
+    replay_before,
+    replay_run,
+    replay_until,
+)
+from asterism.actors.runtime.decider_loop import compute_fingerprint, encode_effects
+from asterism.actors.runtime.wiring import build_deciders
+from asterism.analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events
+from asterism.analysis.event_logs.pretty import pretty_format
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import RunStarted
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.policies.decider import Decider, Send
+from asterism.policies.rollout.rollout import Rollout
 
 # Bounds of the search for the messages with a given fingerprint.
 _CANDIDATES_PER_RECEIVER = 2

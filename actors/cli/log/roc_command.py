@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from actors.cli.console import check_json_path, write_json
-from analysis.what_if.roc_refilter import (
+from asterism.actors.cli.console import check_json_path, write_json
+from asterism.analysis.what_if.roc_refilter import (
     CandidateTrajectory,
     SelectionDifference,
     SelectionStats,
@@ -18,10 +18,10 @@ from analysis.what_if.roc_refilter import (
     list_candidates,
     read_judged_groups,
 )
-from configs.errors import UnusableInput
-from configs.load import list_differences, load_run, load_with_overrides
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import list_differences, load_run, load_with_overrides
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 
 class RefilteredStep(msgspec.Struct, frozen=True):

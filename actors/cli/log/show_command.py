@@ -10,17 +10,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from actors.cli.console import escape_controls
-from actors.cli.log.fork_points import format_forkable_turns, list_forkable_turns
-from analysis.event_logs.describe import TaskTexts, TextContext, describe, extract_texts, make_excerpt
-from analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
-from analysis.event_logs.story import tell_story
-from bus.messages import AnyMessage
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from engine.data.task_inputs import load_task_renderers, read_task_descriptions
-from engine.model.tokenizer import load_tokenizer
+from asterism.actors.cli.console import escape_controls
+from asterism.actors.cli.log.fork_points import format_forkable_turns, list_forkable_turns
+from asterism.analysis.event_logs.describe import TaskTexts, TextContext, describe, extract_texts, make_excerpt
+from asterism.analysis.event_logs.merged_events import EventFilter, MergedEvent, merge_events, read_start_time
+from asterism.analysis.event_logs.story import tell_story
+from asterism.bus.messages import AnyMessage
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.data.task_inputs import load_task_renderers, read_task_descriptions
+from asterism.engine.model.tokenizer import load_tokenizer
 
 _POLL_INTERVAL_S = 0.2  # for new events
 _KINDS = tuple(kind.__name__ for kind in get_args(AnyMessage))

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from actors.cli.console import make_console
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder, StagesFolder
+from asterism.actors.cli.console import make_console
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder, StagesFolder
 
 log_app = typer.Typer(help="Inspect, replay, compare, export and fork the event logs of a run.", no_args_is_help=True)
 _MAX_ID = 2**63 - 1  # largest integer in an event log
@@ -82,7 +82,7 @@ def replay(
 
     With --until, print the state of an actor just after that event instead.
     """
-    from actors.cli.log.replay_command import replay_log, show_state
+    from asterism.actors.cli.log.replay_command import replay_log, show_state
 
     if until:
         if verify:
@@ -97,7 +97,7 @@ def replay(
 @log_app.command()
 def story(run: RunArgument, trajectory: TrajectoryArgument) -> None:
     """Print every event of one trajectory in the order of time."""
-    from actors.cli.log.show_command import print_story
+    from asterism.actors.cli.log.show_command import print_story
 
     print_story(open_run_folder(run), trajectory, console=make_console())
 
@@ -123,8 +123,8 @@ def show(
 
     An event is shown if it matches all filters.
     """
-    from actors.cli.log.show_command import check_kind, show_log
-    from analysis.event_logs.merged_events import EventFilter, parse_time, read_start_time
+    from asterism.actors.cli.log.show_command import check_kind, show_log
+    from asterism.analysis.event_logs.merged_events import EventFilter, parse_time, read_start_time
 
     folder = open_run_folder(run)
     start_time = read_start_time(folder)
@@ -154,7 +154,7 @@ def diff(
     Compares the contents of each trajectory, the metrics and weights of each step, in any order,
     and the newest checkpoint.
     """
-    from actors.cli.log.diff_command import compare_runs
+    from asterism.actors.cli.log.diff_command import compare_runs
 
     raise typer.Exit(compare_runs(open_run_folder(run_a), open_run_folder(run_b), exact=exact, console=make_console()))
 
@@ -172,9 +172,9 @@ def export(
     step: Annotated[int | None, typer.Option("--step", min=1, help="Export only the time of this step.")] = None,
 ) -> None:
     """Export a run's event logs to Parquet tables and to a Chrome trace."""
-    from analysis.event_logs.parquet_tables import ALL_TIMES, write_parquet
-    from analysis.event_logs.perfetto import write_chrome_trace
-    from analysis.event_logs.spans import build_spans, find_step, select_step
+    from asterism.analysis.event_logs.parquet_tables import ALL_TIMES, write_parquet
+    from asterism.analysis.event_logs.perfetto import write_chrome_trace
+    from asterism.analysis.event_logs.spans import build_spans, find_step, select_step
 
     folder = open_run_folder(run)
     if parquet is None and chrome is None:
@@ -225,7 +225,7 @@ def fork(
 
     A branch can have another tool result, checkpoint or seed; otherwise it repeats the original.
     """
-    from actors.cli.log.fork_command import ForkOptions, fork_trajectory
+    from asterism.actors.cli.log.fork_command import ForkOptions, fork_trajectory
 
     options = ForkOptions(trajectory, turn, tool_result, checkpoint, seed, count, override or [], json_file)
     raise typer.Exit(fork_trajectory(open_run_folder(run), options, make_console()))
@@ -242,7 +242,7 @@ def roc(
 
     Example: `--set roc.penalty=release`.
     """
-    from actors.cli.log.roc_command import print_refiltered
+    from asterism.actors.cli.log.roc_command import print_refiltered
 
     print_refiltered(open_run_folder(run), step, override or [], json_file, make_console())
 
@@ -259,7 +259,7 @@ def regrade_run(
     The calls of environments and dialogues are repeated in new instances. Example: `--set reward.accept=any`, or
     `--task search --set reward.functions.format=rewards.py:score_format`.
     """
-    from actors.cli.log.regrade_command import print_regraded
+    from asterism.actors.cli.log.regrade_command import print_regraded
 
     raise typer.Exit(print_regraded(open_run_folder(run), task, override or [], json_file, make_console()))
 
@@ -267,6 +267,6 @@ def regrade_run(
 @log_app.command()
 def waits(run: RunArgument) -> None:
     """Show what each process and trajectory waits for, now or at the end of the run."""
-    from actors.cli.log.waits_command import print_waits
+    from asterism.actors.cli.log.waits_command import print_waits
 
     print_waits(open_run_folder(run))

@@ -1,7 +1,7 @@
 """`asterism log waits`: lists what each process and trajectory waits for and since when.
 
 The waits follow from the deciders' states after a replay of their logs. For a stalled run, the
-launcher starts `python -m actors.cli.log.waits_command RUN`, so that the replay does not block it.
+launcher starts `python -m asterism.actors.cli.log.waits_command RUN`, so that the replay does not block it.
 """
 
 import sys
@@ -12,21 +12,21 @@ from pathlib import Path
 
 import msgspec
 
-from actors.cli.console import escape_controls
-from actors.replay.replay import find_log, list_batches, redecide_complete_launches
-from actors.runtime.wiring import build_deciders
-from bus.addresses import ARBITER, BUFFER, HEAD, LEARNER, RECIPE, ROLLOUT
-from bus.event_log.reader import read_events
-from bus.event_log.records import Event
-from bus.messages import GpuMemoryRequested, RunFinished, RunStarted, StepRequested, WeightsPublished
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.groups.group_buffer import GroupBuffer
-from policies.recipe import Recipe
-from policies.rollout.rollout import Rollout
-from policies.rollout.trajectory import Trajectory
+from asterism.actors.cli.console import escape_controls
+from asterism.actors.replay.replay import find_log, list_batches, redecide_complete_launches
+from asterism.actors.runtime.wiring import build_deciders
+from asterism.bus.addresses import ARBITER, BUFFER, HEAD, LEARNER, RECIPE, ROLLOUT
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.event_log.records import Event
+from asterism.bus.messages import GpuMemoryRequested, RunFinished, RunStarted, StepRequested, WeightsPublished
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.groups.group_buffer import GroupBuffer
+from asterism.policies.recipe import Recipe
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.trajectory import Trajectory
 
 _MAX_IDS_SHOWN = 5  # trajectories in one line
 

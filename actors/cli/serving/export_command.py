@@ -8,19 +8,19 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from actors.cli.serving.model_card import write_model_card
-from actors.engines.checkpoint_argument import RunStep, find_run_step
-from configs.atomic_write import locking_folder, replacing_folder
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import list_files, write_manifest
-from configs.load import load_run
-from configs.schema import RunConfig
-from configs.task_options import TaskConfig
-from engine.chat.chat_files import ServedChat, build_served_chat, write_chat_files
-from engine.data.task_inputs import read_task_descriptions
-from engine.learner.saving.checkpoint_weights import open_checkpoint_weights, write_weights
-from engine.model.hf_export import make_readable, write_model_description
-from engine.model.lora.lora_options import get_lora_options
+from asterism.actors.cli.serving.model_card import write_model_card
+from asterism.actors.engines.checkpoint_argument import RunStep, find_run_step
+from asterism.configs.atomic_write import locking_folder, replacing_folder
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import list_files, write_manifest
+from asterism.configs.load import load_run
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.engine.chat.chat_files import ServedChat, build_served_chat, write_chat_files
+from asterism.engine.data.task_inputs import read_task_descriptions
+from asterism.engine.learner.saving.checkpoint_weights import open_checkpoint_weights, write_weights
+from asterism.engine.model.hf_export import make_readable, write_model_description
+from asterism.engine.model.lora.lora_options import get_lora_options
 
 ExportDtype = Literal["bfloat16", "float16", "float32"]
 

@@ -7,15 +7,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from actors.engines.checkpoint_argument import RunStep
-from analysis.metric_lines import decode_metric_lines
-from analysis.summary_table import read_summary
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.chat.chat_files import ServingFacts
-from engine.learner.checkpoints import CHECKPOINT_NAME
-from engine.model.weight_files import read_json_object
+from asterism.actors.engines.checkpoint_argument import RunStep
+from asterism.analysis.metric_lines import decode_metric_lines
+from asterism.analysis.summary_table import read_summary
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.chat.chat_files import ServingFacts
+from asterism.engine.learner.checkpoints import CHECKPOINT_NAME
+from asterism.engine.model.weight_files import read_json_object
 
 _FRONT_MATTER = """\
 ---

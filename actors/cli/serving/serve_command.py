@@ -11,18 +11,18 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 
-from actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON
-from actors.cli.serving.export_command import ExportOptions, export_step
-from actors.engines.checkpoint_argument import RunStep, find_checkpoint_folder, find_run_folder, find_run_step
-from configs.atomic_write import locking_folder
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import check_folder
-from configs.load import load_run
-from configs.schema import RunConfig
-from configs.sglang_options import SGLangConfig
-from engine.chat.chat_files import ServingFacts, read_serving_facts
-from engine.sglang.server.chat_server import ChatServer, serve_chats
-from engine.sglang.server.compatibility import ServerUnusable
+from asterism.actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON
+from asterism.actors.cli.serving.export_command import ExportOptions, export_step
+from asterism.actors.engines.checkpoint_argument import RunStep, find_checkpoint_folder, find_run_folder, find_run_step
+from asterism.configs.atomic_write import locking_folder
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import check_folder
+from asterism.configs.load import load_run
+from asterism.configs.schema import RunConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.chat.chat_files import ServingFacts, read_serving_facts
+from asterism.engine.sglang.server.chat_server import ChatServer, serve_chats
+from asterism.engine.sglang.server.compatibility import ServerUnusable
 
 
 class ServeOptions(NamedTuple):

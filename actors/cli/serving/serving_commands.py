@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from actors.cli.console import make_console
-from actors.cli.log.subcommands import SetOption
+from asterism.actors.cli.console import make_console
+from asterism.actors.cli.log.subcommands import SetOption
 
 Device = Literal["auto", "cuda", "cpu"]
 RunStepArgument = Annotated[
@@ -42,7 +42,7 @@ def export(
 
     It has the chat template that the run trained with, the stop tokens, and a model card.
     """
-    from actors.cli.serving.export_command import ExportOptions, export_run
+    from asterism.actors.cli.serving.export_command import ExportOptions, export_run
 
     export_run(run, folder, ExportOptions(dtype, max_shard_gb, task, overwrite), make_console())
 
@@ -70,7 +70,7 @@ def serve(
     override: SetOption = None,
 ) -> None:
     """Serve a model with OpenAI's chat API, with SGLang and the parsers that fit the run, until Ctrl-C."""
-    from actors.cli.serving.serve_command import ServeOptions, serve_model
+    from asterism.actors.cli.serving.serve_command import ServeOptions, serve_model
 
     options = ServeOptions(host, port, device, python, override or [], arguments or [])
     raise typer.Exit(serve_model(model, options, make_console()))

@@ -6,21 +6,21 @@ The head reads all questions before the first step, and the learner all dialogue
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from actors.launch.checks.task_code_checks import CheckedInput
-from configs.algorithm import SftFileConfig
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.task_options import TaskConfig
-from engine.data.data_files import BadRows, DatasetError, list_data_files
-from engine.data.datasets import QuestionReport, read_problems
-from engine.data.family_dialogues import FamilyDialogues
-from engine.data.sft_dialogues import count_sft_dialogues, describe_bad_rows
-from engine.data.task_inputs import build_family_dialogues, build_task_formats, get_row_layout
-from engine.model.tokenizer import load_tokenizer
-from policies.tools.task_description import TaskDescription
-from sandbox.contract import SandboxFailure
-from tasks.curation.answer_check import find_unreadable_answers, is_answer_of_kind
+from asterism.actors.launch.checks.task_code_checks import CheckedInput
+from asterism.configs.algorithm import SftFileConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.engine.data.data_files import BadRows, DatasetError, list_data_files
+from asterism.engine.data.datasets import QuestionReport, read_problems
+from asterism.engine.data.family_dialogues import FamilyDialogues
+from asterism.engine.data.sft_dialogues import count_sft_dialogues, describe_bad_rows
+from asterism.engine.data.task_inputs import build_family_dialogues, build_task_formats, get_row_layout
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.sandbox.contract import SandboxFailure
+from asterism.tasks.curation.answer_check import find_unreadable_answers, is_answer_of_kind
 
 _MAX_CHECKED_ROWS = 100_000  # of a file: about a second
 _MAX_TOKENIZED_ROWS = 1_000  # of a file in the format of a model family

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from actors.launch.checks.data_checks import check_data, check_dialogues, check_questions
-from actors.launch.checks.task_code_checks import (
+from asterism.actors.launch.checks.data_checks import check_data, check_dialogues, check_questions
+from asterism.actors.launch.checks.task_code_checks import (
     CheckedInput,
     check_import_path,
     check_references,
@@ -19,24 +19,29 @@ from actors.launch.checks.task_code_checks import (
     check_task,
     list_references,
 )
-from actors.sinks.contract import check_sinks
-from configs.errors import UnusableInput, format_bytes
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.task_options import TaskConfig
-from engine.data.datasets import QuestionReport, make_training_report
-from engine.data.task_inputs import build_renderer
-from engine.learner.checkpoints import is_resumable, read_trainer_state
-from engine.model.lora.lora_options import LoraOptions, check_lora_targets, count_trained_parameters, get_lora_options
-from engine.model.model_config import DecoderConfig, check_weight_shapes, load_model_config
-from engine.model.tokenizer import check_vocabulary, load_tokenizer
-from engine.model.weight_files import count_parameters
-from engine.weight_transfer.published_bytes import count_folder_bytes, count_folders, count_slot_bytes
-from policies.dialogue.chat_format import TURN_END, TURN_START
-from policies.groups.advantages import ESTIMATORS, FILTERS
-from policies.losses import LOSSES
-from policies.tools.task_description import MATH, TaskDescription, list_success_warnings
-from tasks import DEFAULT_TASK
+from asterism.actors.sinks.contract import check_sinks
+from asterism.configs.errors import UnusableInput, format_bytes
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.engine.data.datasets import QuestionReport, make_training_report
+from asterism.engine.data.task_inputs import build_renderer
+from asterism.engine.learner.checkpoints import is_resumable, read_trainer_state
+from asterism.engine.model.lora.lora_options import (
+    LoraOptions,
+    check_lora_targets,
+    count_trained_parameters,
+    get_lora_options,
+)
+from asterism.engine.model.model_config import DecoderConfig, check_weight_shapes, load_model_config
+from asterism.engine.model.tokenizer import check_vocabulary, load_tokenizer
+from asterism.engine.model.weight_files import count_parameters
+from asterism.engine.weight_transfer.published_bytes import count_folder_bytes, count_folders, count_slot_bytes
+from asterism.policies.dialogue.chat_format import TURN_END, TURN_START
+from asterism.policies.groups.advantages import ESTIMATORS, FILTERS
+from asterism.policies.losses import LOSSES
+from asterism.policies.tools.task_description import MATH, TaskDescription, list_success_warnings
+from asterism.tasks import DEFAULT_TASK
 
 _FLOAT32_BYTES = 4
 _SAVED_COPIES = 4  # in a checkpoint: the weights, two moments of the optimizer, and the exported model, at most

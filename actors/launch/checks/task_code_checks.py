@@ -9,13 +9,13 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from configs.errors import UnusableInput
-from configs.loading.secret_references import resolve_references
-from configs.schema import RunConfig
-from configs.task_options import RewardConfig, TaskConfig
-from policies.tools.task_description import TaskDescription
-from tasks import DEFAULT_TASK
-from tasks.hosting.task_services import build_host_command
+from asterism.configs.errors import UnusableInput
+from asterism.configs.loading.secret_references import resolve_references
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import RewardConfig, TaskConfig
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.tasks import DEFAULT_TASK
+from asterism.tasks.hosting.task_services import build_host_command
 
 
 class CheckedInput(NamedTuple):
@@ -95,7 +95,7 @@ def run_host(task: TaskConfig, *keys: str) -> str:
 def check_import_path(key: str, spec: str, known: Sequence[str]) -> CheckedInput:
     if ":" not in spec:
         raise UnusableInput(f'"{spec}" is unknown; known: {", ".join(known)}, or an import path such as "file.py:name"')
-    _run_program([sys.executable, "-P", "-m", "configs.import_path", key, spec], None, [key])
+    _run_program([sys.executable, "-P", "-m", "asterism.configs.import_path", key, spec], None, [key])
     return CheckedInput(spec)
 
 

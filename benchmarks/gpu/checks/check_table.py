@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from asterism.engine.model.architectures import ARCHITECTURES
 from benchmarks.gpu.checks.engine_checks import (
     check_graphs,
     check_prefill,
@@ -21,7 +22,6 @@ from benchmarks.gpu.checks.learner_checks import (
 )
 from benchmarks.gpu.checks.measured import Measured
 from benchmarks.gpu.checks.model_checks import check_bfloat16, check_compiled, check_float32
-from engine.model.architectures import ARCHITECTURES
 
 Check = Callable[[torch.device], Iterator[Measured]]
 

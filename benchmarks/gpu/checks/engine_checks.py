@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.inference.embedded import EmbeddedEngine
+from asterism.engine.inference.fused_weights import FusedWeights
+from asterism.engine.learner.weight_publisher import WeightPublisher
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.weight_transfer.shared_memory import load_published
 from benchmarks.gpu.checks.measured import Measured, count_differing
 from benchmarks.gpu.checks.model_checks import VOCABULARY, build_small_config, build_small_model, write_small_checkpoint
 from benchmarks.gpu.weight_engine import make_sharing, running_engine
-from engine.contract import Capacity, Generation, GenerationRequest
-from engine.inference.embedded import EmbeddedEngine
-from engine.inference.fused_weights import FusedWeights
-from engine.learner.weight_publisher import WeightPublisher
-from engine.model.causal_lm import CausalLM
-from engine.weight_transfer.shared_memory import load_published
 
 _MEMORY = Path("/dev/shm")
 _PROMPT_LENGTHS = (5, 200, 17, 64, 131)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from asterism.engine.model.compiled_parts import compile_head_kernels
+from asterism.engine.model.packed_attention import attend_rows, attend_segments, build_segments
+from asterism.policies.losses.head_kernels import FusedHeadKernels, HeadKernels
+from asterism.policies.losses.token_scores import EAGER_KERNELS, compute_token_scores
 from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_relative_error
-from engine.model.compiled_parts import compile_head_kernels
-from engine.model.packed_attention import attend_rows, attend_segments, build_segments
-from policies.losses.head_kernels import FusedHeadKernels, HeadKernels
-from policies.losses.token_scores import EAGER_KERNELS, compute_token_scores
 
 _LENGTHS = (300, 1, 64, 700)  # of packed sequences
 _BFLOAT16_LIMIT = 2e-2  # of single kernels; on a CPU up to 0.003, up to 0.009 with 150,000 logits

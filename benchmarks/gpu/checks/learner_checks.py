@@ -11,14 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_relative_error, count_differing
-from benchmarks.gpu.checks.model_checks import VOCABULARY, build_small_config, build_small_model, write_small_checkpoint
-from configs.algorithm import LearnerConfig, RlConfig, SftConfig
-from configs.machines import EngineConfig
-from configs.schema import RunConfig
-from configs.sglang_options import SGLangConfig
-from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
-from engine.learner.distributed import (
+from asterism.configs.algorithm import LearnerConfig, RlConfig, SftConfig
+from asterism.configs.machines import EngineConfig
+from asterism.configs.schema import RunConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
+from asterism.engine.learner.distributed import (
     RankGroup,
     all_reduce,
     find_non_finite_parameter,
@@ -26,9 +24,11 @@ from engine.learner.distributed import (
     get_local,
     join_ranks,
 )
-from engine.learner.offload.state_offload import StateOffload
-from engine.learner.sharding import load_sharded_model
-from engine.learner.trainer import Trainer
+from asterism.engine.learner.offload.state_offload import StateOffload
+from asterism.engine.learner.sharding import load_sharded_model
+from asterism.engine.learner.trainer import Trainer
+from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_relative_error, count_differing
+from benchmarks.gpu.checks.model_checks import VOCABULARY, build_small_config, build_small_model, write_small_checkpoint
 
 _LENGTHS = (200, 3, 57, 120, 31, 90)
 # Adam divides by the size of the gradient, so a gradient of almost 0 moves its weight by the sign of rounding. Measured on

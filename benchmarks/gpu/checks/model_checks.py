@@ -9,6 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.model.causal_lm import CausalLM, initialize_weights
+from asterism.engine.model.model_config import DecoderConfig, ExpertsConfig
+from asterism.engine.model.packed_attention import build_segments
+from asterism.policies.losses.token_scores import ScoredTokens, TokenScores
 from benchmarks.gpu.checks.measured import (
     BFLOAT16_LIMIT,
     FLOAT32_LIMIT,
@@ -16,11 +21,6 @@ from benchmarks.gpu.checks.measured import (
     compute_relative_error,
     compute_worst_error,
 )
-from engine.model.architectures import ARCHITECTURES
-from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.model_config import DecoderConfig, ExpertsConfig
-from engine.model.packed_attention import build_segments
-from policies.losses.token_scores import ScoredTokens, TokenScores
 
 VOCABULARY = 1000
 _LENGTHS = (37, 1, 130, 64)  # of packed sequences

@@ -10,37 +10,37 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
+from asterism.configs.algorithm import LearnerConfig, RlConfig, SftConfig
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.sharding import build_sharded_model
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.lora.lora_options import get_lora_options
+from asterism.engine.model.model_config import DecoderConfig
 from benchmarks.support.fake_cuda.operation_costs import KernelCount, sum_counts
 from benchmarks.support.fake_cuda.operation_log import Copy, MixedDevices, OperationLog, Sync
-from configs.algorithm import LearnerConfig, RlConfig, SftConfig
-from configs.schema import RunConfig
-from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
-from engine.learner.distributed import RankGroup
-from engine.learner.sharding import build_sharded_model
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM
-from engine.model.lora.lora_options import get_lora_options
-from engine.model.model_config import DecoderConfig
 
 Part = Literal["layers", "attention", "ends", "head", "loss", "gradients", "optimizer", "checks", "other"]
 
 # The first prefix of "module:function" that matches.
 _PLACES: tuple[tuple[str, Part], ...] = (
-    ("engine.model.packed_attention:", "attention"),
-    ("engine.model.causal_lm:Backbone.", "ends"),  # embedding, and the tables of the rotary embedding
-    ("engine.model.causal_lm:CausalLM.", "ends"),  # the selection of the scored hidden states
-    ("engine.model.rope:apply_rope", "layers"),
-    ("engine.model.rope:", "ends"),
-    ("engine.model.", "layers"),  # with the last norm and the conversion of float32 parameters
-    ("policies.losses.token_scores:", "head"),
-    ("policies.losses.head_kernels:", "head"),
-    ("policies.losses.", "loss"),
-    ("engine.learner.loss_reduction:", "loss"),
-    ("engine.learner.trainer:_build_loss_input", "loss"),
-    ("engine.learner.trainer:Trainer._forward_backward", "gradients"),  # sums over micro batches
-    ("engine.learner.trainer:Trainer._apply_gradients", "optimizer"),
-    ("engine.learner.optimizers:", "optimizer"),
-    ("engine.learner.distributed:", "checks"),  # of the weights
+    ("asterism.engine.model.packed_attention:", "attention"),
+    ("asterism.engine.model.causal_lm:Backbone.", "ends"),  # embedding, and the tables of the rotary embedding
+    ("asterism.engine.model.causal_lm:CausalLM.", "ends"),  # the selection of the scored hidden states
+    ("asterism.engine.model.rope:apply_rope", "layers"),
+    ("asterism.engine.model.rope:", "ends"),
+    ("asterism.engine.model.", "layers"),  # with the last norm and the conversion of float32 parameters
+    ("asterism.policies.losses.token_scores:", "head"),
+    ("asterism.policies.losses.head_kernels:", "head"),
+    ("asterism.policies.losses.", "loss"),
+    ("asterism.engine.learner.loss_reduction:", "loss"),
+    ("asterism.engine.learner.trainer:_build_loss_input", "loss"),
+    ("asterism.engine.learner.trainer:Trainer._forward_backward", "gradients"),  # sums over micro batches
+    ("asterism.engine.learner.trainer:Trainer._apply_gradients", "optimizer"),
+    ("asterism.engine.learner.optimizers:", "optimizer"),
+    ("asterism.engine.learner.distributed:", "checks"),  # of the weights
 )
 DEVICE = torch.device("cuda", 0)
 SEQUENCES = 4  # of a micro batch

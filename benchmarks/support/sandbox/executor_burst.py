@@ -11,15 +11,15 @@ from pathlib import Path
 
 import msgspec
 
+from asterism.bus.addresses import ROLLOUT
+from asterism.bus.bus import Bus
+from asterism.bus.messages import CallFailed, CodeFinished, Shutdown
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.schema import BusConfig as BusConfig
+from asterism.sandbox.checks.load_test import CallId, CallTally, LoadFigures, percentile
 from benchmarks.support.process_memory import list_descendants, read_proportional_mib, read_resident_mib
 from benchmarks.support.sandbox.executor_process import EXECUTOR
 from benchmarks.support.sandbox.probes import make_numbered_probes
-from bus.addresses import ROLLOUT
-from bus.bus import Bus
-from bus.messages import CallFailed, CodeFinished, Shutdown
-from bus.transport.zeromq import open_zmq_bus
-from configs.schema import BusConfig as BusConfig
-from sandbox.checks.load_test import CallId, CallTally, LoadFigures, percentile
 
 REPORT_CALLS, REPORT_LATENCY_S = 45_000, 0.3  # of a training step, and the mean of a call, end to end
 _CLIENT = ROLLOUT

@@ -13,12 +13,12 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from actors.executor import Executor
+from asterism.actors.executor import Executor
+from asterism.bus.addresses import EXECUTOR
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.machines import BusConfig
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from benchmarks.support.sandbox.sandbox_backends import build_config, create_host
-from bus.addresses import EXECUTOR
-from bus.transport.zeromq import open_zmq_bus
-from configs.machines import BusConfig
-from sandbox.fork_server_sandbox import ForkServerSandbox
 
 
 async def run_executor(backend: str, core: int, folder: Path) -> None:

@@ -3,11 +3,11 @@
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, CodeTimedOut
-from sandbox.checks.load_test import PRINT, Probe, expect_stdout, make_program_probe, make_program_probes
+from asterism.bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, CodeTimedOut
+from asterism.sandbox.checks.load_test import PRINT, Probe, expect_stdout, make_program_probe, make_program_probes
 
 CELL = "cell"
-# Not pure (sandbox.inside.call.pure_cells): a fork keeps the state before the cell.
+# Not pure (asterism.sandbox.inside.call.pure_cells): a fork keeps the state before the cell.
 FORKED_CELL = "forked_cell"
 _CELLS = {CELL: ("1+1", "2\n"), FORKED_CELL: ("import math\nmath.gcd(12, 18)", "6\n")}  # code, output
 

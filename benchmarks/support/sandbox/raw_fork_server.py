@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from configs.schema import SandboxConfig as SandboxConfig
-from sandbox.hosts.host import Host, LaunchedProcess
-from sandbox.inside.wire.frames import LENGTH, Frame, encode_frame
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.sandbox.hosts.host import Host, LaunchedProcess
+from asterism.sandbox.inside.wire.frames import LENGTH, Frame, encode_frame
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 _OK = b'"kind":"ok"'
 _TIMEOUT_S = 60.0
@@ -25,7 +25,7 @@ class DirectClient:
     @classmethod
     async def start(cls, host: Host, config: SandboxConfig, namespaces: bool) -> DirectClient:
         launched = await host.launch(
-            "sandbox.inside.server.boot",
+            "asterism.sandbox.inside.server.boot",
             ServerSettings(
                 preload="bare",
                 namespaces=namespaces,

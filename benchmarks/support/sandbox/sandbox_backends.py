@@ -11,9 +11,9 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from configs.schema import SandboxConfig as SandboxConfig
-from sandbox.hosts.host import Host
-from sandbox.hosts.local_host import LocalHost
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.sandbox.hosts.host import Host
+from asterism.sandbox.hosts.local_host import LocalHost
 
 
 def build_config(backend: str, core: int, **limits: Any) -> SandboxConfig:
@@ -24,7 +24,7 @@ def build_config(backend: str, core: int, **limits: Any) -> SandboxConfig:
 def create_host(backend: str, config: SandboxConfig) -> Host:
     if backend == "process":
         return LocalHost()
-    from sandbox.hosts.docker.docker_host import ContainerHost  # other backends need no container client
+    from asterism.sandbox.hosts.docker.docker_host import ContainerHost  # other backends need no container client
 
     return ContainerHost(config, run="benchmark")
 

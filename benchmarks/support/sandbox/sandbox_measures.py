@@ -8,13 +8,8 @@ from statistics import median
 
 import msgspec
 
-from benchmarks.support.process_memory import list_descendants, read_private_mib
-from benchmarks.support.sandbox.answer_bombs import generate_bombs
-from benchmarks.support.sandbox.probes import CELL, FORKED_CELL, make_cell_probes, make_mixed_probes
-from benchmarks.support.sandbox.raw_fork_server import DirectClient
-from benchmarks.support.sandbox.sandbox_backends import ProcessPerCall
-from bus.messages import AnswerSubmitted
-from sandbox.checks.load_test import (
+from asterism.bus.messages import AnswerSubmitted
+from asterism.sandbox.checks.load_test import (
     CODE,
     NUMPY,
     PRINT,
@@ -29,7 +24,12 @@ from sandbox.checks.load_test import (
     run_burst,
     run_closed_loop,
 )
-from sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from benchmarks.support.process_memory import list_descendants, read_private_mib
+from benchmarks.support.sandbox.answer_bombs import generate_bombs
+from benchmarks.support.sandbox.probes import CELL, FORKED_CELL, make_cell_probes, make_mixed_probes
+from benchmarks.support.sandbox.raw_fork_server import DirectClient
+from benchmarks.support.sandbox.sandbox_backends import ProcessPerCall
 
 RATE_IN_FLIGHT = 16
 NOTEBOOKS = 64

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sglang.http_api import GenerateRequest, SamplingParams
+from asterism.engine.sglang.http_api import GenerateRequest, SamplingParams
 
 _HEADERS = {"Content-Type": "application/json"}
 _KEEPALIVE_S = 2.0  # below the server's idle timeout of 5 s

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
+from asterism.engine.contract import EngineFailure, Generation, GenerationRequest
+from asterism.engine.sglang.sglang_engine import SGLangEngine
 from benchmarks.support.sglang.bare_client import BareClient
-from engine.contract import EngineFailure, Generation, GenerationRequest
-from engine.sglang.sglang_engine import SGLangEngine
 
 _POLL_S = 0.05
 _SCORED_AT_ONCE = 4

@@ -17,22 +17,22 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
-from actors.generator import Generator
-from analysis.simulation.synthetic_tokens import ANSWER_TOKEN, CALL_TOKEN
-from analysis.simulation.workload import TrajectoryPlan, Workload, WorkloadShape, draw_workload
+from asterism.actors.generator import Generator
+from asterism.analysis.simulation.synthetic_tokens import ANSWER_TOKEN, CALL_TOKEN
+from asterism.analysis.simulation.workload import TrajectoryPlan, Workload, WorkloadShape, draw_workload
+from asterism.bus.addresses import GENERATOR
+from asterism.bus.transport.in_process import Hub
+from asterism.configs.machines import BusConfig
+from asterism.engine.contract import MAX_STOP_TOKENS, EngineLoad, Generation, GenerationRequest, TokenListener
+from asterism.engine.model.hf_checkpoint import load_model_config
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.server.compatibility import ServerRequirements
+from asterism.engine.sglang.server.external_server import ExternalServer
+from asterism.engine.sglang.sglang_engine import SGLangEngine
+from asterism.policies.arbiter.arbiter import PolicyName
 from benchmarks.sglang import FixedWeights
 from benchmarks.support.planned_lengths import build_groups
 from benchmarks.support.two_engines import ARBITER, HEAD, RolloutHarness, compute_digests, drive
-from bus.addresses import GENERATOR
-from bus.transport.in_process import Hub
-from configs.machines import BusConfig
-from engine.contract import MAX_STOP_TOKENS, EngineLoad, Generation, GenerationRequest, TokenListener
-from engine.model.hf_checkpoint import load_model_config
-from engine.sglang.client import SGLangClient
-from engine.sglang.server.compatibility import ServerRequirements
-from engine.sglang.server.external_server import ExternalServer
-from engine.sglang.sglang_engine import SGLangEngine
-from policies.arbiter.arbiter import PolicyName
 
 ENGINE = GENERATOR
 HOT = 1e6  # logits of a random model, divided by this, differ by less than a draw resolves

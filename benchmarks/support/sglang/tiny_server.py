@@ -6,11 +6,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, RunConfig, TinyConfig
-from engine.sglang.server.compatibility import ServerRequirements
-from tasks.tiny.prepare import prepare
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
+from asterism.engine.sglang.server.compatibility import ServerRequirements
+from asterism.tasks.tiny.prepare import prepare
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs" / "tiny_sglang.toml"

@@ -5,15 +5,15 @@ import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 
+from asterism.bus.messages import OPENING_CALL, EnvironmentCalled, Observation
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.tasks.hosting.host_pool import CallResult, HostPool
+from asterism.tasks.hosting.task_services import build_host_command
+from asterism.tasks.hosting.wire import ProgramEnded, RunProgram
 from benchmarks.support.process_memory import read_resident_mib
 from benchmarks.support.tasks.counters import Counter, SyncCounter
-from bus.messages import OPENING_CALL, EnvironmentCalled, Observation
-from configs.schema import RunConfig
-from configs.task_options import TaskConfig
-from policies.tools.task_description import TaskDescription
-from tasks.hosting.host_pool import CallResult, HostPool
-from tasks.hosting.task_services import build_host_command
-from tasks.hosting.wire import ProgramEnded, RunProgram
 
 TASK = "counter"
 DESCRIPTION = TaskDescription("environment", has_reward=True)

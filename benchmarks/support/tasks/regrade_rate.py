@@ -4,7 +4,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from actors.replay.regrading import StoredTrajectory, regrade
+from asterism.actors.replay.regrading import StoredTrajectory, regrade
+from asterism.bus.messages import (
+    AnsweredCall,
+    AnswerSubmitted,
+    EnvironmentHistory,
+    EnvironmentOutcome,
+    RewardInput,
+    StartGroup,
+    TokenRecord,
+    TrajectoryFinished,
+    digest_outcome,
+)
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.sandbox.select_backend import make_sandbox
+from asterism.tasks.hosting.task_services import TaskServices, build_task_services
 from benchmarks.support.tasks.counters import Counter
 from benchmarks.support.tasks.host_calls import (
     ADDITION,
@@ -17,21 +32,6 @@ from benchmarks.support.tasks.host_calls import (
     open_instance,
     open_pool,
 )
-from bus.messages import (
-    AnsweredCall,
-    AnswerSubmitted,
-    EnvironmentHistory,
-    EnvironmentOutcome,
-    RewardInput,
-    StartGroup,
-    TokenRecord,
-    TrajectoryFinished,
-    digest_outcome,
-)
-from configs.run_folder import RunFolder
-from configs.schema import SandboxConfig as SandboxConfig
-from sandbox.select_backend import make_sandbox
-from tasks.hosting.task_services import TaskServices, build_task_services
 
 CALLS = 3  # of each trajectory, after its opening
 

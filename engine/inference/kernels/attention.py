@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.inference.buffer_sizes import count_gather_tokens
-from engine.inference.kernels.attention_kernels import select_kernels
-from engine.inference.kernels.flash_varlen import FlashKernel
-from engine.inference.kernels.packed_prompts import (
+from asterism.engine.inference.buffer_sizes import count_gather_tokens
+from asterism.engine.inference.kernels.attention_kernels import select_kernels
+from asterism.engine.inference.kernels.flash_varlen import FlashKernel
+from asterism.engine.inference.kernels.packed_prompts import (
     NUM_ARRAYS,
     PackedPrompts,
     attend_prompts,
@@ -27,9 +27,9 @@ from engine.inference.kernels.packed_prompts import (
     group_prompts,
     list_prompt_arrays,
 )
-from engine.inference.kv.contiguous_kv import DenseKvBlock, DenseKvCache
-from engine.inference.kv.kv_cache import KvCache
-from engine.inference.sequence import PrefillChunk, enumerate_chunks
+from asterism.engine.inference.kv.contiguous_kv import DenseKvBlock, DenseKvCache
+from asterism.engine.inference.kv.kv_cache import KvCache
+from asterism.engine.inference.sequence import PrefillChunk, enumerate_chunks
 
 MAX_ROWWISE_TOKENS = 16  # a prefill chunk of at most this size is read row by row: pages are gathered for each row
 
@@ -65,7 +65,7 @@ class AttentionPlan(NamedTuple):
 
 
 class CachedAttention(Protocol):
-    """PagedAttention, or engine.inference.kernels.block_table_attention.BlockTableAttention, with their own blocks."""
+    """PagedAttention, or asterism.engine.inference.kernels.block_table_attention.BlockTableAttention, with their own blocks."""
 
     max_pages: int  # of a block table
 

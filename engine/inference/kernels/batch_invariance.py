@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from configs.errors import UnusableInput
-from engine.inference.buffer_sizes import MIN_ROWS
-from engine.inference.kernels.attention_kernels import AttentionKernels
-from engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
-from engine.inference.kv.kv_cache import WIDTH_STEP
-from engine.model.model_config import DecoderConfig
+from asterism.configs.errors import UnusableInput
+from asterism.engine.inference.buffer_sizes import MIN_ROWS
+from asterism.engine.inference.kernels.attention_kernels import AttentionKernels
+from asterism.engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
+from asterism.engine.inference.kv.kv_cache import WIDTH_STEP
+from asterism.engine.model.model_config import DecoderConfig
 
 TILE_ROWS = (64, 16, MIN_ROWS)  # the first size that is batch-invariant is used
 EXHAUSTIVE_MAX_ROWS = 40  # beyond it, only numbers of rows around the powers of two are tested

@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.contract import Capacity
-from engine.inference.buffer_sizes import PAGE_TOKENS_STEP
-from engine.inference.kernels.attention import CachedAttention, PagedAttention
-from engine.inference.kernels.flash_varlen import FlashKernel, Queries, select_flash
-from engine.inference.kv.kv_cache import KeyValueCache, KvCache
-from engine.inference.kv.token_major_cache import TokenMajorCache
-from engine.inference.sequence import PrefillChunk
-from engine.model.model_config import DecoderConfig
+from asterism.engine.contract import Capacity
+from asterism.engine.inference.buffer_sizes import PAGE_TOKENS_STEP
+from asterism.engine.inference.kernels.attention import CachedAttention, PagedAttention
+from asterism.engine.inference.kernels.flash_varlen import FlashKernel, Queries, select_flash
+from asterism.engine.inference.kv.kv_cache import KeyValueCache, KvCache
+from asterism.engine.inference.kv.token_major_cache import TokenMajorCache
+from asterism.engine.inference.sequence import PrefillChunk
+from asterism.engine.model.model_config import DecoderConfig
 
 
 class TableBlock(NamedTuple):
@@ -33,7 +33,7 @@ class TableBlock(NamedTuple):
 
 
 class BlockTableAttention:
-    """Implements engine.inference.kernels.attention.CachedAttention. Its plans are the number of keys of each sequence."""
+    """Implements asterism.engine.inference.kernels.attention.CachedAttention. Its plans are the number of keys of each sequence."""
 
     reads_pages = True
 

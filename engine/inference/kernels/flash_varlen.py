@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.packed_attention import find_causal_options, varlen_attn
+from asterism.engine.model.packed_attention import find_causal_options, varlen_attn
 
 _MASK_OPTIONS = ("window_size", "is_causal")
 _DTYPES = (torch.bfloat16, torch.float16)

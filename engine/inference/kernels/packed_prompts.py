@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.inference.kernels.flash_varlen import FlashKernel, Queries
-from engine.inference.kv.kv_cache import KvCache
-from engine.inference.sequence import PrefillChunk
+from asterism.engine.inference.kernels.flash_varlen import FlashKernel, Queries
+from asterism.engine.inference.kv.kv_cache import KvCache
+from asterism.engine.inference.sequence import PrefillChunk
 
 NUM_ARRAYS = 3  # of each group of prompts
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.inference.buffer_sizes import DENSE_CACHE_BYTES
-from engine.inference.kv.kv_cache import KvCache
+from asterism.engine.inference.buffer_sizes import DENSE_CACHE_BYTES
+from asterism.engine.inference.kv.kv_cache import KvCache
 
 # With fewer rows a step makes more calls; with more, attention reads more padding of short sequences.
 DENSE_BLOCK_ROWS = 64

@@ -10,14 +10,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.model.model_config import DecoderConfig
+from asterism.engine.model.model_config import DecoderConfig
 
 # The number of gathered tokens is a multiple of it: the kernels then sum in the same order at every width.
 WIDTH_STEP = 32
 
 
 class KeyValueCache(Protocol):
-    """KvCache, or engine.inference.kv.token_major_cache.TokenMajorCache."""
+    """KvCache, or asterism.engine.inference.kv.token_major_cache.TokenMajorCache."""
 
     page_tokens: int
     padding_page: int

@@ -3,8 +3,8 @@
 Eviction takes the pages of the least recently used idle sequence, last page first, so that a prefix remains.
 """
 
-from engine.inference.kv.page_pool import PagePool, compute_page_digests
-from engine.inference.sequence import MissingPages, PrefillChunk, Sequence
+from asterism.engine.inference.kv.page_pool import PagePool, compute_page_digests
+from asterism.engine.inference.sequence import MissingPages, PrefillChunk, Sequence
 
 
 class KvCacheManager:

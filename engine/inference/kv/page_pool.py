@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.inference.sequence import Sequence
+from asterism.engine.inference.sequence import Sequence
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ Unlike KvCache, it is never gathered.
 import torch
 from torch import Tensor
 
-from engine.model.model_config import DecoderConfig
+from asterism.engine.model.model_config import DecoderConfig
 
 
 class TokenMajorCache:

@@ -6,15 +6,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from engine.learner.checkpoints import read_trainer_state
-from engine.learner.distributed import RankGroup, get_local
-from engine.learner.sharding import build_sharded_model, load_sharded_model
-from engine.model.causal_lm import CausalLM
-from engine.model.hf_checkpoint import fill_rows
-from engine.model.lora.lora_linear import list_adapters, list_base_parameters
-from engine.model.lora.lora_options import LoraOptions
-from engine.model.packed_attention import Segments
-from policies.losses.token_scores import ScoredTokens, TokenScores
+from asterism.engine.learner.checkpoints import read_trainer_state
+from asterism.engine.learner.distributed import RankGroup, get_local
+from asterism.engine.learner.sharding import build_sharded_model, load_sharded_model
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.hf_checkpoint import fill_rows
+from asterism.engine.model.lora.lora_linear import list_adapters, list_base_parameters
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.packed_attention import Segments
+from asterism.policies.losses.token_scores import ScoredTokens, TokenScores
 
 
 def start_from_folder(folder: Path, ranks: RankGroup, dtype: str, options: LoraOptions, seed: int) -> CausalLM:

@@ -4,15 +4,20 @@ from pathlib import Path
 
 from torch import nn
 
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.adapters.adapted_model import BasePolicy, build_saved_model, start_from_folder, start_from_model
-from engine.learner.distributed import RankGroup
-from engine.learner.saving.training_state import load_weights
-from engine.learner.sharding import build_sharded_model, load_sharded_model
-from engine.model.causal_lm import CausalLM
-from engine.model.lora.lora_linear import list_adapters
-from engine.model.lora.lora_options import get_lora_options
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.adapters.adapted_model import (
+    BasePolicy,
+    build_saved_model,
+    start_from_folder,
+    start_from_model,
+)
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.saving.training_state import load_weights
+from asterism.engine.learner.sharding import build_sharded_model, load_sharded_model
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.lora.lora_linear import list_adapters
+from asterism.engine.model.lora.lora_options import get_lora_options
 
 
 class PolicyModels:

@@ -2,7 +2,7 @@
 
 metrics_000011.msgpack         of a step with a checkpoint, from before its checkpoint until the next one
 step_000012/
-    group_00000345_0.samples   a part of an accepted group (engine.learner.batches.sample_files)
+    group_00000345_0.samples   a part of an accepted group (asterism.engine.learner.batches.sample_files)
     batch.msgpack              the frame of BatchReady: the batch is complete
 
 A message is acknowledged after it is written. A killed learner restarts from its checkpoint and repeats its steps from
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from bus.codec import decode
-from bus.messages import BatchReady, GroupAccepted
-from configs.atomic_write import raising_disk_errors, write_atomically
-from engine.learner.batches.sample_files import SampleIndex, read_index, write_samples
-from policies.groups.staleness import check_versions
+from asterism.bus.codec import decode
+from asterism.bus.messages import BatchReady, GroupAccepted
+from asterism.configs.atomic_write import raising_disk_errors, write_atomically
+from asterism.engine.learner.batches.sample_files import SampleIndex, read_index, write_samples
+from asterism.policies.groups.staleness import check_versions
 
 _FOLDER_NAME = re.compile(r"step_(\d{6,})")
 _BATCH_NAME = "batch.msgpack"

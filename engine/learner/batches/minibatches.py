@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from configs.algorithm import LossMean
-from engine.learner.batches.training_sequence import SequenceSource, Source, TrainingSequence
-from engine.learner.distributed import RankGroup
-from engine.model.packed_attention import Segments, build_segments
-from policies.seeded_random import shuffle_range
+from asterism.configs.algorithm import LossMean
+from asterism.engine.learner.batches.training_sequence import SequenceSource, Source, TrainingSequence
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.model.packed_attention import Segments, build_segments
+from asterism.policies.seeded_random import shuffle_range
 
 
 def build_rl_minibatches(sequences: Sequence[Source], num_minibatches: int, seed: int, step: int) -> list[list[Source]]:

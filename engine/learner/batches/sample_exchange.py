@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.learner.batches.sample_files import StoredSequence, count_bytes
-from engine.learner.batches.training_sequence import RankShares
-from engine.learner.distributed import RankGroup
+from asterism.engine.learner.batches.sample_files import StoredSequence, count_bytes
+from asterism.engine.learner.batches.training_sequence import RankShares
+from asterism.engine.learner.distributed import RankGroup
 
 PIECE_BYTES = 64 << 20  # of one transfer
 

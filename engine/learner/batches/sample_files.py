@@ -13,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from bus.messages import GroupAccepted
-from configs.atomic_write import write_atomically
-from engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
+from asterism.bus.messages import GroupAccepted
+from asterism.configs.atomic_write import write_atomically
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
 
 BYTES_PER_TOKEN = 9
 _LENGTH = struct.Struct("<Q")

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bus.messages import TrainingSample
+from asterism.bus.messages import TrainingSample
 
 
 class SequenceSource(Protocol):

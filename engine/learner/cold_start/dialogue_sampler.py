@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.seeded_random import shuffle_range
+from asterism.policies.seeded_random import shuffle_range
 
 
 class StepSize(NamedTuple):

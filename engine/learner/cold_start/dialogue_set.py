@@ -12,17 +12,17 @@ import structlog
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from configs.algorithm import SftConfig, SftFileConfig
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.task_inputs import build_family_dialogues, build_task_formats, read_task_descriptions
-from engine.data.token_files import DialogueSource, MappedTokens, map_token_file, write_token_file
-from engine.learner.batches.training_sequence import TrainingSequence
-from engine.learner.cold_start.dialogue_sampler import SftSampler, StepSize
-from engine.learner.distributed import RankGroup, broadcast_object
-from engine.model.tokenizer import load_tokenizer
-from policies.seeded_random import mix
+from asterism.configs.algorithm import SftConfig, SftFileConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.task_inputs import build_family_dialogues, build_task_formats, read_task_descriptions
+from asterism.engine.data.token_files import DialogueSource, MappedTokens, map_token_file, write_token_file
+from asterism.engine.learner.batches.training_sequence import TrainingSequence
+from asterism.engine.learner.cold_start.dialogue_sampler import SftSampler, StepSize
+from asterism.engine.learner.distributed import RankGroup, broadcast_object
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.seeded_random import mix
 
 _HELD_OUT = 2**40  # a key of the draw in place of an epoch
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.distributed import ReduceOp
 
-from engine.learner.batches.training_sequence import RankShares, SequenceSource
-from engine.learner.distributed import RankGroup, all_reduce
-from engine.model.experts import compute_expert_load, take_expert_counts
-from engine.model.training_flops import ForwardFlops
+from asterism.engine.learner.batches.training_sequence import RankShares, SequenceSource
+from asterism.engine.learner.distributed import RankGroup, all_reduce
+from asterism.engine.model.experts import compute_expert_load, take_expert_counts
+from asterism.engine.model.training_flops import ForwardFlops
 
 GIB = 1 << 30
 _MAXRSS_UNIT = 1024  # bytes, on Linux

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.learner.batches.training_sequence import SequenceSource
+from asterism.engine.learner.batches.training_sequence import SequenceSource
 
 
 def split_micro_batches(

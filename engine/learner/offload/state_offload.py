@@ -18,8 +18,8 @@ from torch import Tensor, UntypedStorage, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from configs.schema import RunConfig
-from engine.learner.distributed import RankGroup, wait_at_barrier
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.distributed import RankGroup, wait_at_barrier
 
 
 def list_state(model: nn.Module, optimizers: Iterable[Optimizer], reference: nn.Module | None) -> list[Tensor]:

@@ -13,18 +13,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
-from engine.learner.saving.training_state import read_whole_weights
-from engine.model.hf_export import Shapes, WeightShard, make_readable, write_shard
-from engine.model.lora.lora_linear import list_adapter_parameters, list_adapters, merge_rows, name_adapter
-from engine.model.lora.lora_options import LoraOptions
+from asterism.engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
+from asterism.engine.learner.saving.training_state import read_whole_weights
+from asterism.engine.model.hf_export import Shapes, WeightShard, make_readable, write_shard
+from asterism.engine.model.lora.lora_linear import list_adapter_parameters, list_adapters, merge_rows, name_adapter
+from asterism.engine.model.lora.lora_options import LoraOptions
 
 _PREFIX = "base_model.model."  # of all names in peft's files
 
 
 class SavedAdapters(NamedTuple):
     options: LoraOptions
-    shapes: Shapes  # by the names of engine.model.lora.lora_linear.list_adapter_parameters
+    shapes: Shapes  # by the names of asterism.engine.model.lora.lora_linear.list_adapter_parameters
 
 
 def describe_adapters(model: nn.Module) -> SavedAdapters | None:

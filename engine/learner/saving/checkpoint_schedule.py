@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
-from configs.schema import RunConfig
-from engine.learner.distributed import RankGroup, broadcast_object
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.distributed import RankGroup, broadcast_object
 
 SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start
 

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from configs.atomic_write import sync_paths
-from configs.integrity.file_manifest import digest_files, list_files, write_manifest
-from engine.chat.chat_files import ServedChat, write_chat_files
-from engine.learner.checkpoints import (
+from asterism.configs.atomic_write import sync_paths
+from asterism.configs.integrity.file_manifest import digest_files, list_files, write_manifest
+from asterism.engine.chat.chat_files import ServedChat, write_chat_files
+from asterism.engine.learner.checkpoints import (
     FIRST_CHECKPOINT,
     TrainerState,
     commit_checkpoint,
@@ -32,10 +32,10 @@ from engine.learner.checkpoints import (
     naming_disk_errors,
     write_trainer_state,
 )
-from engine.learner.distributed import RankGroup
-from engine.learner.saving.adapter_export import SavedAdapters, read_merged_weights, write_adapters
-from engine.learner.saving.training_state import StateDict, read_whole_weights, write_training_state
-from engine.model.hf_export import (
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.saving.adapter_export import SavedAdapters, read_merged_weights, write_adapters
+from asterism.engine.learner.saving.training_state import StateDict, read_whole_weights, write_training_state
+from asterism.engine.model.hf_export import (
     MAX_SHARD_BYTES,
     Shapes,
     make_readable,
@@ -44,7 +44,7 @@ from engine.model.hf_export import (
     write_model_description,
     write_shard,
 )
-from engine.model.model_config import DecoderConfig
+from asterism.engine.model.model_config import DecoderConfig
 
 Result = TypeVar("Result")
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-from configs.integrity.file_manifest import DamagedFile, check_folder, read_manifest
-from engine.learner.distributed import RankGroup
-from engine.model.weight_files import CheckpointError
+from asterism.configs.integrity.file_manifest import DamagedFile, check_folder, read_manifest
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.model.weight_files import CheckpointError
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = {

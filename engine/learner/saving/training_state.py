@@ -2,7 +2,7 @@
 
 Names of the tensors: `model.PARAMETER`, `optimizer.state.PARAMETER.MOMENT`, `random.cpu_RANK` and `random.cuda_RANK`.
 Parameters that are frozen in RL do not change: only the checkpoint of step 0 has them. The
-schedule follows from the stage and the step, which are in state.json (engine.learner.checkpoints), and from the
+schedule follows from the stage and the step, which are in state.json (asterism.engine.learner.checkpoints), and from the
 configuration, as do the other options of the optimizer.
 
 Each rank reads and writes only its own shards, in float32.
@@ -24,11 +24,11 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.optim import Optimizer
 
-from configs.integrity.file_manifest import check_file
-from engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
-from engine.learner.distributed import RankGroup
-from engine.learner.saving.tensor_reader import TensorReader, check_tensor_files
-from engine.model.weight_files import CheckpointError
+from asterism.configs.integrity.file_manifest import check_file
+from asterism.engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.saving.tensor_reader import TensorReader, check_tensor_files
+from asterism.engine.model.weight_files import CheckpointError
 
 StateDict = dict[str, Any]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.model.causal_lm import CausalLM
-from engine.model.layers import UninitializedLinear
-from engine.model.lora.lora_options import ATTENTION_TARGETS, LoraOptions, check_lora_targets
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.layers import UninitializedLinear
+from asterism.engine.model.lora.lora_options import ATTENTION_TARGETS, LoraOptions, check_lora_targets
 
 
 class LoraLinear(UninitializedLinear):

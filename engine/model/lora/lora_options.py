@@ -3,9 +3,9 @@
 from math import prod
 from typing import NamedTuple
 
-from configs.algorithm import LearnerConfig, LoraTarget
-from configs.schema import RunConfig
-from engine.model.model_config import DecoderConfig, UnsupportedModel
+from asterism.configs.algorithm import LearnerConfig, LoraTarget
+from asterism.configs.schema import RunConfig
+from asterism.engine.model.model_config import DecoderConfig, UnsupportedModel
 
 ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_TARGETS: tuple[LoraTarget, ...] = ("gate_proj", "up_proj", "down_proj")

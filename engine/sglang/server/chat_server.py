@@ -12,16 +12,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bus.process import parent_death
-from bus.process.waiting import make_interrupt_event, wait_for_first
-from configs.loading.secret_references import resolve_references
-from configs.sglang_options import SGLangConfig
-from engine.sglang.client import SGLangClient
-from engine.sglang.server.compatibility import ServerUnusable
-from engine.sglang.server.gpu_check import query_gpu_inventory
-from engine.sglang.server.interpreter_check import check_interpreter, wait_for_free_port
-from engine.sglang.server.server_arguments import CPU_ARGUMENTS, HOST
-from engine.sglang.server.server_process_group import ProcessGroup
+from asterism.bus.process import parent_death
+from asterism.bus.process.waiting import make_interrupt_event, wait_for_first
+from asterism.configs.loading.secret_references import resolve_references
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.server.compatibility import ServerUnusable
+from asterism.engine.sglang.server.gpu_check import query_gpu_inventory
+from asterism.engine.sglang.server.interpreter_check import check_interpreter, wait_for_free_port
+from asterism.engine.sglang.server.server_arguments import CPU_ARGUMENTS, HOST
+from asterism.engine.sglang.server.server_process_group import ProcessGroup
 
 _TERM_GRACE_S = 10.0  # for requests in flight
 _READY_POLL_S = 0.5

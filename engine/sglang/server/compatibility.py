@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from configs.errors import UnusableInput
-from configs.machines import EngineConfig
-from configs.sglang_options import SPARE_TOKENS, SGLangConfig
-from engine.model.hf_checkpoint import load_model_config
-from engine.model.lora.lora_options import LoraOptions
-from engine.sglang.http_api import ServerInfo
-from engine.sglang.server.server_arguments import list_lora_flags
-from engine.sglang.weights.server_parameters import get_fused_name
+from asterism.configs.errors import UnusableInput
+from asterism.configs.machines import EngineConfig
+from asterism.configs.sglang_options import SPARE_TOKENS, SGLangConfig
+from asterism.engine.model.hf_checkpoint import load_model_config
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang.http_api import ServerInfo
+from asterism.engine.sglang.server.server_arguments import list_lora_flags
+from asterism.engine.sglang.weights.server_parameters import get_fused_name
 
 
 class ServerUnusable(UnusableInput):

@@ -4,11 +4,17 @@ import asyncio
 
 import structlog
 
-from configs.sglang_options import SGLangConfig
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import InvalidResponse, ServerInfo, ServerStatusError, ServerTimeout, ServerUnreachable
-from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable, check_compatibility
-from engine.sglang.server.managed_server import PROBE_INTERVAL_S, wait_until_unresponsive
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import (
+    InvalidResponse,
+    ServerInfo,
+    ServerStatusError,
+    ServerTimeout,
+    ServerUnreachable,
+)
+from asterism.engine.sglang.server.compatibility import ServerRequirements, ServerUnusable, check_compatibility
+from asterism.engine.sglang.server.managed_server import PROBE_INTERVAL_S, wait_until_unresponsive
 
 
 class ExternalServer:

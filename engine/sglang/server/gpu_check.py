@@ -9,14 +9,14 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from configs.errors import format_bytes
-from configs.machines import EngineConfig
-from configs.sglang_options import SPARE_TOKENS, SGLangConfig
-from engine.model.causal_lm import CausalLM
-from engine.model.hf_checkpoint import load_model_config
-from engine.model.model_config import DecoderConfig
-from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable
-from engine.sglang.server.interpreter_check import extract_last_line, run_python
+from asterism.configs.errors import format_bytes
+from asterism.configs.machines import EngineConfig
+from asterism.configs.sglang_options import SPARE_TOKENS, SGLangConfig
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.hf_checkpoint import load_model_config
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.sglang.server.compatibility import ServerRequirements, ServerUnusable
+from asterism.engine.sglang.server.interpreter_check import extract_last_line, run_python
 
 _GPU_QUERY_PROGRAM = """
 import json, torch

@@ -9,8 +9,8 @@ import socket
 import time
 from collections.abc import Mapping
 
-from engine.sglang.http_api import SUPPORTED_VERSIONS
-from engine.sglang.server.compatibility import ServerUnusable
+from asterism.engine.sglang.http_api import SUPPORTED_VERSIONS
+from asterism.engine.sglang.server.compatibility import ServerUnusable
 
 _VERSION_PROGRAM = "import importlib.metadata as metadata; print(metadata.version('sglang'))"
 _PORT_TIMEOUT_S = 30.0  # for the killed server of an earlier incarnation to free the port

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import structlog
 
-from bus.process import parent_death
-from bus.process.waiting import wait_for_exit
-from engine.contract import EngineFailure
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import ServerInfo
-from engine.sglang.server.compatibility import ServerRequirements, ServerUnusable, check_compatibility
-from engine.sglang.server.interpreter_check import check_interpreter, wait_for_free_port
-from engine.sglang.server.server_arguments import HOST, build_argv, build_environment, compute_port
-from engine.sglang.server.server_process_group import ProcessGroup, read_log_tail
+from asterism.bus.process import parent_death
+from asterism.bus.process.waiting import wait_for_exit
+from asterism.engine.contract import EngineFailure
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import ServerInfo
+from asterism.engine.sglang.server.compatibility import ServerRequirements, ServerUnusable, check_compatibility
+from asterism.engine.sglang.server.interpreter_check import check_interpreter, wait_for_free_port
+from asterism.engine.sglang.server.server_arguments import HOST, build_argv, build_environment, compute_port
+from asterism.engine.sglang.server.server_process_group import ProcessGroup, read_log_tail
 
 TERM_GRACE_S = 1.5  # from SIGTERM to SIGKILL; less than the 2 s that the run allows its generators
 _READY_POLL_S = 0.2

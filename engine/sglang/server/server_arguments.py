@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from configs.loading.secret_references import resolve_references
-from configs.machines import EngineConfig
-from configs.sglang_options import PORTS_PER_SERVER, SPARE_TOKENS, SGLangConfig
-from engine.model.lora.lora_options import LoraOptions
-from engine.sglang.weights.adapters import complete_stacks
+from asterism.configs.loading.secret_references import resolve_references
+from asterism.configs.machines import EngineConfig
+from asterism.configs.sglang_options import PORTS_PER_SERVER, SPARE_TOKENS, SGLangConfig
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang.weights.adapters import complete_stacks
 
 HOST = "127.0.0.1"
 _COMMON_ARGUMENTS = (

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from bus.process.scratch_lock import SHARED_MEMORY_INODES, unlink_shared_memory
-from bus.process.waiting import wait_for_exit
+from asterism.bus.process.scratch_lock import SHARED_MEMORY_INODES, unlink_shared_memory
+from asterism.bus.process.waiting import wait_for_exit
 
 _TAIL_BYTES, _TAIL_LINES = 16_384, 12
 # Process titles of schedulers and detokenizers; a server without one of them is dead.
@@ -20,7 +20,7 @@ _SHM_MAPPING = re.compile(r"(\d+) +/dev/shm/(?:sglang_|sem\.)")
 
 class ProcessGroup:
     def __init__(self, leader: asyncio.subprocess.Process, scratch: Path) -> None:
-        """`scratch` is in a scratch folder (bus.process.scratch_lock)."""
+        """`scratch` is in a scratch folder (asterism.bus.process.scratch_lock)."""
         self.leader = leader
         # Named shared memory, which killed processes leave in /dev/shm. If this process is killed, too, the next start
         # of any run reads the inodes in the file.

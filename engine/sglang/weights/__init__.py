@@ -13,8 +13,8 @@ Before requests resume, the server must confirm the version, and its checksums m
 
 from typing import Protocol
 
-from bus.messages import WeightsPublished
-from engine.sglang.client import SGLangClient
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.sglang.client import SGLangClient
 
 
 class WeightTransport(Protocol):

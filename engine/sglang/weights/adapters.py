@@ -19,15 +19,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.contract import WeightsRefused
-from engine.model.lora.lora_options import LoraOptions
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import ServerStatusError, UpdateRefused
-from engine.sglang.weights import WeightTransport
-from engine.sglang.weights.server_parameters import FUSED
-from engine.weight_transfer.adapter_slots import BASE_RECORD_BYTES, AdapterBase, get_adapter_layout, parse_base
-from engine.weight_transfer.shared_memory import open_body
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import ServerStatusError, UpdateRefused
+from asterism.engine.sglang.weights import WeightTransport
+from asterism.engine.sglang.weights.server_parameters import FUSED
+from asterism.engine.weight_transfer.adapter_slots import BASE_RECORD_BYTES, AdapterBase, get_adapter_layout, parse_base
+from asterism.engine.weight_transfer.shared_memory import open_body
 
 _NAME_PREFIX = "asterism-"  # of adapters that this project loads
 _PEFT_PREFIX = "base_model.model."

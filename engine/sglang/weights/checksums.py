@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bus.messages import WeightsPublished
-from engine.contract import EngineFailure
-from engine.sglang.http_api import RankChecksums, ServerInfo
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import EngineFailure
+from asterism.engine.sglang.http_api import RankChecksums, ServerInfo
 
 
 class ChecksumRegistry:

@@ -12,20 +12,20 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from bus.messages import WeightsPublished
-from engine.contract import WeightsRefused
-from engine.sglang.client import SGLangClient
-from engine.sglang.weights import build_extra_key
-from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.node_folder import NodeFolders
-from engine.sglang.weights.transports import (
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.weights import build_extra_key
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights.node_folder import NodeFolders
+from asterism.engine.sglang.weights.transports import (
     Bucket,
     copy_tensors,
     generation_paused,
     open_parameters,
     split_into_buckets,
 )
-from engine.weight_transfer.weight_layout import WeightLayout
+from asterism.engine.weight_transfer.weight_layout import WeightLayout
 
 _FILE_BYTES = 256 * 2**20  # of one file of the folder, if it has several parameters
 

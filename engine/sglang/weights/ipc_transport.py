@@ -12,17 +12,17 @@ import structlog
 import torch
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import UpdateRefused
-from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.tensor_handles import pickle_handles
-from engine.sglang.weights.transports import Bucket, open_parameters, update_in_buckets
-from engine.weight_transfer.chunk_digests import count_threads
-from engine.weight_transfer.page_locks import make_page_locker
-from engine.weight_transfer.shared_memory import wait_for_copies
-from engine.weight_transfer.slot_mappings import SlotMappings
-from engine.weight_transfer.weight_layout import WeightLayout, get_layout
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import UpdateRefused
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights.tensor_handles import pickle_handles
+from asterism.engine.sglang.weights.transports import Bucket, open_parameters, update_in_buckets
+from asterism.engine.weight_transfer.chunk_digests import count_threads
+from asterism.engine.weight_transfer.page_locks import make_page_locker
+from asterism.engine.weight_transfer.shared_memory import wait_for_copies
+from asterism.engine.weight_transfer.slot_mappings import SlotMappings
+from asterism.engine.weight_transfer.weight_layout import WeightLayout, get_layout
 
 _ENGINES_PER_NODE = 4  # that verify a version at the same time, assumed
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import structlog
 
-from engine.weight_transfer.file_lock import LOCK_POLL_S, is_locked, try_lock, wait_for_lock
-from engine.weight_transfer.published_bytes import MAX_FOLDERS
+from asterism.engine.weight_transfer.file_lock import LOCK_POLL_S, is_locked, try_lock, wait_for_lock
+from asterism.engine.weight_transfer.published_bytes import MAX_FOLDERS
 
 _LOCK, _PART = "lock", "part"
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.sglang.http_api import ServerInfo
+from asterism.engine.sglang.http_api import ServerInfo
 
 SAMPLE_BYTES = 64 * 2**20  # of parameters that are compared after one update; the last one may exceed them
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}

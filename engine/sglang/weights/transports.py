@@ -16,16 +16,16 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.contract import EngineFailure, WeightsRefused
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import ServerInfo, ServerStatusError, UpdateRefused
-from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.collective_thread import CollectiveThread
-from engine.sglang.weights.server_parameters import compute_expected_checksums
-from engine.weight_transfer.shared_memory import open_published
-from engine.weight_transfer.slot_mappings import SlotMappings
-from engine.weight_transfer.weight_layout import WeightLayout
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import EngineFailure, WeightsRefused
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import ServerInfo, ServerStatusError, UpdateRefused
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights.collective_thread import CollectiveThread
+from asterism.engine.sglang.weights.server_parameters import compute_expected_checksums
+from asterism.engine.weight_transfer.shared_memory import open_published
+from asterism.engine.weight_transfer.slot_mappings import SlotMappings
+from asterism.engine.weight_transfer.weight_layout import WeightLayout
 
 Bucket = Mapping[str, Tensor]
 _VERIFYING_THREADS = 4  # of one engine; several engines of a node verify at the same time

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import structlog
 
-from bus.process.scratch_lock import holding_scratch, name_owner, name_scratch, remove_stale_scratch
-from sandbox.contract import SandboxFailure
-from sandbox.inside.wire.frames import LENGTH, BrokenStream, Frame, FrameReader
+from asterism.bus.process.scratch_lock import holding_scratch, name_owner, name_scratch, remove_stale_scratch
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.inside.wire.frames import LENGTH, BrokenStream, Frame, FrameReader
 
 _SOCKET_NAME = "executor.sock"
 _HANDSHAKE_TIMEOUT_S = 10.0

@@ -10,12 +10,12 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
-from sandbox.contract import SandboxFailure
-from sandbox.hosts.cgroup_folders import CgroupFolder
-from sandbox.hosts.user_maps import answer_map_request, may_map_users, offer_users
-from sandbox.inside.isolation.kernel_users import get_first_user
-from sandbox.inside.wire.frames import BrokenStream, Frame, FrameReader, encode_frame
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.hosts.cgroup_folders import CgroupFolder
+from asterism.sandbox.hosts.user_maps import answer_map_request, may_map_users, offer_users
+from asterism.sandbox.inside.isolation.kernel_users import get_first_user
+from asterism.sandbox.inside.wire.frames import BrokenStream, Frame, FrameReader, encode_frame
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 _CONNECT_TIMEOUT_S = 30.0  # for a process in the container to start and connect
 _CGROUP_NAME = "calls"  # the engine removes it with the cgroup of the container
@@ -23,7 +23,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 
 
 class ContainerProcess:
-    """Implements sandbox.hosts.host.LaunchedProcess."""
+    """Implements asterism.sandbox.hosts.host.LaunchedProcess."""
 
     def __init__(self, container: Container, token: str) -> None:
         self._container = container

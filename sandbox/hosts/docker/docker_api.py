@@ -15,8 +15,8 @@ import aiohttp
 import msgspec
 from aiodocker.containers import DockerContainer
 
-from sandbox.contract import SandboxFailure
-from sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS, SETUP_SYSCALLS
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS, SETUP_SYSCALLS
 
 _RUN_LABEL, _OWNER_LABEL = "asterism.run", "asterism.owner"
 _MAX_CONCURRENT = 4  # container starts and removals
@@ -31,7 +31,7 @@ _START_SYSCALLS = ("connect", "mount_setattr", "pivot_root", "umount2")
 class ContainerSpec(msgspec.Struct, frozen=True):
     image: str
     run: str  # label: the run
-    # Label: the owner that the container must not outlive (bus.process.scratch_lock).
+    # Label: the owner that the container must not outlive (asterism.bus.process.scratch_lock).
     owner: str
     socket_folder: Path
     environment: dict[str, str]
@@ -197,7 +197,7 @@ def _build_seccomp_profile() -> str:
     """As JSON. Other calls fail with EPERM; clone3 with ENOSYS, so that libc uses clone.
 
     The mounts and namespaces that it passes give no rights outside the namespaces: the container
-    has no capabilities. Each call denies them for itself (sandbox.inside.isolation.seccomp).
+    has no capabilities. Each call denies them for itself (asterism.sandbox.inside.isolation.seccomp).
     """
     allowed = sorted({*CALL_SYSCALLS, *SETUP_SYSCALLS, *_START_SYSCALLS} - {*_UNIX_ONLY})
     unix_only = [{"index": 0, "value": int(socket.AF_UNIX), "op": "SCMP_CMP_EQ"}]

@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
-from bus.process.scratch_lock import has_owner_ended
-from configs.schema import SandboxConfig as SandboxConfig
-from sandbox.contract import SandboxFailure
-from sandbox.docker_probe import get_engine_address, probe_docker
-from sandbox.hosts.docker.connection_gate import ConnectionGate
-from sandbox.hosts.docker.container import Container, ContainerProcess
-from sandbox.image.image_context import compute_image_name
-from sandbox.inside.container_init import SECRET_VARIABLE
-from sandbox.inside.wire.frames import Frame
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.bus.process.scratch_lock import has_owner_ended
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.docker_probe import get_engine_address, probe_docker
+from asterism.sandbox.hosts.docker.connection_gate import ConnectionGate
+from asterism.sandbox.hosts.docker.container import Container, ContainerProcess
+from asterism.sandbox.image.image_context import compute_image_name
+from asterism.sandbox.inside.container_init import SECRET_VARIABLE
+from asterism.sandbox.inside.wire.frames import Frame
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 if TYPE_CHECKING:
-    from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
+    from asterism.sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
 
 _CONNECT_TIMEOUT_S = 30.0  # from the start of a container to the handshake of its init process
 _LAUNCH_TIMEOUT_S = 30.0  # a launch waits this long for a container
@@ -44,7 +44,7 @@ _HEARTBEAT_TIMEOUT_S = 60.0  # without an answer: the container is frozen and re
 
 
 class ContainerHost:
-    """Implements sandbox.hosts.host.Host."""
+    """Implements asterism.sandbox.hosts.host.Host."""
 
     def __init__(self, config: SandboxConfig, run: str) -> None:
         self._config = config
@@ -151,7 +151,7 @@ class ContainerHost:
         self._logger.info("container.started", id=container_id[:12], image=self._image, pid=container.pid)
 
     def _build_spec(self, secret: str) -> ContainerSpec:
-        from sandbox.hosts.docker.docker_api import ContainerSpec
+        from asterism.sandbox.hosts.docker.docker_api import ContainerSpec
 
         config = self._config
         return ContainerSpec(
@@ -244,7 +244,9 @@ class ContainerHost:
 def _connect_engine() -> DockerEngine:
     """Raises SandboxFailure if a package that it needs is missing."""
     try:
-        from sandbox.hosts.docker.docker_api import DockerEngine  # a machine without containers needs no aiodocker
+        from asterism.sandbox.hosts.docker.docker_api import (
+            DockerEngine,  # a machine without containers needs no aiodocker
+        )
     except ModuleNotFoundError as error:
         raise SandboxFailure(f"containers need the package {error.name}: install it, or set sandbox.backend") from error
     return DockerEngine(get_engine_address(os.environ))

@@ -3,7 +3,7 @@
 It is forked ahead of its first call. In a pid namespace it is process 1: the kernel kills its
 descendants together with it, and ignores signals from inside for which process 1 has no handler,
 so `os.kill(os.getpid(), 9)` in a program has no effect. A notebook's cells run in children
-(sandbox.inside.call.notebook_process).
+(asterism.sandbox.inside.call.notebook_process).
 
 Descriptors: 0 is empty or the call's standard input, 1 and 2 are pipes, 3 is the socket to the
 fork server. There are no others.
@@ -17,15 +17,15 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from sandbox.inside.call import run_code
-from sandbox.inside.call.call_setup import set_up_call
-from sandbox.inside.call.notebook_process import HARNESS_PROCESSES, SHARED_STATE_BYTES, NotebookProcess
-from sandbox.inside.isolation import syscalls
-from sandbox.inside.isolation.landlock import LandlockRules
-from sandbox.inside.isolation.namespaces import SCRATCH, mount_scratch
-from sandbox.inside.isolation.seccomp import SeccompFilter
-from sandbox.inside.wire.call_wire import CONTROL_FD, read_call, write_answer, write_started
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.inside.call import run_code
+from asterism.sandbox.inside.call.call_setup import set_up_call
+from asterism.sandbox.inside.call.notebook_process import HARNESS_PROCESSES, SHARED_STATE_BYTES, NotebookProcess
+from asterism.sandbox.inside.isolation import syscalls
+from asterism.sandbox.inside.isolation.landlock import LandlockRules
+from asterism.sandbox.inside.isolation.namespaces import SCRATCH, mount_scratch
+from asterism.sandbox.inside.isolation.seccomp import SeccompFilter
+from asterism.sandbox.inside.wire.call_wire import CONTROL_FD, read_call, write_answer, write_started
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 _MAX_OPEN_FILES = 256  # and one per MiB of memory: a descriptor may hold 208 KiB of a socket's buffer
 _MAX_PENDING_SIGNALS = 128  # timers included

@@ -7,8 +7,8 @@ import resource
 import sys
 from typing import Any
 
-from sandbox.inside.wire.call_wire import CallRequest
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.inside.wire.call_wire import CallRequest
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 # CPU time of one notebook process over all its cells, in time limits: the kernel's limit cannot be
 # raised per cell. It stops threads that compute between cells. At this limit, the notebook rolls

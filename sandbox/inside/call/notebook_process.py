@@ -34,12 +34,18 @@ import time
 from types import ModuleType
 from typing import NamedTuple, NoReturn
 
-from sandbox.inside.call import pure_cells, run_code
-from sandbox.inside.call.call_setup import set_up_call
-from sandbox.inside.call.standard_streams import NotebookStreams
-from sandbox.inside.isolation import syscalls
-from sandbox.inside.wire.call_wire import CELL_WITHOUT_CHECKPOINT, CallRequest, read_call, write_answer, write_started
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.inside.call import pure_cells, run_code
+from asterism.sandbox.inside.call.call_setup import set_up_call
+from asterism.sandbox.inside.call.standard_streams import NotebookStreams
+from asterism.sandbox.inside.isolation import syscalls
+from asterism.sandbox.inside.wire.call_wire import (
+    CELL_WITHOUT_CHECKPOINT,
+    CallRequest,
+    read_call,
+    write_answer,
+    write_started,
+)
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 HARNESS_PROCESSES = 2  # base and checkpoint, in addition to the code's own limit
 FORK_FAILED_EXIT_CODE = 71  # of the base

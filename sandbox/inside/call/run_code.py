@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import NoReturn, cast
 
-from sandbox.inside.call.tracebacks import format_error_line, format_traceback
-from sandbox.inside.wire.call_wire import CallOutcome
+from asterism.sandbox.inside.call.tracebacks import format_error_line, format_traceback
+from asterism.sandbox.inside.wire.call_wire import CallOutcome
 
 CompiledCell = tuple[CodeType | None, CodeType | None]  # the statements, and the last expression
 CELL, PROGRAM = "<cell>", "<program>"

@@ -8,7 +8,7 @@ containers and systemd, and below the two ids that mean "no user".
 A server gets the block of its process id, and its first user is the server itself. The calls take
 the others in turns: a user that becomes free goes to the end of the queue. It becomes free when
 process 1 of its call has been reaped, because the kernel then has ended all others. Only root may map
-users into a namespace, so the executor does that (sandbox.hosts.user_maps):
+users into a namespace, so the executor does that (asterism.sandbox.hosts.user_maps):
 
     executor -> server   the first user, before the server isolates itself
     server -> executor   MAP_REQUEST, in its new user namespace

@@ -16,7 +16,7 @@ import os
 import struct
 from collections.abc import Iterable
 
-from sandbox.inside.isolation import syscalls
+from asterism.sandbox.inside.isolation import syscalls
 
 _SYS_CREATE_RULESET, _SYS_ADD_RULE, _SYS_RESTRICT_SELF = 444, 445, 446  # x86-64 and arm64
 _ASK_VERSION, _PATH_BENEATH = 1, 1

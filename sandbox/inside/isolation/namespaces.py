@@ -19,8 +19,8 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sandbox.inside.isolation import syscalls
-from sandbox.inside.isolation.kernel_users import OfferedUsers
+from asterism.sandbox.inside.isolation import syscalls
+from asterism.sandbox.inside.isolation.kernel_users import OfferedUsers
 
 NOBODY = 65534
 NAMESPACE_NAMES = ("user", "pid", "mount", "network", "ipc")

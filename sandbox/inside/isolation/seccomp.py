@@ -2,7 +2,7 @@
 
 There are two filters: the fork server installs one on itself, which every call inherits, and each
 call installs a short one, which refuses the calls of its setup and checks arguments. Together they
-pass the same calls in containers and on this machine (sandbox.inside.isolation.allowed_syscalls).
+pass the same calls in containers and on this machine (asterism.sandbox.inside.isolation.allowed_syscalls).
 Refused calls fail with EPERM, and calls that are newer than the list with ENOSYS, as on an older
 kernel. clone3 fails with ENOSYS, so that libc falls back to clone: a filter can read its flags.
 """
@@ -15,8 +15,8 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from sandbox.inside.isolation import syscalls
-from sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS, SETUP_SYSCALLS
+from asterism.sandbox.inside.isolation import syscalls
+from asterism.sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS, SETUP_SYSCALLS
 
 # (index of the target argument, of its kind, first denied kind). Only target 0 is allowed: the caller.
 # The denied kinds cover all processes of a user.

@@ -1,6 +1,6 @@
 """Starts a fork server: isolation, preloaded modules, the hello frame, then the server's loop.
 
-Started by `sandbox.hosts.local_host` or `sandbox.inside.container_init`, as the leader of a session.
+Started by `asterism.sandbox.hosts.local_host` or `asterism.sandbox.inside.container_init`, as the leader of a session.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH101, PTH116, PTH120, PTH208
@@ -15,20 +15,20 @@ import stat
 import sys
 from typing import NoReturn
 
-from sandbox.inside.call import call_process
-from sandbox.inside.call.call_process import CallIsolation
-from sandbox.inside.call.standard_streams import renew_output_objects
-from sandbox.inside.isolation import landlock, namespaces, seccomp, syscalls
-from sandbox.inside.isolation.kernel_users import OfferedUsers, receive_offer
-from sandbox.inside.isolation.landlock import LandlockRules
-from sandbox.inside.server.call_cgroups import can_join, receive_call_cgroups
-from sandbox.inside.server.fork_server import ForkServer
-from sandbox.inside.server.lock_inquiries import hold_devices, start_answering
-from sandbox.inside.server.scratch_folders import remove_folder
-from sandbox.inside.wire.frames import encode_frame
-from sandbox.inside.wire.server_settings import ServerSettings, parse_settings
-from sandbox.inside.zygote.warmup import collapse_written_memory, warm_up
-from sandbox.inside.zygote.zygote import Zygote
+from asterism.sandbox.inside.call import call_process
+from asterism.sandbox.inside.call.call_process import CallIsolation
+from asterism.sandbox.inside.call.standard_streams import renew_output_objects
+from asterism.sandbox.inside.isolation import landlock, namespaces, seccomp, syscalls
+from asterism.sandbox.inside.isolation.kernel_users import OfferedUsers, receive_offer
+from asterism.sandbox.inside.isolation.landlock import LandlockRules
+from asterism.sandbox.inside.server.call_cgroups import can_join, receive_call_cgroups
+from asterism.sandbox.inside.server.fork_server import ForkServer
+from asterism.sandbox.inside.server.lock_inquiries import hold_devices, start_answering
+from asterism.sandbox.inside.server.scratch_folders import remove_folder
+from asterism.sandbox.inside.wire.frames import encode_frame
+from asterism.sandbox.inside.wire.server_settings import ServerSettings, parse_settings
+from asterism.sandbox.inside.zygote.warmup import collapse_written_memory, warm_up
+from asterism.sandbox.inside.zygote.zygote import Zygote
 
 # Processes that calls and other programs of this user may add, where calls share its uid.
 _SHARED_PROCESS_ALLOWANCE = 512

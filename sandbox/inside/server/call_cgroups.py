@@ -1,7 +1,7 @@
 """A memory cgroup for each call: the kernel counts all of its memory, and kills inside the call only.
 
 The executor creates the folder of this fork server, owned by the fork server's user, and passes its
-descriptor (sandbox.hosts.cgroup_folders). A forked process joins its cgroup before it isolates itself.
+descriptor (asterism.sandbox.hosts.cgroup_folders). A forked process joins its cgroup before it isolates itself.
 An empty cgroup serves a later call, because a new one costs more than a tenth of a small call.
 """
 

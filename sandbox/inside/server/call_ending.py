@@ -3,13 +3,13 @@
 import os
 import signal
 
-from sandbox.inside.call.notebook_process import FORK_FAILED_EXIT_CODE
-from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
-from sandbox.inside.server.orphan_reaper import kill_groups
-from sandbox.inside.server.proc_usage import ProcessUsage
-from sandbox.inside.server.process_tree import ProcessTree
-from sandbox.inside.wire.call_wire import CallOutcome
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.inside.call.notebook_process import FORK_FAILED_EXIT_CODE
+from asterism.sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
+from asterism.sandbox.inside.server.orphan_reaper import kill_groups
+from asterism.sandbox.inside.server.proc_usage import ProcessUsage
+from asterism.sandbox.inside.server.process_tree import ProcessTree
+from asterism.sandbox.inside.wire.call_wire import CallOutcome
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 _KILLED = ["died", str(-signal.SIGKILL)]
 _OOM_KILLED = ["failed", "the kernel killed a call below its memory limit"]

@@ -3,9 +3,9 @@
 import os
 import sys
 
-from sandbox.inside.server.call_cgroups import MAX_MEMORY_FACTOR
-from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
-from sandbox.inside.server.proc_usage import ProcessUsage
+from asterism.sandbox.inside.server.call_cgroups import MAX_MEMORY_FACTOR
+from asterism.sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
+from asterism.sandbox.inside.server.proc_usage import ProcessUsage
 
 CHECK_INTERVAL_S, _MIN_CHECK_INTERVAL_S = 0.05, 0.005
 _GROWTH_BYTES_PER_S = 1 << 30  # of one CPU's processes, at most

@@ -2,7 +2,7 @@
 
     5 ms after its start          the fork server reads its pipes, so that it can write more than they hold
     8, 15 or 25 ms of CPU time    it is a long call: lower priority, and time slices
-                                  (sandbox.inside.server.time_slices). CPU time of its children counts
+                                  (asterism.sandbox.inside.server.time_slices). CPU time of its children counts
     every 50 ms (or less)         the memory of all its processes is measured against the limit
     0.1 s after its answer        a program that has not exited is killed; its answer counts
     the time limit                it is killed; if the machine gave it too little CPU time, it has failed
@@ -22,14 +22,20 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from sandbox.inside.server.call_ending import CallKiller
-from sandbox.inside.server.call_footprint import CHECK_INTERVAL_S, CallFootprint
-from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
-from sandbox.inside.server.proc_usage import ProcessUsage
-from sandbox.inside.server.process_hold import ProcessHold
-from sandbox.inside.server.starvation import STARVED, PendingWaits, StopLedger, compute_outside_wait_s, is_starved
-from sandbox.inside.server.time_slices import TimeSlices
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.inside.server.call_ending import CallKiller
+from asterism.sandbox.inside.server.call_footprint import CHECK_INTERVAL_S, CallFootprint
+from asterism.sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
+from asterism.sandbox.inside.server.proc_usage import ProcessUsage
+from asterism.sandbox.inside.server.process_hold import ProcessHold
+from asterism.sandbox.inside.server.starvation import (
+    STARVED,
+    PendingWaits,
+    StopLedger,
+    compute_outside_wait_s,
+    is_starved,
+)
+from asterism.sandbox.inside.server.time_slices import TimeSlices
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 MAX_OUTCOME_BYTES = 1 << 20
 
@@ -43,7 +49,7 @@ _HOLD_AFTER_S = 0.01  # a notebook does not stop if its next cell arrives earlie
 _SPARE_CPU_S = 0.002  # for the end of its checkpoint
 _MAX_ESCAPES = 6  # looks that find a running process in an idle notebook
 _BUSY_SHARE = 0.02  # CPU time per time between two checks
-_NOTEBOOK_PROCESSES = 3  # the base, the worker and a checkpoint (sandbox.inside.call.notebook_process)
+_NOTEBOOK_PROCESSES = 3  # the base, the worker and a checkpoint (asterism.sandbox.inside.call.notebook_process)
 _NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
 _ROLLBACK_TIMEOUT_S = 0.5  # for a notebook's checkpoint to report the worker's death
 

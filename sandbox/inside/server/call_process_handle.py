@@ -4,11 +4,11 @@ import os
 import signal
 import socket
 
-from sandbox.inside.server.call_cgroups import CallCgroup
-from sandbox.inside.server.process_tree import ProcessTree
-from sandbox.inside.server.starvation import STARVED
-from sandbox.inside.wire.call_wire import STARVED_CAUSE, CallOutcome, CallStarted, parse_reply
-from sandbox.inside.wire.frames import Frame
+from asterism.sandbox.inside.server.call_cgroups import CallCgroup
+from asterism.sandbox.inside.server.process_tree import ProcessTree
+from asterism.sandbox.inside.server.starvation import STARVED
+from asterism.sandbox.inside.wire.call_wire import STARVED_CAUSE, CallOutcome, CallStarted, parse_reply
+from asterism.sandbox.inside.wire.frames import Frame
 
 _CHUNK = 65_536
 _OUTCOME_PARTS = {"ok": 1, "memory": 1, "raised": 3}

@@ -1,6 +1,6 @@
 """The fork server: one thread that forks an isolated process for each call and enforces its limits.
 
-`sandbox.inside.server.boot` starts it.
+`asterism.sandbox.inside.server.boot` starts it.
 
     executor -> fork server   {"op": "run" | "cell", "id", "code", "stdin", "seed", "session", "cells"}
                               {"op": "end", "session"}     {"op": "kill", "id"}     {"op": "ping", "id"}
@@ -11,7 +11,7 @@
                               {"id"}, once per ping
                               {"id", "sizes": bytes by notebook}, once per measurement
 
-"session" is a notebook's id. "kind" and "details" are an outcome's (sandbox.inside.call.run_code),
+"session" is a notebook's id. "kind" and "details" are an outcome's (asterism.sandbox.inside.call.run_code),
 or "timeout", "died" (exit code), "failed" (cause): the machine lacked processes, descriptors or
 memory, or "lost": the notebook's state does not hold the `cells` that the call expects, and the
 cell did not run. An answer's `cells` is the number that the state holds now. Output of the code
@@ -19,7 +19,7 @@ cannot become a frame: this process reads it from pipes and quotes it.
 
 A notebook's processes live until "end". If a cell dies or exceeds a limit, all that it started is
 killed and the notebook rolls back to the state before the cell
-(sandbox.inside.call.notebook_process). If the rollback fails, the notebook ends, and `cells` is 0.
+(asterism.sandbox.inside.call.notebook_process). If the rollback fails, the notebook ends, and `cells` is 0.
 The executor bounds the number of calls and notebooks.
 """
 
@@ -29,20 +29,20 @@ import socket
 import time
 from collections import deque
 
-from sandbox.inside.call.call_process import CallIsolation
-from sandbox.inside.server.call_cgroups import CallCgroups
-from sandbox.inside.server.call_ending import CallKiller, ExitClassifier
-from sandbox.inside.server.call_footprint import CallFootprint
-from sandbox.inside.server.call_monitor import MAX_OUTCOME_BYTES, CallMonitor
-from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
-from sandbox.inside.server.orphan_reaper import kill_orphans
-from sandbox.inside.server.proc_usage import ProcessUsage
-from sandbox.inside.server.process_tree import ProcessTree
-from sandbox.inside.server.warm_processes import WarmProcesses
-from sandbox.inside.wire.call_wire import CELL, CELL_WITHOUT_CHECKPOINT, PROGRAM, CallOutcome, encode_call
-from sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
-from sandbox.inside.wire.server_settings import ServerSettings
-from sandbox.inside.zygote.zygote import Zygote
+from asterism.sandbox.inside.call.call_process import CallIsolation
+from asterism.sandbox.inside.server.call_cgroups import CallCgroups
+from asterism.sandbox.inside.server.call_ending import CallKiller, ExitClassifier
+from asterism.sandbox.inside.server.call_footprint import CallFootprint
+from asterism.sandbox.inside.server.call_monitor import MAX_OUTCOME_BYTES, CallMonitor
+from asterism.sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
+from asterism.sandbox.inside.server.orphan_reaper import kill_orphans
+from asterism.sandbox.inside.server.proc_usage import ProcessUsage
+from asterism.sandbox.inside.server.process_tree import ProcessTree
+from asterism.sandbox.inside.server.warm_processes import WarmProcesses
+from asterism.sandbox.inside.wire.call_wire import CELL, CELL_WITHOUT_CHECKPOINT, PROGRAM, CallOutcome, encode_call
+from asterism.sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.inside.zygote.zygote import Zygote
 
 _CHUNK = 1 << 16  # libc would map and unmap a larger buffer for each read
 _MAX_FORKS_PER_LOOP = 2

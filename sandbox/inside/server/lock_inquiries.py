@@ -17,8 +17,8 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from sandbox.inside.isolation import syscalls
-from sandbox.inside.isolation.namespaces import DEVICES, SCRATCH
+from asterism.sandbox.inside.isolation import syscalls
+from asterism.sandbox.inside.isolation.namespaces import DEVICES, SCRATCH
 
 _RECEIVE, _SEND, _IS_VALID = 0xC050_2100, 0xC018_2101, 0x4008_2102  # ioctls of a seccomp listener
 _NOTIFICATION = struct.Struct("<QIIiIQ6Q")  # id, pid, flags; then number, machine, address and arguments of the call

@@ -5,7 +5,7 @@ import os
 import resource
 import signal
 
-from sandbox.inside.server.process_tree import ProcessTree
+from asterism.sandbox.inside.server.process_tree import ProcessTree
 
 _UNUSED_UID = 1_999_999_999  # so that the processes being killed cannot signal the killer
 

@@ -4,9 +4,9 @@ import os
 import time
 from collections.abc import Mapping
 
-from sandbox.inside.isolation.namespaces import SCRATCH
-from sandbox.inside.server.process_tree import ProcessTree
-from sandbox.inside.server.starvation import ThreadTimes, list_thread_times
+from asterism.sandbox.inside.isolation.namespaces import SCRATCH
+from asterism.sandbox.inside.server.process_tree import ProcessTree
+from asterism.sandbox.inside.server.starvation import ThreadTimes, list_thread_times
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BUFFER_BYTES = {"socket": 212_992, "pipe": 65_536}  # defaults of the kernel, which a call cannot raise
@@ -53,7 +53,7 @@ class ProcessUsage:
     def list_thread_times(
         self, pid: int, before: Mapping[int, tuple[float, float]], since_s: float
     ) -> list[ThreadTimes]:
-        """The threads of the process tree (sandbox.inside.server.starvation)."""
+        """The threads of the process tree (asterism.sandbox.inside.server.starvation)."""
         return list_thread_times(self._processes, self.list_process_tree(pid), before, since_s)
 
     def measure_memory(self, pids: list[int], limit: int) -> int:

@@ -9,8 +9,8 @@ the CPU clocks of the processes show whether one of them continues, at a fractio
 import os
 import signal
 
-from sandbox.inside.server.call_process_handle import CallProcess
-from sandbox.inside.server.proc_usage import ProcessUsage
+from asterism.sandbox.inside.server.call_process_handle import CallProcess
+from asterism.sandbox.inside.server.proc_usage import ProcessUsage
 
 _STOPPED, _RUNNABLE = b"T", (b"R", b"S")
 _FIRST_INTERVAL_S, _MAX_INTERVAL_S = 0.01, 1.0

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Iterable
 
-from sandbox.inside.wire.call_wire import CallStarted
+from asterism.sandbox.inside.wire.call_wire import CallStarted
 
 _MAX_SCANS = 16  # of descendants, for processes started during the scan before
 _UNLIMITED = 1 << 30

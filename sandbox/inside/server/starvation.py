@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-from sandbox.inside.server.process_tree import TICK_S, ProcessTree
+from asterism.sandbox.inside.server.process_tree import TICK_S, ProcessTree
 
 STARVED = "starved"  # a reason to end a call, like "timeout" and "memory"
 

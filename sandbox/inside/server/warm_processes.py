@@ -16,13 +16,13 @@ import socket
 import time
 from collections import deque
 
-from sandbox.inside.isolation.kernel_users import list_call_users
-from sandbox.inside.server.call_cgroups import CallCgroup, CallCgroups
-from sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
-from sandbox.inside.server.process_tree import ProcessTree
-from sandbox.inside.server.scratch_folders import remove_folder
-from sandbox.inside.wire.server_settings import ServerSettings
-from sandbox.inside.zygote.zygote import Zygote
+from asterism.sandbox.inside.isolation.kernel_users import list_call_users
+from asterism.sandbox.inside.server.call_cgroups import CallCgroup, CallCgroups
+from asterism.sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
+from asterism.sandbox.inside.server.process_tree import ProcessTree
+from asterism.sandbox.inside.server.scratch_folders import remove_folder
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.inside.zygote.zygote import Zygote
 
 _SPARE_DESCRIPTORS = 16  # for files of /proc: without them no limit could be enforced
 _RETRY_S = 0.1  # before the next fork ahead of calls, after one failed

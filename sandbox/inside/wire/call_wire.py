@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 CONTROL_FD = 3  # the descriptor of the process's socket
 CallOutcome = list[str]
-# Cause of a failed call that had not used its time limit (sandbox.inside.server.starvation).
+# Cause of a failed call that had not used its time limit (asterism.sandbox.inside.server.starvation).
 STARVED_CAUSE = "the machine is too busy: a call got too little CPU time"
 
 _CALL = struct.Struct("<BIQQII")  # kind, cells, seed, nonce, bytes of code and of stdin

@@ -4,7 +4,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 # `random` would reseed itself after each fork, at the cost of a small call. Calls seed it anyway.
 _BOOT_SCRIPT = """

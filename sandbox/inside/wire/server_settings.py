@@ -20,7 +20,7 @@ class ServerSettings(NamedTuple):
     fork_servers: int = 1  # number with the same preload, which share the CPUs
     warm_processes: int = 4  # number forked and isolated ahead of the calls
     spare_notebooks: int = 0  # number prepared ahead of their first cells, in addition
-    kernel_users: bool = False  # the executor offers users first (sandbox.inside.isolation.kernel_users)
+    kernel_users: bool = False  # the executor offers users first (asterism.sandbox.inside.isolation.kernel_users)
     call_cgroups: bool = False  # the executor sends the descriptor of a cgroup folder then
     concurrent_gradings: int = 4
     max_call_extension: float = 4.0  # time limits that a call may take on a busy machine

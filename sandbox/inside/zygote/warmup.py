@@ -14,8 +14,8 @@ import os
 import random
 import sys
 
-from sandbox.inside.call import run_code
-from sandbox.inside.isolation import syscalls
+from asterism.sandbox.inside.call import run_code
+from asterism.sandbox.inside.isolation import syscalls
 
 _HUGE_PAGE_BYTES = 2 << 20  # the kernel refuses other sizes, with no effect
 _MADV_COLLAPSE = 25

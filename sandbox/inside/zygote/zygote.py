@@ -18,9 +18,9 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from sandbox.inside.call import call_process
-from sandbox.inside.call.call_process import CallIsolation
-from sandbox.inside.isolation import syscalls
+from asterism.sandbox.inside.call import call_process
+from asterism.sandbox.inside.call.call_process import CallIsolation
+from asterism.sandbox.inside.isolation import syscalls
 
 # uid of the call, or -1; number of descriptors; whether it is a notebook. The path of its folder may follow.
 _REQUEST = struct.Struct("<qB?")

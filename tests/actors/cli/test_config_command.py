@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors.cli.config_command import print_config, read_descriptions
-from configs.load import load_run
-from configs.schema import RunConfig
-from configs.schema_tree import find_section, get_field_types
+from asterism.actors.cli.config_command import print_config, read_descriptions
+from asterism.configs.load import load_run
+from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import find_section, get_field_types
 from tests.actors.runs.running import ROOT, asterism
 
 

@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors.cli import main
-from actors.cli.console import escape_controls, make_console
-from actors.cli.log import diff_command
-from actors.cli.log.diff_command import compare_runs
-from actors.cli.log.replay_command import format_state, show_difference
-from actors.cli.log.show_command import format_lines, format_story
-from actors.cli.sandbox_commands import run_shell
-from actors.launch.display import make_display
-from actors.replay.replay import replay_process, replay_until
-from analysis.event_logs.merged_events import merge_events
-from bus.messages import CodeOk, CodeRequested, Output, StartGroup
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from sandbox.contract import CodeResult, SandboxFailure
+from asterism.actors.cli import main
+from asterism.actors.cli.console import escape_controls, make_console
+from asterism.actors.cli.log import diff_command
+from asterism.actors.cli.log.diff_command import compare_runs
+from asterism.actors.cli.log.replay_command import format_state, show_difference
+from asterism.actors.cli.log.show_command import format_lines, format_story
+from asterism.actors.cli.sandbox_commands import run_shell
+from asterism.actors.launch.display import make_display
+from asterism.actors.replay.replay import replay_process, replay_until
+from asterism.analysis.event_logs.merged_events import merge_events
+from asterism.bus.messages import CodeOk, CodeRequested, Output, StartGroup
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.sandbox.contract import CodeResult, SandboxFailure
 from tests.actors.runs.running import ASTERISM, ROOT
 from tests.fakes import CALL, PROMPT, text_context
 from tests.recorded import Recording, deciders
@@ -195,9 +195,9 @@ def test_pictures_need_no_writable_home(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")  # no folder
     program = (
         "import sys; sys.argv[1:] = ['--version']\n"
-        "from actors.cli.main import main\n"
+        "from asterism.actors.cli.main import main\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "import analysis.plotting"
+        "import asterism.analysis.plotting"
     )
     environment = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors.cli.join_command import join_run, parse_endpoint
-from actors.launch.join_handshake import JoinOptions
-from bus.transport.curve_auth import generate_key
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from asterism.actors.cli.join_command import join_run, parse_endpoint
+from asterism.actors.launch.join_handshake import JoinOptions
+from asterism.bus.transport.curve_auth import generate_key
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     ROOT,
     finish,
@@ -57,7 +57,7 @@ def cluster(key: Path, port: int, *more: str) -> tuple[str, ...]:
 def joined(port: int, key: Path, *options: str) -> Generator[subprocess.Popen[str]]:
     own = ("--host", "127.0.0.1", "--port", str(port + 100), "--key", str(key))
     process = subprocess.Popen(
-        [sys.executable, "-m", "actors.cli.main", "join", f"tcp://127.0.0.1:{port}", *own, *options],
+        [sys.executable, "-m", "asterism.actors.cli.main", "join", f"tcp://127.0.0.1:{port}", *own, *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors.cli import join_command
-from actors.cli.join_command import EXIT_INTERRUPTED, choose_own_address, join_run, parse_endpoint
-from actors.launch.child_processes import ProcessDied
-from actors.launch.join_handshake import JoinOptions
-from actors.launch.node_agent import NodeEnding
-from bus.transport.address_book import TcpAddress
-from configs.errors import UnusableInput
+from asterism.actors.cli import join_command
+from asterism.actors.cli.join_command import EXIT_INTERRUPTED, choose_own_address, join_run, parse_endpoint
+from asterism.actors.launch.child_processes import ProcessDied
+from asterism.actors.launch.join_handshake import JoinOptions
+from asterism.actors.launch.node_agent import NodeEnding
+from asterism.bus.transport.address_book import TcpAddress
+from asterism.configs.errors import UnusableInput
 
 JOINING = JoinOptions(
     TcpAddress("10.0.0.1", 29_600), TcpAddress("10.0.0.2", 29_700), Path("keys/cluster.key"), join_timeout_s=8.0

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from actors.cli import local_machine
-from actors.cli.main import app
-from actors.cli.plan_command import EXIT_DOES_NOT_FIT, PlanOptions, choose_machines, plan_local_run
-from analysis.planning.plan_inputs import GIB, GPUS, Assumptions
-from analysis.simulation.cluster_model import GpuSpec
+from asterism.actors.cli import local_machine
+from asterism.actors.cli.main import app
+from asterism.actors.cli.plan_command import EXIT_DOES_NOT_FIT, PlanOptions, choose_machines, plan_local_run
+from asterism.analysis.planning.plan_inputs import GIB, GPUS, Assumptions
+from asterism.analysis.simulation.cluster_model import GpuSpec
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
 from benchmarks.support.qwen3_models import QWEN3
-from configs.errors import UnusableInput
-from configs.load import load_run
 from tests.actors.runs.running import ROOT
 
 CONFIG_1GPU = ROOT / "configs/qwen3_1.7b_1gpu.toml"

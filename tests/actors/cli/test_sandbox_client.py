@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli import sandbox_client
-from actors.cli.sandbox_client import SERVED_ADDRESS, SandboxClient, is_served
-from bus.bus import Bus
-from bus.messages import (
+from asterism.actors.cli import sandbox_client
+from asterism.actors.cli.sandbox_client import SERVED_ADDRESS, SandboxClient, is_served
+from asterism.bus.bus import Bus
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
@@ -23,9 +23,9 @@ from bus.messages import (
     SessionEnded,
     SessionRestored,
 )
-from bus.transport.zeromq import open_zmq_bus
-from configs.errors import UnusableInput
-from sandbox.contract import CodeResult, Grade, SandboxFailure
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.errors import UnusableInput
+from asterism.sandbox.contract import CodeResult, Grade, SandboxFailure
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(30)]
 

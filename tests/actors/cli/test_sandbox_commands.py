@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli import sandbox_client
-from bus.messages import CodeRequested
+from asterism.actors.cli import sandbox_client
+from asterism.bus.messages import CodeRequested
 from tests.actors.runs.running import ASTERISM, wait_until
 
 pytestmark = pytest.mark.slow

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from actors.cli import sandbox_server
-from actors.cli.sandbox_client import SERVED_ADDRESS, check_private_folder, get_default_folder, is_listening
-from actors.cli.sandbox_server import ClientGateway, ClientTable, GuardedSandbox
-from actors.executor import Executor
-from bus.bus import Bus
-from bus.messages import (
+from asterism.actors.cli import sandbox_server
+from asterism.actors.cli.sandbox_client import SERVED_ADDRESS, check_private_folder, get_default_folder, is_listening
+from asterism.actors.cli.sandbox_server import ClientGateway, ClientTable, GuardedSandbox
+from asterism.actors.executor import Executor
+from asterism.bus.bus import Bus
+from asterism.bus.messages import (
     AnswerSubmitted,
     AnyMessage,
     CallFailed,
@@ -32,10 +32,10 @@ from bus.messages import (
     SessionRestored,
     Shutdown,
 )
-from bus.transport.in_process import Hub
-from configs.errors import UnusableInput
-from policies.seeded_random import mix
-from sandbox.contract import CodeResult, Grade, Isolation
+from asterism.bus.transport.in_process import Hub
+from asterism.configs.errors import UnusableInput
+from asterism.policies.seeded_random import mix
+from asterism.sandbox.contract import CodeResult, Grade, Isolation
 from tests.bus.samples import KINDS, sample
 
 HONEST = "client-1"

@@ -6,9 +6,9 @@ import io
 import pytest
 from rich.console import Console
 
-from actors.cli.sandbox_commands import run_shell
-from bus.messages import CodeOk, CodeRequested, Output
-from sandbox.contract import CodeResult, SandboxFailure
+from asterism.actors.cli.sandbox_commands import run_shell
+from asterism.bus.messages import CodeOk, CodeRequested, Output
+from asterism.sandbox.contract import CodeResult, SandboxFailure
 
 
 class Notebook:

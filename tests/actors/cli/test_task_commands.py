@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from actors.cli import sandbox_commands
-from actors.cli.main import app
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from tasks.checking.task_check import write_byte_tokenizer
+from asterism.actors.cli import sandbox_commands
+from asterism.actors.cli.main import app
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.tasks.checking.task_check import write_byte_tokenizer
 from tests.actors.cli.checked_tasks import CODE, ROWS
 from tests.actors.runs.running import asterism
 

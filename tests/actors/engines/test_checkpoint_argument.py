@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from actors.engines.checkpoint_argument import (
+from asterism.actors.engines.checkpoint_argument import (
     CheckpointArgument,
     find_run_folder,
     find_run_step,
     list_exported_steps,
     parse_checkpoint_argument,
 )
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
 
 
 @pytest.fixture

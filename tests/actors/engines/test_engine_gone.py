@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from actors.engines.engine_gone import EngineGoneSignal
-from actors.generator import Generator
-from bus.bus import Bus
-from bus.messages import WeightsPublished
-from bus.transport.in_process import Hub
-from engine.contract import EngineFailure, Generation, GenerationRequest
-from engine.sglang.client import SGLangClient
-from engine.sglang.sglang_engine import SGLangEngine
+from asterism.actors.engines.engine_gone import EngineGoneSignal
+from asterism.actors.generator import Generator
+from asterism.bus.bus import Bus
+from asterism.bus.messages import WeightsPublished
+from asterism.bus.transport.in_process import Hub
+from asterism.engine.contract import EngineFailure, Generation, GenerationRequest
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.sglang_engine import SGLangEngine
 from tests.actors.generators import INCARNATION, ScriptedEngine, turn
 from tests.engine.sglang.fake_server import FakeServer, Handler, make_response, streaming
 from tests.engine.sglang.scenes import FakeServerHandle, FakeTransport

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from actors.engines import sglang_factory
-from actors.runtime.wiring import get_stop_timeout_s
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.sglang_options import SGLangConfig
-from engine.model.lora.lora_options import LoraOptions
-from engine.sglang.server.external_server import ExternalServer
-from engine.sglang.server.managed_server import TERM_GRACE_S
-from engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL
-from engine.sglang.weights import WeightTransport
-from engine.sglang.weights.adapters import AdapterTransport
-from engine.sglang.weights.disk_transport import DiskTransport
-from engine.sglang.weights.ipc_transport import IpcTransport
-from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
+from asterism.actors.engines import sglang_factory
+from asterism.actors.runtime.wiring import get_stop_timeout_s
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang.server.external_server import ExternalServer
+from asterism.engine.sglang.server.managed_server import TERM_GRACE_S
+from asterism.engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL
+from asterism.engine.sglang.weights import WeightTransport
+from asterism.engine.sglang.weights.adapters import AdapterTransport
+from asterism.engine.sglang.weights.disk_transport import DiskTransport
+from asterism.engine.sglang.weights.ipc_transport import IpcTransport
+from asterism.engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from tests.engine.tiny_models import small_model
 
 FOLDER = RunFolder(Path("/runs/demo"))
@@ -147,5 +147,5 @@ def test_a_servers_start_does_not_reset_the_restart_count() -> None:
 @pytest.mark.slow
 def test_a_process_imports_no_engine_before_it_builds_one() -> None:
     """Head and rollout processes run the same program."""
-    code = "import actors.process, sys; sys.exit(bool({'torch', 'aiohttp', 'engine.sglang.sglang_engine'} & set(sys.modules)))"
+    code = "import asterism.actors.process, sys; sys.exit(bool({'torch', 'aiohttp', 'asterism.engine.sglang.sglang_engine'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from actors.engines.weight_probing import PROBE_TIMEOUT_S, EngineProber
-from bus.messages import WeightProbe, WeightsPublished, ids_to_bytes
-from engine.contract import EngineFailure, Generation, GenerationRequest
+from asterism.actors.engines.weight_probing import PROBE_TIMEOUT_S, EngineProber
+from asterism.bus.messages import WeightProbe, WeightsPublished, ids_to_bytes
+from asterism.engine.contract import EngineFailure, Generation, GenerationRequest
 
 PROBE = WeightProbe(1, (ids_to_bytes([3, 4]), ids_to_bytes([5])), (-0.5, -0.25))
 WEIGHTS = WeightsPublished(7, "/dev/shm/w", 8, "d", 1, PROBE)

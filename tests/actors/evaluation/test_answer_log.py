@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from actors.evaluation.answer_log import (
+from asterism.actors.evaluation.answer_log import (
     AnswerLog,
     AnswerObserver,
     drop_answers_after,
@@ -18,8 +18,8 @@ from actors.evaluation.answer_log import (
     find_last_turn,
     split_turns,
 )
-from analysis.evaluation.answer_records import AnswerRecord, AnswerTurn, read_answers
-from bus.messages import (
+from asterism.analysis.evaluation.answer_records import AnswerRecord, AnswerTurn, read_answers
+from asterism.bus.messages import (
     AnyMessage,
     EvaluationRequested,
     StartGroup,
@@ -28,16 +28,16 @@ from bus.messages import (
     TrajectoryFinished,
     ids_to_bytes,
 )
-from configs.atomic_write import DiskError
-from configs.errors import UnusableInput
-from configs.schema import DialogueConfig
-from configs.success import SuccessRule
-from policies.decider import Send
-from policies.dialogue.chat_format import build_dialogue_format
-from policies.dialogue.dialogue_renderer import ChatMLRenderer
-from policies.groups.evaluation_questions import PlannedAnswer
-from policies.rollout.trajectory import Rules
-from tasks.math_python import MATH_PYTHON
+from asterism.configs.atomic_write import DiskError
+from asterism.configs.errors import UnusableInput
+from asterism.configs.schema import DialogueConfig
+from asterism.configs.success import SuccessRule
+from asterism.policies.decider import Send
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer
+from asterism.policies.groups.evaluation_questions import PlannedAnswer
+from asterism.policies.rollout.trajectory import Rules
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.fakes import TOKENIZER
 from tests.policies.groups.finished import finished
 

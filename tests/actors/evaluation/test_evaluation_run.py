@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.cli import eval_command
-from actors.cli.eval_command import ask_servers, run_evaluation
-from actors.evaluation.evaluation_run import EvalOptions, ServerOptions, build_evaluation_setup, split_settings
-from actors.evaluation.provenance import Provenance, compute_provenance, describe_weights, keep_provenance
-from actors.evaluation.result_files import find_over_limit
-from configs.atomic_write import DiskError
-from configs.errors import UnusableInput
-from configs.load import load_run, write_resolved
-from configs.machines import OpenAIConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.actors.cli import eval_command
+from asterism.actors.cli.eval_command import ask_servers, run_evaluation
+from asterism.actors.evaluation.evaluation_run import EvalOptions, ServerOptions, build_evaluation_setup, split_settings
+from asterism.actors.evaluation.provenance import Provenance, compute_provenance, describe_weights, keep_provenance
+from asterism.actors.evaluation.result_files import find_over_limit
+from asterism.configs.atomic_write import DiskError
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run, write_resolved
+from asterism.configs.machines import OpenAIConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 TRAINED = (
     *("name=trained", "seed=5", "tiny.num_layers=1", "rl.max_staleness=1", "rl.prompts=2", "dialogue.max_turns=7"),

@@ -6,14 +6,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from actors.evaluation.answer_log import AnswerLog
-from actors.evaluation.head_evaluations import EvaluationMetrics
-from analysis.evaluation.answer_records import AnswerRecord
-from bus.messages import AnyMessage, MetricsRecorded
-from configs.algorithm import EvaluationConfig, EvaluationSetConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from tasks import MATH_PYTHON
+from asterism.actors.evaluation.answer_log import AnswerLog
+from asterism.actors.evaluation.head_evaluations import EvaluationMetrics
+from asterism.analysis.evaluation.answer_records import AnswerRecord
+from asterism.bus.messages import AnyMessage, MetricsRecorded
+from asterism.configs.algorithm import EvaluationConfig, EvaluationSetConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.tasks import MATH_PYTHON
 
 EASY = AnswerRecord(
     label="end_sampled",

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from configs.load import load_run
-from configs.schema import RunConfig
+from asterism.configs.load import load_run
+from asterism.configs.schema import RunConfig
 
 QUESTION = '{"question": "What is 1 + 1?", "answer": "2"}\n'
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from actors.launch.child_processes import (
+from asterism.actors.launch.child_processes import (
     ChildProcess,
     ChildProcesses,
     build_process_died_error,
     build_thread_environment,
 )
-from actors.launch.supervisor import is_unusable_exit
-from bus.process.exit_reason import ExitReason, exit_reason_path, read_exit_reason, write_exit_reason
-from configs.run_folder import RunFolder
+from asterism.actors.launch.supervisor import is_unusable_exit
+from asterism.bus.process.exit_reason import ExitReason, exit_reason_path, read_exit_reason, write_exit_reason
+from asterism.configs.run_folder import RunFolder
 from tests.processes import family, wait_for_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock, pytest.mark.timeout(60)]
@@ -122,7 +122,7 @@ async def test_a_child_with_a_cancelled_start_can_still_be_killed(children: Chil
 
 
 def test_a_child_that_starts_after_its_parents_death_exits() -> None:
-    code = "from bus.process.parent_death import die_with_parent; die_with_parent(1); print('alive')"
+    code = "from asterism.bus.process.parent_death import die_with_parent; die_with_parent(1); print('alive')"
     orphan = subprocess.run(python(code), capture_output=True, text=True)
     assert (orphan.returncode, orphan.stdout) == (-signal.SIGKILL, "")
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from actors.launch.job_environment import NodePlacement, read_placement
-from configs.load import load_run
-from configs.schema import RunConfig
+from asterism.actors.launch.job_environment import NodePlacement, read_placement
+from asterism.configs.load import load_run
+from asterism.configs.schema import RunConfig
 
 DOCS = Path(__file__).parents[3] / "docs"
 SBATCH = DOCS / "cluster" / "run.sbatch"

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from actors.launch.command_lines import CommandLines, Rendezvous
-from bus.transport.address_book import TcpAddress
-from configs.algorithm import LearnerConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.actors.launch.command_lines import CommandLines, Rendezvous
+from asterism.bus.transport.address_book import TcpAddress
+from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 FOLDER = RunFolder(Path("runs/demo"))
 COMMANDS = CommandLines(RunConfig("demo", learner=LearnerConfig(ranks=2)), FOLDER, launch=1)

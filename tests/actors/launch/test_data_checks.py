@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.launch.checks import data_checks
-from actors.launch.checks.input_checks import check_inputs, list_input_checks
-from configs.errors import UnusableInput
-from configs.load import load_run
+from asterism.actors.launch.checks import data_checks
+from asterism.actors.launch.checks.input_checks import check_inputs, list_input_checks
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
 from tests.actors.launch.run_inputs import QUESTION, load
 
 pytestmark = pytest.mark.slow

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from actors.launch import display
-from actors.launch.display import Display, LiveDisplay, PlainDisplay, make_display
-from bus.messages import Progress
+from asterism.actors.launch import display
+from asterism.actors.launch.display import Display, LiveDisplay, PlainDisplay, make_display
+from asterism.bus.messages import Progress
 
 HOSTILE = "runs/a[b]c has [/no] markup, nor x[:100:2]"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.launch.heartbeat_watch import Hang, HeartbeatWatch
-from bus.process.heartbeat import Heartbeat
-from bus.process.operations import RunningOperation, operations_path
-from configs.machines import SupervisionConfig
-from configs.run_folder import RunFolder
+from asterism.actors.launch.heartbeat_watch import Hang, HeartbeatWatch
+from asterism.bus.process.heartbeat import Heartbeat
+from asterism.bus.process.operations import RunningOperation, operations_path
+from asterism.configs.machines import SupervisionConfig
+from asterism.configs.run_folder import RunFolder
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.processes import SimulatedProcess
 

@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from actors.launch.host_address import find_host_address, find_interface
-from configs.errors import UnusableInput
+from asterism.actors.launch.host_address import find_host_address, find_interface
+from asterism.configs.errors import UnusableInput
 
 PORT = 29_700
 

@@ -11,20 +11,20 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
-from actors.launch.checks import input_checks
-from actors.launch.checks.input_checks import check_inputs, list_input_checks
-from configs.errors import UnusableInput
-from engine.model.hf_checkpoint import save_model
-from engine.model.lora.lora_options import (
+from asterism.actors.launch.checks import input_checks
+from asterism.actors.launch.checks.input_checks import check_inputs, list_input_checks
+from asterism.configs.errors import UnusableInput
+from asterism.engine.model.hf_checkpoint import save_model
+from asterism.engine.model.lora.lora_options import (
     ATTENTION_TARGETS,
     MLP_TARGETS,
     LoraOptions,
     count_adapter_parameters,
     count_trained_parameters,
 )
-from engine.model.model_config import load_model_config
-from engine.model.weight_files import count_parameters
-from tasks.tiny.tiny_tokenizer import AddedTexts, save_tokenizer, train_tokenizer
+from asterism.engine.model.model_config import load_model_config
+from asterism.engine.model.weight_files import count_parameters
+from asterism.tasks.tiny.tiny_tokenizer import AddedTexts, save_tokenizer, train_tokenizer
 from tests.actors.launch.run_inputs import load
 from tests.engine.tiny_models import small_architecture, small_config, small_model
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from actors.launch.job_environment import NodePlacement, parse_first_node, read_placement
-from configs.errors import UnusableInput
+from asterism.actors.launch.job_environment import NodePlacement, parse_first_node, read_placement
+from asterism.configs.errors import UnusableInput
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

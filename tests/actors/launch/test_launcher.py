@@ -13,16 +13,16 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from actors.launch.child_processes import ProcessDied
-from actors.launch.command_lines import CommandLines
-from actors.launch.launcher import Launcher, LogWriteFailure, RunEnding, TrainingStopped
-from actors.runtime import wiring
-from bus.addresses import HEAD, LAUNCHER
-from bus.messages import HealthReported, RunFailed
-from bus.transport.in_process import Hub
-from configs.atomic_write import DiskError
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig, TinyConfig
+from asterism.actors.launch.child_processes import ProcessDied
+from asterism.actors.launch.command_lines import CommandLines
+from asterism.actors.launch.launcher import Launcher, LogWriteFailure, RunEnding, TrainingStopped
+from asterism.actors.runtime import wiring
+from asterism.bus.addresses import HEAD, LAUNCHER
+from asterism.bus.messages import HealthReported, RunFailed
+from asterism.bus.transport.in_process import Hub
+from asterism.configs.atomic_write import DiskError
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig, TinyConfig
 from tests.processes import family
 from tests.simulation.processes import RecordedDisplay
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.launch.command_lines import compute_link_epoch
-from actors.launch.executor_registry import ExecutorRegistry
-from actors.launch.membership import ClusterMembership, assign_head_ports, assign_ports
-from bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
-from bus.bus import Bus
-from bus.messages import (
+from asterism.actors.launch.command_lines import compute_link_epoch
+from asterism.actors.launch.executor_registry import ExecutorRegistry
+from asterism.actors.launch.membership import ClusterMembership, assign_head_ports, assign_ports
+from asterism.bus.addresses import HEAD, LAUNCHER, LEARNER, ROLLOUT
+from asterism.bus.bus import Bus
+from asterism.bus.messages import (
     AnyMessage,
     EngineLeft,
     ExecutorHealthy,
@@ -29,13 +29,13 @@ from bus.messages import (
     ProcessEnded,
     Shutdown,
 )
-from bus.transport.address_book import AddressBook, Network
-from bus.transport.curve_auth import generate_key, load_key
-from bus.transport.in_process import Hub
-from configs.errors import UnusableInput
-from configs.machines import ClusterConfig, SupervisionConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.bus.transport.address_book import AddressBook, Network
+from asterism.bus.transport.curve_auth import generate_key, load_key
+from asterism.bus.transport.in_process import Hub
+from asterism.configs.errors import UnusableInput
+from asterism.configs.machines import ClusterConfig, SupervisionConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 from tests.simulation.processes import RecordedDisplay
 
 TIMEOUT_S = 6.0

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from actors.launch import node_agent
-from actors.launch.child_processes import ProcessDied
-from actors.launch.join_handshake import JoinOptions
-from actors.launch.node_agent import NodeEnding, join_once
-from bus.addresses import LAUNCHER, LEARNER
-from bus.messages import (
+from asterism.actors.launch import node_agent
+from asterism.actors.launch.child_processes import ProcessDied
+from asterism.actors.launch.join_handshake import JoinOptions
+from asterism.actors.launch.node_agent import NodeEnding, join_once
+from asterism.bus.addresses import LAUNCHER, LEARNER
+from asterism.bus.messages import (
     AnyMessage,
     ExecutorHealthy,
     JoinAccepted,
@@ -31,17 +31,17 @@ from bus.messages import (
     RunFinished,
     Shutdown,
 )
-from bus.process.exit_reason import ExitReason, write_exit_reason
-from bus.process.heartbeat import Heartbeat
-from bus.process.structured_log import DiskErrorHandler
-from bus.transport.address_book import AddressBook, TcpAddress
-from bus.transport.in_process import Hub
-from configs.atomic_write import DiskError
-from configs.errors import EXIT_UNUSABLE, UnusableInput
-from configs.load import write_resolved
-from configs.machines import SupervisionConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.bus.process.exit_reason import ExitReason, write_exit_reason
+from asterism.bus.process.heartbeat import Heartbeat
+from asterism.bus.process.structured_log import DiskErrorHandler
+from asterism.bus.transport.address_book import AddressBook, TcpAddress
+from asterism.bus.transport.in_process import Hub
+from asterism.configs.atomic_write import DiskError
+from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.configs.load import write_resolved
+from asterism.configs.machines import SupervisionConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 from tests.simulation.processes import SimulatedChildren
 
 SETTINGS = SupervisionConfig(heartbeat_s=1.0, heartbeat_timeout_s=6.0)

@@ -6,15 +6,15 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.cli import run_command
-from actors.launch import job_environment as node_role
-from actors.launch.job_environment import NodePlacement, configure_head, configure_worker
-from actors.launch.join_handshake import JoinOptions
-from actors.stages.stage_sequence import StageSelection
-from bus.transport.address_book import TcpAddress
-from configs.errors import UnusableInput
-from configs.machines import ClusterConfig
-from configs.schema import RunConfig
+from asterism.actors.cli import run_command
+from asterism.actors.launch import job_environment as node_role
+from asterism.actors.launch.job_environment import NodePlacement, configure_head, configure_worker
+from asterism.actors.launch.join_handshake import JoinOptions
+from asterism.actors.stages.stage_sequence import StageSelection
+from asterism.bus.transport.address_book import TcpAddress
+from asterism.configs.errors import UnusableInput
+from asterism.configs.machines import ClusterConfig
+from asterism.configs.schema import RunConfig
 
 SRUN = NodePlacement(1, 3, "node01", "srun")
 WITH_HOST = RunConfig(name="run", cluster=ClusterConfig(key="cluster.key", host="10.1.1.1"))

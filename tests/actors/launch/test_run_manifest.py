@@ -5,13 +5,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from actors.launch.claim_run_folder import claimed_run_folder
-from actors.launch.run_manifest import check_run_files, list_run_files, write_first_manifest, write_run_manifest
-from bus.event_log.writer import EventLog
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import MANIFEST_NAME, read_manifest
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.actors.launch.claim_run_folder import claimed_run_folder
+from asterism.actors.launch.run_manifest import (
+    check_run_files,
+    list_run_files,
+    write_first_manifest,
+    write_run_manifest,
+)
+from asterism.bus.event_log.writer import EventLog
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import MANIFEST_NAME, read_manifest
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 FILES = ("metrics.jsonl", "answers.jsonl", "logs/head.jsonl", "logs/head.out", "boots", "summary.json")
 UNLISTED = (

@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.launch.child_processes import ProcessDied
-from actors.launch.executor_registry import ExecutorRegistry
-from actors.launch.supervisor import Program, Supervisor
-from bus.messages import AnyMessage, ExecutorJoined, ExecutorLeft
-from bus.process.exit_reason import ExitReason
-from bus.process.heartbeat import Heartbeat
-from bus.transport.in_process import Hub
-from configs.errors import EXIT_UNUSABLE
-from configs.machines import SupervisionConfig
+from asterism.actors.launch.child_processes import ProcessDied
+from asterism.actors.launch.executor_registry import ExecutorRegistry
+from asterism.actors.launch.supervisor import Program, Supervisor
+from asterism.bus.messages import AnyMessage, ExecutorJoined, ExecutorLeft
+from asterism.bus.process.exit_reason import ExitReason
+from asterism.bus.process.heartbeat import Heartbeat
+from asterism.bus.transport.in_process import Hub
+from asterism.configs.errors import EXIT_UNUSABLE
+from asterism.configs.machines import SupervisionConfig
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.processes import SimulatedChildren
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from actors.launch.checks.input_checks import check_inputs
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.loading.config_layers import ConfigError
-from configs.schema import RunConfig
-from policies.dialogue.chat_format import build_dialogue_format
-from policies.tools.task_description import TaskDescription
-from tasks import MATH_PYTHON
+from asterism.actors.launch.checks.input_checks import check_inputs
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.loading.config_layers import ConfigError
+from asterism.configs.schema import RunConfig
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.tasks import MATH_PYTHON
 
 pytestmark = pytest.mark.slow
 

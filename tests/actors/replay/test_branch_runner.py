@@ -6,14 +6,14 @@ from random import Random
 
 import pytest
 
-from actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
-from bus.messages import TrajectoryFailed, TrajectoryFinished, bytes_to_ids
-from configs.errors import UnusableInput
-from configs.schema import SandboxConfig as SandboxConfig
-from engine.contract import Capacity
-from policies.rollout.trajectory import Trajectory
-from sandbox.contract import Isolation, SandboxFailure
-from sandbox.select_backend import make_sandbox
+from asterism.actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
+from asterism.bus.messages import TrajectoryFailed, TrajectoryFinished, bytes_to_ids
+from asterism.configs.errors import UnusableInput
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.engine.contract import Capacity
+from asterism.policies.rollout.trajectory import Trajectory
+from asterism.sandbox.contract import Isolation, SandboxFailure
+from asterism.sandbox.select_backend import make_sandbox
 from tests.actors.test_executor import ScriptedSandbox
 from tests.fakes import ANSWER, CALL, END, TOKENIZER
 from tests.recorded import RULES, TID, replay_recorded

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from actors.replay.replay import ReplayedTrajectory, ResultOverride, replay_trajectory
-from bus.addresses import HEAD, ROLLOUT
-from bus.codec import decode
-from bus.messages import CodeTimedOut, Output, RunStarted, TrajectoryEnd, TrajectoryFinished, bytes_to_ids
-from bus.messages.run import BufferCursor
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from policies.rollout.rollout import Rollout
+from asterism.actors.replay.replay import ReplayedTrajectory, ResultOverride, replay_trajectory
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.codec import decode
+from asterism.bus.messages import CodeTimedOut, Output, RunStarted, TrajectoryEnd, TrajectoryFinished, bytes_to_ids
+from asterism.bus.messages.run import BufferCursor
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.policies.rollout.rollout import Rollout
 from tests.fakes import PROMPT, TOKENIZER, rules
 from tests.recorded import RULES, THREE_TURNS, TID, Recording, record_trajectory, replay_recorded, write_world_logs
 from tests.simulation.test_faults import live

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from actors.replay import verification
-from actors.replay.replay import LogReplay
-from actors.replay.verification import RunVerifier
-from actors.runtime.logged_problems import LoggedProblems, ProblemCounts, Purpose, write_problem_counts
-from actors.runtime.wiring import ProblemSets, build_head_deciders
-from bus.addresses import HEAD, ROLLOUT
-from bus.event_log.writer import EventLog
-from configs.run_folder import RunFolder
-from policies.decider import Decider
-from policies.groups.group_starter import ProblemSet, TokenizedProblem
+from asterism.actors.replay import verification
+from asterism.actors.replay.replay import LogReplay
+from asterism.actors.replay.verification import RunVerifier
+from asterism.actors.runtime.logged_problems import LoggedProblems, ProblemCounts, Purpose, write_problem_counts
+from asterism.actors.runtime.wiring import ProblemSets, build_head_deciders
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.event_log.writer import EventLog
+from asterism.configs.run_folder import RunFolder
+from asterism.policies.decider import Decider
+from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
 from tests.edited_logs import editing_log
 from tests.recorded import write_world_logs
 from tests.simulation.test_faults import live

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import COLD_START, Start, launch, whole_run
 
 

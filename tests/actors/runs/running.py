@@ -10,14 +10,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import StepRequested, TrajectoryFinished
-from configs.run_folder import RunFolder
-from engine.learner.checkpoints import list_saved_steps
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import StepRequested, TrajectoryFinished
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.learner.checkpoints import list_saved_steps
 
 ROOT = Path(__file__).parents[3]
-ASTERISM = (sys.executable, "-m", "actors.cli.main")
+ASTERISM = (sys.executable, "-m", "asterism.actors.cli.main")
 SMALL = (
     *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200"),
     *("sft.steps=4", "sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4"),

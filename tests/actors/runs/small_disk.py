@@ -53,7 +53,7 @@ class SmallDisk:
 
     def asterism(self, *arguments: str) -> str:
         """The output of a command. Raises CalledProcessError."""
-        argv = self.build_enter_argv(sys.executable, "-m", "actors.cli.main", *arguments)
+        argv = self.build_enter_argv(sys.executable, "-m", "asterism.actors.cli.main", *arguments)
         return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
     @property

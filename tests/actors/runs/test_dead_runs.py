@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.launch.claim_run_folder import claimed_run_folder
-from bus.process.scratch_lock import has_owner_ended, name_scratch
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from sandbox.docker_probe import get_engine_address
-from sandbox.hosts.docker.docker_api import DockerEngine
-from sandbox.hosts.docker.docker_host import remove_stale_containers
+from asterism.actors.launch.claim_run_folder import claimed_run_folder
+from asterism.bus.process.scratch_lock import has_owner_ended, name_scratch
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.sandbox.docker_probe import get_engine_address
+from asterism.sandbox.hosts.docker.docker_api import DockerEngine
+from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
 from tests.actors.runs.running import ROOT, Start, finish, from_cold_start_of, metrics, wait_until
 from tests.processes import family, is_running, wait_for_end
 
@@ -115,9 +115,9 @@ def test_no_container_of_a_dead_run_is_left_after_the_next_start(
 # Runs `asterism run` with a launcher that ends at once, and a replay that waits for a signal.
 _LAST_STAGE = """
 import signal, sys
-from actors.cli import main
-from actors.launch.launcher import Launcher
-from actors.replay.verification import RunVerifier
+from asterism.actors.cli import main
+from asterism.actors.launch.launcher import Launcher
+from asterism.actors.replay.verification import RunVerifier
 
 async def finish(launcher):
     return "finished"

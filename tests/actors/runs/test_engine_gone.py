@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import CallFailed, TrajectoryFailed
-from configs.run_folder import RunFolder
-from sandbox.hosts.docker.docker_api import DockerEngine
-from sandbox.hosts.docker.docker_host import remove_stale_containers
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import CallFailed, TrajectoryFailed
+from asterism.configs.run_folder import RunFolder
+from asterism.sandbox.hosts.docker.docker_api import DockerEngine
+from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
 from tests.actors.runs.running import (
     Start,
     finish,

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import pytest
 from tokenizers import Tokenizer
 
-from analysis.evaluation.answer_records import read_answers
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import StartGroup, TokenRecord, TrajectoryFinished
-from configs.run_folder import RunFolder
+from asterism.analysis.evaluation.answer_records import read_answers
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import StartGroup, TokenRecord, TrajectoryFinished
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import ASTERISM, ROOT, asterism, finish, wait_until
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from analysis.evaluation.answer_records import AnswerRecord, read_answers
-from configs.run_folder import RunFolder
+from asterism.analysis.evaluation.answer_records import AnswerRecord, read_answers
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import asterism, read_log_entries
 from tests.engine.openai.completions_server import MODEL, CompletionsServer
 

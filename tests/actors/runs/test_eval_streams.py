@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.evaluation.answer_records import read_answers
-from configs.run_folder import RunFolder
+from asterism.analysis.evaluation.answer_records import read_answers
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import asterism
 from tests.engine.openai.scripted_stream import ScriptedServer
 from tests.engine.openai.stream_behaviours import ANSWERED, FAILED

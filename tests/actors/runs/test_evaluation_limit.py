@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import pytest
 
-from analysis.evaluation.answer_records import read_answers
-from bus.addresses import HEAD, ROLLOUT
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import StartGroup, TrajectoryFinished
-from configs.run_folder import RunFolder
+from asterism.analysis.evaluation.answer_records import read_answers
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import StartGroup, TrajectoryFinished
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import asterism, read_conserved_summary, whole_run
 
 pytestmark = pytest.mark.slow

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from analysis.evaluation.answer_records import read_answers
-from configs.load import load_run
-from configs.run_folder import RunFolder
+from asterism.analysis.evaluation.answer_records import read_answers
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import asterism, from_cold_start_of, metrics, read_conserved_summary, whole_run
 
 pytestmark = pytest.mark.slow

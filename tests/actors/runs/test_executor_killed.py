@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from actors.launch.child_processes import ChildProcesses
-from actors.launch.executor_registry import ExecutorRegistry
-from actors.launch.supervisor import Supervisor
-from actors.runtime.decider_loop import DeciderLoop, make_steady_clock
-from bus.addresses import parse_process
-from bus.bus import Bus
-from bus.messages import (
+from asterism.actors.launch.child_processes import ChildProcesses
+from asterism.actors.launch.executor_registry import ExecutorRegistry
+from asterism.actors.launch.supervisor import Supervisor
+from asterism.actors.runtime.decider_loop import DeciderLoop, make_steady_clock
+from asterism.bus.addresses import parse_process
+from asterism.bus.bus import Bus
+from asterism.bus.messages import (
     AnyMessage,
     Envelope,
     ExecutorHealthy,
@@ -30,14 +30,14 @@ from bus.messages import (
     TurnRequested,
     bytes_to_ids,
 )
-from bus.transport.zeromq import open_zmq_bus
-from configs.load import write_resolved
-from configs.machines import SandboxConfig, SupervisionConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.task_inputs import write_task_descriptions
-from policies.rollout.rollout import Rollout
-from tasks import MATH_PYTHON
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.load import write_resolved
+from asterism.configs.machines import SandboxConfig, SupervisionConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.task_inputs import write_task_descriptions
+from asterism.policies.rollout.rollout import Rollout
+from asterism.tasks import MATH_PYTHON
 from tests.fakes import ANSWER, PROMPT, TOKENIZER, generated, rules
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ class Node:
             ("rollout-0",),
             self.launcher,
             lambda name, incarnation: [
-                *(sys.executable, "-m", "actors.process", name),
+                *(sys.executable, "-m", "asterism.actors.process", name),
                 *("--run-folder", str(path), "--incarnation", str(incarnation), "--epoch", str(incarnation)),
             ],
         )

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from configs.run_folder import RunFolder
-from engine.data.token_files import map_token_file
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.data.token_files import map_token_file
 from tests.actors.runs.running import asterism, metrics, read_conserved_summary
 from tests.engine.chat.exported_chats import render
 from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_model

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     COLD_START,
     PATIENCE_S,
@@ -46,7 +46,7 @@ import sys
 if "generator-0" in sys.orig_argv:
     import numpy as np
     from msgspec.structs import replace
-    from engine.inference import embedded
+    from asterism.engine.inference import embedded
 
     Engine = embedded.EmbeddedEngine
     load, generate = Engine.load_weights, Engine.generate
@@ -56,7 +56,7 @@ import sys
 
 if "executor-0" in sys.orig_argv:
     from msgspec.structs import replace
-    from sandbox.fork_server_sandbox import ForkServerSandbox
+    from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 
     run = ForkServerSandbox.run
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.event_logs.diff import list_divergences
-from configs.run_folder import RunFolder
+from asterism.analysis.event_logs.diff import list_divergences
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     ROOT,
     command_line,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import TrajectoryFailed
-from configs.run_folder import RunFolder
-from engine.learner.checkpoints import list_saved_steps
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import TrajectoryFailed
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.learner.checkpoints import list_saved_steps
 from tests.actors.runs.running import (
     ROOT,
     Start,
@@ -114,7 +114,8 @@ def test_a_starting_learner_does_not_outlive_the_launcher(tmp_path: Path, start:
     process = start(tmp_path, "learner.ranks=2")  # torchrun starts them
     wait_until(
         lambda: any(
-            "engine.learner" in line and "torch.distributed" not in line for line in processes_that_name(str(tmp_path))
+            "asterism.engine.learner" in line and "torch.distributed" not in line
+            for line in processes_that_name(str(tmp_path))
         ),
         process,
     )

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import TrajectoryFinished
-from configs.run_folder import RunFolder
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import TrajectoryFinished
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     Start,
     asterism,
@@ -37,7 +37,7 @@ def fail_for_some(completions, question):
     return [float(len(completions[0]))]
 
 def compute_loss(batch):
-    from policies.losses.policy_loss import LossOutput
+    from asterism.policies.losses.policy_loss import LossOutput
 
     ratios_S = batch.mean_by_sequence(batch.logprobs_N - batch.behaviour_logprobs_N).exp()
     loss = -(ratios_S * batch.advantages_S).sum() / batch.minibatch_sequences

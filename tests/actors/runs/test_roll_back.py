@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from actors.launch.launcher import roll_back_to
-from actors.metrics_file import MetricsFile, read_steps_written
-from actors.runtime.resume_point import NotResumable, choose_newest_complete_step, find_cursor
-from analysis.metrics import read_metrics
-from bus.codec import encode
-from bus.event_log.writer import EventLog
-from bus.messages import BufferCursor, Envelope, HealthReported, MetricsRecorded, StepCollected, StepCounts
-from configs.run_folder import RunFolder
-from engine.learner.batches.batch_journal import BatchJournal
+from asterism.actors.launch.launcher import roll_back_to
+from asterism.actors.metrics_file import MetricsFile, read_steps_written
+from asterism.actors.runtime.resume_point import NotResumable, choose_newest_complete_step, find_cursor
+from asterism.analysis.metrics import read_metrics
+from asterism.bus.codec import encode
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import BufferCursor, Envelope, HealthReported, MetricsRecorded, StepCollected, StepCounts
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.learner.batches.batch_journal import BatchJournal
 
 
 @pytest.fixture

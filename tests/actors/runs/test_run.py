@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import AnswerGraded, CodeFinished, TrajectoryFinished
-from configs.integrity.file_manifest import MANIFEST_NAME
-from configs.run_folder import RunFolder
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import AnswerGraded, CodeFinished, TrajectoryFinished
+from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     Start,
     asterism,

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import StepRequested, TrajectoryFinished
-from configs.run_folder import RunFolder
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import StepRequested, TrajectoryFinished
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import from_cold_start_of, metrics, read_conserved_summary, whole_run
 
 pytestmark = pytest.mark.slow

@@ -12,15 +12,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.runtime.wiring import build_deciders
-from bus.addresses import HEAD
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import AnyMessage, LeaseRequested, RunStarted, StartGroup, StepCollected, StepRequested, TrajectoryEnd
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from engine.learner.checkpoints import list_saved_steps
-from policies.groups.staleness import check_versions
+from asterism.actors.runtime.wiring import build_deciders
+from asterism.bus.addresses import HEAD
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import (
+    AnyMessage,
+    LeaseRequested,
+    RunStarted,
+    StartGroup,
+    StepCollected,
+    StepRequested,
+    TrajectoryEnd,
+)
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.learner.checkpoints import list_saved_steps
+from asterism.policies.groups.staleness import check_versions
 from tests.actors.runs.running import Start, finish, from_cold_start_of, is_conserved, metrics, succeed, wait_until
 from tests.batches import BatchAssembler, CompleteBatch
 

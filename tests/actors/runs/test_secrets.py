@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import ASTERISM, PATIENCE_S, ROOT
 from tests.actors.runs.test_task_faults import CONFIG
 

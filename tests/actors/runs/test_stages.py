@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import StartGroup, TrajectoryFinished
-from configs.run_folder import RunFolder, StagesFolder
-from engine.learner.checkpoints import get_tensors_folder, list_saved_steps
-from engine.learner.saving.training_state import read_whole_weights
-from engine.model.weight_files import list_weight_files
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import StartGroup, TrajectoryFinished
+from asterism.configs.run_folder import RunFolder, StagesFolder
+from asterism.engine.learner.checkpoints import get_tensors_folder, list_saved_steps
+from asterism.engine.learner.saving.training_state import read_whole_weights
+from asterism.engine.model.weight_files import list_weight_files
 from tests.actors.runs.running import ASTERISM, COLD_START, ROOT, SMALL, asterism, metrics, wait_until
 
 STAGES = """

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import StartGroup, TrajectoryFailed, TrajectoryFinished
-from configs.run_folder import RunFolder
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import StartGroup, TrajectoryFailed, TrajectoryFinished
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import asterism, metrics, read_conserved_summary, read_log_entries
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ CODE = '''
 import os
 from pathlib import Path
 
-from tasks.contract import Fault
+from asterism.tasks.contract import Fault
 
 FOLDER = Path(__file__).parent
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from actors.runtime import decider_loop
-from actors.runtime.decider_loop import DeciderLoop, make_steady_clock
-from bus.bus import Bus
-from bus.codec import encode
-from bus.event_log import writer as event_log
-from bus.event_log.reader import read_events
-from bus.event_log.writer import EventLog, EventLogFailure
-from bus.messages import AnyMessage, Envelope, LeaseReleased, Shutdown
-from bus.transport.in_process import Hub
-from policies.decider import Send
+from asterism.actors.runtime import decider_loop
+from asterism.actors.runtime.decider_loop import DeciderLoop, make_steady_clock
+from asterism.bus.bus import Bus
+from asterism.bus.codec import encode
+from asterism.bus.event_log import writer as event_log
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.event_log.writer import EventLog, EventLogFailure
+from asterism.bus.messages import AnyMessage, Envelope, LeaseReleased, Shutdown
+from asterism.bus.transport.in_process import Hub
+from asterism.policies.decider import Send
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(30)]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
-from bus.messages import AnyMessage, BufferCursor, RunStarted, Shutdown
-from bus.process.heartbeat import Heartbeat, receiving_heartbeats
-from bus.transport.zeromq import make_zeromq_bus_factory
-from configs.machines import SupervisionConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.decider import Send
+from asterism.actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
+from asterism.bus.messages import AnyMessage, BufferCursor, RunStarted, Shutdown
+from asterism.bus.process.heartbeat import Heartbeat, receiving_heartbeats
+from asterism.bus.transport.zeromq import make_zeromq_bus_factory
+from asterism.configs.machines import SupervisionConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Send
 
 EPOCH = 1 << 20
 RUN = RunConfig(name="deciding", supervision=SupervisionConfig(heartbeat_s=0.01))

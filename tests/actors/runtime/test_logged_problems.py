@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import NoReturn
 
-from actors.runtime.logged_problems import LoggedProblems
-from bus.codec import encode
-from bus.event_log.writer import EventLog
-from bus.messages import Envelope, StartGroup
-from configs.schema import RunConfig
-from policies.groups.problem_order import ProblemOrder
-from policies.seeded_random import TRAIN, mix
+from asterism.actors.runtime.logged_problems import LoggedProblems
+from asterism.bus.codec import encode
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import Envelope, StartGroup
+from asterism.configs.schema import RunConfig
+from asterism.policies.groups.problem_order import ProblemOrder
+from asterism.policies.seeded_random import TRAIN, mix
 
 NUM_PROBLEMS, NUM_EPOCHS = 5, 40
 RUN = RunConfig(name="r", seed=3)

@@ -11,15 +11,15 @@ from random import Random
 import msgspec
 import pytest
 
-from actors.runtime.decider_loop import DeciderLoop
-from actors.runtime.recovery import NotRecoverable, Recovery, recover
-from bus.bus import Bus
-from bus.codec import decode, encode
-from bus.event_log.reader import UnusableLog, read_events
-from bus.event_log.records import Event
-from bus.event_log.writer import EventLog
-from bus.lanes import BULK, CONTROL
-from bus.messages import (
+from asterism.actors.runtime.decider_loop import DeciderLoop
+from asterism.actors.runtime.recovery import NotRecoverable, Recovery, recover
+from asterism.bus.bus import Bus
+from asterism.bus.codec import decode, encode
+from asterism.bus.event_log.reader import UnusableLog, read_events
+from asterism.bus.event_log.records import Event
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.lanes import BULK, CONTROL
+from asterism.bus.messages import (
     AnyMessage,
     BatchReady,
     BufferCursor,
@@ -35,8 +35,8 @@ from bus.messages import (
     StepTrained,
     TurnFailed,
 )
-from bus.transport.in_process import Hub
-from policies.decider import Send
+from asterism.bus.transport.in_process import Hub
+from asterism.policies.decider import Send
 from tests.simulation.memory_log import CommittedLog, MemoryLog
 
 EPOCH = 1 << 20
@@ -170,7 +170,7 @@ def test_frames_that_waited_for_queue_space_are_kept(
     recorded: tuple[Path, list[bytes]], monkeypatch: pytest.MonkeyPatch, max_pending: int
 ) -> None:
     """Effects of the last events may be unsent, and a window of frames before them unacknowledged."""
-    monkeypatch.setattr("actors.runtime.recovery.MAX_PENDING_EFFECTS", max_pending)
+    monkeypatch.setattr("asterism.actors.runtime.recovery.MAX_PENDING_EFFECTS", max_pending)
     path, to_peer = recorded
     bulk = [frame for frame in to_peer if isinstance(decode(frame).message, TurnFailed)]
     logged = list(read_events(path))

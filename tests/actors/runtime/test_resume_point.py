@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from actors.launch.launcher import roll_back_to
-from actors.runtime.resume_point import NotResumable, choose_resume_step, find_cursor
-from bus.codec import encode
-from bus.event_log.writer import EventLog
-from bus.messages import BufferCursor, Envelope, StepCollected, StepCounts
-from configs.integrity.file_manifest import list_files, write_manifest
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.batches.batch_journal import BatchJournal
-from engine.learner.checkpoints import TrainerState, get_tensors_folder, list_saved_steps, write_trainer_state
+from asterism.actors.launch.launcher import roll_back_to
+from asterism.actors.runtime.resume_point import NotResumable, choose_resume_step, find_cursor
+from asterism.bus.codec import encode
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import BufferCursor, Envelope, StepCollected, StepCounts
+from asterism.configs.integrity.file_manifest import list_files, write_manifest
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.batches.batch_journal import BatchJournal
+from asterism.engine.learner.checkpoints import TrainerState, get_tensors_folder, list_saved_steps, write_trainer_state
 
 RUN = RunConfig(name="run")
 

@@ -8,19 +8,19 @@ import structlog
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from actors.runtime.wiring import build_head_deciders, build_rules, load_problem_sets
-from bus.messages import bytes_to_ids
-from configs.algorithm import EvaluationConfig
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from configs.schema import DataConfig, DialogueConfig, RunConfig
-from engine.data.data_files import DatasetError
-from engine.data.task_inputs import write_task_descriptions
-from engine.model.tokenizer import load_tokenizer
-from policies.arbiter.arbiter import Arbiter
-from policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
-from tasks.math_python import MATH_PYTHON
-from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+from asterism.actors.runtime.wiring import build_head_deciders, build_rules, load_problem_sets
+from asterism.bus.messages import bytes_to_ids
+from asterism.configs.algorithm import EvaluationConfig
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import DataConfig, DialogueConfig, RunConfig
+from asterism.engine.data.data_files import DatasetError
+from asterism.engine.data.task_inputs import write_task_descriptions
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.arbiter.arbiter import Arbiter
+from asterism.policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
+from asterism.tasks.math_python import MATH_PYTHON
+from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 from tests.fakes import TOKENIZER
 
 TOOLS = ("jupyter_code",)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from actors.sinks.metric_records import build_record
-from configs.run_folder import RunFolder
+from asterism.actors.sinks.metric_records import build_record
+from asterism.configs.run_folder import RunFolder
 
 BLOCK_BYTES, FILE_HEADER_BYTES, HEADER_BYTES = 32_768, 7, 7  # of W&B's files, which have the format of LevelDB's logs
 FULL, FIRST, LAST = 1, 2, 4

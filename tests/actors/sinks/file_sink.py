@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.sinks.delivery import deliver, make_wait_until_terminated
-from actors.sinks.metric_records import MetricRecord
-from configs.run_folder import RunFolder
+from asterism.actors.sinks.delivery import deliver, make_wait_until_terminated
+from asterism.actors.sinks.metric_records import MetricRecord
+from asterism.configs.run_folder import RunFolder
 
 
 class FileSink:

@@ -11,12 +11,12 @@ from typing import get_args
 
 import pytest
 
-from actors.metrics_file import MetricsFile
-from actors.sinks.delivery import count_undelivered
-from configs.load import write_resolved
-from configs.machines import MetricsConfig, SinkName
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.actors.metrics_file import MetricsFile
+from asterism.actors.sinks.delivery import count_undelivered
+from asterism.configs.load import write_resolved
+from asterism.configs.machines import MetricsConfig, SinkName
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 from tests.actors.runs.running import Start, asterism, finish, metrics, succeed, wait_until
 from tests.actors.sinks.backends import Stored, expected_values, read_backend, write_lines
 
@@ -117,7 +117,7 @@ def test_every_backend_has_the_metrics_of_a_run_that_was_killed_and_resumed(
 
 
 def test_a_sink_without_its_package_is_refused_before_the_run_with_the_name_of_the_extra(tmp_path: Path) -> None:
-    hide = "import sys; sys.modules['wandb'] = None; from actors.cli.main import main; main()"
+    hide = "import sys; sys.modules['wandb'] = None; from asterism.actors.cli.main import main; main()"
     settings = ("--set", f"runs_folder={tmp_path}", "--set", 'metrics.sinks=["wandb"]')
     command = [sys.executable, "-c", hide, "run", "configs/tiny.toml", *settings]
     finished = subprocess.run(

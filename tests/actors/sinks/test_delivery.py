@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from actors.metrics_file import MetricsFile
-from actors.sinks.delivery import MAX_BATCH, MetricLines, count_undelivered, deliver, get_ledger_path
-from actors.sinks.delivery_ledger import DeliveryLedger
-from actors.sinks.metric_records import MetricRecord
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from asterism.actors.metrics_file import MetricsFile
+from asterism.actors.sinks.delivery import MAX_BATCH, MetricLines, count_undelivered, deliver, get_ledger_path
+from asterism.actors.sinks.delivery_ledger import DeliveryLedger
+from asterism.actors.sinks.metric_records import MetricRecord
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
 from tests.actors.sinks.backends import write_lines
 from tests.actors.sinks.file_sink import FileSink
 from tests.bus.process.test_structured_log import limiting_file_size

@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.sinks.contract import HIDDEN, BackendRun
-from actors.sinks.metric_records import MetricRecord, build_record, clean_name
-from configs.machines import MetricsConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.sglang_options import SGLangConfig
-from configs.task_options import TaskConfig
+from asterism.actors.sinks.contract import HIDDEN, BackendRun
+from asterism.actors.sinks.metric_records import MetricRecord, build_record, clean_name
+from asterism.configs.machines import MetricsConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.task_options import TaskConfig
 
 
 def build(**line: object) -> MetricRecord:

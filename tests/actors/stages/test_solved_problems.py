@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 
-from actors.stages.solved_problems import ProblemResults, UnsolvedCount, read_problem_results, write_unsolved_rows
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.success import SuccessRule
-from engine.data.datasets import PLAIN_ROWS, RowLayout
+from asterism.actors.stages.solved_problems import (
+    ProblemResults,
+    UnsolvedCount,
+    read_problem_results,
+    write_unsolved_rows,
+)
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.success import SuccessRule
+from asterism.engine.data.datasets import PLAIN_ROWS, RowLayout
 
 STARTED, ENDED, RESUMED = (f"2026-11-26T10:0{minute}:00.5Z" for minute in range(3))
 

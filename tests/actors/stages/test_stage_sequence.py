@@ -7,17 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.launch.claim_run_folder import RunFolderError
-from actors.stages.stage_sequence import StageSelection, StageSequence, count_stages_to_run
-from bus.codec import encode
-from bus.event_log.writer import EventLog
-from bus.messages import BufferCursor, Envelope, StepCollected, StepCounts
-from configs.errors import UnusableInput
-from configs.load import load_stages, write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.checkpoints import TrainerState, write_trainer_state
-from tasks import MATH_PYTHON
+from asterism.actors.launch.claim_run_folder import RunFolderError
+from asterism.actors.stages.stage_sequence import StageSelection, StageSequence, count_stages_to_run
+from asterism.bus.codec import encode
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import BufferCursor, Envelope, StepCollected, StepCounts
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_stages, write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.checkpoints import TrainerState, write_trainer_state
+from asterism.tasks import MATH_PYTHON
 
 CONFIG = """
 name = "staged"

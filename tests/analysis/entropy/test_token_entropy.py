@@ -5,8 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from analysis.entropy.entropy_page import write_entropy_page
-from analysis.entropy.token_kinds import ScoredDialogue, ScoredToken, TurnTags, classify_turn, compute_statistics
+from asterism.analysis.entropy.entropy_page import write_entropy_page
+from asterism.analysis.entropy.token_kinds import (
+    ScoredDialogue,
+    ScoredToken,
+    TurnTags,
+    classify_turn,
+    compute_statistics,
+)
 
 TAGS = TurnTags((("<answer>", "</answer>"), ("<x>", "</x>")))
 

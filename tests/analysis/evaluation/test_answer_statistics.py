@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.evaluation.answer_statistics import (
+from asterism.analysis.evaluation.answer_statistics import (
     Vote,
     compute_bootstrap_interval,
     compute_lengths,

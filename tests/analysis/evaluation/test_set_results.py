@@ -7,11 +7,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from analysis.evaluation.answer_records import AnswerRecord, cut_torn_line, iter_answers, read_answers
-from analysis.evaluation.exchange_formats import SamplingFacts, build_benchmark_result, build_trace
-from analysis.evaluation.results_table import build_results_table
-from analysis.evaluation.set_results import compute_metrics, compute_set_result, group_questions, split_by_difficulty
-from configs.errors import UnusableInput
+from asterism.analysis.evaluation.answer_records import AnswerRecord, cut_torn_line, iter_answers, read_answers
+from asterism.analysis.evaluation.exchange_formats import SamplingFacts, build_benchmark_result, build_trace
+from asterism.analysis.evaluation.results_table import build_results_table
+from asterism.analysis.evaluation.set_results import (
+    compute_metrics,
+    compute_set_result,
+    group_questions,
+    split_by_difficulty,
+)
+from asterism.configs.errors import UnusableInput
 
 
 def answer(place: int, sample: int, correct: bool | None, **fields: Any) -> AnswerRecord:

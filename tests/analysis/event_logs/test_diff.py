@@ -7,14 +7,19 @@ import pytest
 from hypothesis import given, strategies
 from rich.console import Console
 
-from actors.cli.log import diff_command
-from actors.cli.log.diff_command import compare_runs
-from analysis.event_logs import diff
-from analysis.event_logs.comparable_events import ComparableEvent, EventStreams
-from analysis.event_logs.diff import RunDivergence, find_first_divergence, list_differing_fields, list_divergences
-from bus.codec import encode
-from bus.event_log.writer import EventLog
-from bus.messages import (
+from asterism.actors.cli.log import diff_command
+from asterism.actors.cli.log.diff_command import compare_runs
+from asterism.analysis.event_logs import diff
+from asterism.analysis.event_logs.comparable_events import ComparableEvent, EventStreams
+from asterism.analysis.event_logs.diff import (
+    RunDivergence,
+    find_first_divergence,
+    list_differing_fields,
+    list_divergences,
+)
+from asterism.bus.codec import encode
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import (
     AnyMessage,
     CodeFinished,
     CodeOk,
@@ -25,10 +30,10 @@ from bus.messages import (
     TurnGenerated,
     WeightsPublished,
 )
-from configs.algorithm import SftConfig
-from configs.load import write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.configs.algorithm import SftConfig
+from asterism.configs.load import write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 from tests.fakes import PROMPT, generated, text_context
 from tests.recorded import small_run
 

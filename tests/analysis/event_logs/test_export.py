@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.event_logs import parquet_tables
-from analysis.event_logs.merged_events import merge_events
-from analysis.event_logs.parquet_tables import write_parquet
-from analysis.event_logs.perfetto import write_chrome_trace
-from analysis.event_logs.spans import LEARNER, STEPS, TRAJECTORIES, TraceSpan, build_spans, select_step
-from bus.messages import (
+from asterism.analysis.event_logs import parquet_tables
+from asterism.analysis.event_logs.merged_events import merge_events
+from asterism.analysis.event_logs.parquet_tables import write_parquet
+from asterism.analysis.event_logs.perfetto import write_chrome_trace
+from asterism.analysis.event_logs.spans import LEARNER, STEPS, TRAJECTORIES, TraceSpan, build_spans, select_step
+from asterism.bus.messages import (
     CodeOk,
     StartGroup,
     StepCollected,
@@ -26,9 +26,9 @@ from bus.messages import (
     WeightsLoaded,
     bytes_to_ids,
 )
-from bus.messages.run import BufferCursor
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from asterism.bus.messages.run import BufferCursor
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
 from tests.fakes import CALL, PROMPT
 from tests.recorded import Recording, small_run
 from tests.traces import checked_slices

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from analysis.planning.plan_inputs import GIB, GPUS, PlanInputs, PlannedMachines
-from analysis.planning.resources import PlannedResource
-from analysis.planning.run_plan import RunPlan
+from asterism.analysis.planning.plan_inputs import GIB, GPUS, PlanInputs, PlannedMachines
+from asterism.analysis.planning.resources import PlannedResource
+from asterism.analysis.planning.run_plan import RunPlan
+from asterism.configs.load import load_run
 from benchmarks.support.qwen3_models import read_qwen3
-from configs.load import load_run
 
 ROOT = Path(__file__).parents[3]
 NODE = PlannedMachines(8, GPUS["h100"], 1, 1024 * GIB, 512 * GIB, 2048 * GIB)

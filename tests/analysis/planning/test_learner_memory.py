@@ -4,15 +4,15 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from analysis.planning.activation_memory import compute_activation_memory, compute_layer_activations
-from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
-from analysis.planning.model_size import measure_model
+from asterism.analysis.planning.activation_memory import compute_activation_memory, compute_layer_activations
+from asterism.analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
+from asterism.analysis.planning.model_size import measure_model
+from asterism.configs.algorithm import Checkpointing
+from asterism.engine.model.causal_lm import CausalLM, initialize_weights
+from asterism.engine.model.model_config import DecoderConfig
+from asterism.engine.model.packed_attention import build_segments
+from asterism.policies.losses.token_scores import ScoredTokens
 from benchmarks.support.qwen3_models import QWEN3, read_qwen3
-from configs.algorithm import Checkpointing
-from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.model_config import DecoderConfig
-from engine.model.packed_attention import build_segments
-from policies.losses.token_scores import ScoredTokens
 from tests.engine.tiny_models import small_architecture
 
 TOKENS = 16_384

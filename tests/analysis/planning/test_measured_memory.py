@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from analysis.planning.activation_memory import compute_activation_memory
-from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
-from analysis.planning.model_size import measure_model
-from engine.model.model_config import DecoderConfig
+from asterism.analysis.planning.activation_memory import compute_activation_memory
+from asterism.analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
+from asterism.analysis.planning.model_size import measure_model
+from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.learner.memory_ranks import MemoryCase, StepMemory
 from tests.engine.learner.rank_processes import run_ranks
 

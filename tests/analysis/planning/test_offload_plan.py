@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from analysis.planning.memory_plan import plan_host
-from analysis.planning.plan_inputs import GIB, PlanInputs
-from analysis.planning.run_plan import build_plan
+from asterism.analysis.planning.memory_plan import plan_host
+from asterism.analysis.planning.plan_inputs import GIB, PlanInputs
+from asterism.analysis.planning.run_plan import build_plan
+from asterism.configs.load import load_run
 from benchmarks.support.qwen3_models import read_qwen3
-from configs.load import load_run
 from tests.analysis.planning.shipped_plans import ROOT, find, get_bytes, make_machines
 
 PARAMETERS = {"1.7B": 1_720_574_976, "4B": 4_022_468_096, "8B": 8_190_735_360}

@@ -1,22 +1,22 @@
-"""`analysis.planning`: what does not fit is named with the values of keys that suffice."""
+"""`asterism.analysis.planning`: what does not fit is named with the values of keys that suffice."""
 
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from analysis.planning.memory_plan import WRITE_BYTES, compute_cached_token_bytes, plan_gpu, plan_host
-from analysis.planning.model_size import measure_model
-from analysis.planning.plan_inputs import GIB, GPUS, SEQUENCE_KEYS, PlanInputs, PlannedMachines
-from analysis.planning.plan_table import describe_remedy
-from analysis.planning.run_plan import RunPlan, build_plan
-from analysis.planning.storage_plan import plan_disk, plan_shared_memory
+from asterism.analysis.planning.memory_plan import WRITE_BYTES, compute_cached_token_bytes, plan_gpu, plan_host
+from asterism.analysis.planning.model_size import measure_model
+from asterism.analysis.planning.plan_inputs import GIB, GPUS, SEQUENCE_KEYS, PlanInputs, PlannedMachines
+from asterism.analysis.planning.plan_table import describe_remedy
+from asterism.analysis.planning.run_plan import RunPlan, build_plan
+from asterism.analysis.planning.storage_plan import plan_disk, plan_shared_memory
+from asterism.configs.load import load_run
+from asterism.configs.sglang_options import SPARE_TOKENS
+from asterism.engine.learner import weight_publisher
+from asterism.engine.model import hf_export
+from asterism.engine.model.architectures import ARCHITECTURES
 from benchmarks.support.qwen3_models import read_qwen3
-from configs.load import load_run
-from configs.sglang_options import SPARE_TOKENS
-from engine.learner import weight_publisher
-from engine.model import hf_export
-from engine.model.architectures import ARCHITECTURES
 from tests.analysis.planning.shipped_plans import NODE, ROOT, STAGES, find, get_bytes, make_inputs, make_machines
 from tests.engine.tiny_models import small_architecture
 

@@ -5,11 +5,11 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from analysis.planning.model_size import measure_model
-from analysis.planning.plan_inputs import GPUS, Assumptions
-from analysis.planning.plan_table import build_plan_tables
-from analysis.planning.run_plan import build_plan
-from analysis.planning.step_seconds import compute_training_s, count_attention_flops, count_training_flops
+from asterism.analysis.planning.model_size import measure_model
+from asterism.analysis.planning.plan_inputs import GPUS, Assumptions
+from asterism.analysis.planning.plan_table import build_plan_tables
+from asterism.analysis.planning.run_plan import build_plan
+from asterism.analysis.planning.step_seconds import compute_training_s, count_attention_flops, count_training_flops
 from benchmarks.support.qwen3_models import read_qwen3
 from tests.analysis.planning.shipped_plans import find, get_bytes, make_inputs, make_machines
 

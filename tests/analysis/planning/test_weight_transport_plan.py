@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from analysis.planning.memory_plan import plan_gpu, plan_host
-from analysis.planning.plan_inputs import GIB, GPUS, PlanInputs
-from analysis.planning.plan_table import build_plan_tables, describe_remedy
-from analysis.planning.run_plan import build_plan
-from analysis.planning.storage_plan import plan_shared_memory
-from engine.weight_transfer.published_bytes import MAX_FOLDERS, count_slot_bytes, shares_gpu_weights
+from asterism.analysis.planning.memory_plan import plan_gpu, plan_host
+from asterism.analysis.planning.plan_inputs import GIB, GPUS, PlanInputs
+from asterism.analysis.planning.plan_table import build_plan_tables, describe_remedy
+from asterism.analysis.planning.run_plan import build_plan
+from asterism.analysis.planning.storage_plan import plan_shared_memory
+from asterism.engine.weight_transfer.published_bytes import MAX_FOLDERS, count_slot_bytes, shares_gpu_weights
 from tests.analysis.planning.shipped_plans import STAGES, find, get_bytes, make_inputs, make_machines
 
 WHOLE = 2 * 14_768_307_200  # of Qwen3-14B in bfloat16

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.cli.report_command import report_run
-from actors.cli.simulate_command import ProgressLines, SimulateOptions, simulate_workload
-from analysis.simulation.simulate import simulate
-from analysis.simulation.workload_presets import SHAPES, draw_named_workload
-from configs.errors import UnusableInput
-from configs.load import write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.actors.cli.report_command import report_run
+from asterism.actors.cli.simulate_command import ProgressLines, SimulateOptions, simulate_workload
+from asterism.analysis.simulation.simulate import simulate
+from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 
 
 def simulated(policies: str, workload: str = "report", **changes: Any) -> str:

@@ -6,15 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from analysis.metric_lines import AnalysisError
-from analysis.simulation.cluster_model import H100, QWEN3_14B, build_cluster
-from analysis.simulation.recorded_workload import load_recorded_step
-from analysis.simulation.simulate import Simulation, simulate
-from analysis.simulation.workload import TrajectoryPlan, WorkloadShape, draw_workload
-from bus.codec import decode, encode
-from bus.event_log.reader import read_events
-from bus.event_log.writer import EventLog
-from bus.messages import (
+from asterism.analysis.metric_lines import AnalysisError
+from asterism.analysis.simulation.cluster_model import H100, QWEN3_14B, build_cluster
+from asterism.analysis.simulation.recorded_workload import load_recorded_step
+from asterism.analysis.simulation.simulate import Simulation, simulate
+from asterism.analysis.simulation.workload import TrajectoryPlan, WorkloadShape, draw_workload
+from asterism.bus.codec import decode, encode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import (
     AnyMessage,
     BufferCursor,
     EngineJoined,
@@ -25,12 +25,12 @@ from bus.messages import (
     StepRequested,
     TrajectoryFinished,
 )
-from configs.algorithm import RlConfig, RocConfig
-from configs.errors import UnusableInput
-from configs.load import write_resolved
-from configs.machines import EngineConfig
-from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, RunConfig
+from asterism.configs.algorithm import RlConfig, RocConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import write_resolved
+from asterism.configs.machines import EngineConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import DialogueConfig, RunConfig
 
 SHAPE = WorkloadShape("test", 2, 3, 300.0, 0.5, 0.8, 1.5, prompt_tokens=90.0, response_tokens=700, result_tokens=40.0)
 WORKLOAD = msgspec.structs.replace(draw_workload(SHAPE, 11), started_after={1: 0})

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from analysis.simulation.cluster_model import H100, QWEN3_14B, build_cluster
-from analysis.simulation.log_recorder import LogRecorder
-from analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
-from analysis.simulation.simulate import simulate
-from analysis.simulation.workload import WorkloadShape, draw_workload
-from analysis.utilization.report import Utilization, compute_utilization
+from asterism.analysis.simulation.cluster_model import H100, QWEN3_14B, build_cluster
+from asterism.analysis.simulation.log_recorder import LogRecorder
+from asterism.analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
+from asterism.analysis.simulation.simulate import simulate
+from asterism.analysis.simulation.workload import WorkloadShape, draw_workload
+from asterism.analysis.utilization.report import Utilization, compute_utilization
 
 SHAPE = WorkloadShape("test", 4, 6, 500.0, 0.5, 0.5, 1.5, prompt_tokens=90.0, response_tokens=1500, result_tokens=40.0)
 WORKLOAD = draw_workload(SHAPE, 7)

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from analysis.simulation.calibration import LoadInterval, build_load_intervals, fit_costs
-from analysis.simulation.cluster_model import H100, QWEN3_14B, build_cluster
-from analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
-from analysis.simulation.result_table import build_outcomes_table
-from analysis.simulation.simulate import Deadlock, Simulation, simulate
-from analysis.simulation.workload import Workload, WorkloadShape, draw_workload
-from bus.messages import EngineLoadReported, LeaseGranted
-from policies.arbiter.arbiter import PolicyName
+from asterism.analysis.simulation.calibration import LoadInterval, build_load_intervals, fit_costs
+from asterism.analysis.simulation.cluster_model import H100, QWEN3_14B, build_cluster
+from asterism.analysis.simulation.outcome import SimulatedPolicy, SimulationOutcome
+from asterism.analysis.simulation.result_table import build_outcomes_table
+from asterism.analysis.simulation.simulate import Deadlock, Simulation, simulate
+from asterism.analysis.simulation.workload import Workload, WorkloadShape, draw_workload
+from asterism.bus.messages import EngineLoadReported, LeaseGranted
+from asterism.policies.arbiter.arbiter import PolicyName
 
 POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
 LEASING: tuple[SimulatedPolicy, ...] = ("worst_case", "kv_lookahead", "oracle")
@@ -145,6 +145,8 @@ def test_the_table_names_every_policy_and_the_bounds() -> None:
 
 @pytest.mark.slow
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    from analysis.simulation.simulation_figure import draw_outcomes  # takes a second, which test collection should not
+    from asterism.analysis.simulation.simulation_figure import (
+        draw_outcomes,  # takes a second, which test collection should not
+    )
 
     assert draw_outcomes([outcome("static"), outcome("kv_lookahead")], tmp_path / "step.png").stat().st_size > 10_000

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from analysis.simulation.cluster_model import CLUSTERS, SimulatedCluster, StepCostModel
-from analysis.simulation.simulated_engine import SimulatedEngine
-from analysis.simulation.synthetic_tokens import build_trajectory_ids
-from analysis.simulation.timeline import VirtualTimeline
-from analysis.simulation.workload import PlannedTurn, TrajectoryPlan, build_plan
-from bus.messages import EngineLoadReported, ProtocolError, TurnGenerated, TurnRequested
-from engine.inference.scheduler import Scheduler
-from engine.prefix_tracker import PrefixTracker
+from asterism.analysis.simulation.cluster_model import CLUSTERS, SimulatedCluster, StepCostModel
+from asterism.analysis.simulation.simulated_engine import SimulatedEngine
+from asterism.analysis.simulation.synthetic_tokens import build_trajectory_ids
+from asterism.analysis.simulation.timeline import VirtualTimeline
+from asterism.analysis.simulation.workload import PlannedTurn, TrajectoryPlan, build_plan
+from asterism.bus.messages import EngineLoadReported, ProtocolError, TurnGenerated, TurnRequested
+from asterism.engine.inference.scheduler import Scheduler
+from asterism.engine.prefix_tracker import PrefixTracker
 
 COST = StepCostModel(fixed_s=0.002, weights_s=0.01, token_s=0.001, sequence_s=1e-4, kv_token_s=1e-5, pair_s=1e-6)
 PAGE = 4
@@ -28,7 +28,7 @@ def cluster(**changes: Any) -> SimulatedCluster:
 
 
 class OneEngine:
-    """Implements analysis.simulation.simulated_engine.EngineEnvironment."""
+    """Implements asterism.analysis.simulation.simulated_engine.EngineEnvironment."""
 
     def __init__(self, plans: list[TrajectoryPlan], cluster: SimulatedCluster) -> None:
         self.timeline = VirtualTimeline()
@@ -209,7 +209,7 @@ def test_a_working_engine_reports_all_its_work() -> None:
 
 
 def test_the_simulator_starts_without_torch() -> None:
-    program = "import sys, analysis.simulation.simulate; sys.exit('torch' in sys.modules)"
+    program = "import sys, asterism.analysis.simulation.simulate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

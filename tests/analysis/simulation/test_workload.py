@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from analysis.simulation.workload import (
+from asterism.analysis.simulation.workload import (
     PlannedTurn,
     Workload,
     WorkloadShape,
@@ -12,8 +12,8 @@ from analysis.simulation.workload import (
     compute_median_for_limit,
     draw_workload,
 )
-from analysis.simulation.workload_presets import SHAPES, draw_named_workload
-from configs.errors import UnusableInput
+from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_workload
+from asterism.configs.errors import UnusableInput
 
 SHAPE = WorkloadShape(
     "test", prompts=100, siblings=8, median_tokens=900, group_sigma=0.5, own_sigma=0.3, mean_calls=2.0

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.metric_lines import AnalysisError
-from analysis.utilization.engine_time import EngineUtilization
-from analysis.utilization.report import compute_utilization, to_json
-from analysis.utilization.step_functions import StepFunction
+from asterism.analysis.metric_lines import AnalysisError
+from asterism.analysis.utilization.engine_time import EngineUtilization
+from asterism.analysis.utilization.report import compute_utilization, to_json
+from asterism.analysis.utilization.step_functions import StepFunction
 from tests.analysis.utilization.log_lines import Logs
 
 

@@ -9,21 +9,21 @@ from typing import Any
 import polars as pl
 import pytest
 
-from actors.runtime.decider_loop import Observer
-from analysis.utilization.log_schema import LogTables, read_log_tables
-from analysis.utilization.report import Utilization, compute_utilization
-from bus.addresses import HEAD, ROLLOUT
-from bus.codec import decode
-from bus.messages import AnyMessage, ProtocolError, StepCounts, TrajectoryFailed, TrajectoryFinished
-from configs.algorithm import EvaluationConfig, RlConfig
-from configs.machines import EngineConfig
-from configs.schema import DialogueConfig, RunConfig
-from configs.success import SuccessRule
-from policies.decider import Decider, Send
-from policies.groups.counts import add_to_step_counts
-from policies.observers import StepObserver, TrajectoryObserver
-from policies.rollout.rollout import Rollout
-from policies.rollout.trajectory import PHASES
+from asterism.actors.runtime.decider_loop import Observer
+from asterism.analysis.utilization.log_schema import LogTables, read_log_tables
+from asterism.analysis.utilization.report import Utilization, compute_utilization
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.codec import decode
+from asterism.bus.messages import AnyMessage, ProtocolError, StepCounts, TrajectoryFailed, TrajectoryFinished
+from asterism.configs.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.machines import EngineConfig
+from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.configs.success import SuccessRule
+from asterism.policies.decider import Decider, Send
+from asterism.policies.groups.counts import add_to_step_counts
+from asterism.policies.observers import StepObserver, TrajectoryObserver
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.trajectory import PHASES
 from tests.analysis.utilization.log_lines import Logs
 from tests.simulation.clock import run_virtually
 from tests.simulation.world import World

@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from actors.cli.main import app
-from actors.cli.report_command import report_run
-from analysis.utilization.report import compute_utilization
-from analysis.utilization.utilization_figure import draw_utilization
-from configs.errors import UnusableInput
+from asterism.actors.cli.main import app
+from asterism.actors.cli.report_command import report_run
+from asterism.analysis.utilization.report import compute_utilization
+from asterism.analysis.utilization.utilization_figure import draw_utilization
+from asterism.configs.errors import UnusableInput
 from tests.analysis.utilization.log_lines import Logs
 
 pytestmark = pytest.mark.slow  # matplotlib draws

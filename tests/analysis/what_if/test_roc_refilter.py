@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from analysis.what_if.roc_refilter import (
+from asterism.analysis.what_if.roc_refilter import (
     JudgedGroup,
     compute_difference,
     list_candidates,
     read_judged_groups,
     rebuild_training_rows,
 )
-from bus.messages import GroupJudged, RunFinished, TrajectoryFinished
-from configs.algorithm import RlConfig, RocConfig
-from configs.errors import UnusableInput
-from configs.load import load_with_overrides, write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.groups.selection import SelectionRules, select_rows
+from asterism.bus.messages import GroupJudged, RunFinished, TrajectoryFinished
+from asterism.configs.algorithm import RlConfig, RocConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_with_overrides, write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.groups.selection import SelectionRules, select_rows
 from tests.policies.groups.finished import finished
 from tests.recorded import write_world_logs
 from tests.simulation.clock import run_virtually

@@ -4,9 +4,9 @@ from array import array
 
 import pytest
 
-from analysis.what_if.trajectory_diff import TokenDivergence, build_outcome, compare, find_turn_spans
-from bus.messages import TokenRecord, TrajectoryAborted, TrajectoryFailed, ids_to_bytes
-from policies.rollout.trajectory import Trajectory
+from asterism.analysis.what_if.trajectory_diff import TokenDivergence, build_outcome, compare, find_turn_spans
+from asterism.bus.messages import TokenRecord, TrajectoryAborted, TrajectoryFailed, ids_to_bytes
+from asterism.policies.rollout.trajectory import Trajectory
 from tests.fakes import TOKENIZER
 from tests.recorded import GROUP, TID, replay_recorded
 

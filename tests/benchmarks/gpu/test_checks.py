@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from asterism.engine.model.packed_attention import Segments, attend_segments
 from benchmarks.gpu.check import summarize
 from benchmarks.gpu.checks import kernel_checks, model_checks
 from benchmarks.gpu.checks.measured import Measured, compute_relative_error, compute_worst_error, count_differing
-from engine.model.packed_attention import Segments, attend_segments
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")

@@ -19,16 +19,25 @@ MODULES = (
         "benchmarks.gpu.checks.check_table",
         "benchmarks.gpu.training",
     ),
-    *("benchmarks.gpu.serving", "benchmarks.gpu.runs", "benchmarks.gpu.machine_facts", "actors.cli.main"),
+    *("benchmarks.gpu.serving", "benchmarks.gpu.runs", "benchmarks.gpu.machine_facts", "asterism.actors.cli.main"),
     *(
-        "actors.cli.run_command",
-        "actors.process",
-        "actors.executor",
-        "actors.engines.embedded_factory",
-        "analysis.summary",
+        "asterism.actors.cli.run_command",
+        "asterism.actors.process",
+        "asterism.actors.executor",
+        "asterism.actors.engines.embedded_factory",
+        "asterism.analysis.summary",
     ),
-    *("engine.learner.learner", "engine.weight_transfer.weight_server", "sandbox.select_backend", "tasks.tiny.prepare"),
-    *("sandbox.fork_server_sandbox", "tasks.hosting.task_services", "tasks.tiny.tiny_tokenizer"),
+    *(
+        "asterism.engine.learner.learner",
+        "asterism.engine.weight_transfer.weight_server",
+        "asterism.sandbox.select_backend",
+        "asterism.tasks.tiny.prepare",
+    ),
+    *(
+        "asterism.sandbox.fork_server_sandbox",
+        "asterism.tasks.hosting.task_services",
+        "asterism.tasks.tiny.tiny_tokenizer",
+    ),
 )
 PRINT_LOADED = "import sys, importlib; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
 
@@ -60,7 +69,7 @@ def test_a_run_ends_there_without_its_figures(environment: dict[str, str], tmp_p
     settings += ("tiny.num_sft_dialogues=64", "sft.batch_size=16", "rl.steps=1", "rl.prompts=2", "rl.rollouts=4")
     flags = [text for each in (*settings, f"runs_folder={tmp_path}") for text in ("--set", each)]
     checkout = {**environment, "PYTHONPATH": f"{ROOT}:{environment['PYTHONPATH']}"}
-    done = run(checkout, "-m", "actors.cli.main", "run", "configs/tiny.toml", *flags)
+    done = run(checkout, "-m", "asterism.actors.cli.main", "run", "configs/tiny.toml", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "demo"
     assert f"no curves: the package polars is not installed; with it, `asterism report {folder}` draws them" in (

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from asterism.engine.learner.micro_batches.packing import split_micro_batches
+from asterism.engine.model.training_flops import count_forward_flops
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import training
 from benchmarks.gpu.process_group import Finished
@@ -18,8 +20,6 @@ from benchmarks.gpu.runs import alternate_advantages
 from benchmarks.gpu.sections import GpuSection, list_sections
 from benchmarks.gpu.training import draw_lengths, make_sequences
 from benchmarks.support.qwen3_models import read_qwen3
-from engine.learner.micro_batches.packing import split_micro_batches
-from engine.model.training_flops import count_forward_flops
 
 FACTS = {"quick": False, "card": "a card", "torch": "2.11.0", "commit": "abc"}
 

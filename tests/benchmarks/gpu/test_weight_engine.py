@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.learner.weight_publisher import WeightPublisher
 from benchmarks.gpu.checks.model_checks import build_small_config, build_small_model
 from benchmarks.gpu.weight_engine import ENGINE_DTYPE, EngineFailed, WeightEngine, running_engine
-from bus.messages import WeightsPublished
-from engine.learner.weight_publisher import WeightPublisher
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

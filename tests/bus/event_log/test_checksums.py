@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bus.event_log.reader import UnusableLog, read_events
-from bus.event_log.records import SCHEMA_VERSION
-from bus.event_log.writer import EventLog
+from asterism.bus.event_log.reader import UnusableLog, read_events
+from asterism.bus.event_log.records import SCHEMA_VERSION
+from asterism.bus.event_log.writer import EventLog
 
 NUM_EVENTS = 20
 

@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.event_log.compression import MIN_COMPRESSED_BYTES, compress_frame, decompress_frame, store_uncompressed
-from bus.transport.packets import MAX_FRAME_BYTES
+from asterism.bus.event_log.compression import (
+    MIN_COMPRESSED_BYTES,
+    compress_frame,
+    decompress_frame,
+    store_uncompressed,
+)
+from asterism.bus.transport.packets import MAX_FRAME_BYTES
 
 frames = st.binary(max_size=40) | st.builds(
     lambda part, times, end: part * times + end,

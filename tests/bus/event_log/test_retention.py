@@ -7,12 +7,20 @@ from threading import Event
 
 import pytest
 
-from bus.codec import encode
-from bus.event_log import retention
-from bus.event_log.reader import UnusableLog, check_complete, list_removed_events, read_events
-from bus.event_log.writer import EventLog
-from bus.messages import AdmissionContinued, AnyMessage, Envelope, LeaseReleased, RunStarted, StepTrained, TurnGenerated
-from bus.messages.run import BufferCursor
+from asterism.bus.codec import encode
+from asterism.bus.event_log import retention
+from asterism.bus.event_log.reader import UnusableLog, check_complete, list_removed_events, read_events
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import (
+    AdmissionContinued,
+    AnyMessage,
+    Envelope,
+    LeaseReleased,
+    RunStarted,
+    StepTrained,
+    TurnGenerated,
+)
+from asterism.bus.messages.run import BufferCursor
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.event_log import writer as event_log
-from bus.event_log.reader import UnusableLog, find_epoch_start, list_removed_events, read_events, read_first_time
-from bus.event_log.writer import EventLog, EventLogFailure
+from asterism.bus.event_log import writer as event_log
+from asterism.bus.event_log.reader import (
+    UnusableLog,
+    find_epoch_start,
+    list_removed_events,
+    read_events,
+    read_first_time,
+)
+from asterism.bus.event_log.writer import EventLog, EventLogFailure
 
 events = st.lists(
     st.tuples(
@@ -188,8 +194,8 @@ def test_any_error_of_the_writer_thread_reaches_the_owner(tmp_path: Path, monkey
 FULL_DISK_SCRIPT = """
 import subprocess, sys
 from pathlib import Path
-from bus.event_log import writer as event_log
-from bus.event_log.writer import EventLog, EventLogFailure
+from asterism.bus.event_log import writer as event_log
+from asterism.bus.event_log.writer import EventLog, EventLogFailure
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", {folder!r}], check=True)
 log = EventLog(Path({folder!r}) / "log.sqlite")
 try:
@@ -247,8 +253,8 @@ def test_waiting_for_space_raises_if_the_log_has_failed(tmp_path: Path, monkeypa
 WRITER_SCRIPT = """
 import sys
 from pathlib import Path
-from bus.event_log import writer as event_log
-from bus.event_log.writer import EventLog
+from asterism.bus.event_log import writer as event_log
+from asterism.bus.event_log.writer import EventLog
 log = EventLog(Path(sys.argv[1]))
 for number in range(10_000_000):
     log.append(float(number), "a", "b", "Kind", number, b"x" * 50)

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bus.process.heartbeat import Heartbeat, receiving_heartbeats, sending_heartbeats, sending_heartbeats_from_thread
-from bus.transport.in_process import Hub
+from asterism.bus.process.heartbeat import (
+    Heartbeat,
+    receiving_heartbeats,
+    sending_heartbeats,
+    sending_heartbeats_from_thread,
+)
+from asterism.bus.transport.in_process import Hub
 
 pytestmark = pytest.mark.real_clock
 

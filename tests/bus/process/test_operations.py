@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.process.operations import OperationRecord, describe_operations, load_operations, operations_path
-from configs.run_folder import RunFolder
+from asterism.bus.process.operations import OperationRecord, describe_operations, load_operations, operations_path
+from asterism.configs.run_folder import RunFolder
 
 
 def list_names(path: Path, incarnation: int = 1) -> list[str]:

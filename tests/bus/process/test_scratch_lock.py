@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.process import scratch_lock
-from bus.process.scratch_lock import (
+from asterism.bus.process import scratch_lock
+from asterism.bus.process.scratch_lock import (
     SHARED_MEMORY_INODES,
     has_owner_ended,
     holding_scratch,

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bus.process.exit_reason import ExitReason, exit_reason_path, load_exit_reason
-from bus.process.structured_log import LogFile
-from configs.atomic_write import DiskError
-from configs.errors import EXIT_UNUSABLE
-from configs.run_folder import RunFolder
+from asterism.bus.process.exit_reason import ExitReason, exit_reason_path, load_exit_reason
+from asterism.bus.process.structured_log import LogFile
+from asterism.configs.atomic_write import DiskError
+from asterism.configs.errors import EXIT_UNUSABLE
+from asterism.configs.run_folder import RunFolder
 
 
 @contextmanager
@@ -48,8 +48,8 @@ def test_a_line_that_cannot_be_written_calls_the_disk_error_handler(tmp_path: Pa
 SCRIPT = """
 import sys, structlog
 from pathlib import Path
-from bus.process.structured_log import configure_logging
-from configs.run_folder import RunFolder
+from asterism.bus.process.structured_log import configure_logging
+from asterism.configs.run_folder import RunFolder
 configure_logging(RunFolder(Path(sys.argv[1])), "one")
 structlog.get_logger().info("something.happened")
 print("not reached")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bus.process.waiting import wait_for_first
+from asterism.bus.process.waiting import wait_for_first
 
 
 async def finish_after(seconds: float, ended: list[float]) -> float:

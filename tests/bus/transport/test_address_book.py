@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bus.bus import Bus
-from bus.lanes import BULK, CONTROL, LANES, Lane
-from bus.messages import LeaseReleased
-from bus.transport.address_book import (
+from asterism.bus.bus import Bus
+from asterism.bus.lanes import BULK, CONTROL, LANES, Lane
+from asterism.bus.messages import LeaseReleased
+from asterism.bus.transport.address_book import (
     AddressBook,
     AddressEntry,
     Network,
@@ -18,9 +18,9 @@ from bus.transport.address_book import (
     write_address_book,
     write_key_location,
 )
-from bus.transport.curve_auth import KEY_FILE, ClusterKey, generate_key, load_key
-from bus.transport.zeromq import get_socket_path
-from configs.errors import UnusableInput
+from asterism.bus.transport.curve_auth import KEY_FILE, ClusterKey, generate_key, load_key
+from asterism.bus.transport.zeromq import get_socket_path
+from asterism.configs.errors import UnusableInput
 from tests.bus.clusters import Cluster
 from tests.bus.networks import call, wait_until
 
@@ -85,8 +85,8 @@ async def test_peers_of_another_node_are_reached_without_their_ipc_sockets(clust
 RECEIVER = """
 import asyncio, sys
 from pathlib import Path
-from bus.transport.address_book import load_network
-from bus.transport.zeromq import open_zmq_bus
+from asterism.bus.transport.address_book import load_network
+from asterism.bus.transport.zeromq import open_zmq_bus
 
 async def live(sockets):
     bus = open_zmq_bus("c", sockets, 1000, 1, load_network(sockets))

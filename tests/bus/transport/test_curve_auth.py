@@ -9,14 +9,14 @@ import pytest
 import zmq
 from typer.testing import CliRunner
 
-from actors.cli.main import app
-from bus.bus import Bus
-from bus.lanes import BULK
-from bus.messages import LeaseReleased
-from bus.transport.address_book import TcpAddress
-from bus.transport.curve_auth import KEY_FILE, ClusterKey, generate_key, load_key
-from bus.transport.packets import Packet, encode_packet
-from configs.errors import UnusableInput
+from asterism.actors.cli.main import app
+from asterism.bus.bus import Bus
+from asterism.bus.lanes import BULK
+from asterism.bus.messages import LeaseReleased
+from asterism.bus.transport.address_book import TcpAddress
+from asterism.bus.transport.curve_auth import KEY_FILE, ClusterKey, generate_key, load_key
+from asterism.bus.transport.packets import Packet, encode_packet
+from asterism.configs.errors import UnusableInput
 from tests.bus.clusters import Cluster
 from tests.bus.networks import call, wait_until
 

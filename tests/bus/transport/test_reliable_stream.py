@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bus.transport.packets import MAX_PACKET_FRAMES, TARGET_PACKET_BYTES, Ack, Packet
-from bus.transport.reliable_stream import ReceiveWindow, SendWindow
+from asterism.bus.transport.packets import MAX_PACKET_FRAMES, TARGET_PACKET_BYTES, Ack, Packet
+from asterism.bus.transport.reliable_stream import ReceiveWindow, SendWindow
 
 
 def make_frame(number: int) -> bytes:

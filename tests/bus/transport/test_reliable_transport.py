@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from bus.bus import Inbox
-from bus.lanes import BULK, CONTROL, Lane
-from bus.transport.packets import MAX_FRAME_BYTES, TARGET_PACKET_BYTES, Ack, Packet
-from bus.transport.reliable_transport import LinkLimits, ReliableTransport
+from asterism.bus.bus import Inbox
+from asterism.bus.lanes import BULK, CONTROL, Lane
+from asterism.bus.transport.packets import MAX_FRAME_BYTES, TARGET_PACKET_BYTES, Ack, Packet
+from asterism.bus.transport.reliable_transport import LinkLimits, ReliableTransport
 
 PEER_EPOCH = 7  # of the peer
 
@@ -270,7 +270,7 @@ async def test_a_packet_takes_no_frame_after_a_mebibyte(transport: ReliableTrans
 async def test_packets_of_excess_peers_are_counted(
     monkeypatch: pytest.MonkeyPatch, transport: ReliableTransport
 ) -> None:
-    monkeypatch.setattr("bus.transport.reliable_transport.MAX_IN_CHANNELS", 2)
+    monkeypatch.setattr("asterism.bus.transport.reliable_transport.MAX_IN_CHANNELS", 2)
     acks: list[Ack] = []
     for first in (0, 1):
         for sender in ("b", "c", "d"):

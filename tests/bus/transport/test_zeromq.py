@@ -16,14 +16,14 @@ import zmq
 import zmq.asyncio
 from structlog.testing import capture_logs
 
-from bus.bus import Bus
-from bus.codec import encode
-from bus.lanes import BULK, CONTROL, LANES, Lane
-from bus.messages import Envelope
-from bus.transport import packets
-from bus.transport.packets import Packet, encode_packet
-from bus.transport.reliable_transport import ReliableTransport
-from bus.transport.zeromq import format_ipc_endpoint, get_socket_path, open_zmq_bus
+from asterism.bus.bus import Bus
+from asterism.bus.codec import encode
+from asterism.bus.lanes import BULK, CONTROL, LANES, Lane
+from asterism.bus.messages import Envelope
+from asterism.bus.transport import packets
+from asterism.bus.transport.packets import Packet, encode_packet
+from asterism.bus.transport.reliable_transport import ReliableTransport
+from asterism.bus.transport.zeromq import format_ipc_endpoint, get_socket_path, open_zmq_bus
 from tests.bus.networks import call, wait_until
 
 pytestmark = [pytest.mark.usefixtures("short_waits"), pytest.mark.real_clock, pytest.mark.timeout(60)]

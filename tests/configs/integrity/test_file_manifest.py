@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.integrity.file_manifest import (
+from asterism.configs.integrity.file_manifest import (
     MANIFEST_NAME,
     DamagedFile,
     check_file,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs.errors import UnusableInput
-from configs.loading.secret_references import hide_secrets, resolve_references
+from asterism.configs.errors import UnusableInput
+from asterism.configs.loading.secret_references import hide_secrets, resolve_references
 
 ENVIRONMENT = {"TOKEN": "planted-4711", "LONG": "planted-4711-and-more", "EMPTY": "", "HOST": "h"}
 

@@ -17,16 +17,16 @@ from renderers import create_renderer
 from renderers.configs import RendererConfig
 from transformers import AutoTokenizer
 
-from bus.messages import build_blank_record, bytes_to_ids, ids_to_bytes
-from configs.dialogue_options import DialogueConfig
-from configs.schema import RunConfig
-from engine.chat.chat_files import build_served_chat, write_chat_files
-from engine.data.task_inputs import build_renderer
-from engine.model.family_renderer import FamilyTokenizer
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from policies.dialogue.dialogue_renderer import DialogueRenderer
-from policies.dialogue.parse_turn import ToolCall
-from tasks import MATH_PYTHON
+from asterism.bus.messages import build_blank_record, bytes_to_ids, ids_to_bytes
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema import RunConfig
+from asterism.engine.chat.chat_files import build_served_chat, write_chat_files
+from asterism.engine.data.task_inputs import build_renderer
+from asterism.engine.model.family_renderer import FamilyTokenizer
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
+from asterism.policies.dialogue.parse_turn import ToolCall
+from asterism.tasks import MATH_PYTHON
 from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_tokenizer
 from tests.engine.chat.random_dialogues import Message, make_text
 from tests.fakes import generated_ids

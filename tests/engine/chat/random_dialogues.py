@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from policies.tools.python_tools import TOOL_SCHEMAS
-from policies.tools.tool_schema import ToolSchema
+from asterism.policies.tools.python_tools import TOOL_SCHEMAS
+from asterism.policies.tools.tool_schema import ToolSchema
 
 Message = dict[str, Any]
 

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 from transformers import GenerationConfig
 
-from configs.algorithm import EvaluationConfig, RlConfig, SamplingConfig
-from configs.dialogue_options import DialogueConfig
-from configs.schema import RunConfig
-from engine.chat.chat_files import build_served_chat, write_chat_files
-from engine.model.tokenizer import load_tokenizer
-from policies.tools.python_tools import TOOL_SCHEMAS
-from tasks import MATH_PYTHON
+from asterism.configs.algorithm import EvaluationConfig, RlConfig, SamplingConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema import RunConfig
+from asterism.engine.chat.chat_files import build_served_chat, write_chat_files
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.tools.python_tools import TOOL_SCHEMAS
+from asterism.tasks import MATH_PYTHON
 from tests.engine.chat.exported_chats import DIALOGUES, assert_same_ids, export_chat, render, tokenize_rows
 from tests.engine.chat.family_folders import FAMILY_KINDS, TEXTS, write_family_tokenizer
 from tests.engine.chat.random_dialogues import RandomDialogue, make_dialogue

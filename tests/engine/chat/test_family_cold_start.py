@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from configs.algorithm import SftConfig
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from configs.schema import RunConfig
-from engine.data.data_files import BadRows, DatasetError
-from engine.data.sft_dialogues import PLAIN_FILE, TokenizedDialogue, count_sft_dialogues, iter_sft_dialogues
-from engine.data.task_inputs import build_family_dialogues, build_task_formats
-from engine.data.token_files import DialogueSource
-from engine.model.family_renderer import FamilyRenderer
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from tasks import MATH_PYTHON
+from asterism.configs.algorithm import SftConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.data_files import BadRows, DatasetError
+from asterism.engine.data.sft_dialogues import PLAIN_FILE, TokenizedDialogue, count_sft_dialogues, iter_sft_dialogues
+from asterism.engine.data.task_inputs import build_family_dialogues, build_task_formats
+from asterism.engine.data.token_files import DialogueSource
+from asterism.engine.model.family_renderer import FamilyRenderer
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.tasks import MATH_PYTHON
 from tests.engine.chat.exported_chats import render
 from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_tokenizer
 from tests.engine.chat.family_runs import CONFIGS, EMPTY_REASONING, TOOL, make_family_dialogue, make_family_run

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from policies.tools.python_tools import TOOL_SCHEMAS
+from asterism.policies.tools.python_tools import TOOL_SCHEMAS
 from tests.engine.chat.exported_chats import render
 from tests.engine.chat.family_runs import CONFIGS, FamilyRun, make_family_dialogue, make_family_run
 from tests.engine.chat.random_dialogues import Message, make_text

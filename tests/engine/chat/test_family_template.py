@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from configs.schema import RunConfig
-from engine.chat.chat_files import ServedChat, build_served_chat, write_chat_files
-from engine.data.task_inputs import build_renderer
-from engine.model.tokenizer import load_tokenizer
-from policies.dialogue.chat_format import build_dialogue_format
-from tasks import MATH_PYTHON
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.schema import RunConfig
+from asterism.engine.chat.chat_files import ServedChat, build_served_chat, write_chat_files
+from asterism.engine.data.task_inputs import build_renderer
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.tasks import MATH_PYTHON
 from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_tokenizer
 from tests.engine.chat.family_templates import QWEN3_TEMPLATE
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from configs.dialogue_options import DialogueConfig
-from policies.dialogue.chat_format import build_dialogue_format
-from tasks import MATH_PYTHON
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.tasks import MATH_PYTHON
 from tests.engine.chat.exported_chats import DIALOGUES, assert_same_ids, export_chat, render, tokenize_rows
 from tests.engine.chat.family_folders import FAMILY_KINDS
 from tests.engine.data.public_layouts import PUBLIC_ROWS, SEVERAL_CALLS_ROWS, TOOLS

@@ -1,4 +1,4 @@
-"""Cases that every implementation of engine.contract.Engine must pass; each is a coroutine that takes a Bench."""
+"""Cases that every implementation of asterism.engine.contract.Engine must pass; each is a coroutine that takes a Bench."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import torch
 
-from bus.messages import WeightsPublished
-from engine.contract import Capacity, Engine, EngineLoad, Generation, GenerationRequest
-from engine.model.causal_lm import CausalLM
-from engine.model.hf_checkpoint import load_model
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import Capacity, Engine, EngineLoad, Generation, GenerationRequest
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.hf_checkpoint import load_model
 from tests.engine.whole_publisher import WholePublisher
 
 ORDINARY = 250  # ids below are in the vocabulary of every model here

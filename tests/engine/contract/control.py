@@ -1,4 +1,4 @@
-"""Cases of engine.contract.Engine: abort, pause and resume, weights, memory, ends and restarts."""
+"""Cases of asterism.engine.contract.Engine: abort, pause and resume, weights, memory, ends and restarts."""
 
 import asyncio
 
@@ -6,9 +6,9 @@ import msgspec
 import pytest
 import torch
 
-from bus.messages import WeightsPublished
-from engine.contract import EngineFailure, WeightsRefused
-from engine.model.hf_checkpoint import load_model
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import EngineFailure, WeightsRefused
+from asterism.engine.model.hf_checkpoint import load_model
 from tests.engine.contract.bench import (
     Bench,
     as_sequence,

@@ -1,4 +1,4 @@
-"""Cases of engine.contract.Engine: ids and logprobs, seeds, stops and limits."""
+"""Cases of asterism.engine.contract.Engine: ids and logprobs, seeds, stops and limits."""
 
 import asyncio
 from typing import Any
@@ -10,9 +10,9 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
-from engine.model.causal_lm import CausalLM
-from engine.model.hf_checkpoint import load_model
+from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.hf_checkpoint import load_model
 from tests.engine.contract.bench import (
     Bench,
     as_sequence,

@@ -1,8 +1,8 @@
-"""Cases of engine.contract.Engine: capacity, counters, eviction and preemption."""
+"""Cases of asterism.engine.contract.Engine: capacity, counters, eviction and preemption."""
 
 import asyncio
 
-from engine.contract import EngineLoad
+from asterism.engine.contract import EngineLoad
 from tests.engine.contract.bench import Bench, continued, request, saturate, tokens
 
 

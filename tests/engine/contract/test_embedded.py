@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.contract import Capacity, Engine
-from engine.inference.embedded import EmbeddedEngine
+from asterism.engine.contract import Capacity, Engine
+from asterism.engine.inference.embedded import EmbeddedEngine
 from tests.engine.contract import CASES, IN_LOW_PRECISION, Case, sentence
 from tests.engine.contract.bench import Traits
 from tests.engine.whole_publisher import WholePublisher

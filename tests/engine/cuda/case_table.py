@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, get_args
 
 from msgspec.structs import replace
 
+from asterism.configs.algorithm import Checkpointing, LearnerConfig, SftConfig, SftFileConfig
+from asterism.engine.model.model_config import DecoderConfig, ExpertsConfig
 from benchmarks.support.qwen3_models import read_qwen3
-from configs.algorithm import Checkpointing, LearnerConfig, SftConfig, SftFileConfig
-from engine.model.model_config import DecoderConfig, ExpertsConfig
 
 
 class LearnerCase(NamedTuple):

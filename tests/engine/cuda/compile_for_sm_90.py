@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from torch._inductor.runtime import triton_helpers
 from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
 
+from asterism.configs.algorithm import Checkpointing, LearnerConfig
 from benchmarks.support.fake_cuda.fake_steps import DEVICE, measure_rl_step
 from benchmarks.support.fake_cuda.inductor_counts import generate_code, listening
 from benchmarks.support.fake_cuda.operation_log import running_fake_cuda
 from benchmarks.support.qwen3_models import read_qwen3
-from configs.algorithm import Checkpointing, LearnerConfig
 
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str='cuda'\)", re.DOTALL)
 

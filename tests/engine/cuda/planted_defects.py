@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from engine.learner import trainer
-from engine.learner.distributed import RankGroup, all_reduce
-from engine.learner.loss_reduction import LossSums
-from engine.model import causal_lm, packed_attention
-from engine.model.compiled_parts import run_eagerly
-from engine.model.layers import RmsNorm
-from policies.losses.head_kernels import EagerHeadKernels
-from policies.losses.policy_loss import LossOutput
+from asterism.engine.learner import trainer
+from asterism.engine.learner.distributed import RankGroup, all_reduce
+from asterism.engine.learner.loss_reduction import LossSums
+from asterism.engine.model import causal_lm, packed_attention
+from asterism.engine.model.compiled_parts import run_eagerly
+from asterism.engine.model.layers import RmsNorm
+from asterism.policies.losses.head_kernels import EagerHeadKernels
+from asterism.policies.losses.policy_loss import LossOutput
 
 
 @contextmanager

@@ -12,6 +12,11 @@ import msgspec
 import torch
 from torch import Tensor
 
+from asterism.configs.algorithm import LearnerConfig
+from asterism.engine.contract import Capacity, GenerationRequest
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.model.causal_lm import DecoderLayer
 from benchmarks.support.fake_cuda.fake_steps import (
     DEVICE,
     StepCosts,
@@ -24,11 +29,6 @@ from benchmarks.support.fake_cuda.fake_steps import (
 from benchmarks.support.fake_cuda.inductor_counts import count_compiled_part
 from benchmarks.support.fake_cuda.operation_costs import KernelCount, is_on_cuda
 from benchmarks.support.fake_cuda.operation_log import OperationLog, running_fake_cuda
-from configs.algorithm import LearnerConfig
-from engine.contract import Capacity, GenerationRequest
-from engine.inference.engine_core import EngineCore
-from engine.learner.distributed import RankGroup
-from engine.model.causal_lm import DecoderLayer
 from tests.engine.cuda.case_reports import CaseReport, PartCount
 from tests.engine.cuda.case_table import (
     ENGINE_CASES,

@@ -10,10 +10,10 @@ pytestmark = pytest.mark.slow
 MAX_SYNCS_PER_UPDATE = 5
 # Functions that may wait for the GPU, at the end of an update.
 ALLOWED_SYNCS = {
-    "engine.learner.loss_reduction:reduce_outputs",
-    "engine.learner.trainer:Trainer._apply_gradients",
-    "engine.model.experts:compute_expert_load",
-    "engine.learner.distributed:_find_on_any_rank",  # of the check of the weights
+    "asterism.engine.learner.loss_reduction:reduce_outputs",
+    "asterism.engine.learner.trainer:Trainer._apply_gradients",
+    "asterism.engine.model.experts:compute_expert_load",
+    "asterism.engine.learner.distributed:_find_on_any_rank",  # of the check of the weights
 }
 
 

@@ -20,12 +20,12 @@ def test_empty_maxima_in_main_memory_are_found(reports: dict[str, CaseReport]) -
 
 
 def test_a_read_of_a_value_in_a_micro_batch_is_found(reports: dict[str, CaseReport]) -> None:
-    assert set(reports["item"].syncs) - ALLOWED_SYNCS == {"engine.learner.trainer:Trainer._forward_backward"}
+    assert set(reports["item"].syncs) - ALLOWED_SYNCS == {"asterism.engine.learner.trainer:Trainer._forward_backward"}
 
 
 def test_a_mask_in_main_memory_is_found(reports: dict[str, CaseReport]) -> None:
     report = reports["CPU mask"]
-    assert report.mixed_devices == ["aten::mul.Tensor at engine.model.packed_attention:attend"]
+    assert report.mixed_devices == ["aten::mul.Tensor at asterism.engine.model.packed_attention:attend"]
     assert "Expected all tensors to be on the same device" in report.error
 
 

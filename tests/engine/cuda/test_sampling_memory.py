@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.inference.buffer_sizes import count_sampling_bytes
+from asterism.engine.inference.buffer_sizes import count_sampling_bytes
 from tests.engine.cuda.case_reports import CaseReport, run_groups
 from tests.engine.cuda.case_table import SAMPLING_CASES, SAMPLING_VOCABULARY
 

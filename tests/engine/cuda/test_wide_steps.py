@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from analysis.planning.activation_memory import compute_activation_memory
-from analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
-from analysis.planning.model_size import measure_model
+from asterism.analysis.planning.activation_memory import compute_activation_memory
+from asterism.analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
+from asterism.analysis.planning.model_size import measure_model
 from tests.engine.cuda.case_reports import CaseReport, run_groups
 from tests.engine.cuda.case_table import WIDE_CASES, WideCase
 from tests.engine.cuda.ceilings import count_wide_case, list_exceeded, read_ceilings

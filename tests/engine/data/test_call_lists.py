@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.data.call_lists import parse_call_list
+from asterism.engine.data.call_lists import parse_call_list
 
 
 @pytest.mark.parametrize(

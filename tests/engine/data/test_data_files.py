@@ -11,7 +11,7 @@ from typing import Any
 import polars
 import pytest
 
-from engine.data.data_files import DatasetError, read_rows
+from asterism.engine.data.data_files import DatasetError, read_rows
 
 ROWS = [{"question": "1,\n\u2028 + \u00e4?", "answer": "2"}, {"question": 'say "b"', "answer": None}]
 

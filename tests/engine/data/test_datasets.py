@@ -7,8 +7,8 @@ from typing import Any
 import polars
 import pytest
 
-from engine.data.data_files import DatasetError
-from engine.data.datasets import QuestionReport, RowLayout, read_problems
+from asterism.engine.data.data_files import DatasetError
+from asterism.engine.data.datasets import QuestionReport, RowLayout, read_problems
 
 
 def write_jsonl(path: Path, *rows: Any) -> Path:

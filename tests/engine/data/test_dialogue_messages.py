@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from configs.algorithm import SftFileConfig
-from configs.dialogue_options import DialogueConfig
-from engine.data.data_files import DatasetError, DatasetRow
-from engine.data.dialogue_messages import DatasetLocation, DialogueMessage, parse_dialogue
-from engine.data.sft_dialogues import iter_sft_dialogues
-from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
-from tasks.math_python import MATH_PYTHON
+from asterism.configs.algorithm import SftFileConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.engine.data.data_files import DatasetError, DatasetRow
+from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage, parse_dialogue
+from asterism.engine.data.sft_dialogues import iter_sft_dialogues
+from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.engine.data.test_sft_dialogues import LetterTokenizer
 
 CALLS = [{"code": "print(1)"}, {"code": "print(2)"}]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.data.data_files import DatasetRow, RowDefect
-from engine.data.dialogue_messages import BROKEN_TAGS, DatasetLocation, DialogueMessage
+from asterism.engine.data.data_files import DatasetRow, RowDefect
+from asterism.engine.data.dialogue_messages import BROKEN_TAGS, DatasetLocation, DialogueMessage
 
 HERE = DatasetLocation(DatasetRow(Path("some.jsonl"), 1, {}), "messages[1]")
 ANSWER = "<answer>\\boxed{1}</answer>"

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs.algorithm import SftFileConfig
-from configs.dialogue_options import DialogueConfig
-from engine.data.data_files import BadRows, DatasetError
-from engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
-from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
-from policies.dialogue.parse_turn import ToolCall, parse_assistant_turn
-from tasks.math_python import MATH_PYTHON
+from asterism.configs.algorithm import SftFileConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.engine.data.data_files import BadRows, DatasetError
+from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
+from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.parse_turn import ToolCall, parse_assistant_turn
+from asterism.tasks.math_python import MATH_PYTHON
 
 FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
 USER = {"role": "user", "content": "1?"}

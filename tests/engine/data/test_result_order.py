@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.algorithm import SftFileConfig
-from configs.dialogue_options import DialogueConfig
-from engine.data.data_files import BadRows, DatasetRow, RowDefect
-from engine.data.dialogue_messages import DatasetLocation, DialogueMessage
-from engine.data.result_order import DEFECT, order_results
-from engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
-from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
-from tasks.math_python import MATH_PYTHON
+from asterism.configs.algorithm import SftFileConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.engine.data.data_files import BadRows, DatasetRow, RowDefect
+from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage
+from asterism.engine.data.result_order import DEFECT, order_results
+from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
+from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.engine.data.test_sft_dialogues import LetterTokenizer
 
 FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)

@@ -7,12 +7,12 @@ from typing import Any
 import polars
 import pytest
 
-from configs.algorithm import SftFileConfig
-from configs.dialogue_options import DialogueConfig
-from engine.data.data_files import BadRows, DatasetError, DatasetRow
-from engine.data.row_prompts import parse_tools
-from engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
-from policies.dialogue.chat_format import (
+from asterism.configs.algorithm import SftFileConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.engine.data.data_files import BadRows, DatasetError, DatasetRow
+from asterism.engine.data.row_prompts import parse_tools
+from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
+from asterism.policies.dialogue.chat_format import (
     DialogueFormat,
     TextSegment,
     build_dialogue_format,
@@ -21,9 +21,9 @@ from policies.dialogue.chat_format import (
     encode_segments,
     format_tool_call,
 )
-from policies.tools.task_description import TaskDescription
-from policies.tools.tool_schema import ToolSchema
-from tasks.math_python import MATH_PYTHON
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.policies.tools.tool_schema import ToolSchema
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.engine.data.public_layouts import (
     ANSWER,
     ARGUMENTS,

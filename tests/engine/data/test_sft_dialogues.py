@@ -9,11 +9,16 @@ from typing import Any
 import polars
 import pytest
 
-from configs.algorithm import SftFileConfig
-from configs.dialogue_options import DialogueConfig
-from engine.data.data_files import BadRows, DatasetError
-from engine.data.sft_dialogues import TokenizedDialogue, count_sft_dialogues, describe_bad_rows, iter_sft_dialogues
-from policies.dialogue.chat_format import (
+from asterism.configs.algorithm import SftFileConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.engine.data.data_files import BadRows, DatasetError
+from asterism.engine.data.sft_dialogues import (
+    TokenizedDialogue,
+    count_sft_dialogues,
+    describe_bad_rows,
+    iter_sft_dialogues,
+)
+from asterism.policies.dialogue.chat_format import (
     DialogueFormat,
     TextSegment,
     build_dialogue_format,
@@ -24,9 +29,9 @@ from policies.dialogue.chat_format import (
     encode_segments,
     format_tool_call,
 )
-from policies.tools.task_description import TaskDescription, TaskKind
-from policies.tools.tool_schema import ToolSchema
-from tasks.math_python import MATH_PYTHON
+from asterism.policies.tools.task_description import TaskDescription, TaskKind
+from asterism.policies.tools.tool_schema import ToolSchema
+from asterism.tasks.math_python import MATH_PYTHON
 
 FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.model.causal_lm import CausalLM
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import small_model
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.contract import Capacity, Generation, GenerationRequest
-from engine.inference.cuda_graphs import GraphCapture
-from engine.inference.engine_core import EngineCore
-from engine.model.causal_lm import CausalLM
+from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.inference.cuda_graphs import GraphCapture
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import get_batch_invariant_matmul
 
 LONGEST = 96

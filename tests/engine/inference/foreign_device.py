@@ -15,10 +15,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from engine.contract import Capacity, GenerationRequest
-from engine.inference.engine_core import EngineCore
-from engine.inference.pending_step import PendingStep
-from engine.model.causal_lm import CausalLM
+from asterism.engine.contract import Capacity, GenerationRequest
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.pending_step import PendingStep
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.tiny_models import random_ids, small_config
 
 DEVICE = "elsewhere"

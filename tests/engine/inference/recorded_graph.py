@@ -22,7 +22,7 @@ DEPENDS_ON_VALUES = (
 
 
 class Recorded:
-    """Implements engine.inference.cuda_graphs.GraphCapture."""
+    """Implements asterism.engine.inference.cuda_graphs.GraphCapture."""
 
     def __init__(self) -> None:
         self.graphs = self.replays = 0

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.contract import GenerationRequest
-from engine.inference import batch_state
-from engine.inference.decoder import Decoder
-from engine.inference.pending_step import PendingStep
-from engine.model.causal_lm import CausalLM
+from asterism.engine.contract import GenerationRequest
+from asterism.engine.inference import batch_state
+from asterism.engine.inference.decoder import Decoder
+from asterism.engine.inference.pending_step import PendingStep
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.inference.cores import PAGE, new_core, submit
 from tests.engine.tiny_models import random_ids
 
@@ -39,8 +39,8 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["upload"] += 1
         return batch_state.unpack_arrays(torch.from_numpy(batch_state.pack_arrays(arrays)), arrays)
 
-    monkeypatch.setattr("engine.inference.batch_state.upload", upload)
-    monkeypatch.setattr("engine.inference.step_inputs.upload", upload)
+    monkeypatch.setattr("asterism.engine.inference.batch_state.upload", upload)
+    monkeypatch.setattr("asterism.engine.inference.step_inputs.upload", upload)
     return counts
 
 

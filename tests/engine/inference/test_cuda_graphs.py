@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from torch.utils import backend_registration
 
-from engine.contract import Capacity, Generation, GenerationRequest
-from engine.inference.buffer_sizes import pad_to_bucket
-from engine.inference.engine_core import EngineCore
-from engine.inference.kernels.attention_kernels import SdpaKernels
-from engine.model.causal_lm import CausalLM
+from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.inference.buffer_sizes import pad_to_bucket
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.kernels.attention_kernels import SdpaKernels
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.inference.cores import alone, assert_greedy, assert_same, generate, new_core, training_logprobs
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.inference.test_paging import random_life
@@ -81,7 +81,7 @@ def test_sharing_eviction_and_preemption_do_not_change_bits(seed: int) -> None:
 
 @pytest.mark.slow
 def test_cuda_kernels_match_the_training_forward(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.inference.kernels.attention.select_kernels", lambda _: SdpaKernels())
+    monkeypatch.setattr("asterism.engine.inference.kernels.attention.select_kernels", lambda _: SdpaKernels())
     core = EngineCore(model, Capacity(1024, 8, 96), prefill_tokens=40, capture=Recorded())
     for request in requests(6):
         core.submit(GenerationRequest(request.sequence_id, request.token_ids, 12, temperature=0))

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from engine.contract import Capacity, Generation, GenerationRequest
-from engine.inference.embedded import EmbeddedEngine
-from engine.inference.engine_core import EngineCore
-from engine.inference.fused_weights import FusedWeights
-from engine.inference.kernels.batch_invariance import NotBatchInvariant
-from engine.model import experts
-from engine.model.architectures import ARCHITECTURES
-from engine.model.causal_lm import CausalLM
-from engine.model.model_config import DecoderConfig
+from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.inference.embedded import EmbeddedEngine
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.fused_weights import FusedWeights
+from asterism.engine.inference.kernels.batch_invariance import NotBatchInvariant
+from asterism.engine.model import experts
+from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.inference.cores import alone, assert_greedy, assert_same, generate, new_core, training_logprobs
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.model.transformers_reference import SCALINGS, scaled_architecture

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
-from engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
-from engine.inference.engine_core import EngineCore
-from engine.model.hf_checkpoint import CheckpointError
-from engine.model.tokenizer import UnusableTokenizer
+from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
+from asterism.engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.model.hf_checkpoint import CheckpointError
+from asterism.engine.model.tokenizer import UnusableTokenizer
 from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model
 
 pytestmark = pytest.mark.real_clock

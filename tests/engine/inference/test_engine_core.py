@@ -5,10 +5,10 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
-from engine.inference.engine_core import EngineCore
-from engine.model.causal_lm import CausalLM
-from engine.model.model_config import DecoderConfig
+from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.inference.cores import PAGE, alone, assert_greedy, generate, step, submit
 from tests.engine.tiny_models import get_batch_invariant_matmul, random_ids, small_config, small_model
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.contract import EngineFailure, GenerationRequest
-from engine.inference.engine_core import EngineCore
-from engine.inference.engine_thread import EngineThread, FutureResolution, NewTokens
+from asterism.engine.contract import EngineFailure, GenerationRequest
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.engine_thread import EngineThread, FutureResolution, NewTokens
 from tests.engine.inference.cores import alone, new_core
 from tests.engine.tiny_models import random_ids, small_model
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.contract import EngineFailure, EngineLoad, Generation, GenerationRequest
-from engine.inference.engine_core import EngineCore
-from engine.inference.pending_step import PendingStep
-from engine.model.causal_lm import CausalLM
+from asterism.engine.contract import EngineFailure, EngineLoad, Generation, GenerationRequest
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.pending_step import PendingStep
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.inference.cores import PAGE, alone, assert_same, generate, new_core, submit
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.inference.test_paging import random_life

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from engine.contract import EngineLoad, Generation, GenerationRequest
-from engine.inference.cuda_graphs import GraphCapture
-from engine.model.causal_lm import CausalLM
+from asterism.engine.contract import EngineLoad, Generation, GenerationRequest
+from asterism.engine.inference.cuda_graphs import GraphCapture
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.inference.cores import PAGE, alone, assert_as_alone, assert_same, generate, new_core, step, submit
 from tests.engine.tiny_models import random_ids, small_config, small_model
 
@@ -206,8 +206,8 @@ def test_the_attention_block_size_does_not_change_bits(
     model: CausalLM, monkeypatch: pytest.MonkeyPatch, rows: int, num_bytes: int
 ) -> None:
     """Sequences of all lengths join and leave, so that blocks fill, shrink, refill and widen."""
-    monkeypatch.setattr("engine.inference.kv.contiguous_kv.DENSE_BLOCK_ROWS", rows)
-    monkeypatch.setattr("engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", num_bytes)
+    monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_BLOCK_ROWS", rows)
+    monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", num_bytes)
     draws = np.random.default_rng(rows)
     core = new_core(model, pages=128)
     requests = [

@@ -8,10 +8,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine.contract import Capacity, Generation, GenerationRequest
-from engine.inference.engine_core import EngineCore
-from engine.model.architectures import ARCHITECTURES
-from engine.model.causal_lm import CausalLM
+from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.model.transformers_reference import SCALINGS, load_reference, scaled_architecture
 from tests.engine.tiny_models import random_ids, small_config, small_model
 

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract import GenerationRequest
-from engine.inference.running_batch import RunningBatch
-from engine.inference.sequence import MissingPages, Sequence
+from asterism.engine.contract import GenerationRequest
+from asterism.engine.inference.running_batch import RunningBatch
+from asterism.engine.inference.sequence import MissingPages, Sequence
 from tests.engine.tiny_models import random_ids
 
 

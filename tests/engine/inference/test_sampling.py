@@ -7,7 +7,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.inference.sampling import SamplingTensors, draw_uniform, inverse_cdf, mix_seed, sample
+from asterism.engine.inference.sampling import SamplingTensors, draw_uniform, inverse_cdf, mix_seed, sample
 from tests.engine.closeness import assert_close
 
 

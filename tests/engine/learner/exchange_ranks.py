@@ -7,11 +7,11 @@ import json
 import sys
 from pathlib import Path
 
-from configs.algorithm import LearnerConfig
-from engine.learner.batches import sample_exchange
-from engine.learner.batches.minibatches import build_rl_minibatches
-from engine.learner.distributed import broadcast_object, join_ranks, leave_ranks
-from engine.learner.micro_batches.packing import split_micro_batches
+from asterism.configs.algorithm import LearnerConfig
+from asterism.engine.learner.batches import sample_exchange
+from asterism.engine.learner.batches.minibatches import build_rl_minibatches
+from asterism.engine.learner.distributed import broadcast_object, join_ranks, leave_ranks
+from asterism.engine.learner.micro_batches.packing import split_micro_batches
 from tests.engine.learner.training_examples import rows, store_batch
 
 

@@ -11,9 +11,15 @@ import sys
 import torch
 from torch import distributed as dist
 
-from bus.process.operations import OperationRecord
-from configs.algorithm import LearnerConfig
-from engine.learner.distributed import CollectiveFailed, all_reduce, join_ranks, naming_failed_collectives, read_rank
+from asterism.bus.process.operations import OperationRecord
+from asterism.configs.algorithm import LearnerConfig
+from asterism.engine.learner.distributed import (
+    CollectiveFailed,
+    all_reduce,
+    join_ranks,
+    naming_failed_collectives,
+    read_rank,
+)
 
 
 def main(mode: str) -> None:
@@ -37,4 +43,4 @@ if __name__ == "__main__":
     except CollectiveFailed as error:
         sys.stdout.write(f"{error}\n")
         sys.stdout.flush()
-    os._exit(0)  # as engine.learner.distributed.leave_ranks
+    os._exit(0)  # as asterism.engine.learner.distributed.leave_ranks

@@ -22,11 +22,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from configs.algorithm import SftConfig, SftFileConfig
-from engine.learner import trainer as trainer_module
-from engine.learner.distributed import RankGroup, all_reduce, join_ranks, leave_ranks
-from engine.learner.sharding import shard_model
-from engine.learner.trainer import Trainer
+from asterism.configs.algorithm import SftConfig, SftFileConfig
+from asterism.engine.learner import trainer as trainer_module
+from asterism.engine.learner.distributed import RankGroup, all_reduce, join_ranks, leave_ranks
+from asterism.engine.learner.sharding import shard_model
+from asterism.engine.learner.trainer import Trainer
 from tests.engine.cuda.checked_collectives import checking_collectives
 from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from configs.load import write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.data.task_inputs import write_task_descriptions
-from engine.learner.distributed import gather_full_parameters
-from engine.model.hf_checkpoint import load_model
-from tasks import MATH_PYTHON
+from asterism.configs.load import write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.task_inputs import write_task_descriptions
+from asterism.engine.learner.distributed import gather_full_parameters
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.tasks import MATH_PYTHON
 from tests.engine.learner.training_examples import small_run, write_initial_checkpoint
 
 

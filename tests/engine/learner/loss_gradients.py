@@ -11,12 +11,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from bus.messages import TrainingSample
-from engine.learner.batches.training_sequence import build_rl_sequence
-from engine.learner.distributed import RankGroup, gather_full, join_ranks, leave_ranks, wait_at_barrier
-from engine.learner.sharding import shard_model
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM
+from asterism.bus.messages import TrainingSample
+from asterism.engine.learner.batches.training_sequence import build_rl_sequence
+from asterism.engine.learner.distributed import RankGroup, gather_full, join_ranks, leave_ranks, wait_at_barrier
+from asterism.engine.learner.sharding import shard_model
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.learner.training_examples import rows, small_run, trainable_model
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from configs.algorithm import LearnerConfig
+from asterism.configs.algorithm import LearnerConfig
 
 
 class ReferenceSequence(NamedTuple):

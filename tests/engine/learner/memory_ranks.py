@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
-from engine.learner.distributed import RankGroup, join_ranks, leave_ranks
-from engine.learner.sharding import shard_model
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM
-from engine.model.model_config import DecoderConfig
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
+from asterism.engine.learner.distributed import RankGroup, join_ranks, leave_ranks
+from asterism.engine.learner.sharding import shard_model
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.learner.rank_probes import measuring_memory
 from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
 

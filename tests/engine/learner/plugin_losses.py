@@ -2,7 +2,7 @@
 
 import torch
 
-from policies.losses.policy_loss import LossInput, LossOutput
+from asterism.policies.losses.policy_loss import LossInput, LossOutput
 
 
 def compute_gspo_loss(batch: LossInput) -> LossOutput:

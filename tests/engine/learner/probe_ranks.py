@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine.learner.distributed import join_ranks, leave_ranks
-from engine.learner.sharding import shard_model
-from engine.learner.weight_probe import WeightProber
+from asterism.engine.learner.distributed import join_ranks, leave_ranks
+from asterism.engine.learner.sharding import shard_model
+from asterism.engine.learner.weight_probe import WeightProber
 from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
 
 

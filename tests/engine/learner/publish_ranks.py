@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine.learner.adapters.adapter_publisher import AdapterPublisher
-from engine.learner.distributed import join_ranks, leave_ranks
-from engine.learner.sharding import load_sharded_model
-from engine.learner.weight_publisher import AdapterMerger, WeightPublisher
-from engine.model.lora.lora_linear import list_base_parameters
-from engine.model.lora.lora_options import get_lora_options
+from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
+from asterism.engine.learner.distributed import join_ranks, leave_ranks
+from asterism.engine.learner.sharding import load_sharded_model
+from asterism.engine.learner.weight_publisher import AdapterMerger, WeightPublisher
+from asterism.engine.model.lora.lora_linear import list_base_parameters
+from asterism.engine.model.lora.lora_options import get_lora_options
 from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import measuring_memory
 from tests.engine.learner.training_examples import small_run

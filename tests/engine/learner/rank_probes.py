@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from engine.learner.batches.minibatches import build_micro_batch
-from engine.learner.distributed import RankGroup, gather_full_parameters, join_ranks, leave_ranks
-from engine.learner.sharding import load_sharded_model, reshard_parameters
-from engine.model.causal_lm import CausalLM
-from policies.losses.token_scores import ScoredTokens
+from asterism.engine.learner.batches.minibatches import build_micro_batch
+from asterism.engine.learner.distributed import RankGroup, gather_full_parameters, join_ranks, leave_ranks
+from asterism.engine.learner.sharding import load_sharded_model, reshard_parameters
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.learner.training_examples import sequences, small_run
 
 

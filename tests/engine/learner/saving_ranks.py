@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine.learner.checkpoints import prune_checkpoints, restore_replaced_checkpoints
-from engine.learner.distributed import RankGroup, join_ranks, leave_ranks, wait_at_barrier
-from engine.learner.sharding import load_sharded_model
-from engine.learner.trainer import Trainer
+from asterism.engine.learner.checkpoints import prune_checkpoints, restore_replaced_checkpoints
+from asterism.engine.learner.distributed import RankGroup, join_ranks, leave_ranks, wait_at_barrier
+from asterism.engine.learner.sharding import load_sharded_model
+from asterism.engine.learner.trainer import Trainer
 from tests.engine.learner.rank_probes import measuring_memory
 from tests.engine.learner.training_examples import rl_sequences, small_run
 from tests.engine.tiny_models import write_tokenizer

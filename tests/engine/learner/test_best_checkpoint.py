@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.algorithm import EvaluationConfig, EvaluationSetConfig
-from configs.schema import RunConfig
-from engine.learner.best_checkpoint import (
+from asterism.configs.algorithm import EvaluationConfig, EvaluationSetConfig
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.best_checkpoint import (
     BestCheckpoint,
     BestCheckpointFile,
     EvaluationResult,
@@ -14,7 +14,7 @@ from engine.learner.best_checkpoint import (
     list_protected_steps,
     read_best_checkpoint,
 )
-from engine.learner.checkpoints import prune_checkpoints
+from asterism.engine.learner.checkpoints import prune_checkpoints
 
 RUN = RunConfig(name="a", evaluation=EvaluationConfig(every=2))
 

@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from configs.algorithm import EvaluationConfig
-from configs.schema import RunConfig
-from engine.learner.distributed import RankGroup
-from engine.learner.saving.checkpoint_schedule import CheckpointSchedule
+from asterism.configs.algorithm import EvaluationConfig
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.saving.checkpoint_schedule import CheckpointSchedule
 from tests.engine.learner.training_examples import small_run
 
 
@@ -51,7 +51,7 @@ def test_the_leading_ranks_clock_decides(monkeypatch: pytest.MonkeyPatch) -> Non
         decisions.append(item)
         return True  # of the leading rank
 
-    monkeypatch.setattr("engine.learner.saving.checkpoint_schedule.broadcast_object", broadcast)
+    monkeypatch.setattr("asterism.engine.learner.saving.checkpoint_schedule.broadcast_object", broadcast)
     follower = CheckpointSchedule(
         small_run(checkpoint_every=2, checkpoint_minutes=1.0), RankGroup(rank=1, world_size=2), lambda: 0.0
     )

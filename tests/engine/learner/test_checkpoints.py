@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.atomic_write import DiskError
-from engine.learner.checkpoints import (
+from asterism.configs.atomic_write import DiskError
+from asterism.engine.learner.checkpoints import (
     TrainerState,
     commit_checkpoint,
     delete_checkpoint,

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 import torch.distributed as dist
 
-from bus.process.operations import OperationRecord
-from engine.learner.distributed import CollectiveFailed, naming_failed_collectives
+from asterism.bus.process.operations import OperationRecord
+from asterism.engine.learner.distributed import CollectiveFailed, naming_failed_collectives
 
 CAUSES = {
     "dies": r".*Connection (closed|reset) by peer.*",

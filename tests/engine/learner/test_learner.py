@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bus.bus import Bus
-from bus.messages import (
+from asterism.bus.bus import Bus
+from asterism.bus.messages import (
     AnyMessage,
     BatchReady,
     CheckpointRequested,
@@ -23,13 +23,13 @@ from bus.messages import (
     StepTrained,
     WeightsPublished,
 )
-from bus.transport.zeromq import open_zmq_bus
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.checkpoints import list_saved_steps, read_trainer_state
-from engine.learner.distributed import gather_full_parameters
-from engine.model.hf_checkpoint import load_model
-from engine.weight_transfer.shared_memory import load_published
+from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.checkpoints import list_saved_steps, read_trainer_state
+from asterism.engine.learner.distributed import gather_full_parameters
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.learner_runs import make_run, saved_weights
 from tests.engine.learner.training_examples import batch_messages, rows
 
@@ -100,7 +100,7 @@ class Peers:
 @asynccontextmanager
 async def learner(folder: RunFolder, *arguments: str, ranks: int = 1) -> AsyncIterator[Peers]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    argv = [sys.executable, *launcher, "-m", "engine.learner", "--run-folder", str(folder.path), *arguments]
+    argv = [sys.executable, *launcher, "-m", "asterism.engine.learner", "--run-folder", str(folder.path), *arguments]
     process = await asyncio.create_subprocess_exec(*argv, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=-1)
     peers = Peers(folder, process)
     try:

@@ -12,19 +12,19 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
-from bus.messages import ProtocolError, TrainingSample
-from configs.algorithm import SftFileConfig
-from configs.atomic_write import DiskError
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.batches.batch_journal import BatchJournal
-from engine.learner.checkpoints import list_saved_steps
-from engine.learner.distributed import RankGroup, gather_full_parameters
-from engine.learner.learner_rank import CheckpointNotFound, LearnerRank
-from engine.learner.saving import checkpoint_writer
-from engine.model.hf_checkpoint import load_model
-from engine.weight_transfer.shared_memory import load_published
+from asterism.bus.messages import ProtocolError, TrainingSample
+from asterism.configs.algorithm import SftFileConfig
+from asterism.configs.atomic_write import DiskError
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.batches.batch_journal import BatchJournal
+from asterism.engine.learner.checkpoints import list_saved_steps
+from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
+from asterism.engine.learner.learner_rank import CheckpointNotFound, LearnerRank
+from asterism.engine.learner.saving import checkpoint_writer
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.learner_runs import make_run, no_report, saved_weights
 from tests.engine.learner.training_examples import rows, store_batch
 
@@ -228,7 +228,7 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
     made: tuple[RunConfig, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, folder = made
-    monkeypatch.setattr("engine.learner.saving.checkpoint_schedule.SFT_SAVE_EVERY", 2)
+    monkeypatch.setattr("asterism.engine.learner.saving.checkpoint_schedule.SFT_SAVE_EVERY", 2)
 
     class Killed(Exception):
         pass

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.launch.launcher import roll_back_to
-from bus.bus import Bus
-from bus.codec import decode
-from bus.event_log.records import Event
-from bus.messages import (
+from asterism.actors.launch.launcher import roll_back_to
+from asterism.bus.bus import Bus
+from asterism.bus.codec import decode
+from asterism.bus.event_log.records import Event
+from asterism.bus.messages import (
     BatchReady,
     GpuMemoryGranted,
     GpuMemoryRequested,
@@ -25,17 +25,17 @@ from bus.messages import (
     StepTrained,
     WeightsPublished,
 )
-from bus.transport.in_process import Hub
-from configs.machines import EngineConfig
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.sglang_options import SGLangConfig
-from engine.learner.batches.batch_journal import BatchJournal
-from engine.learner.batches.sample_files import StoredSequence
-from engine.learner.batches.training_sequence import build_rl_sequence
-from engine.learner.distributed import RankGroup
-from engine.learner.learner import Learner
-from engine.learner.learner_rank import TrainStepResult
+from asterism.bus.transport.in_process import Hub
+from asterism.configs.machines import EngineConfig
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.learner.batches.batch_journal import BatchJournal
+from asterism.engine.learner.batches.sample_files import StoredSequence
+from asterism.engine.learner.batches.training_sequence import build_rl_sequence
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.learner import Learner
+from asterism.engine.learner.learner_rank import TrainStepResult
 from tests.batches import CompleteBatch, assemble_batches
 from tests.golden.logs import read
 
@@ -46,7 +46,7 @@ Trained = list[tuple[int, list[tuple[int, list[int]]]]]  # steps with trajectori
 
 
 class ScriptedRank:
-    """The methods of engine.learner.learner_rank.LearnerRank that are called; resumes from the checkpoint of `step`."""
+    """The methods of asterism.engine.learner.learner_rank.LearnerRank that are called; resumes from the checkpoint of `step`."""
 
     def __init__(self, step: int) -> None:
         self._step = step

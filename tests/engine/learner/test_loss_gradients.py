@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bus.messages import TrainingSample
-from configs.errors import UnusableInput
-from engine.learner.distributed import RankGroup
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM
+from asterism.bus.messages import TrainingSample
+from asterism.configs.errors import UnusableInput
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.learner.loss_gradients import (
     LossCase,
     LossGradients,

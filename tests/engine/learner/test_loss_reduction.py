@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.learner import loss_reduction
-from engine.learner.distributed import RankGroup
-from engine.learner.loss_reduction import reduce_outputs
-from policies.losses.policy_loss import LossOutput
+from asterism.engine.learner import loss_reduction
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.loss_reduction import reduce_outputs
+from asterism.policies.losses.policy_loss import LossOutput
 
 
 @pytest.fixture

@@ -7,8 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.learner.batches.minibatches import MicroBatch, build_micro_batch, build_rl_minibatches, iter_prefetched
-from engine.learner.batches.training_sequence import (
+from asterism.engine.learner.batches.minibatches import (
+    MicroBatch,
+    build_micro_batch,
+    build_rl_minibatches,
+    iter_prefetched,
+)
+from asterism.engine.learner.batches.training_sequence import (
     TrainingSequence,
     build_rl_sequence,
     build_sft_sequence,

@@ -9,13 +9,13 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.checkpoints import get_tensors_folder
-from engine.learner.distributed import RankGroup, gather_full_parameters
-from engine.learner.learner_rank import LearnerRank
-from engine.learner.saving.training_state import read_whole_weights
-from engine.model.hf_checkpoint import load_model
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.checkpoints import get_tensors_folder
+from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
+from asterism.engine.learner.learner_rank import LearnerRank
+from asterism.engine.learner.saving.training_state import read_whole_weights
+from asterism.engine.model.hf_checkpoint import load_model
 from tests.engine.learner.learner_runs import make_run, no_report
 from tests.engine.learner.offload_ranks import SAVED_BEFORE, SAVED_WHILE_MOVED, STEPS, OffloadReport
 from tests.engine.learner.rank_processes import run_ranks

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from configs.algorithm import LearnerConfig, SftConfig
-from engine.learner.optimizers import (
+from asterism.configs.algorithm import LearnerConfig, SftConfig
+from asterism.engine.learner.optimizers import (
     Muon,
     build_rl_optimizers,
     build_sft_optimizers,

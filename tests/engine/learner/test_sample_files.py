@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bus.messages import BatchGroup, BatchReady, GroupAccepted, ProtocolError
-from engine.learner.batches.batch_journal import BatchJournal
-from engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
-from engine.learner.micro_batches.packing import split_micro_batches
-from policies.groups.selection import MAX_PART_BYTES, split_accepted_group
+from asterism.bus.messages import BatchGroup, BatchReady, GroupAccepted, ProtocolError
+from asterism.engine.learner.batches.batch_journal import BatchJournal
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
+from asterism.engine.learner.micro_batches.packing import split_micro_batches
+from asterism.policies.groups.selection import MAX_PART_BYTES, split_accepted_group
 from tests.engine.learner.training_examples import replace_tokens, row, rows, store_batch
 
 

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from configs.atomic_write import DiskError
-from configs.integrity.file_manifest import MANIFEST_NAME, DamagedFile, list_files, read_manifest
-from engine.learner.checkpoints import get_partial_path, get_tensors_folder, list_saved_steps
-from engine.learner.distributed import RankGroup, gather_full_parameters
-from engine.learner.saving import checkpoint_writer
-from engine.learner.saving.checkpoint_writer import CheckpointWriter
-from engine.learner.sharding import build_sharded_model
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM
-from engine.model.weight_files import CheckpointError
+from asterism.configs.atomic_write import DiskError
+from asterism.configs.integrity.file_manifest import MANIFEST_NAME, DamagedFile, list_files, read_manifest
+from asterism.engine.learner.checkpoints import get_partial_path, get_tensors_folder, list_saved_steps
+from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
+from asterism.engine.learner.saving import checkpoint_writer
+from asterism.engine.learner.saving.checkpoint_writer import CheckpointWriter
+from asterism.engine.learner.sharding import build_sharded_model
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.weight_files import CheckpointError
 from tests.engine.learner import train_ranks
 from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model
 from tests.engine.tiny_models import write_tokenizer

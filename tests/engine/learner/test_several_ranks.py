@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.learner.distributed import RankGroup, gather_full_parameters
+from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.train_ranks import RankScript, make_model, run_script
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from configs.algorithm import LearnerConfig
-from configs.errors import UnusableInput
-from engine.learner.distributed import ParallelDims, RankGroup, compute_parallel_dims, join_ranks
-from engine.learner.sharding import load_sharded_model, shard_model
-from engine.model.architectures import ARCHITECTURES
-from engine.model.hf_checkpoint import BLOCK_BYTES, CheckpointError, load_model
-from engine.model.model_config import DecoderConfig
+from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.errors import UnusableInput
+from asterism.engine.learner.distributed import ParallelDims, RankGroup, compute_parallel_dims, join_ranks
+from asterism.engine.learner.sharding import load_sharded_model, shard_model
+from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.model.hf_checkpoint import BLOCK_BYTES, CheckpointError, load_model
+from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.learner.rank_probes import RankReport
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.training_examples import write_initial_checkpoint

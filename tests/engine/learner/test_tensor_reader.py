@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from engine.learner.distributed import RankGroup
-from engine.learner.saving.tensor_reader import TensorReader
-from engine.learner.saving.training_state import read_whole_weights, write_training_state
-from engine.model.weight_files import CheckpointError
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.saving.tensor_reader import TensorReader
+from asterism.engine.learner.saving.training_state import read_whole_weights, write_training_state
+from asterism.engine.model.weight_files import CheckpointError
 
 SHAPES = {"weight": (4, 2)}
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bus.messages import TrainingSample
-from configs.errors import UnusableInput
-from engine.learner.batches.training_sequence import build_rl_sequence, build_sft_sequence
-from engine.learner.distributed import RankGroup, gather_full_parameters
-from engine.learner.trainer import Trainer
+from asterism.bus.messages import TrainingSample
+from asterism.configs.errors import UnusableInput
+from asterism.engine.learner.batches.training_sequence import build_rl_sequence, build_sft_sequence
+from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
+from asterism.engine.learner.trainer import Trainer
 from tests.engine.learner.training_examples import (
     replace_tokens,
     rl_sequences,

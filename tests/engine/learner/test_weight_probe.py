@@ -8,11 +8,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from bus.messages import WeightProbe
-from engine.learner.batches.training_sequence import TrainingSequence
-from engine.learner.checkpoints import TrainerState, get_trainer_folder, read_trainer_state, write_trainer_state
-from engine.learner.distributed import RankGroup
-from engine.learner.weight_probe import (
+from asterism.bus.messages import WeightProbe
+from asterism.engine.learner.batches.training_sequence import TrainingSequence
+from asterism.engine.learner.checkpoints import (
+    TrainerState,
+    get_trainer_folder,
+    read_trainer_state,
+    write_trainer_state,
+)
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.weight_probe import (
     MAX_PROMPT_TOKENS,
     NUM_PROMPTS,
     RENEWAL_STEPS,
@@ -20,7 +25,7 @@ from engine.learner.weight_probe import (
     compute_highest_logprobs,
     pick_prompts,
 )
-from engine.model.causal_lm import CausalLM
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.training_examples import rl_sequences, trainable_model
 from tests.engine.tiny_models import random_ids

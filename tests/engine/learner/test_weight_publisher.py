@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.learner import weight_publisher
-from engine.learner.weight_publisher import BUCKET_BYTES
-from engine.model.hf_checkpoint import load_model
-from engine.weight_transfer.shared_memory import load_published
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.learner import weight_publisher
+from asterism.engine.learner.weight_publisher import BUCKET_BYTES
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.test_sharding import MB, make_config, write_model
 from tests.engine.tiny_models import small_config

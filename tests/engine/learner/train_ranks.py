@@ -11,10 +11,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from configs.schema import RunConfig
-from engine.learner.adapters.adapted_model import BasePolicy, start_from_model
-from engine.learner.checkpoints import FIRST_CHECKPOINT
-from engine.learner.distributed import (
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.adapters.adapted_model import BasePolicy, start_from_model
+from asterism.engine.learner.checkpoints import FIRST_CHECKPOINT
+from asterism.engine.learner.distributed import (
     RankGroup,
     gather_full,
     gather_full_parameters,
@@ -22,12 +22,12 @@ from engine.learner.distributed import (
     leave_ranks,
     wait_at_barrier,
 )
-from engine.learner.sharding import build_sharded_model, shard_model
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM
-from engine.model.lora.lora_linear import add_adapters, list_adapters
-from engine.model.lora.lora_options import get_lora_options
-from policies.losses import token_scores
+from asterism.engine.learner.sharding import build_sharded_model, shard_model
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.lora.lora_linear import add_adapters, list_adapters
+from asterism.engine.model.lora.lora_options import get_lora_options
+from asterism.policies.losses import token_scores
 from tests.engine.learner.adapters.adapted_models import fill_adapters
 from tests.engine.learner.rank_probes import describe_parameters
 from tests.engine.learner.training_examples import rl_sequences, sequences, small_run, trainable_model

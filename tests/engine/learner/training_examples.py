@@ -8,16 +8,20 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from bus.messages import BatchGroup, BatchReady, GroupAccepted, TokenRecord, TrainingSample
-from configs.algorithm import LearnerConfig, RlConfig, SftConfig
-from configs.machines import EngineConfig
-from configs.schema import RunConfig
-from configs.sglang_options import SGLangConfig
-from engine.learner.batches.batch_journal import BatchJournal
-from engine.learner.batches.sample_files import StoredSequence, list_sequences
-from engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence, build_training_sequence
-from engine.model.causal_lm import CausalLM
-from engine.model.hf_checkpoint import save_model
+from asterism.bus.messages import BatchGroup, BatchReady, GroupAccepted, TokenRecord, TrainingSample
+from asterism.configs.algorithm import LearnerConfig, RlConfig, SftConfig
+from asterism.configs.machines import EngineConfig
+from asterism.configs.schema import RunConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.learner.batches.batch_journal import BatchJournal
+from asterism.engine.learner.batches.sample_files import StoredSequence, list_sequences
+from asterism.engine.learner.batches.training_sequence import (
+    TrainingSequence,
+    build_rl_sequence,
+    build_training_sequence,
+)
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.hf_checkpoint import save_model
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_config, small_model, write_tokenizer
 
 torch.set_num_threads(1)  # for small products more threads are slower

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.model_config import DecoderConfig, UnsupportedModel
-from policies.losses.token_scores import ScoredTokens
+from asterism.engine.model.causal_lm import CausalLM, initialize_weights
+from asterism.engine.model.model_config import DecoderConfig, UnsupportedModel
+from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import VOCABULARY, small_config, small_model
 

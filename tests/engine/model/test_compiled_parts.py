@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.algorithm import Checkpointing
-from engine.model import compiled_parts
-from engine.model.architectures import ARCHITECTURES
-from engine.model.causal_lm import CausalLM
-from engine.model.packed_attention import build_segments
-from policies.losses.token_scores import ScoredTokens
+from asterism.configs.algorithm import Checkpointing
+from asterism.engine.model import compiled_parts
+from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.packed_attention import build_segments
+from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
 
 pytestmark = [

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.model import experts
-from engine.model.experts import (
+from asterism.engine.model import experts
+from asterism.engine.model.experts import (
     ExpertLoad,
     SparseMlp,
     compute_expert_load,
@@ -18,7 +18,7 @@ from engine.model.experts import (
     supports_grouped_mm,
     take_expert_counts,
 )
-from engine.model.model_config import ExpertsConfig
+from asterism.engine.model.model_config import ExpertsConfig
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import small_architecture, small_model
 

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from renderers import create_renderer
 from renderers.configs import RendererConfig
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnswerSubmitted,
     CodeFinished,
     CodeOk,
@@ -27,17 +27,17 @@ from bus.messages import (
     bytes_to_ids,
     ids_to_bytes,
 )
-from bus.messages.run import BufferCursor
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from engine.model.family_renderer import FamilyRenderer, FamilyTokenizer, build_family_renderer
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from policies.dialogue.chat_format import build_dialogue_format
-from policies.dialogue.parse_turn import MalformedCall, ToolCall
-from policies.rollout.rollout import Rollout
-from policies.tools.task_description import TaskDescription
-from tasks import MATH_PYTHON
-from tasks.tiny.tiny_tokenizer import AddedTexts, save_tokenizer, train_tokenizer
+from asterism.bus.messages.run import BufferCursor
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.engine.model.family_renderer import FamilyRenderer, FamilyTokenizer, build_family_renderer
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.parse_turn import MalformedCall, ToolCall
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.tasks import MATH_PYTHON
+from asterism.tasks.tiny.tiny_tokenizer import AddedTexts, save_tokenizer, train_tokenizer
 from tests.fakes import generated_ids, rules
 
 QWEN = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.model import hf_checkpoint
-from engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config, save_model
-from engine.model.model_config import UnsupportedModel
+from asterism.engine.model import hf_checkpoint
+from asterism.engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config, save_model
+from asterism.engine.model.model_config import UnsupportedModel
 from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model, write_tokenizer
 
 CONFIG = small_config(vocab_size=280)
@@ -110,7 +110,7 @@ def test_a_kill_during_a_save_leaves_no_folder_and_the_next_save_succeeds(
         def die(_: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        monkeypatch.setattr("configs.atomic_write.sync_tree", die)
+        monkeypatch.setattr("asterism.configs.atomic_write.sync_tree", die)
         save_model(target, CONFIG, state_dict, tokenizer)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -168,7 +168,7 @@ def test_transformers_loads_the_folder_with_the_same_logits(tmp_path: Path, toke
         torch.testing.assert_close(model.compute_logits(model(token_ids)), theirs(token_ids).logits, atol=1e-5, rtol=0)
     text = "the quick<|im_end|>\nprint(1 + 1)"
     their_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    from engine.model.tokenizer import load_tokenizer
+    from asterism.engine.model.tokenizer import load_tokenizer
 
     assert their_tokenizer(text)["input_ids"] == load_tokenizer(tokenizer).encode(text, trusted=True)
     assert (

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.architectures import ARCHITECTURES
-from engine.model.causal_lm import CausalLM
-from engine.model.packed_attention import build_segments, find_causal_options
-from policies.losses.token_scores import ScoredTokens
+from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.packed_attention import build_segments, find_causal_options
+from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.algorithm import Checkpointing
-from engine.model.architectures import ARCHITECTURES
-from engine.model.causal_lm import CausalLM
-from engine.model.packed_attention import build_segments
-from policies.losses.token_scores import ScoredTokens
+from asterism.configs.algorithm import Checkpointing
+from asterism.engine.model.architectures import ARCHITECTURES
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.packed_attention import build_segments
+from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
 
 pytestmark = pytest.mark.slow  # torch's checkpoint imports its compiler, in about a second

@@ -12,9 +12,9 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from engine.contract import Capacity, Generation, GenerationRequest
-from engine.inference.embedded import EmbeddedEngine
-from engine.model.tokenizer import load_tokenizer
+from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.inference.embedded import EmbeddedEngine
+from asterism.engine.model.tokenizer import load_tokenizer
 
 Dialect = Literal["vllm", "llama.cpp", "openai"]
 MODEL = "small"

@@ -12,10 +12,10 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from engine.contract import Capacity, Engine, EngineFailure, GenerationRequest, RequestRefused, WeightsRefused
-from engine.model.tokenizer import load_tokenizer
-from engine.openai.completions_api import CompletionChoice, CompletionChunk, CompletionOutput
-from engine.openai.openai_engine import OpenAIEngine
+from asterism.engine.contract import Capacity, Engine, EngineFailure, GenerationRequest, RequestRefused, WeightsRefused
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.engine.openai.completions_api import CompletionChoice, CompletionChunk, CompletionOutput
+from asterism.engine.openai.openai_engine import OpenAIEngine
 from tests.engine.contract import Case, control, generation, load, sentence
 from tests.engine.contract.bench import Traits, as_sequence, publish, request, tokens
 from tests.engine.openai.completions_server import CompletionsServer, Dialect

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.contract import EngineFailure, GenerationRequest
-from engine.event_stream import EventReader
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from engine.openai.openai_engine import OpenAIEngine
-from engine.sglang import http_session
+from asterism.engine.contract import EngineFailure, GenerationRequest
+from asterism.engine.event_stream import EventReader
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.engine.openai.openai_engine import OpenAIEngine
+from asterism.engine.sglang import http_session
 from tests.engine.openai.scripted_stream import Script, ScriptedServer
 from tests.engine.openai.stream_behaviours import (
     ANSWERED,

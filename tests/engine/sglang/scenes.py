@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from bus.messages import WeightsPublished
-from engine.contract import EngineFailure, Generation, GenerationRequest
-from engine.sglang.client import SGLangClient
-from engine.sglang.sglang_engine import SGLangEngine
-from engine.sglang.weights.adapters import AdapterTransport
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import EngineFailure, Generation, GenerationRequest
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.sglang_engine import SGLangEngine
+from asterism.engine.sglang.weights.adapters import AdapterTransport
 from tests.engine.sglang.fake_server import FakeServer
 
 VOCABULARY = 20

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import (
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import (
     FinishedByLength,
     GenerateRequest,
     GenerateResponse,

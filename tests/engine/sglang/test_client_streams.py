@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from engine.contract import EngineFailure
-from engine.sglang import http_session
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import GenerateRequest, SamplingParams
+from asterism.engine.contract import EngineFailure
+from asterism.engine.sglang import http_session
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import GenerateRequest, SamplingParams
 from tests.engine.sglang.fake_server import LENGTH, FakeServer, Handler, make_response
 
 pytestmark = pytest.mark.real_clock

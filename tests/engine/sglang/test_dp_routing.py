@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine import prefix_tracker
-from engine.sglang.dp_routing import MAX_IMBALANCE, DataParallelRouter
+from asterism.engine import prefix_tracker
+from asterism.engine.sglang.dp_routing import MAX_IMBALANCE, DataParallelRouter
 
 
 def make_ids(*tokens: int) -> NDArray[np.int32]:

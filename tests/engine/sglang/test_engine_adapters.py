@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bus.messages import WeightsPublished
-from engine.contract import EngineFailure, WeightsRefused
-from engine.model.lora.lora_options import LoraOptions
-from engine.sglang import generate
-from engine.sglang.client import SGLangClient
-from engine.sglang.weights.adapters import AdapterTransport
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import EngineFailure, WeightsRefused
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang import generate
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.weights.adapters import AdapterTransport
 from tests.engine.sglang.fake_server import ABORTED, LENGTH, FakeServer, make_response, streaming
 from tests.engine.sglang.scenes import FakeTransport, make_request, running_engine, wait_for_tokens
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.contract import EngineFailure
-from engine.sglang.client import SGLangClient
-from engine.sglang.http_api import GenerateRequest, GenerateResponse, ServerTimeout
+from asterism.engine.contract import EngineFailure
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse, ServerTimeout
 from tests.engine.sglang.fake_server import FakeServer, make_full_response, refusing, streaming
 from tests.engine.sglang.scenes import make_request, running_engine
 

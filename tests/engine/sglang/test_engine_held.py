@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bus.messages import WeightsPublished
-from engine.contract import EngineFailure, WeightsRefused
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import EngineFailure, WeightsRefused
 from tests.engine.sglang.fake_server import LENGTH, FakeServer, make_full_response, make_response, refusing, streaming
 from tests.engine.sglang.scenes import FakeTransport, make_request, running_engine, wait_for_tokens
 

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.contract import EngineFailure, RequestRefused
-from engine.sglang.http_api import GenerateResponse, InvalidResponse, ServerStatusError, ServerTimeout
-from engine.sglang.responses import RequestOutput, build_generation, to_engine_failure
+from asterism.engine.contract import EngineFailure, RequestRefused
+from asterism.engine.sglang.http_api import GenerateResponse, InvalidResponse, ServerStatusError, ServerTimeout
+from asterism.engine.sglang.responses import RequestOutput, build_generation, to_engine_failure
 from tests.engine.sglang.fake_server import ABORTED, LENGTH, STOPPED, make_response
 
 BODY: dict[str, Any] = {"rid": "1;", "input_ids": [1, 2, 3]}

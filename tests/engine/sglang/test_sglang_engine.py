@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine.contract import EngineFailure, RequestRefused
-from engine.sglang.http_api import InvalidResponse
+from asterism.engine.contract import EngineFailure, RequestRefused
+from asterism.engine.sglang.http_api import InvalidResponse
 from tests.engine.sglang.fake_server import (
     LENGTH,
     STOPPED,

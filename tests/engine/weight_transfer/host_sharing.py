@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.weight_transfer.memory_sharing import SharedBuffer, SharingFailed
+from asterism.engine.weight_transfer.memory_sharing import SharedBuffer, SharingFailed
 
 
 class HostSharing:

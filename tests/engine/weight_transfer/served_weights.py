@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from engine.weight_transfer.weight_server import WeightServer
+from asterism.engine.weight_transfer.weight_server import WeightServer
 
 
 @asynccontextmanager

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from bus.transport.curve_auth import generate_key, load_key
-from engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, WeightsRefused
-from engine.inference.embedded import EmbeddedEngine
-from engine.learner.adapters.adapter_publisher import AdapterPublisher
-from engine.model.causal_lm import CausalLM
-from engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
-from engine.model.lora.lora_options import LoraOptions
-from engine.weight_transfer.adapter_slots import AdapterLoader, read_base
-from engine.weight_transfer.slot_file import get_body_offset, get_slot_path
-from engine.weight_transfer.slot_writer import SlotWriter
-from engine.weight_transfer.weight_client import WeightsFetcher
-from engine.weight_transfer.weight_layout import get_layout
-from engine.weight_transfer.weight_server import WeightServer
+from asterism.bus.messages import WeightsPublished
+from asterism.bus.transport.curve_auth import generate_key, load_key
+from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, WeightsRefused
+from asterism.engine.inference.embedded import EmbeddedEngine
+from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.weight_transfer.adapter_slots import AdapterLoader, read_base
+from asterism.engine.weight_transfer.slot_file import get_body_offset, get_slot_path
+from asterism.engine.weight_transfer.slot_writer import SlotWriter
+from asterism.engine.weight_transfer.weight_client import WeightsFetcher
+from asterism.engine.weight_transfer.weight_layout import get_layout
+from asterism.engine.weight_transfer.weight_server import WeightServer
 from tests.engine.learner.adapters.adapted_models import OPTIONS, adapted_model, fill_adapters, merge_adapters
 from tests.engine.tiny_models import random_ids, save_small_model, small_model
 from tests.engine.weight_transfer.served_weights import serving

@@ -4,16 +4,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.learner.weight_publisher import WeightPublisher
-from engine.weight_transfer import slot_file
-from engine.weight_transfer.chunk_digests import (
+from asterism.engine.learner.weight_publisher import WeightPublisher
+from asterism.engine.weight_transfer import slot_file
+from asterism.engine.weight_transfer.chunk_digests import (
     RunningDigests,
     count_device_threads,
     count_threads,
     find_damaged_chunk,
     write_digests,
 )
-from engine.weight_transfer.slot_file import compute_file_bytes, count_digest_chunks, get_body_offset, get_chunk_table
+from asterism.engine.weight_transfer.slot_file import (
+    compute_file_bytes,
+    count_digest_chunks,
+    get_body_offset,
+    get_chunk_table,
+)
 
 CHUNK = slot_file.DIGEST_CHUNK_BYTES
 NUM_BYTES = 3 * CHUNK + 64

@@ -14,15 +14,15 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.contract import WeightsRefused
-from engine.learner.distributed import RankGroup
-from engine.learner.weight_publisher import WeightPublisher
-from engine.weight_transfer.device_weights import RECORD_NAME, DeviceRecord, compute_checksum
-from engine.weight_transfer.file_lock import opened, try_lock
-from engine.weight_transfer.memory_sharing import CudaSharing, SharingFailed
-from engine.weight_transfer.published_loader import PublishedLoader
-from engine.weight_transfer.slot_file import get_body_offset
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.weight_publisher import WeightPublisher
+from asterism.engine.weight_transfer.device_weights import RECORD_NAME, DeviceRecord, compute_checksum
+from asterism.engine.weight_transfer.file_lock import opened, try_lock
+from asterism.engine.weight_transfer.memory_sharing import CudaSharing, SharingFailed
+from asterism.engine.weight_transfer.published_loader import PublishedLoader
+from asterism.engine.weight_transfer.slot_file import get_body_offset
 from tests.engine.weight_transfer.host_sharing import HostSharing
 
 SHAPES = {"a": (300, 200), "b": (7,), "c": (64, 64)}
@@ -230,7 +230,7 @@ def test_ranks_that_share_the_parameters_make_no_buffer(tmp_path: Path) -> None:
 
 
 def test_a_checksum_depends_on_each_value_and_on_the_order_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.weight_transfer.device_weights._CHECKSUM_VALUES", 4)
+    monkeypatch.setattr("asterism.engine.weight_transfer.device_weights._CHECKSUM_VALUES", 4)
     values = torch.randint(-(2**62), 2**62, (19,))
     body = values.view(torch.uint8)
     checksum = compute_checksum(body)
@@ -245,7 +245,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from engine.weight_transfer.device_weights import DeviceWeightsWriter
+from asterism.engine.weight_transfer.device_weights import DeviceWeightsWriter
 from tests.engine.weight_transfer.host_sharing import HostSharing
 
 writer = DeviceWeightsWriter(Path(sys.argv[1]), int(sys.argv[2]), HostSharing(Path(sys.argv[3])))

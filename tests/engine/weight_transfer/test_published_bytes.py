@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.inference.embedded import select_device
-from engine.learner import distributed
+from asterism.engine.inference.embedded import select_device
+from asterism.engine.learner import distributed
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 8])

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.contract import EngineFailure
-from engine.weight_transfer.shared_memory import load_published, open_published
-from engine.weight_transfer.slot_file import get_body_offset
-from engine.weight_transfer.slot_writer import SlotWriter
-from engine.weight_transfer.weight_layout import get_layout
+from asterism.engine.contract import EngineFailure
+from asterism.engine.weight_transfer.shared_memory import load_published, open_published
+from asterism.engine.weight_transfer.slot_file import get_body_offset
+from asterism.engine.weight_transfer.slot_writer import SlotWriter
+from asterism.engine.weight_transfer.weight_layout import get_layout
 from tests.engine.closeness import assert_close
 from tests.engine.whole_publisher import WholePublisher
 

@@ -9,14 +9,14 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.contract import WeightsRefused
-from engine.learner import weight_publisher
-from engine.learner.weight_publisher import WeightPublisher
-from engine.weight_transfer.page_locks import CudaPageLocker, make_page_locker
-from engine.weight_transfer.shared_memory import load_published
-from engine.weight_transfer.slot_file import compute_file_bytes, get_body_offset
-from engine.weight_transfer.slot_mappings import SlotMappings
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.learner import weight_publisher
+from asterism.engine.learner.weight_publisher import WeightPublisher
+from asterism.engine.weight_transfer.page_locks import CudaPageLocker, make_page_locker
+from asterism.engine.weight_transfer.shared_memory import load_published
+from asterism.engine.weight_transfer.slot_file import compute_file_bytes, get_body_offset
+from asterism.engine.weight_transfer.slot_mappings import SlotMappings
 from tests.engine.weight_transfer.fake_locker import FakePageLocker
 
 GPU = torch.device("cuda", 1)

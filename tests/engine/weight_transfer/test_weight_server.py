@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bus.messages import WeightsPublished
-from bus.process.heartbeat import Heartbeat, receiving_heartbeats
-from bus.transport.curve_auth import generate_key, load_key
-from configs.load import write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.weight_transfer.shared_memory import load_published
-from engine.weight_transfer.weight_client import WeightsFetcher
+from asterism.bus.messages import WeightsPublished
+from asterism.bus.process.heartbeat import Heartbeat, receiving_heartbeats
+from asterism.bus.transport.curve_auth import generate_key, load_key
+from asterism.configs.load import write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.weight_transfer.shared_memory import load_published
+from asterism.engine.weight_transfer.weight_client import WeightsFetcher
 from tests.bus.networks import wait_until
 from tests.engine.weight_transfer.slow_link import LOOPBACK, link_to
 from tests.engine.whole_publisher import WholePublisher
@@ -61,7 +61,7 @@ class Scene:
         """The server process and its port."""
         before = len(self.read_log_entries("weight_server.started"))
         flags = ("--host", LOOPBACK, "--port", str(port), "--key", str(self.key), "--incarnation", str(life))
-        argv = ("-m", "engine.weight_transfer.weight_server", "--run-folder", str(self.folder.path), *flags)
+        argv = ("-m", "asterism.engine.weight_transfer.weight_server", "--run-folder", str(self.folder.path), *flags)
         process = await asyncio.create_subprocess_exec(sys.executable, *argv)
         try:
             await wait_until(

@@ -11,15 +11,15 @@ import torch
 import zmq
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from bus.transport.curve_auth import ClusterKey, generate_key, load_key, secure_client_socket
-from configs.errors import UnusableInput
-from engine.contract import WeightsRefused
-from engine.weight_transfer.shared_memory import load_published
-from engine.weight_transfer.slot_file import WINDOW_CHUNKS, ChunkRequest, encode_request
-from engine.weight_transfer.weight_client import WeightsFetcher
-from engine.weight_transfer.weight_layout import get_layout
-from engine.weight_transfer.weight_server import WeightServer
+from asterism.bus.messages import WeightsPublished
+from asterism.bus.transport.curve_auth import ClusterKey, generate_key, load_key, secure_client_socket
+from asterism.configs.errors import UnusableInput
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.weight_transfer.shared_memory import load_published
+from asterism.engine.weight_transfer.slot_file import WINDOW_CHUNKS, ChunkRequest, encode_request
+from asterism.engine.weight_transfer.weight_client import WeightsFetcher
+from asterism.engine.weight_transfer.weight_layout import get_layout
+from asterism.engine.weight_transfer.weight_server import WeightServer
 from tests.bus.networks import wait_until
 from tests.engine.closeness import assert_close
 from tests.engine.weight_transfer.served_weights import serving

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bus.codec import encode
-from bus.messages import (
+from asterism.bus.codec import encode
+from asterism.bus.messages import (
     AdmissionContinued,
     AnyMessage,
     CacheReleased,
@@ -26,9 +26,9 @@ from bus.messages import (
     LedgerReported,
     ProtocolError,
 )
-from policies.arbiter.arbiter import Arbiter, PolicyName
-from policies.arbiter.kv_lookahead import LookaheadPolicy
-from policies.decider import Send
+from asterism.policies.arbiter.arbiter import Arbiter, PolicyName
+from asterism.policies.arbiter.kv_lookahead import LookaheadPolicy
+from asterism.policies.decider import Send
 from tests.policies.arbiter.leases import load, request
 
 RESPONSE = 960

@@ -5,10 +5,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from bus.messages import AdmissionContinued, AnyMessage, EngineJoined, EngineLoadReported, LeaseGranted, LeaseRequested
-from policies.arbiter.arbiter import Arbiter
-from policies.arbiter.decode_cost import CostCoefficients
-from policies.decider import Send
+from asterism.bus.messages import (
+    AdmissionContinued,
+    AnyMessage,
+    EngineJoined,
+    EngineLoadReported,
+    LeaseGranted,
+    LeaseRequested,
+)
+from asterism.policies.arbiter.arbiter import Arbiter
+from asterism.policies.arbiter.decode_cost import CostCoefficients
+from asterism.policies.decider import Send
 
 PROMPT = 8  # prompt tokens
 RESPONSE = 56  # limit of response tokens

@@ -6,7 +6,7 @@ from unittest import TestCase
 import pytest
 from hypothesis import settings
 
-from bus.messages import (
+from asterism.bus.messages import (
     AdmissionContinued,
     BufferCursor,
     LeaseDeferred,
@@ -18,8 +18,8 @@ from bus.messages import (
     RunStarted,
     StepRequested,
 )
-from policies.arbiter.arbiter import MAX_GRANTS_PER_DECISION, Arbiter, PolicyName
-from policies.decider import Send
+from asterism.policies.arbiter.arbiter import MAX_GRANTS_PER_DECISION, Arbiter, PolicyName
+from asterism.policies.decider import Send
 from tests.policies.arbiter.arbiter_machine import ArbiterMachine
 from tests.policies.arbiter.leases import PROMPT, RESPONSE, joined, load, request, served, settled
 

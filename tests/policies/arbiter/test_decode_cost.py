@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bus.messages import EngineLoadReported
-from policies.arbiter.decode_cost import CostCoefficients, DecodeCostModel
+from asterism.bus.messages import EngineLoadReported
+from asterism.policies.arbiter.decode_cost import CostCoefficients, DecodeCostModel
 from tests.policies.arbiter.leases import load, reports
 
 COSTS = CostCoefficients(step=8e-3, read=2e-8, prefill=3e-5)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.arbiter.kaplan_meier import NUM_BINS, KaplanMeierEstimator
+from asterism.policies.arbiter.kaplan_meier import NUM_BINS, KaplanMeierEstimator
 
 LIMIT = 6400
 WIDTH = LIMIT // NUM_BINS

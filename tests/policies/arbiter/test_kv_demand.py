@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from policies.arbiter.kv_demand import KvDemandForecast, compute_interval_starts
+from asterism.policies.arbiter.kv_demand import KvDemandForecast, compute_interval_starts
 
 LIMIT = 64  # one token per interval: the forecast is exact
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bus.messages import EngineLeft, LeaseRequested, ProtocolError
-from policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
+from asterism.bus.messages import EngineLeft, LeaseRequested, ProtocolError
+from asterism.policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
 from tests.policies.arbiter.leases import PROMPT, RESPONSE, joined, load, request
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bus.messages import AnyMessage, CacheReleased, LeaseDeferred, LeaseGranted, LeasePaused, LeaseReleased
-from policies.arbiter.arbiter import Arbiter
-from policies.arbiter.kv_demand import compute_interval_starts
-from policies.arbiter.kv_ledger import KvAccount
-from policies.arbiter.kv_lookahead import LookaheadPolicy
-from policies.decider import Send
+from asterism.bus.messages import AnyMessage, CacheReleased, LeaseDeferred, LeaseGranted, LeasePaused, LeaseReleased
+from asterism.policies.arbiter.arbiter import Arbiter
+from asterism.policies.arbiter.kv_demand import compute_interval_starts
+from asterism.policies.arbiter.kv_ledger import KvAccount
+from asterism.policies.arbiter.kv_lookahead import LookaheadPolicy
+from asterism.policies.decider import Send
 from tests.policies.arbiter.leases import granted, joined, load, request, served, settled
 
 PROMPT = 10
@@ -19,7 +19,7 @@ RESPONSE = 990
 
 
 class Known:
-    """Implements policies.arbiter.policy.LengthForecast: every turn is `turn` tokens long, a trajectory as its group is."""
+    """Implements asterism.policies.arbiter.policy.LengthForecast: every turn is `turn` tokens long, a trajectory as its group is."""
 
     def __init__(self, turn: int = 100) -> None:
         self.limit = RESPONSE

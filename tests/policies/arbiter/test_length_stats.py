@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.arbiter import length_stats as lengths_module
-from policies.arbiter.kv_ledger import KvAccount, Ledger
-from policies.arbiter.length_estimates import LearnedLengthForecast
-from policies.arbiter.length_stats import LengthHistogram, LengthStats
+from asterism.policies.arbiter import length_stats as lengths_module
+from asterism.policies.arbiter.kv_ledger import KvAccount, Ledger
+from asterism.policies.arbiter.length_estimates import LearnedLengthForecast
+from asterism.policies.arbiter.length_stats import LengthHistogram, LengthStats
 from tests.policies.arbiter.leases import PROMPT, joined, request
 
 LIMIT = 6400

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from policies.arbiter.decode_cost import CostCoefficients
-from policies.arbiter.kv_demand import KvDemandForecast
-from policies.arbiter.kv_ledger import EngineAccount
-from policies.arbiter.rebalancing import Rebalancer
+from asterism.policies.arbiter.decode_cost import CostCoefficients
+from asterism.policies.arbiter.kv_demand import KvDemandForecast
+from asterism.policies.arbiter.kv_ledger import EngineAccount
+from asterism.policies.arbiter.rebalancing import Rebalancer
 from tests.policies.arbiter.leases import joined, reports
 
 LIMIT = 10_000

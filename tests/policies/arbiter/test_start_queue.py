@@ -2,8 +2,8 @@
 
 import pytest
 
-from policies.arbiter.kv_ledger import KvAccount, Ledger
-from policies.arbiter.start_queue import StartQueue
+from asterism.policies.arbiter.kv_ledger import KvAccount, Ledger
+from asterism.policies.arbiter.start_queue import StartQueue
 from tests.policies.arbiter.leases import request
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.dialogue.boxed_answers import extract_last_boxed
+from asterism.policies.dialogue.boxed_answers import extract_last_boxed
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.dialogue.call_blocks import iter_call_blocks, replace_call_blocks
+from asterism.policies.dialogue.call_blocks import iter_call_blocks, replace_call_blocks
 
 CODE = '{"name": "t", "arguments": {"code": "%s"}}'
 

@@ -3,14 +3,14 @@
 import hashlib
 import json
 
-from configs.dialogue_options import DialogueConfig
-from policies.dialogue.chat_format import (
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.policies.dialogue.chat_format import (
     build_dialogue_format,
     build_prompt_segments,
     build_tool_turn_segments,
     encode_segments,
 )
-from tasks.math_python import MATH_PYTHON
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.fakes import TOKENIZER
 
 FORMAT = build_dialogue_format(DialogueConfig(), MATH_PYTHON)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.dialogue_options import DialogueConfig
-from policies.dialogue.chat_format import build_dialogue_format, format_tool_call
-from policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall, parse_assistant_turn
-from policies.tools.task_description import TaskDescription
-from tasks.math_python import MATH_PYTHON
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall, parse_assistant_turn
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.tasks.math_python import MATH_PYTHON
 
 FORMAT = build_dialogue_format(DialogueConfig(), MATH_PYTHON)
 

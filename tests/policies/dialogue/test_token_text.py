@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from policies.dialogue.token_text import TokenText, split_text
+from asterism.policies.dialogue.token_text import TokenText, split_text
 
 
 class BytesTokenizer:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages import (
+from asterism.bus.messages import (
     CodeCrashed,
     CodeOk,
     CodeOutcome,
@@ -12,8 +12,8 @@ from bus.messages import (
     CodeTimedOut,
     Output,
 )
-from policies.dialogue.parse_turn import MalformedCall
-from policies.dialogue.tool_results import (
+from asterism.policies.dialogue.parse_turn import MalformedCall
+from asterism.policies.dialogue.tool_results import (
     FAILURE,
     SUCCESS,
     ResultFormat,

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnyMessage,
     GroupAborted,
     StartGroup,
@@ -12,11 +12,11 @@ from bus.messages import (
     TrajectoryFinished,
     ids_to_bytes,
 )
-from configs.algorithm import RlConfig, RocConfig
-from configs.schema import RunConfig
-from policies.decider import Send
-from policies.groups.group_buffer import GroupBuffer
-from policies.groups.group_starter import ProblemSet, TokenizedProblem
+from asterism.configs.algorithm import RlConfig, RocConfig
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Send
+from asterism.policies.groups.group_buffer import GroupBuffer
+from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
 from tests.batches import BatchAssembler, CompleteBatch
 from tests.policies.groups.finished import finished
 

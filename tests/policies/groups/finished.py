@@ -1,6 +1,6 @@
 """Finished trajectories for the group buffer."""
 
-from bus.messages import ReleaseCounts, TokenRecord, TrajectoryFinished
+from asterism.bus.messages import ReleaseCounts, TokenRecord, TrajectoryFinished
 
 
 def finished(

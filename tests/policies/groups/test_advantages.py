@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.groups.advantages import compute_advantages
+from asterism.policies.groups.advantages import compute_advantages
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=32)
 

@@ -2,15 +2,15 @@
 
 from collections import Counter
 
-from bus.messages import BufferCursor, EvaluationRequested, RunFailed, RunStarted, StartGroup, TrajectoryFailed
-from configs.algorithm import EvaluationConfig, EvaluationSetConfig
-from configs.schema import RunConfig
-from policies.decider import Send
-from policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
-from policies.groups.group_buffer import GroupBuffer
-from policies.groups.group_starter import ProblemSet, TokenizedProblem
-from policies.seeded_random import EVALUATE, mix
-from policies.step_evaluations import EvaluationPlan
+from asterism.bus.messages import BufferCursor, EvaluationRequested, RunFailed, RunStarted, StartGroup, TrajectoryFailed
+from asterism.configs.algorithm import EvaluationConfig, EvaluationSetConfig
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Send
+from asterism.policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
+from asterism.policies.groups.group_buffer import GroupBuffer
+from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
+from asterism.policies.seeded_random import EVALUATE, mix
+from asterism.policies.step_evaluations import EvaluationPlan
 from tests.policies.groups.buffers import list_starts
 
 

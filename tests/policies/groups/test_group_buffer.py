@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     BatchReady,
     BufferCursor,
     EvaluationFinished,
@@ -23,11 +23,11 @@ from bus.messages import (
     StepRequested,
     TrajectoryFailed,
 )
-from configs.algorithm import EvaluationConfig, EvaluationSetConfig, RlConfig, RocConfig
-from configs.schema import RunConfig
-from policies.decider import Send
-from policies.groups.group_buffer import GroupBuffer
-from policies.groups.group_starter import ProblemSet, TokenizedProblem
+from asterism.configs.algorithm import EvaluationConfig, EvaluationSetConfig, RlConfig, RocConfig
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Send
+from asterism.policies.groups.group_buffer import GroupBuffer
+from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
 from tests.batches import CompleteBatch, assemble_batches
 from tests.policies.groups.buffers import get_collected, list_starts, make_finished
 from tests.policies.groups.finished import finished

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bus.messages import GroupJudged
-from configs.algorithm import RlConfig, RocConfig
-from configs.errors import UnusableInput
-from policies.groups.advantages import center_rewards, load_advantage_estimator
+from asterism.bus.messages import GroupJudged
+from asterism.configs.algorithm import RlConfig, RocConfig
+from asterism.configs.errors import UnusableInput
+from asterism.policies.groups.advantages import center_rewards, load_advantage_estimator
 from tests.policies.groups.buffers import BufferDriver, get_collected, make_run
 
 CODE = """

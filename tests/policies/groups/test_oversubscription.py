@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     GroupAborted,
     LengthCounts,
     LengthsMeasured,
@@ -12,8 +12,8 @@ from bus.messages import (
     StalenessCounts,
     TrajectoryAborted,
 )
-from configs.algorithm import RlConfig
-from policies.groups.buffer_state import STEP_ENDED
+from asterism.configs.algorithm import RlConfig
+from asterism.policies.groups.buffer_state import STEP_ENDED
 from tests.policies.groups.buffers import BufferDriver, get_collected, list_aborts, list_starts, make_finished, make_run
 
 

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bus.messages import Ending, TokenRecord, TrajectoryFinished
-from configs.algorithm import RlConfig, RocConfig
-from configs.load import load_run
-from configs.loading.config_layers import ConfigError
-from configs.schema import DialogueConfig, RunConfig
-from configs.task_options import TaskConfig
-from policies.groups.advantages import compute_advantages
-from policies.groups.response_filters import compute_overlong_penalty, repeats_ngram
-from policies.groups.selection import GroupSelection, SelectionRules, select_rows
-from policies.step_metrics import StepTimes, compute_step_metrics
+from asterism.bus.messages import Ending, TokenRecord, TrajectoryFinished
+from asterism.configs.algorithm import RlConfig, RocConfig
+from asterism.configs.load import load_run
+from asterism.configs.loading.config_layers import ConfigError
+from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.policies.groups.advantages import compute_advantages
+from asterism.policies.groups.response_filters import compute_overlong_penalty, repeats_ngram
+from asterism.policies.groups.selection import GroupSelection, SelectionRules, select_rows
+from asterism.policies.step_metrics import StepTimes, compute_step_metrics
 from tests.policies.groups.buffers import BufferDriver, get_collected, make_run
 from tests.policies.groups.finished import finished
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages import ReleaseCounts
-from configs.algorithm import RocConfig
-from configs.success import parse_success
-from policies.groups.roc import (
+from asterism.bus.messages import ReleaseCounts
+from asterism.configs.algorithm import RocConfig
+from asterism.configs.success import parse_success
+from asterism.policies.groups.roc import (
     compute_class_counts,
     compute_error_penalty,
     compute_format_penalty,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     BufferCursor,
     LengthsMeasured,
     ProtocolError,
@@ -18,9 +18,9 @@ from bus.messages import (
     TrajectoryAborted,
     TrajectoryFailed,
 )
-from policies.decider import Send
-from policies.groups.buffer_state import STEP_ENDED
-from policies.groups.staleness import apply_staleness_bound, check_versions, compute_oldest_version
+from asterism.policies.decider import Send
+from asterism.policies.groups.buffer_state import STEP_ENDED
+from asterism.policies.groups.staleness import apply_staleness_bound, check_versions, compute_oldest_version
 from tests.policies.groups.buffers import MIXED, BufferDriver, get_collected, list_starts, make_finished, make_run
 
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from bus.codec import decode
-from bus.messages import (
+from asterism.bus.codec import decode
+from asterism.bus.messages import (
     AnyMessage,
     BatchReady,
     Envelope,
@@ -22,14 +22,14 @@ from bus.messages import (
     WeightsLoaded,
     WeightsSynced,
 )
-from configs.algorithm import EvaluationConfig, RlConfig, RocConfig
-from configs.health_options import HealthConfig
-from configs.schema import RunConfig
-from policies.groups.group_buffer import GroupBuffer
-from policies.groups.group_starter import ProblemSet, TokenizedProblem
-from policies.recipe import Recipe
-from policies.step_evaluations import EvaluationPlan
-from policies.step_metrics import Recorder
+from asterism.configs.algorithm import EvaluationConfig, RlConfig, RocConfig
+from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema import RunConfig
+from asterism.policies.groups.group_buffer import GroupBuffer
+from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
+from asterism.policies.recipe import Recipe
+from asterism.policies.step_evaluations import EvaluationPlan
+from asterism.policies.step_metrics import Recorder
 from tests.batches import BatchAssembler, CompleteBatch
 
 RECORDINGS = Path(__file__).parent / "synchronous"  # of whole runs, by the purely synchronous code

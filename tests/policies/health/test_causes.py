@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 from msgspec.structs import replace
 
-from configs.health_options import HealthConfig
-from policies.health.health_monitor import Finding, HealthState, check_step
+from asterism.configs.health_options import HealthConfig
+from asterism.policies.health.health_monitor import Finding, HealthState, check_step
 from tests.policies.health.histories import HEALTHY_STEPS
 
 DIVERGED = {"reward": 0.0, "positive_share": 0.0, "overlong_share": 0.9, "groups_rejected": 16.0, "lr": 0.04}

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bus.messages import (
+from asterism.bus.messages import (
     BufferCursor,
     EvaluationFinished,
     HealthReported,
@@ -17,9 +17,9 @@ from bus.messages import (
     TaskCounts,
     WeightsSynced,
 )
-from configs.health_options import HealthConfig
-from policies.health.evaluation_drop import EvaluationPoint, count_standard_errors
-from policies.step_metrics import Recorder
+from asterism.configs.health_options import HealthConfig
+from asterism.policies.health.evaluation_drop import EvaluationPoint, count_standard_errors
+from asterism.policies.step_metrics import Recorder
 
 QUESTIONS = 200
 

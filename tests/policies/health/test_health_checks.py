@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from configs.health_options import HealthConfig
-from policies.health.health_checks import HEALTH_CHECKS
-from policies.health.health_monitor import HealthState, check_step
-from policies.health.step_history import METRICS_READ
+from asterism.configs.health_options import HealthConfig
+from asterism.policies.health.health_checks import HEALTH_CHECKS
+from asterism.policies.health.health_monitor import HealthState, check_step
+from asterism.policies.health.step_history import METRICS_READ
 from tests.policies.health.histories import EVALUATION, FAULTS, HEALTHY_STEPS, PlantedFault, plant
 
 MAX_DELAY_STEPS = 5

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import asdict
 
-from configs.health_options import HealthConfig
-from configs.schema import RunConfig
-from configs.schema_tree import find_annotation
-from policies.health.health_checks import HEALTH_CHECKS
-from policies.health.step_history import METRICS_READ, TOOL_PREFIX
+from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import find_annotation
+from asterism.policies.health.health_checks import HEALTH_CHECKS
+from asterism.policies.health.step_history import METRICS_READ, TOOL_PREFIX
 
 DOCS = Path(__file__).parents[3] / "docs"
 KEY = re.compile(r"\b([a-z]+\.[a-z_]+)\b")

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from bus.addresses import LAUNCHER, METRICS
-from bus.codec import decode, encode
-from bus.messages import (
+from asterism.bus.addresses import LAUNCHER, METRICS
+from asterism.bus.codec import decode, encode
+from asterism.bus.messages import (
     AnyMessage,
     BufferCursor,
     EngineLoadReported,
@@ -23,9 +23,9 @@ from bus.messages import (
     StepTrained,
     WeightsSynced,
 )
-from configs.health_options import HealthConfig
-from policies.decider import Send
-from policies.step_metrics import Recorder
+from asterism.configs.health_options import HealthConfig
+from asterism.policies.decider import Send
+from asterism.policies.step_metrics import Recorder
 
 TOO_LONG = StepCounts(groups=2, trajectories=8, positives=4, reward=4.0, endings={"length": 6, "answered": 2})
 

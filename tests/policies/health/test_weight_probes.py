@@ -5,7 +5,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     BufferCursor,
     RunStarted,
     StepCollected,
@@ -17,12 +17,12 @@ from bus.messages import (
     WeightsPublished,
     WeightsSynced,
 )
-from bus.messages.steps import WeightProbe
-from configs.health_options import HealthConfig
-from policies.health.weight_probes import WeightProbes
-from policies.recipe import Recipe
-from policies.step_evaluations import EvaluationPlan
-from policies.step_metrics import Recorder
+from asterism.bus.messages.steps import WeightProbe
+from asterism.configs.health_options import HealthConfig
+from asterism.policies.health.weight_probes import WeightProbes
+from asterism.policies.recipe import Recipe
+from asterism.policies.step_evaluations import EvaluationPlan
+from asterism.policies.step_metrics import Recorder
 
 HEALTH = HealthConfig()
 PROMPTS = 16

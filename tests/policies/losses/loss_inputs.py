@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from policies.losses.policy_loss import LossInput
+from asterism.policies.losses.policy_loss import LossInput
 
 LOW, HIGH = 0.2, 0.28
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.losses import token_scores
-from policies.losses.grpo import compute_grpo_loss, compute_sft_loss
-from policies.losses.policy_loss import LossInput, LossOutput, compute_policy_metrics
-from policies.losses.token_scores import TokenScores, compute_token_scores
+from asterism.policies.losses import token_scores
+from asterism.policies.losses.grpo import compute_grpo_loss, compute_sft_loss
+from asterism.policies.losses.policy_loss import LossInput, LossOutput, compute_policy_metrics
+from asterism.policies.losses.token_scores import TokenScores, compute_token_scores
 from tests.engine.closeness import assert_close
 from tests.policies.losses.loss_inputs import HIGH, LOW, build_loss_input
 

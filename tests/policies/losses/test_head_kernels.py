@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from policies.losses import token_scores
-from policies.losses.head_kernels import (
+from asterism.policies.losses import token_scores
+from asterism.policies.losses.head_kernels import (
     EagerHeadKernels,
     FusedHeadKernels,
     HeadKernels,
@@ -16,8 +16,8 @@ from policies.losses.head_kernels import (
     count_block_logits,
     score_logits,
 )
-from policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, count_chunk_tokens, count_group_tokens
-from policies.losses.token_scores import compute_token_scores
+from asterism.policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, count_chunk_tokens, count_group_tokens
+from asterism.policies.losses.token_scores import compute_token_scores
 from tests.engine.closeness import assert_close
 
 N, E, V = 11, 8, 23
@@ -142,7 +142,7 @@ def test_the_code_for_a_second_temperature_serves_all_others() -> None:
 
 def test_logits_cast_in_blocks_equal_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_NE, weight_VE, _ = make_inputs(torch.bfloat16)
-    monkeypatch.setattr("policies.losses.head_kernels._CAST_BYTES", 5 * 4 * E)
+    monkeypatch.setattr("asterism.policies.losses.head_kernels._CAST_BYTES", 5 * 4 * E)
     with torch.no_grad():
         found = compute_logits(hidden_NE, weight_VE, float32_logits=True)
     assert_close(found, (hidden_NE.double() @ weight_VE.double().t()).float(), rtol=1e-6, atol=1e-6)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.load import load_run
-from policies.groups.advantages import load_advantage_estimator, load_group_filter
-from policies.losses import load_policy_loss
+from asterism.configs.load import load_run
+from asterism.policies.groups.advantages import load_advantage_estimator, load_group_filter
+from asterism.policies.losses import load_policy_loss
 from tests.policies.losses.loss_inputs import build_loss_input
 
 PAGE = Path(__file__).parents[3] / "docs" / "losses.md"

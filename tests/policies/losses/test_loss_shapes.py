@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from configs.algorithm import LearnerConfig
-from engine.learner.batches.minibatches import compute_token_weights
-from engine.learner.batches.training_sequence import build_training_sequence
-from policies.losses.policy_objective import PolicyObjective
+from asterism.configs.algorithm import LearnerConfig
+from asterism.engine.learner.batches.minibatches import compute_token_weights
+from asterism.engine.learner.batches.training_sequence import build_training_sequence
+from asterism.policies.losses.policy_objective import PolicyObjective
 from tests.engine.learner.loss_reference import ReferenceSequence, compute_reference_loss
 from tests.policies.losses.loss_inputs import build_loss_input
 

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from configs.algorithm import LearnerConfig
-from policies.losses.grpo import compute_cispo_loss, compute_grpo_loss, compute_gspo_loss
-from policies.losses.mismatch import (
+from asterism.configs.algorithm import LearnerConfig
+from asterism.policies.losses.grpo import compute_cispo_loss, compute_grpo_loss, compute_gspo_loss
+from asterism.policies.losses.mismatch import (
     Correction,
     compute_correction,
     compute_mismatch_metrics,
     describe_excessive_mismatch,
 )
-from policies.losses.policy_objective import estimate_kl
+from asterism.policies.losses.policy_objective import estimate_kl
 from tests.policies.losses.loss_inputs import build_loss_input
 
 RECOMPUTED = LearnerConfig(old_logprobs="recomputed", correction="none")

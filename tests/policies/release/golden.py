@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from bus.messages import ReleaseCounts, TrajectoryFinished
-from configs.algorithm import RocConfig
+from asterism.bus.messages import ReleaseCounts, TrajectoryFinished
+from asterism.configs.algorithm import RocConfig
 from tests.policies.groups.finished import finished
 
 FOLDER = Path(__file__).parent

@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bus.messages import ReleaseCounts
-from configs.algorithm import RocConfig
-from configs.dialogue_options import DialogueConfig
-from policies.dialogue.chat_format import build_dialogue_format
-from policies.dialogue.parse_turn import MalformedCall, ToolCall, parse_assistant_turn
-from policies.dialogue.release_text import count_release_marks, find_response_answer
-from policies.groups.roc import compute_error_penalty, compute_format_penalty, compute_penalty
-from policies.rollout.call_transitions import select_calls
-from sandbox.grading.rewriting import rewrite
-from sandbox.inside.grader import compare_parsed, parse_math
-from sandbox.pool.answer_checks import judge_answer
-from tasks.math_python import MATH_PYTHON
+from asterism.bus.messages import ReleaseCounts
+from asterism.configs.algorithm import RocConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.parse_turn import MalformedCall, ToolCall, parse_assistant_turn
+from asterism.policies.dialogue.release_text import count_release_marks, find_response_answer
+from asterism.policies.groups.roc import compute_error_penalty, compute_format_penalty, compute_penalty
+from asterism.policies.rollout.call_transitions import select_calls
+from asterism.sandbox.grading.rewriting import rewrite
+from asterism.sandbox.inside.grader import compare_parsed, parse_math
+from asterism.sandbox.pool.answer_checks import judge_answer
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.policies.groups.finished import finished
 from tests.policies.release.golden import Dialogue, list_documented_rows, read_dialogues
 

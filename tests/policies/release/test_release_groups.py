@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from bus.messages import TrajectoryFinished
-from configs.algorithm import RlConfig, RocConfig
-from configs.schema import RunConfig
-from configs.success import SuccessRule
-from policies.groups.advantages import compute_advantages, has_unequal_rewards
-from policies.groups.roc import compute_error_penalty, compute_format_penalty
-from policies.groups.selection import SelectionRules, select_rows
+from asterism.bus.messages import TrajectoryFinished
+from asterism.configs.algorithm import RlConfig, RocConfig
+from asterism.configs.schema import RunConfig
+from asterism.configs.success import SuccessRule
+from asterism.policies.groups.advantages import compute_advantages, has_unequal_rewards
+from asterism.policies.groups.roc import compute_error_penalty, compute_format_penalty
+from asterism.policies.groups.selection import SelectionRules, select_rows
 from tests.policies.release.golden import Case, Group, build_roc, build_trajectory, list_documented_rows, read_groups
 
 ROWS = read_groups()
@@ -49,8 +49,8 @@ def agrees(row: Group, case: Case) -> bool:
 
 
 def refuses_negative_counts() -> bool:
-    from configs.load import load_run
-    from configs.loading.config_layers import ConfigError
+    from asterism.configs.load import load_run
+    from asterism.configs.loading.config_layers import ConfigError
 
     with pytest.raises(ConfigError, match=r"roc\.keep"):
         load_run(None, ("name=a", "roc.keep=-1"))

@@ -5,7 +5,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     OPENING_CALL,
     AnswerGraded,
     AnyMessage,
@@ -20,13 +20,13 @@ from bus.messages import (
     TrajectoryFinished,
     bytes_to_ids,
 )
-from configs.dialogue_options import DialogueConfig
-from policies.decider import Send
-from policies.dialogue.chat_format import build_dialogue_format
-from policies.rollout.rollout import Rollout
-from policies.rollout.trajectory import Rules
-from policies.tools.task_description import TaskDescription, TaskKind
-from policies.tools.tool_schema import ToolSchema
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.policies.decider import Send
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.trajectory import Rules
+from asterism.policies.tools.task_description import TaskDescription, TaskKind
+from asterism.policies.tools.tool_schema import ToolSchema
 from tests.fakes import PROMPT, TOKENIZER, generated, rules
 
 M = TypeVar("M")

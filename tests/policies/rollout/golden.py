@@ -9,7 +9,7 @@ tokens of the environment in brackets. `\\n` is a line break.
 
 from pathlib import Path
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
@@ -38,11 +38,11 @@ from bus.messages import (
     bytes_to_ids,
     ids_to_bytes,
 )
-from configs.dialogue_options import DialogueConfig
-from policies.decider import Send
-from policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
-from policies.rollout.rollout import Rollout
-from tasks.math_python import MATH_PYTHON
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.policies.decider import Send
+from asterism.policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
+from asterism.policies.rollout.rollout import Rollout
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.fakes import TOKENIZER, generated, rules
 
 PROMPT_FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)

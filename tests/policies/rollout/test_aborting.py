@@ -2,7 +2,7 @@
 
 import pytest
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
@@ -25,8 +25,8 @@ from bus.messages import (
     TurnAborted,
     TurnFailed,
 )
-from policies.decider import Send
-from policies.rollout.rollout import Rollout
+from asterism.policies.decider import Send
+from asterism.policies.rollout.rollout import Rollout
 from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
 
 EXECUTOR = "executor-0/1"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnswerSubmitted,
     CodeFinished,
     CodeOk,
@@ -15,11 +15,11 @@ from bus.messages import (
     TrajectoryFailed,
     bytes_to_ids,
 )
-from configs.dialogue_options import DialogueConfig
-from policies.dialogue.chat_format import build_dialogue_format
-from policies.dialogue.dialogue_renderer import ChatMLRenderer
-from policies.rollout.rollout import Rollout
-from tasks.math_python import MATH_PYTHON
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer
+from asterism.policies.rollout.rollout import Rollout
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.fakes import CALL, PROMPT, TOKENIZER, generated, rules
 
 

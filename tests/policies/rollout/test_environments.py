@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     OPENING_CALL,
     AnswerGraded,
     AnswerSubmitted,
@@ -32,9 +32,9 @@ from bus.messages import (
     TurnRequested,
     digest_outcome,
 )
-from policies.decider import Send
-from policies.rollout.trajectory import GRADING_CALL
-from policies.tools.task_description import TaskKind
+from asterism.policies.decider import Send
+from asterism.policies.rollout.trajectory import GRADING_CALL
+from asterism.policies.tools.task_description import TaskKind
 from tests.fakes import ANSWER, CALL, PROMPT, generated
 from tests.policies.rollout.conversations import FIRST, ROW, SECOND, Conversation, ask, called, find, make_group, opened
 

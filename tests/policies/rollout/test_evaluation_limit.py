@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from bus.messages import LeaseGranted, LeaseRequested, StartGroup, TrajectoryFinished, TurnRequested
-from policies.rollout.rollout import Rollout
+from asterism.bus.messages import LeaseGranted, LeaseRequested, StartGroup, TrajectoryFinished, TurnRequested
+from asterism.policies.rollout.rollout import Rollout
 from tests.fakes import PROMPT, generated, rules
 from tests.policies.rollout.conversations import find
 

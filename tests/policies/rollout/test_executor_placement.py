@@ -2,7 +2,7 @@
 
 import pytest
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnswerSubmitted,
     AnyMessage,
     BufferCursor,
@@ -28,10 +28,10 @@ from bus.messages import (
     StartGroup,
     TrajectoryFailed,
 )
-from policies.decider import Send
-from policies.rollout.call_transitions import keeps_effects
-from policies.rollout.executor_placement import ExecutorPlacement
-from policies.rollout.rollout import Rollout
+from asterism.policies.decider import Send
+from asterism.policies.rollout.call_transitions import keeps_effects
+from asterism.policies.rollout.executor_placement import ExecutorPlacement
+from asterism.policies.rollout.rollout import Rollout
 from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from msgspec.structs import replace
 
-from bus.messages import (
+from asterism.bus.messages import (
     AnswerGraded,
     AnswerSubmitted,
     AnyMessage,
@@ -38,8 +38,8 @@ from bus.messages import (
     TurnGenerated,
     TurnRequested,
 )
-from policies.decider import Send
-from policies.rollout.rollout import Rollout
+from asterism.policies.decider import Send
+from asterism.policies.rollout.rollout import Rollout
 from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
 
 SAYINGS = (CALL, ANSWER, "nothing", "<tool_call>{</tool_call>", CALL + CALL, "")

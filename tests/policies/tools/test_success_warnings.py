@@ -2,9 +2,9 @@
 
 import pytest
 
-from configs.success import SuccessRule, parse_success
-from configs.task_options import RewardConfig, TaskConfig
-from policies.tools.task_description import TaskDescription, list_success_warnings
+from asterism.configs.success import SuccessRule, parse_success
+from asterism.configs.task_options import RewardConfig, TaskConfig
+from asterism.policies.tools.task_description import TaskDescription, list_success_warnings
 
 TOOLS = TaskDescription("tools")
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.tools.tool_arguments import ArgumentError, check_arguments
-from policies.tools.tool_schema import build_tool_schema
+from asterism.policies.tools.tool_arguments import ArgumentError, check_arguments
+from asterism.policies.tools.tool_schema import build_tool_schema
 
 
 def search(

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Optional, Union
 import pytest
 from transformers.utils import get_json_schema  # pyright: ignore
 
-from policies.tools.python_tools import TOOL_SCHEMAS
-from policies.tools.tool_schema import ToolSchemaError, build_tool_schema
+from asterism.policies.tools.python_tools import TOOL_SCHEMAS
+from asterism.policies.tools.tool_schema import ToolSchemaError, build_tool_schema
 
 
 def lookup(query: str, k: int = 3) -> str:

@@ -5,9 +5,8 @@ import itertools
 
 import pytest
 
-from benchmarks.support.sandbox.probes import make_cell_probes, make_mixed_probes, make_numbered_probes
-from bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, CodeTimedOut, Output
-from sandbox.checks.load_test import (
+from asterism.bus.messages import CodeOk, CodeOutcome, CodeOutOfMemory, CodeRequested, CodeTimedOut, Output
+from asterism.sandbox.checks.load_test import (
     CallTally,
     limit_duration,
     make_program_probes,
@@ -15,7 +14,8 @@ from sandbox.checks.load_test import (
     run_burst,
     run_closed_loop,
 )
-from sandbox.contract import CodeResult, SandboxFailure
+from asterism.sandbox.contract import CodeResult, SandboxFailure
+from benchmarks.support.sandbox.probes import make_cell_probes, make_mixed_probes, make_numbered_probes
 
 
 class ScriptedSandbox:
@@ -128,7 +128,7 @@ def test_a_mixed_load_has_separate_figures_for_every_kind_of_call():
 
 def test_probes_end_after_the_duration_limit(monkeypatch: pytest.MonkeyPatch):
     clock = itertools.count(100.0)  # every read advances the clock by a second
-    monkeypatch.setattr("sandbox.checks.load_test.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("asterism.sandbox.checks.load_test.time.perf_counter", lambda: next(clock))
     assert len(list(limit_duration(make_program_probes("print", itertools.count()), seconds=5.0))) == 6
 
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from sandbox.pool.answer_checks import judge_answer
+from asterism.sandbox.pool.answer_checks import judge_answer
 from tests.sandbox.grading.number_mutations import Mutation, generate_mutations
 from tests.sandbox.grading.plain_evaluator import Value, evaluate
 

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bus.messages import CodeOutcome, CodeTimedOut
-from configs.machines import SandboxConfig
-from sandbox.contract import SandboxFailure
-from sandbox.select_backend import make_sandbox
+from asterism.bus.messages import CodeOutcome, CodeTimedOut
+from asterism.configs.machines import SandboxConfig
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.select_backend import make_sandbox
 from tests.sandbox.conftest import PATIENCE, Client
 from tests.sandbox.hostile import footprint, record
 from tests.sandbox.hostile.footprint import Footprint

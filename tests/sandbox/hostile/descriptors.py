@@ -2,7 +2,7 @@
 
 from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, raised, timed_out
 
-# "a", bytes of the outcome's text, nonce, cells; then the outcome's text. See sandbox.inside.wire.call_wire.
+# "a", bytes of the outcome's text, nonce, cells; then the outcome's text. See asterism.sandbox.inside.wire.call_wire.
 _ANSWER = "import os, struct\ndef answer(text, nonce): return struct.pack('<cIQI', b'a', len(text), nonce, 1) + text\n"
 
 _FORGE = (

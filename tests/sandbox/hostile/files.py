@@ -1,6 +1,6 @@
 """The folder of a call: its size, links out of it, and trees that are hard to remove."""
 
-from sandbox.inside.call import run_code
+from asterism.sandbox.inside.call import run_code
 from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, hostile, ok, printed, raised, timed_out
 
 # Programs that print each escape: they must print nothing.

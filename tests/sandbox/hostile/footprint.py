@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sandbox.inside.container_init import SECRET_VARIABLE
+from asterism.sandbox.inside.container_init import SECRET_VARIABLE
 from tests.processes import family, is_running
 from tests.sandbox.conftest import Client
 

@@ -1,14 +1,14 @@
 """The harness in the call's own process: a program's changes there affect only its own call."""
 
-from sandbox.inside.call.call_process import CallIsolation
-from sandbox.inside.call.notebook_process import NotebookProcess
-from sandbox.inside.isolation.landlock import LandlockRules
-from sandbox.inside.isolation.seccomp import SeccompFilter
-from sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
-from sandbox.inside.server.fork_server import ForkServer
-from sandbox.inside.server.warm_processes import WarmProcesses
-from sandbox.inside.wire.call_wire import CallRequest
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.inside.call.call_process import CallIsolation
+from asterism.sandbox.inside.call.notebook_process import NotebookProcess
+from asterism.sandbox.inside.isolation.landlock import LandlockRules
+from asterism.sandbox.inside.isolation.seccomp import SeccompFilter
+from asterism.sandbox.inside.server.call_process_handle import CallProcess, NotebookProcesses
+from asterism.sandbox.inside.server.fork_server import ForkServer
+from asterism.sandbox.inside.server.warm_processes import WarmProcesses
+from asterism.sandbox.inside.wire.call_wire import CallRequest
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, raised, timed_out
 
 # The attributes of the harness that attacks use, by class. tests/sandbox/test_hostile_catalogue.py checks them.

@@ -1,6 +1,6 @@
 """The interpreter: crashes, recursion, exits, hostile exceptions, code that is hard to compile."""
 
-from sandbox.inside.call import run_code
+from asterism.sandbox.inside.call import run_code
 from tests.sandbox.hostile.record import (
     Hostile,
     any_outcome,

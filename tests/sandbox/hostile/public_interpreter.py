@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.hosts import local_host as process_backend
-from sandbox.inside.wire.command import list_import_folders
+from asterism.sandbox.hosts import local_host as process_backend
+from asterism.sandbox.inside.wire.command import list_import_folders
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import textwrap
 from typing import Literal, NamedTuple
 
-from bus.messages import CodeCrashed, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
+from asterism.bus.messages import CodeCrashed, CodeOk, CodeOutcome, CodeOutOfMemory, CodeRaised, CodeTimedOut, Output
 
 Form = Literal["program", "cell"]  # a stateless call, or a cell of a notebook that holds `kept`
 

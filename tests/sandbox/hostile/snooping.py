@@ -3,9 +3,9 @@
 The arena searches the output of every program for the executor's secrets.
 """
 
-from sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
-from sandbox.inside.server.fork_server import ForkServer
-from sandbox.inside.wire.frames import FrameReader
+from asterism.sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
+from asterism.sandbox.inside.server.fork_server import ForkServer
+from asterism.sandbox.inside.wire.frames import FrameReader
 from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, NEIGHBOURS, SECRET_FILE, hostile, printed, timed_out
 
 _EXPECTED_ENVIRONMENT = (

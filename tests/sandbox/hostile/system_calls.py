@@ -1,6 +1,6 @@
 """Denied system calls: one program per system call, which must fail with EPERM."""
 
-from sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS
+from asterism.sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS
 from tests.sandbox.hostile.record import Hostile, died, hostile, printed
 
 # name: (number on x86-64, on arm64, arguments with an effect if it were allowed)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from bus.messages import CodeOk, Output
-from sandbox.contract import SandboxFailure
+from asterism.bus.messages import CodeOk, Output
+from asterism.sandbox.contract import SandboxFailure
 from tests.sandbox.hostile.arena import Arena, Encounter
 from tests.sandbox.hostile.catalogue import HOSTILE
 from tests.sandbox.hostile.record import Ending, Hostile

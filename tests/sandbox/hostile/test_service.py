@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bus.messages import CodeCrashed, CodeOk, CodeRaised, CodeTimedOut, Output
-from configs.machines import SandboxConfig
-from sandbox.contract import CodeResult, SandboxFailure
-from sandbox.select_backend import make_sandbox
+from asterism.bus.messages import CodeCrashed, CodeOk, CodeRaised, CodeTimedOut, Output
+from asterism.configs.machines import SandboxConfig
+from asterism.sandbox.contract import CodeResult, SandboxFailure
+from asterism.sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
 from tests.sandbox.conftest import Client
 from tests.sandbox.hostile import footprint

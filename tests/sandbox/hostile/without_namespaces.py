@@ -1,6 +1,6 @@
 """Programs that the process backend cannot stop without user namespaces; `doctor` warns of each.
 
-Landlock stops some of them; versions are ABI versions (sandbox.inside.isolation.landlock).
+Landlock stops some of them; versions are ABI versions (asterism.sandbox.inside.isolation.landlock).
 """
 
 from typing import NamedTuple

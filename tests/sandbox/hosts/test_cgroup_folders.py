@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.hosts.cgroup_folders import CgroupFolder
+from asterism.sandbox.hosts.cgroup_folders import CgroupFolder
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_cgroup(parent)
     (parent / "cgroup.procs").write_text("7\n")
     monkeypatch.setattr(os, "mkdir", make_cgroup)
-    monkeypatch.setattr("sandbox.hosts.cgroup_folders._find_cgroup", lambda _: parent)
+    monkeypatch.setattr("asterism.sandbox.hosts.cgroup_folders._find_cgroup", lambda _: parent)
     return parent
 
 

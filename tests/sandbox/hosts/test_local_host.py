@@ -7,16 +7,16 @@ import socket
 
 import pytest
 
-from sandbox.contract import SandboxFailure
-from sandbox.hosts.local_host import LocalHost
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.hosts.local_host import LocalHost
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 SETTINGS = ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1)
 
 
 def test_a_starting_process_is_out_of_reach_of_the_terminal() -> None:
     async def launch() -> None:
-        process = await LocalHost().launch("sandbox.inside.server.boot", SETTINGS)
+        process = await LocalHost().launch("asterism.sandbox.inside.server.boot", SETTINGS)
         try:
             assert os.getsid(process.pid) == process.pid  # before its first line of code
         finally:
@@ -32,6 +32,6 @@ def test_a_process_that_cannot_be_started_is_an_infrastructure_failure(monkeypat
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(socket, "socketpair", refuse)
-    launch = LocalHost().launch("sandbox.inside.server.boot", SETTINGS)
+    launch = LocalHost().launch("asterism.sandbox.inside.server.boot", SETTINGS)
     with pytest.raises(SandboxFailure, match="Too many open files"), pytest.raises(StopIteration):
         launch.send(None)

@@ -17,12 +17,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import sandbox
-from configs.errors import EXIT_UNUSABLE, UnusableInput
-from sandbox.image import build_image, debian_base, image_context
-from sandbox.image.docker_cli import get_engine_architecture, remove_other_tags, run_docker
-from sandbox.image.finish_image import MODIFIED_AT, compile_all, strip_setuid
-from sandbox.image.image_context import compute_image_name, read_sources
+import asterism.sandbox
+from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.sandbox.image import build_image, debian_base, image_context
+from asterism.sandbox.image.docker_cli import get_engine_architecture, remove_other_tags, run_docker
+from asterism.sandbox.image.finish_image import MODIFIED_AT, compile_all, strip_setuid
+from asterism.sandbox.image.image_context import compute_image_name, read_sources
 
 FOLDER = Path(sandbox.__file__).parent
 NO_ENGINE = "unix:///nonexistent/docker.sock"
@@ -209,7 +209,7 @@ _TRY_PACKAGES = """
 import json, os, sys
 sys.path.insert(0, "/opt/asterism/packages")
 import numpy, sympy, math_verify
-import sandbox.inside.server.fork_server
+import asterism.sandbox.inside.server.fork_server
 specs = [getattr(module, "__spec__", None) for module in sys.modules.values()]
 specs = [spec for spec in specs if spec and spec.cached]
 print(json.dumps({
@@ -244,7 +244,7 @@ class TestBuiltImage:
     def test_it_runs_the_init_process_as_an_unprivileged_user(self):
         config = json.loads(run_docker("image", "inspect", "--format", "{{json .Config}}", compute_image_name()))
         assert config["User"] == "65534:65534"
-        assert config["Entrypoint"][-1] == "sandbox.inside.container_init"
+        assert config["Entrypoint"][-1] == "asterism.sandbox.inside.container_init"
 
     def test_its_compiled_packages_work_on_a_read_only_root_without_network(self):
         found = json.loads(self.run_inside(_TRY_PACKAGES, "--cap-drop", "ALL", "--security-opt", "no-new-privileges"))

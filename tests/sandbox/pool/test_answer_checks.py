@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from asterism.sandbox.grading.rewriting import rewrite
+from asterism.sandbox.inside.grader import compare_parsed, parse_math
+from asterism.sandbox.pool.answer_checks import Acceptance, judge_answer, list_compared_texts
 from benchmarks.support.sandbox.answer_bombs import generate_bombs
-from sandbox.grading.rewriting import rewrite
-from sandbox.inside.grader import compare_parsed, parse_math
-from sandbox.pool.answer_checks import Acceptance, judge_answer, list_compared_texts
 from tests.sandbox.conftest import StartSandbox
 from tests.sandbox.pool.grading_cases import GRADING_CASES, GRADING_FORMS
 from tests.sandbox.pool.reported_answers import FORGED_ANSWERS, REPORTED_ANSWERS
@@ -18,7 +18,7 @@ SEED = 20_261_123
 
 
 def grade(answer: str, truth: str) -> bool:
-    """Grade as sandbox.pool.grader_client does, without the grader's process."""
+    """Grade as asterism.sandbox.pool.grader_client does, without the grader's process."""
     verdict = judge_answer(answer, truth, "number")
     if verdict is None:
         expected = parse_math(rewrite(truth).text)
@@ -82,7 +82,7 @@ def test_the_configuration_decides_whether_a_restated_question_is_an_answer(
 def test_no_rule_reads_an_answer_of_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = "4" * 5_000_000
     assert judge_answer(huge, f" {huge}\n", "number") is True
-    monkeypatch.setattr("sandbox.pool.answer_checks.read_truth", None)
+    monkeypatch.setattr("asterism.sandbox.pool.answer_checks.read_truth", None)
     assert judge_answer(huge, "4", "any") is False
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from sandbox.contract import Grade, SandboxFailure
-from sandbox.hosts.local_host import LocalHost, LocalProcess
-from sandbox.inside.wire.frames import Frame
-from sandbox.inside.wire.server_settings import ServerSettings
-from sandbox.pool import grader_client
-from sandbox.pool.grader_client import GraderClient
+from asterism.sandbox.contract import Grade, SandboxFailure
+from asterism.sandbox.hosts.local_host import LocalHost, LocalProcess
+from asterism.sandbox.inside.wire.frames import Frame
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.pool import grader_client
+from asterism.sandbox.pool.grader_client import GraderClient
 
 
 def test_gradings_fail_immediately_if_the_grader_cannot_start() -> None:

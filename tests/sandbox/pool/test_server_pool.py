@@ -8,12 +8,12 @@ from typing import NoReturn
 
 import pytest
 
-from sandbox.contract import SandboxFailure
-from sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
-from sandbox.inside.wire.server_settings import ServerSettings
-from sandbox.pool import fork_server_client, server_connection, server_pool
-from sandbox.pool.fork_server_client import MAX_CALLS_PER_SERVER, SLOTS_PER_SERVER, ForkServerClient
-from sandbox.pool.server_pool import ServerPool
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.inside.wire.frames import Frame, FrameReader, encode_frame
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.pool import fork_server_client, server_connection, server_pool
+from asterism.sandbox.pool.fork_server_client import MAX_CALLS_PER_SERVER, SLOTS_PER_SERVER, ForkServerClient
+from asterism.sandbox.pool.server_pool import ServerPool
 
 pytestmark = pytest.mark.real_clock
 
@@ -21,7 +21,7 @@ SETTINGS = ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1)
 
 
 class ScriptedServer(asyncio.Protocol):
-    """Implements sandbox.hosts.host.LaunchedProcess.
+    """Implements asterism.sandbox.hosts.host.LaunchedProcess.
 
     Answers immediately, except calls with the code "never".
     """
@@ -82,7 +82,7 @@ class ScriptedServer(asyncio.Protocol):
 
 
 class ScriptedHost:
-    """Implements sandbox.hosts.host.Host."""
+    """Implements asterism.sandbox.hosts.host.Host."""
 
     server_class = ScriptedServer
 

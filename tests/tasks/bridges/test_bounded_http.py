@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tasks.bridges.bounded_http import MAX_BODY_BYTES, ResponseRefused, check_response
-from tasks.bridges.openenv_session import OpenEnvSession
-from tasks.contract import Fault
+from asterism.tasks.bridges.bounded_http import MAX_BODY_BYTES, ResponseRefused, check_response
+from asterism.tasks.bridges.openenv_session import OpenEnvSession
+from asterism.tasks.contract import Fault
 
 pytestmark = pytest.mark.real_clock
 _CHUNK = b" " * (1 << 18)

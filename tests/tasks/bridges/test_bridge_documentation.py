@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.bridges.mcp_tools import McpTools
-from tasks.bridges.openenv_dialogue import OpenEnvDialogue
+from asterism.tasks.bridges.mcp_tools import McpTools
+from asterism.tasks.bridges.openenv_dialogue import OpenEnvDialogue
 
 PAGE = (Path(__file__).parents[3] / "docs" / "bridges.md").read_text()
 BRIDGES = {f"{each.__module__}:{each.__name__}": each for each in (McpTools, OpenEnvDialogue)}

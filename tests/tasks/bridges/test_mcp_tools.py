@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from tasks.bridges import mcp_tools
-from tasks.bridges.mcp_session import McpCallResult, McpToolError
-from tasks.bridges.mcp_tools import McpTools
-from tasks.contract import Fault
+from asterism.tasks.bridges import mcp_tools
+from asterism.tasks.bridges.mcp_session import McpCallResult, McpToolError
+from asterism.tasks.bridges.mcp_tools import McpTools
+from asterism.tasks.contract import Fault
 
 
 def make_result(*blocks: Mapping[str, object], is_error: bool = False, structured: object = None) -> McpCallResult:

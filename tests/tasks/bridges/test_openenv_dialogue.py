@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tasks.bridges.openenv_dialogue import OpenEnvDialogue
-from tasks.contract import Fault, Opening, Reply
+from asterism.tasks.bridges.openenv_dialogue import OpenEnvDialogue
+from asterism.tasks.contract import Fault, Opening, Reply
 from tests.tasks.bridges.openenv_stub import OpenEnvStub, fail, observe
 
 pytestmark = pytest.mark.real_clock
@@ -20,7 +20,7 @@ START = observe({"text": "start", "board": [1, 2], "metadata": {"secret": 1}})
 @pytest.fixture(autouse=True)
 def no_checked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of an earlier test may have had the same port."""
-    monkeypatch.setattr("tasks.bridges.openenv_session._checked", set())
+    monkeypatch.setattr("asterism.tasks.bridges.openenv_session._checked", set())
 
 
 @asynccontextmanager

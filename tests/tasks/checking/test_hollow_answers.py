@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.data.datasets import DatasetProblem
-from policies.dialogue.chat_format import DialogueFormat
-from tasks.checking.hollow_answers import list_hollow_answers
+from asterism.engine.data.datasets import DatasetProblem
+from asterism.policies.dialogue.chat_format import DialogueFormat
+from asterism.tasks.checking.hollow_answers import list_hollow_answers
 
 FORMAT = DialogueFormat((), "", "", "<reason>", "<answer>", "</answer>", ("<|im_end|>",), "")
 

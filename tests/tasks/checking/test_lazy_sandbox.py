@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from bus.messages import CodeRequested
-from sandbox.contract import CodeResult, Isolation, SandboxFailure
-from tasks.checking.lazy_sandbox import LazySandbox
+from asterism.bus.messages import CodeRequested
+from asterism.sandbox.contract import CodeResult, Isolation, SandboxFailure
+from asterism.tasks.checking.lazy_sandbox import LazySandbox
 from tests.actors.cli.chat.scripted_chats import ScriptedSandbox
 
 

@@ -1,11 +1,11 @@
 """Problems in the scores of all rows."""
 
-from configs.success import SuccessRule, parse_success
-from policies.groups.counts import classify_failure
-from tasks.checking.play import Play
-from tasks.checking.row_problems import find_row_score_problems, find_wrong_successes
-from tasks.checking.row_scores import RowScores
-from tasks.checking.turn_scripts import TurnScript
+from asterism.configs.success import SuccessRule, parse_success
+from asterism.policies.groups.counts import classify_failure
+from asterism.tasks.checking.play import Play
+from asterism.tasks.checking.row_problems import find_row_score_problems, find_wrong_successes
+from asterism.tasks.checking.row_scores import RowScores
+from asterism.tasks.checking.turn_scripts import TurnScript
 
 
 def scored(row: int, reward: float | None, *, truth: bool = True, failure: str = "", **components: float) -> Play:

@@ -1,10 +1,10 @@
 """Problems that are found in finished plays and in the report of a host process."""
 
-from bus.messages import AnsweredCall, EnvironmentRaised, Observation, digest_outcome
-from policies.tools.task_description import TaskDescription
-from policies.tools.tool_schema import ToolSchema
-from tasks.checking.play import Play, PlayedCall, PlayedTurn
-from tasks.checking.task_problems import (
+from asterism.bus.messages import AnsweredCall, EnvironmentRaised, Observation, digest_outcome
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.policies.tools.tool_schema import ToolSchema
+from asterism.tasks.checking.play import Play, PlayedCall, PlayedTurn
+from asterism.tasks.checking.task_problems import (
     find_blocking_calls,
     find_call_problems,
     find_constant_reward,
@@ -12,8 +12,8 @@ from tasks.checking.task_problems import (
     find_long_prompts,
     find_replay_problems,
 )
-from tasks.checking.turn_scripts import TurnScript
-from tasks.hosting.wire import Inspected
+from asterism.tasks.checking.turn_scripts import TurnScript
+from asterism.tasks.hosting.wire import Inspected
 
 MOVE = ToolSchema("move", "Move.", {"type": "object", "properties": {}})
 ENVIRONMENT = TaskDescription("environment", (MOVE,))

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from engine.data.datasets import DatasetProblem
-from policies.dialogue.chat_format import build_dialogue_format
-from policies.dialogue.parse_turn import MalformedCall, ToolCall, parse_assistant_turn
-from policies.tools.task_description import TaskDescription
-from policies.tools.tool_arguments import ArgumentError, check_arguments
-from policies.tools.tool_schema import ToolSchema
-from tasks.checking.turn_scripts import (
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.engine.data.datasets import DatasetProblem
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.parse_turn import MalformedCall, ToolCall, parse_assistant_turn
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.policies.tools.tool_arguments import ArgumentError, check_arguments
+from asterism.policies.tools.tool_schema import ToolSchema
+from asterism.tasks.checking.turn_scripts import (
     fill_columns,
     format_signature,
     generate_arguments,

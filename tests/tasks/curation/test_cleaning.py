@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from asterism.configs.errors import UnusableInput
+from asterism.tasks.curation.cleaning import CleanOptions, CleanReport, RemovedRow, clean_questions
 from benchmarks.curation.word_problems import copy_exactly, copy_nearly, draw_word_problems, embed
-from configs.errors import UnusableInput
-from tasks.curation.cleaning import CleanOptions, CleanReport, RemovedRow, clean_questions
 
 pytestmark = pytest.mark.slow
 

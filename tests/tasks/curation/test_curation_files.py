@@ -8,9 +8,9 @@ from typing import Any
 import polars
 import pytest
 
-from configs.errors import UnusableInput
-from tasks.curation.inspection import inspect_data
-from tasks.curation.splitting import split_questions
+from asterism.configs.errors import UnusableInput
+from asterism.tasks.curation.inspection import inspect_data
+from asterism.tasks.curation.splitting import split_questions
 
 
 def refuse_xs(answers: Collection[str]) -> list[str]:

@@ -9,13 +9,13 @@ import msgspec
 import polars
 import pytest
 
-from analysis.evaluation.answer_records import AnswerRecord
-from analysis.evaluation.exchange_formats import SamplingFacts, build_trace
-from analysis.evaluation.trace_outcomes import OUTCOME_NAMES, read_outcomes
-from configs.errors import UnusableInput
-from engine.data.data_files import DatasetError
-from tasks.curation.difficulty_filter import FilterReport, Unvisited, filter_rows
-from tasks.curation.row_conditions import parse_condition
+from asterism.analysis.evaluation.answer_records import AnswerRecord
+from asterism.analysis.evaluation.exchange_formats import SamplingFacts, build_trace
+from asterism.analysis.evaluation.trace_outcomes import OUTCOME_NAMES, read_outcomes
+from asterism.configs.errors import UnusableInput
+from asterism.engine.data.data_files import DatasetError
+from asterism.tasks.curation.difficulty_filter import FilterReport, Unvisited, filter_rows
+from asterism.tasks.curation.row_conditions import parse_condition
 
 ROWS = [{"question": f"What is {number} + 1?", "answer": number + 1, "level": number % 3} for number in range(6)]
 # Rewards of the rollouts by row; None: an infrastructure failure.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.curation.question_text import compute_similarity, parse_question
+from asterism.tasks.curation.question_text import compute_similarity, parse_question
 
 
 @pytest.mark.parametrize(

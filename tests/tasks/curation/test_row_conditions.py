@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import UnusableInput
-from tasks.curation.row_conditions import parse_condition
+from asterism.configs.errors import UnusableInput
+from asterism.tasks.curation.row_conditions import parse_condition
 
 NAMES = ("solved", "rollouts", "rate", "spread")
 VALUES = {"solved": 3.0, "rollouts": 8.0, "rate": 0.375, "spread": 1.0}

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bus.messages import (
+from asterism.bus.messages import (
     OPENING_CALL,
     AnswerSubmitted,
     EnvironmentCalled,
@@ -19,10 +19,10 @@ from bus.messages import (
     EnvironmentRaised,
     Observation,
 )
-from tasks.hosting.host_pool import HostPool
-from tasks.hosting.host_process import HostCommand, HostFailure, RunProgramFunction
-from tasks.hosting.loaded_task import LoadedTask
-from tasks.hosting.wire import HostSettings, ProgramEnded, RunProgram
+from asterism.tasks.hosting.host_pool import HostPool
+from asterism.tasks.hosting.host_process import HostCommand, HostFailure, RunProgramFunction
+from asterism.tasks.hosting.loaded_task import LoadedTask
+from asterism.tasks.hosting.wire import HostSettings, ProgramEnded, RunProgram
 from tests.processes import family
 
 # Of every task's source: `note` writes a line of the journal, `wait_for` waits for a file that a test writes.

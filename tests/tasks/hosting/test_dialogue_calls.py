@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import Observation
+from asterism.bus.messages import Observation
 from tests.tasks.hosting.hosts import fail, open_host, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 LIMIT_S = 1.0
 DIALOGUE = """
-from tasks.contract import Fault, Opening, Reply
+from asterism.tasks.contract import Fault, Opening, Reply
 
 class User:
     def init(self, row):

@@ -5,16 +5,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bus.messages import OPENING_CALL, AnswerSubmitted, EnvironmentCalled, Observation, RewardInput, ids_to_bytes
-from policies.tools.tool_arguments import check_arguments
-from tasks.hosting.host_pool import HostPool
-from tasks.hosting.host_process import HostCommand
-from tasks.hosting.loaded_task import LoadedTask
-from tasks.hosting.wire import HostSettings
-from tasks.math_python import MATH_PYTHON
-from tasks.tiny.cold_start_dialogues import generate_dialogues
-from tasks.tiny.prepare import iter_tokenizer_texts
-from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+from asterism.bus.messages import (
+    OPENING_CALL,
+    AnswerSubmitted,
+    EnvironmentCalled,
+    Observation,
+    RewardInput,
+    ids_to_bytes,
+)
+from asterism.policies.tools.tool_arguments import check_arguments
+from asterism.tasks.hosting.host_pool import HostPool
+from asterism.tasks.hosting.host_process import HostCommand
+from asterism.tasks.hosting.loaded_task import LoadedTask
+from asterism.tasks.hosting.wire import HostSettings
+from asterism.tasks.math_python import MATH_PYTHON
+from asterism.tasks.tiny.cold_start_dialogues import generate_dialogues
+from asterism.tasks.tiny.prepare import iter_tokenizer_texts
+from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 from tests.tasks.hosting.hosts import refuse_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
@@ -65,7 +72,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def submit(trajectory_id: int, row: dict[str, object], response: str, checkpoint: Path) -> AnswerSubmitted:
-    from engine.model.tokenizer import load_tokenizer
+    from asterism.engine.model.tokenizer import load_tokenizer
 
     ids = load_tokenizer(checkpoint).encode(response, trusted=True)
     tokens = RewardInput("answered", msgspec.json.encode(row), 0, ids_to_bytes(ids), bytes([1]) * len(ids))

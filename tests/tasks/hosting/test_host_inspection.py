@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from tasks.hosting import host_inspection
-from tasks.hosting.host_inspection import LoopDelays
+from asterism.tasks.hosting import host_inspection
+from asterism.tasks.hosting.host_inspection import LoopDelays
 
 BLOCKED_S = 0.2
 LEAST_S = 0.1

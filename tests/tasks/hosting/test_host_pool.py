@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import AnsweredCall, EnvironmentHistory, EnvironmentRestored, Observation, digest_outcome
-from tasks.hosting.host_process import HostFailure
+from asterism.bus.messages import AnsweredCall, EnvironmentHistory, EnvironmentRestored, Observation, digest_outcome
+from asterism.tasks.hosting.host_process import HostFailure
 from tests.processes import is_running
 from tests.tasks.hosting.hosts import HEAD, Host, fail, open_host, until
 
@@ -73,11 +73,11 @@ EXECUTOR = f"""
 import asyncio, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from pathlib import Path
-from bus.messages import EnvironmentCalled
-from tasks.hosting.host_pool import HostPool
-from tasks.hosting.host_process import HostCommand
-from tasks.math_python import MATH_PYTHON
-from tasks.hosting.wire import HostSettings
+from asterism.bus.messages import EnvironmentCalled
+from asterism.tasks.hosting.host_pool import HostPool
+from asterism.tasks.hosting.host_process import HostCommand
+from asterism.tasks.math_python import MATH_PYTHON
+from asterism.tasks.hosting.wire import HostSettings
 
 async def run():
     settings = HostSettings(task="t", import_path=str(Path(__file__).parent / "tools.py") + ":do")

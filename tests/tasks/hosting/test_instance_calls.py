@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import EnvironmentRaised, EnvironmentTimedOut, Observation
+from asterism.bus.messages import EnvironmentRaised, EnvironmentTimedOut, Observation
 from tests.tasks.hosting.hosts import fail, open_host, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 LIMIT_S = 1.0
 ENVIRONMENTS = '''
-from tasks.contract import Fault
+from asterism.tasks.contract import Fault
 
 class World:
     def __init__(self, size: int = 3):

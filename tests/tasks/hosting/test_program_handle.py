@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import EnvironmentRaised
-from tasks.hosting.program_handle import add_files
-from tasks.hosting.wire import ProgramEnded, RunProgram
+from asterism.bus.messages import EnvironmentRaised
+from asterism.tasks.hosting.program_handle import add_files
+from asterism.tasks.hosting.wire import ProgramEnded, RunProgram
 from tests.tasks.hosting.hosts import fail, open_host
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 CODE = '''
-from tasks.contract import Fault
+from asterism.tasks.contract import Fault
 
 def describe(result):
     return f"{result.ok} {result.stdout} {result.stderr} {result.error}"

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import AnswerSubmitted, RewardInput, ids_to_bytes
-from configs.task_options import RewardConfig
-from sandbox.contract import Grade, Sandbox, SandboxFailure
-from tasks.hosting.answer_scorer import AnswerScorer
-from tasks.hosting.host_pool import HostPool
-from tasks.hosting.host_process import HostCommand, HostFailure
-from tasks.hosting.wire import HostSettings
-from tasks.math_python import MATH_PYTHON
-from tasks.tiny.cold_start_dialogues import generate_dialogues
-from tasks.tiny.prepare import iter_tokenizer_texts
-from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+from asterism.bus.messages import AnswerSubmitted, RewardInput, ids_to_bytes
+from asterism.configs.task_options import RewardConfig
+from asterism.sandbox.contract import Grade, Sandbox, SandboxFailure
+from asterism.tasks.hosting.answer_scorer import AnswerScorer
+from asterism.tasks.hosting.host_pool import HostPool
+from asterism.tasks.hosting.host_process import HostCommand, HostFailure
+from asterism.tasks.hosting.wire import HostSettings
+from asterism.tasks.math_python import MATH_PYTHON
+from asterism.tasks.tiny.cold_start_dialogues import generate_dialogues
+from asterism.tasks.tiny.prepare import iter_tokenizer_texts
+from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 from tests.processes import family
 from tests.tasks.hosting.hosts import refuse_programs
 
@@ -150,8 +150,8 @@ async def test_many_slow_calls_of_several_functions_do_not_look_like_a_hanging_p
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No call is answered for 3 s: the first functions of all calls run before the second ones."""
-    monkeypatch.setattr("tasks.hosting.host_process._HANG_S", 0.5)
-    monkeypatch.setattr("tasks.hosting.host_process._START_LIMIT_S", 60.0)
+    monkeypatch.setattr("asterism.tasks.hosting.host_process._HANG_S", 0.5)
+    monkeypatch.setattr("asterism.tasks.hosting.host_process._START_LIMIT_S", 60.0)
     async with open_pool(checkpoint, "slow", "do", time_limit_s=2.0) as pool:
         found = await asyncio.gather(*[describe(pool, "fine") for _ in range(12)])
         assert found == [{"slow": 0.0, "do": 0.5}] * 12
@@ -194,7 +194,7 @@ async def test_a_process_that_hangs_is_killed_although_calls_arrive(
 ) -> None:
     async with open_pool(checkpoint, time_limit_s=1.0) as pool:
         assert await describe(pool, "fine") == {"do": 0.5}
-        monkeypatch.setattr("tasks.hosting.host_process._HANG_S", 1.0)
+        monkeypatch.setattr("asterism.tasks.hosting.host_process._HANG_S", 1.0)
         held = asyncio.create_task(describe(pool, "hold"))
         others: list[asyncio.Task[object]] = []
         while not held.done():

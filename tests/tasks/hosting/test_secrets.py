@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import EnvironmentRaised
-from configs.errors import UnusableInput
-from configs.schema import RunConfig
-from configs.task_options import TaskConfig
-from tasks import DEFAULT_TASK
-from tasks.hosting.task_services import build_host_command
+from asterism.bus.messages import EnvironmentRaised
+from asterism.configs.errors import UnusableInput
+from asterism.configs.schema import RunConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.tasks import DEFAULT_TASK
+from asterism.tasks.hosting.task_services import build_host_command
 from tests.processes import family
 from tests.tasks.hosting.hosts import fail, open_host
 

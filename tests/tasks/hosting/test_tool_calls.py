@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import EnvironmentRaised, EnvironmentTimedOut, Observation
-from tasks.hosting.host_process import HostFailure
-from tasks.hosting.task_host import _MAX_ABANDONED  # pyright: ignore[reportPrivateUsage]
+from asterism.bus.messages import EnvironmentRaised, EnvironmentTimedOut, Observation
+from asterism.tasks.hosting.host_process import HostFailure
+from asterism.tasks.hosting.task_host import _MAX_ABANDONED  # pyright: ignore[reportPrivateUsage]
 from tests.tasks.hosting.hosts import Host, fail, open_host
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 LIMIT_S = 1.0
 TOOLS = '''
-from tasks.contract import Fault, ToolResult
+from asterism.tasks.contract import Fault, ToolResult
 
 class Odd:
     pass
@@ -213,7 +213,7 @@ async def test_interpreter_and_variables_reach_the_process(tmp_path: Path) -> No
     variables = {"GREETING": "good day"}
     async with open_host(tmp_path, TOOLS, "tools", python=str(python), variables=variables) as host:
         assert await host.read("env") == "good day"
-        assert (tmp_path / "started").read_text() == "-m tasks.hosting.task_host\n"
+        assert (tmp_path / "started").read_text() == "-m asterism.tasks.hosting.task_host\n"
 
 
 async def test_a_missing_interpreter_fails_each_call_and_names_itself(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from bus.messages import CodeOk, CodeRequested
-from configs.machines import SandboxConfig
-from sandbox.contract import Sandbox
-from sandbox.select_backend import make_sandbox
-from tasks.contract import SandboxResult
+from asterism.bus.messages import CodeOk, CodeRequested
+from asterism.configs.machines import SandboxConfig
+from asterism.sandbox.contract import Sandbox
+from asterism.sandbox.select_backend import make_sandbox
+from asterism.tasks.contract import SandboxResult
 
 
 class SandboxPrograms:

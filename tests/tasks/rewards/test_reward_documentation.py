@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load_run
-from policies.tools.task_description import MATH
-from tasks.rewards.finished_rollout import FinishedRollout
-from tasks.rewards.reward_functions import load_reward_functions
+from asterism.configs.load import load_run
+from asterism.policies.tools.task_description import MATH
+from asterism.tasks.rewards.finished_rollout import FinishedRollout
+from asterism.tasks.rewards.reward_functions import load_reward_functions
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 MESSAGES = [{"role": "assistant", "content": "<reason>I know.</reason><answer>\\boxed{5}</answer>"}]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from bus.messages import AnswerSubmitted, RewardInput, ids_to_bytes
-from configs.errors import UnusableInput
-from tasks.rewards.finished_rollout import FinishedRollout, RolloutReader
-from tasks.rewards.reward_functions import RewardFunction, UnusableReward
+from asterism.bus.messages import AnswerSubmitted, RewardInput, ids_to_bytes
+from asterism.configs.errors import UnusableInput
+from asterism.tasks.rewards.finished_rollout import FinishedRollout, RolloutReader
+from asterism.tasks.rewards.reward_functions import RewardFunction, UnusableReward
 from tests.fakes import TOKENIZER
 
 ROLLOUT = FinishedRollout(

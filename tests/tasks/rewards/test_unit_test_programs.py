@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.rewards.unit_test_programs import MAX_CALLS, UnusableTests, call_function, decode, encode, run_tests
+from asterism.tasks.rewards.unit_test_programs import MAX_CALLS, UnusableTests, call_function, decode, encode, run_tests
 
 VALUES = [
     *(None, True, False, 0, -7, 1 << 53, -(10**5000), 0.1, -0.0, math.inf, 1j, "", "\ud800\u00e9\n", b"\x00a"),

@@ -1,4 +1,4 @@
-"""tasks.rewards.unit_tests in the real sandbox: programs that solve, and programs that pretend."""
+"""asterism.tasks.rewards.unit_tests in the real sandbox: programs that solve, and programs that pretend."""
 
 import asyncio
 import gzip
@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from engine.data.datasets import DatasetProblem
-from policies.dialogue.chat_format import DialogueFormat
-from tasks.checking.hollow_answers import list_hollow_answers
-from tasks.rewards.unit_test_programs import UnusableTests
-from tasks.rewards.unit_tests import TestRounds, extract_program, score
+from asterism.engine.data.datasets import DatasetProblem
+from asterism.policies.dialogue.chat_format import DialogueFormat
+from asterism.tasks.checking.hollow_answers import list_hollow_answers
+from asterism.tasks.rewards.unit_test_programs import UnusableTests
+from asterism.tasks.rewards.unit_tests import TestRounds, extract_program, score
 from tests.tasks.rewards.mutants import mutate
 from tests.tasks.rewards.sandbox_programs import SandboxPrograms, open_sandbox
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from bus.messages import CodeRequested
-from configs.tiny_options import BehaviorShares
-from policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
-from policies.dialogue.tool_results import format_malformed_call, format_result
-from tasks.tiny.cold_start_dialogues import FORMAT, Messages, generate_dialogues, run_snippet
-from tasks.tiny.derivations import write_derivation
-from tasks.tiny.questions import generate_questions
+from asterism.bus.messages import CodeRequested
+from asterism.configs.tiny_options import BehaviorShares
+from asterism.policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
+from asterism.policies.dialogue.tool_results import format_malformed_call, format_result
+from asterism.tasks.tiny.cold_start_dialogues import FORMAT, Messages, generate_dialogues, run_snippet
+from asterism.tasks.tiny.derivations import write_derivation
+from asterism.tasks.tiny.questions import generate_questions
 
 LIMIT = 256
 
@@ -94,8 +94,8 @@ def test_every_dialogue_ends_with_one_boxed_answer(dialogues: list[Messages]) ->
 
 @pytest.mark.slow
 def test_the_sandbox_returns_the_same_bytes() -> None:
-    from configs.schema import SandboxConfig
-    from sandbox.select_backend import make_sandbox
+    from asterism.configs.schema import SandboxConfig
+    from asterism.sandbox.select_backend import make_sandbox
 
     codes = sorted(
         {code for messages in generate_dialogues(0, 60, LIMIT) for message in messages for code in list_codes(message)}

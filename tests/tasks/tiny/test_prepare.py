@@ -6,19 +6,19 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
-from configs.algorithm import SftConfig
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, RunConfig, TinyConfig
-from configs.tiny_options import STOP_TOKENS
-from engine.data.datasets import read_problems
-from engine.data.sft_dialogues import iter_sft_dialogues
-from engine.model.hf_checkpoint import load_model
-from engine.model.tokenizer import load_tokenizer
-from policies.dialogue.chat_format import build_dialogue_format
-from tasks.math_python import MATH_PYTHON
-from tasks.tiny.prepare import prepare
-from tasks.tiny.tiny_tokenizer import DEMO_TEXTS
+from asterism.configs.algorithm import SftConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
+from asterism.configs.tiny_options import STOP_TOKENS
+from asterism.engine.data.datasets import read_problems
+from asterism.engine.data.sft_dialogues import iter_sft_dialogues
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.tasks.math_python import MATH_PYTHON
+from asterism.tasks.tiny.prepare import prepare
+from asterism.tasks.tiny.tiny_tokenizer import DEMO_TEXTS
 
 TINY = TinyConfig(num_train_questions=100, num_test_questions=20, num_sft_dialogues=100)
 NOTEBOOK = DialogueConfig(tools=("jupyter_code",))

@@ -6,26 +6,26 @@ from typing import Any
 
 import pytest
 
-from configs.algorithm import SftConfig
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import MANIFEST_NAME
-from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig, RunConfig, TinyConfig
-from configs.task_options import TaskConfig
-from engine.data.sft_dialogues import iter_sft_dialogues
-from engine.data.task_inputs import load_task_formats, write_task_descriptions
-from engine.model.hf_checkpoint import load_model
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from policies.dialogue.chat_format import (
+from asterism.configs.algorithm import SftConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
+from asterism.configs.task_options import TaskConfig
+from asterism.engine.data.sft_dialogues import iter_sft_dialogues
+from asterism.engine.data.task_inputs import load_task_formats, write_task_descriptions
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.policies.dialogue.chat_format import (
     build_prompt_segments,
     build_tool_turn_segments,
     build_user_turn_segments,
     encode_segments,
 )
-from policies.tools.task_description import TaskDescription
-from policies.tools.tool_schema import ToolSchema
-from tasks.math_python import MATH_PYTHON
-from tasks.tiny.prepare import prepare
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.policies.tools.tool_schema import ToolSchema
+from asterism.tasks.math_python import MATH_PYTHON
+from asterism.tasks.tiny.prepare import prepare
 
 LOOKUP = ToolSchema(
     "lookup",

@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from bus.messages import CodeOk, CodeRaised
-from configs.errors import UnusableInput
-from tasks.tiny.cold_start_dialogues import run_snippet
-from tasks.tiny.questions import FAMILIES, Question, generate_questions, is_held_out
+from asterism.bus.messages import CodeOk, CodeRaised
+from asterism.configs.errors import UnusableInput
+from asterism.tasks.tiny.cold_start_dialogues import run_snippet
+from asterism.tasks.tiny.questions import FAMILIES, Question, generate_questions, is_held_out
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_the_split_depends_on_the_seed() -> None:
 
 
 def test_too_many_requested_questions_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.tiny.questions.FAMILIES", {"primes": FAMILIES["primes"]})
+    monkeypatch.setattr("asterism.tasks.tiny.questions.FAMILIES", {"primes": FAMILIES["primes"]})
     with pytest.raises(UnusableInput, match=r"tiny.num_train_questions = 80: only about \d+ distinct questions exist"):
         generate_questions(0, 80, held_out=False)
 

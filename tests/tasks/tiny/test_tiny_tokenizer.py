@@ -5,16 +5,16 @@ from statistics import mean
 
 import pytest
 
-from engine.model.tokenizer import FastTokenizer, load_tokenizer
-from policies.dialogue.chat_format import (
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.policies.dialogue.chat_format import (
     PROTOCOL_TAGS,
     build_prompt_segments,
     build_tool_turn_segments,
     encode_segments,
 )
-from tasks.tiny.cold_start_dialogues import FORMAT, Messages, generate_dialogues
-from tasks.tiny.prepare import iter_tokenizer_texts
-from tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
+from asterism.tasks.tiny.cold_start_dialogues import FORMAT, Messages, generate_dialogues
+from asterism.tasks.tiny.prepare import iter_tokenizer_texts
+from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.cli.analyze.entropy_command import choose_trajectories, get_tags
-from bus.messages import TokenRecord
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
+from asterism.actors.cli.analyze.entropy_command import choose_trajectories, get_tags
+from asterism.bus.messages import TokenRecord
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
 from tests.actors.runs.fixtures import finished_run
 from tests.actors.runs.running import asterism
 

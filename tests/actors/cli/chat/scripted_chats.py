@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from actors.cli.chat.chat_session import ChatSampling, ChatSession, ChatTask
-from bus.messages import AnswerSubmitted, CodeOk, CodeRequested, EnvironmentCalled, EnvironmentOutcome, Output
-from engine.contract import EngineFailure, Generation, GenerationRequest, TokenListener
-from engine.data.datasets import DatasetProblem
-from policies.dialogue.chat_format import TURN_END, TextTokenizer
-from policies.rollout.trajectory import Rules
-from sandbox.contract import CodeResult, Grade, SandboxFailure
-from tasks.hosting.host_pool import CallResult
-from tasks.hosting.task_services import TaskServices
+from asterism.actors.cli.chat.chat_session import ChatSampling, ChatSession, ChatTask
+from asterism.bus.messages import AnswerSubmitted, CodeOk, CodeRequested, EnvironmentCalled, EnvironmentOutcome, Output
+from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, TokenListener
+from asterism.engine.data.datasets import DatasetProblem
+from asterism.policies.dialogue.chat_format import TURN_END, TextTokenizer
+from asterism.policies.rollout.trajectory import Rules
+from asterism.sandbox.contract import CodeResult, Grade, SandboxFailure
+from asterism.tasks.hosting.host_pool import CallResult
+from asterism.tasks.hosting.task_services import TaskServices
 from tests.fakes import TOKENIZER, rules
 
 ENDLESS = "..."  # a turn or program that ends only when it is stopped

@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from actors.cli.chat.chat_display import ChatDisplay
-from actors.cli.chat.chat_input import MessageReader
-from actors.cli.chat.chat_session import AnswerEnd
+from asterism.actors.cli.chat.chat_display import ChatDisplay
+from asterism.actors.cli.chat.chat_input import MessageReader
+from asterism.actors.cli.chat.chat_session import AnswerEnd
 from tests.actors.cli.chat.scripted_chats import ScriptedLines
 from tests.fakes import END, TOKENIZER
 

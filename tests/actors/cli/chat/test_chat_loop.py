@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.cli.chat.background_loop import BackgroundLoop
-from actors.cli.chat.chat_display import ChatDisplay
-from actors.cli.chat.chat_input import MessageReader
-from actors.cli.chat.chat_loop import Talk, run_chat
-from actors.cli.chat.chat_session import AnswerEnd, ChatRefused
-from configs.errors import UnusableInput
+from asterism.actors.cli.chat.background_loop import BackgroundLoop
+from asterism.actors.cli.chat.chat_display import ChatDisplay
+from asterism.actors.cli.chat.chat_input import MessageReader
+from asterism.actors.cli.chat.chat_loop import Talk, run_chat
+from asterism.actors.cli.chat.chat_session import AnswerEnd, ChatRefused
+from asterism.configs.errors import UnusableInput
 from tests.actors.cli.chat.scripted_chats import ScriptedLines
 from tests.fakes import END, TOKENIZER
 

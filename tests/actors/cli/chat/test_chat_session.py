@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli.chat.chat_session import ChatRefused
-from actors.cli.chat.chat_transcript import build_row
-from bus.messages import EnvironmentRaised, Observation
-from configs.dialogue_options import DialogueConfig
-from engine.data.datasets import DatasetProblem
-from engine.data.sft_dialogues import iter_sft_dialogues
-from policies.dialogue.chat_format import build_dialogue_format
-from policies.tools.task_description import TaskDescription
-from policies.tools.tool_schema import ToolSchema
+from asterism.actors.cli.chat.chat_session import ChatRefused
+from asterism.actors.cli.chat.chat_transcript import build_row
+from asterism.bus.messages import EnvironmentRaised, Observation
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.engine.data.datasets import DatasetProblem
+from asterism.engine.data.sft_dialogues import iter_sft_dialogues
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.tools.task_description import TaskDescription
+from asterism.policies.tools.tool_schema import ToolSchema
 from tests.actors.cli.chat.scripted_chats import BROKEN, ENDLESS, ScriptedChat
 from tests.fakes import END, TOKENIZER
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from actors.cli.chat.chat_session import ChatSampling, ChatSession, ChatTask
-from actors.cli.chat.chat_setup import ChatOptions, ChatParts, build_services, load_parts
-from actors.engines.checkpoint_argument import parse_checkpoint_argument
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from tasks.checking.task_check import write_byte_tokenizer
+from asterism.actors.cli.chat.chat_session import ChatSampling, ChatSession, ChatTask
+from asterism.actors.cli.chat.chat_setup import ChatOptions, ChatParts, build_services, load_parts
+from asterism.actors.engines.checkpoint_argument import parse_checkpoint_argument
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.tasks.checking.task_check import write_byte_tokenizer
 from tests.actors.cli.chat.scripted_chats import RecordedView, ScriptedEngine, ScriptedSandbox
 
 COUNTER = '''

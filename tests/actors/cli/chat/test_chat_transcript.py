@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli.chat.chat_transcript import TranscriptFile, build_row
-from configs.errors import UnusableInput
+from asterism.actors.cli.chat.chat_transcript import TranscriptFile, build_row
+from asterism.configs.errors import UnusableInput
 
 USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "<reason>b"}
 

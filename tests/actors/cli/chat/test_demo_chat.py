@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 from tests.actors.cli.chat.terminals import CTRL_C, Terminal, in_terminal
 from tests.actors.runs.running import ASTERISM, ROOT, asterism
 from tests.processes import family

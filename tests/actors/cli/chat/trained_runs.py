@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from configs.integrity.file_manifest import list_files, write_manifest
-from configs.load import load_run, write_resolved
-from configs.run_folder import RunFolder
-from engine.data.sft_dialogues import iter_sft_dialogues
-from engine.data.task_inputs import build_task_formats, write_task_descriptions
-from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.hf_checkpoint import save_model
-from engine.model.model_config import build_tiny_config
-from engine.model.tokenizer import load_tokenizer
-from policies.dialogue.chat_format import format_tool_call
-from tasks import DEFAULT_TASK
-from tasks.tiny.prepare import prepare
+from asterism.configs.integrity.file_manifest import list_files, write_manifest
+from asterism.configs.load import load_run, write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.data.sft_dialogues import iter_sft_dialogues
+from asterism.engine.data.task_inputs import build_task_formats, write_task_descriptions
+from asterism.engine.model.causal_lm import CausalLM, initialize_weights
+from asterism.engine.model.hf_checkpoint import save_model
+from asterism.engine.model.model_config import build_tiny_config
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.dialogue.chat_format import format_tool_call
+from asterism.tasks import DEFAULT_TASK
+from asterism.tasks.tiny.prepare import prepare
 
 ROOT = Path(__file__).parents[4]
 STEPS, LEARNING_RATE = 80, 4e-3

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from actors.cli.main import app
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from tasks.checking.task_check import write_byte_tokenizer
+from asterism.actors.cli.main import app
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.tasks.checking.task_check import write_byte_tokenizer
 from tests.actors.runs.running import ROOT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -240,7 +240,7 @@ def hub() -> Iterator[str]:
 def fetch(endpoint: str, *arguments: str) -> CompletedProcess[str]:
     """In a process of its own: huggingface_hub reads its settings when it is imported."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(Path("hub").absolute()), "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-m", "actors.cli.main", "data", "fetch", *arguments]
+    command = [sys.executable, "-m", "asterism.actors.cli.main", "data", "fetch", *arguments]
     environment = os.environ | settings | {"PYTHONPATH": str(ROOT)}
     return run(command, env=environment, capture_output=True, text=True, check=False)
 

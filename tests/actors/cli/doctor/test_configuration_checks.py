@@ -16,16 +16,16 @@ import structlog
 import torch
 from typer.testing import CliRunner
 
-from actors.cli.doctor import machine_checks
-from actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON, check_run, check_sglang
-from actors.cli.doctor.finding import DoctorFinding, run_check
-from actors.cli.main import app
-from actors.launch.checks.input_checks import list_input_checks
-from configs.errors import UnusableInput
-from configs.load import load_run
-from configs.loading.config_layers import ConfigError
-from configs.schema import RunConfig
-from engine.sglang.http_api import ServerInfo
+from asterism.actors.cli.doctor import machine_checks
+from asterism.actors.cli.doctor.configuration_checks import LOCAL_SGLANG_PYTHON, check_run, check_sglang
+from asterism.actors.cli.doctor.finding import DoctorFinding, run_check
+from asterism.actors.cli.main import app
+from asterism.actors.launch.checks.input_checks import list_input_checks
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.loading.config_layers import ConfigError
+from asterism.configs.schema import RunConfig
+from asterism.engine.sglang.http_api import ServerInfo
 from tests.actors.runs.running import ROOT
 from tests.engine.learner.training_examples import write_initial_checkpoint
 from tests.engine.sglang.server.requirements import make_info

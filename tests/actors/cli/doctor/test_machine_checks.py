@@ -15,15 +15,21 @@ import structlog
 from rich.console import Console
 from typer.testing import CliRunner
 
-from actors.cli.doctor import configuration_checks, machine_checks
-from actors.cli.doctor.finding import CheckResult, DoctorFinding, FindingStatus, build_findings_table, run_check
-from actors.cli.main import app
-from actors.launch.checks import input_checks
-from actors.launch.claim_run_folder import RunFolderError, check_disk_space
-from configs.schema import RunConfig, SandboxConfig
-from sandbox import docker_probe
-from sandbox.contract import Isolation, SandboxFailure
-from sandbox.docker_probe import DockerProbeResult, probe_docker
+from asterism.actors.cli.doctor import configuration_checks, machine_checks
+from asterism.actors.cli.doctor.finding import (
+    CheckResult,
+    DoctorFinding,
+    FindingStatus,
+    build_findings_table,
+    run_check,
+)
+from asterism.actors.cli.main import app
+from asterism.actors.launch.checks import input_checks
+from asterism.actors.launch.claim_run_folder import RunFolderError, check_disk_space
+from asterism.configs.schema import RunConfig, SandboxConfig
+from asterism.sandbox import docker_probe
+from asterism.sandbox.contract import Isolation, SandboxFailure
+from asterism.sandbox.docker_probe import DockerProbeResult, probe_docker
 from tests.actors.cli.golden_text import assert_matches_golden
 
 COMPLETE = Isolation("docker", ("user", "pid"), True, (), landlock=7)

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.cli.log.fork_command import ForkOptions, fork_trajectory
-from actors.replay.branch_runner import EndedTrajectory
-from actors.replay.replay import redecide_all, replay_trajectory
-from actors.runtime.wiring import build_deciders, build_rules
-from analysis.what_if.roc_refilter import read_judged_groups
-from bus.addresses import HEAD
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import TrajectoryFinished, bytes_to_ids
-from configs.integrity.file_manifest import MANIFEST_NAME
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from engine.model.tokenizer import load_tokenizer
-from policies.rollout.rollout import Rollout
-from tasks.math_python import MATH_PYTHON
+from asterism.actors.cli.log.fork_command import ForkOptions, fork_trajectory
+from asterism.actors.replay.branch_runner import EndedTrajectory
+from asterism.actors.replay.replay import redecide_all, replay_trajectory
+from asterism.actors.runtime.wiring import build_deciders, build_rules
+from asterism.analysis.what_if.roc_refilter import read_judged_groups
+from asterism.bus.addresses import HEAD
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import TrajectoryFinished, bytes_to_ids
+from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.rollout.rollout import Rollout
+from asterism.tasks.math_python import MATH_PYTHON
 from tests.actors.runs.running import asterism
 from tests.batches import CompleteBatch, assemble_batches
 from tests.edited_logs import editing_log
@@ -210,10 +210,13 @@ def test_a_fork_has_the_determinism_of_its_run(
         made.append(("executor", strict))
         return []
 
-    monkeypatch.setattr("actors.cli.log.fork_command.continue_trajectories", record_strictness)
-    monkeypatch.setattr("actors.cli.log.fork_command.suppress_logs", lambda: None)  # its change of structlog would last
+    monkeypatch.setattr("asterism.actors.cli.log.fork_command.continue_trajectories", record_strictness)
     monkeypatch.setattr(
-        "actors.engines.embedded_factory.EmbeddedEngine", lambda *parts, strict, **more: made.append(("engine", strict))
+        "asterism.actors.cli.log.fork_command.suppress_logs", lambda: None
+    )  # its change of structlog would last
+    monkeypatch.setattr(
+        "asterism.actors.engines.embedded_factory.EmbeddedEngine",
+        lambda *parts, strict, **more: made.append(("engine", strict)),
     )
     number = answered(folder, 0).trajectory_id
     options = ForkOptions(number, 1, None, folder.get_checkpoint_path(0), None, 1, [], None)

@@ -6,13 +6,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors.cli.log.fork_command import ForkOptions, fork_trajectory
-from actors.cli.log.fork_points import ForkableTurn, format_forkable_turns, list_forkable_turns, read_turn_versions
-from actors.cli.log.show_command import print_story
-from analysis.event_logs.describe import TextContext
-from bus.messages import CodeOk, Output, StartGroup
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from asterism.actors.cli.log.fork_command import ForkOptions, fork_trajectory
+from asterism.actors.cli.log.fork_points import (
+    ForkableTurn,
+    format_forkable_turns,
+    list_forkable_turns,
+    read_turn_versions,
+)
+from asterism.actors.cli.log.show_command import print_story
+from asterism.analysis.event_logs.describe import TextContext
+from asterism.bus.messages import CodeOk, Output, StartGroup
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
 from tests.fakes import CALL, PROMPT, generated, text_context
 from tests.recorded import Recording
 
@@ -66,7 +71,7 @@ def test_the_story_ends_with_the_turns(folder: RunFolder, monkeypatch: pytest.Mo
     def load(_: RunFolder) -> TextContext:
         return text_context()
 
-    monkeypatch.setattr("actors.cli.log.show_command.load_text_context", load)
+    monkeypatch.setattr("asterism.actors.cli.log.show_command.load_text_context", load)
     shown = StringIO()
     print_story(folder, 7, Console(file=shown))
     assert shown.getvalue().splitlines()[-2].startswith("log fork: turns 0 to 1, version 2 is not kept")

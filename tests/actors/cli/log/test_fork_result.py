@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 from rich.console import Console
 
-from actors.cli.log.fork_result import Branch, ForkResult, show_fork
-from analysis.what_if.trajectory_diff import TokenDivergence, TrajectoryComparison, TrajectoryOutcome, TurnText
+from asterism.actors.cli.log.fork_result import Branch, ForkResult, show_fork
+from asterism.analysis.what_if.trajectory_diff import TokenDivergence, TrajectoryComparison, TrajectoryOutcome, TurnText
 from tests.actors.cli.golden_text import assert_matches_golden
 
 TEXTS = (

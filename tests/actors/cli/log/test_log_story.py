@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli.log.show_command import format_story
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import EngineJoined, StartGroup, TrajectoryFinished, bytes_to_ids, ids_to_bytes
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import DialogueConfig
+from asterism.actors.cli.log.show_command import format_story
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import EngineJoined, StartGroup, TrajectoryFinished, bytes_to_ids, ids_to_bytes
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import DialogueConfig
 from tests.actors.cli.golden_text import assert_matches_golden
 from tests.fakes import CALL, PROMPT, TOKENIZER, generated, text_context
 from tests.recorded import Recording

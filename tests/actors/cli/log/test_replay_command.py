@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors.cli.log.replay_command import collect_later_messages, format_state, show_difference, show_state
-from actors.replay.replay import ReplayDifference, replay_before, replay_process, replay_until
-from analysis.event_logs.pretty import pretty_format
-from bus.codec import encode
-from bus.event_log.reader import read_events
-from bus.messages import CodeFinished, CodeOk, Envelope, Output
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from asterism.actors.cli.log.replay_command import collect_later_messages, format_state, show_difference, show_state
+from asterism.actors.replay.replay import ReplayDifference, replay_before, replay_process, replay_until
+from asterism.analysis.event_logs.pretty import pretty_format
+from asterism.bus.codec import encode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import CodeFinished, CodeOk, Envelope, Output
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
 from tests.actors.cli.golden_text import assert_matches_golden
 from tests.edited_logs import editing_log
 from tests.fakes import PROMPT, generated

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli.log.show_command import follow_events, format_lines
-from analysis.event_logs.describe import make_excerpt
-from analysis.event_logs.merged_events import (
+from asterism.actors.cli.log.show_command import follow_events, format_lines
+from asterism.analysis.event_logs.describe import make_excerpt
+from asterism.analysis.event_logs.merged_events import (
     ALL_EVENTS,
     EventFilter,
     MergedEvent,
@@ -16,9 +16,9 @@ from analysis.event_logs.merged_events import (
     parse_time,
     read_start_time,
 )
-from bus.event_log.writer import EventLog
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
+from asterism.bus.event_log.writer import EventLog
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
 from tests.actors.cli.golden_text import assert_matches_golden
 from tests.fakes import text_context
 from tests.recorded import small_run

@@ -10,8 +10,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from bus.event_log.reader import list_removed_events, read_events
-from configs.run_folder import RunFolder
+from asterism.bus.event_log.reader import list_removed_events, read_events
+from asterism.configs.run_folder import RunFolder
 from tests.actors.runs.running import (
     ASTERISM,
     ROOT,

@@ -11,17 +11,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from actors.cli.log import diff_command, replay_command, show_command, subcommands, waits_command
-from actors.replay import replay
-from analysis.event_logs.merged_events import merge_events
-from bus.addresses import HEAD, ROLLOUT
-from bus.codec import decode
-from bus.event_log.reader import read_events
-from bus.messages import BatchReady, CodeFinished
-from configs.errors import UnusableInput
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from policies.decider import Decider
+from asterism.actors.cli.log import diff_command, replay_command, show_command, subcommands, waits_command
+from asterism.actors.replay import replay
+from asterism.analysis.event_logs.merged_events import merge_events
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.codec import decode
+from asterism.bus.event_log.reader import read_events
+from asterism.bus.messages import BatchReady, CodeFinished
+from asterism.configs.errors import UnusableInput
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.policies.decider import Decider
 from tests.edited_logs import editing_log
 from tests.fakes import text_context
 from tests.recorded import write_world_logs

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli.log import waits_command
-from bus.addresses import HEAD, ROLLOUT
-from bus.codec import encode
-from bus.event_log.writer import EventLog
-from bus.messages import (
+from asterism.actors.cli.log import waits_command
+from asterism.bus.addresses import HEAD, ROLLOUT
+from asterism.bus.codec import encode
+from asterism.bus.event_log.writer import EventLog
+from asterism.bus.messages import (
     AnyMessage,
     BufferCursor,
     EngineAsleep,
@@ -18,7 +18,7 @@ from bus.messages import (
     RunFinished,
     RunStarted,
 )
-from configs.run_folder import RunFolder
+from asterism.configs.run_folder import RunFolder
 from tests.golden.logs import rebuild_world
 from tests.simulation.campaign import RUN
 

@@ -20,23 +20,23 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from actors.cli.main import app
-from actors.cli.serving.export_command import ExportOptions, export_run, export_step
-from actors.engines.checkpoint_argument import RunStep, find_run_step
-from configs.errors import UnusableInput
-from configs.integrity.file_manifest import MANIFEST_NAME
-from configs.load import write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.contract import Capacity, GenerationRequest
-from engine.data.task_inputs import build_renderer, write_task_descriptions
-from engine.inference.embedded import EmbeddedEngine
-from engine.learner.best_checkpoint import BestCheckpoint, get_best_checkpoint_path
-from engine.learner.checkpoints import get_trainer_folder
-from engine.learner.distributed import RankGroup
-from engine.learner.learner_rank import LearnerRank
-from engine.model.tokenizer import load_tokenizer
-from tasks import MATH_PYTHON
+from asterism.actors.cli.main import app
+from asterism.actors.cli.serving.export_command import ExportOptions, export_run, export_step
+from asterism.actors.engines.checkpoint_argument import RunStep, find_run_step
+from asterism.configs.errors import UnusableInput
+from asterism.configs.integrity.file_manifest import MANIFEST_NAME
+from asterism.configs.load import write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.contract import Capacity, GenerationRequest
+from asterism.engine.data.task_inputs import build_renderer, write_task_descriptions
+from asterism.engine.inference.embedded import EmbeddedEngine
+from asterism.engine.learner.best_checkpoint import BestCheckpoint, get_best_checkpoint_path
+from asterism.engine.learner.checkpoints import get_trainer_folder
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.learner_rank import LearnerRank
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.tasks import MATH_PYTHON
 from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_model
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
 from tests.engine.learner.training_examples import rows, store_batch
@@ -161,7 +161,7 @@ def test_an_interrupted_export_leaves_no_folder_and_the_next_one_succeeds(folder
     child = os.fork()
     if child == 0:
         patch = pytest.MonkeyPatch()
-        patch.setattr("configs.atomic_write.sync_tree", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        patch.setattr("asterism.configs.atomic_write.sync_tree", lambda _: os.kill(os.getpid(), signal.SIGKILL))
         run_export(str(folder.path), out)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

@@ -5,13 +5,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.cli.serving.model_card import write_model_card
-from actors.engines.checkpoint_argument import RunStep
-from configs.algorithm import RocConfig, SftConfig
-from configs.load import write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import DataConfig, LearnerConfig, ModelConfig, RlConfig, RunConfig
-from engine.chat.chat_files import ServingFacts
+from asterism.actors.cli.serving.model_card import write_model_card
+from asterism.actors.engines.checkpoint_argument import RunStep
+from asterism.configs.algorithm import RocConfig, SftConfig
+from asterism.configs.load import write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import DataConfig, LearnerConfig, ModelConfig, RlConfig, RunConfig
+from asterism.engine.chat.chat_files import ServingFacts
 
 FACTS = ServingFacts(tool_call_parser="", reasoning_parser="", context_tokens=4096, tools=[])
 

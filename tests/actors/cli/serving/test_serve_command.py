@@ -17,21 +17,21 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from actors.cli.main import app
-from actors.cli.serving.export_command import ExportOptions, export_step
-from actors.cli.serving.serve_command import ServeOptions, build_curl, describe_parsers, serve_model
-from actors.engines.checkpoint_argument import find_run_step
-from configs.dialogue_options import DialogueConfig
-from configs.errors import UnusableInput
-from configs.load import load_run, write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from configs.sglang_options import SGLangConfig
-from engine.chat.chat_files import ServingFacts, read_serving_facts
-from engine.data.task_inputs import write_task_descriptions
-from engine.sglang.http_api import SUPPORTED_VERSIONS
-from engine.sglang.server.chat_server import ChatServer, build_chat_argv
-from tasks import MATH_PYTHON
+from asterism.actors.cli.main import app
+from asterism.actors.cli.serving.export_command import ExportOptions, export_step
+from asterism.actors.cli.serving.serve_command import ServeOptions, build_curl, describe_parsers, serve_model
+from asterism.actors.engines.checkpoint_argument import find_run_step
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run, write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.chat.chat_files import ServingFacts, read_serving_facts
+from asterism.engine.data.task_inputs import write_task_descriptions
+from asterism.engine.sglang.http_api import SUPPORTED_VERSIONS
+from asterism.engine.sglang.server.chat_server import ChatServer, build_chat_argv
+from asterism.tasks import MATH_PYTHON
 from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_model
 
 FACTS = ServingFacts("qwen25", "", 100, [{"type": "function", "function": {"name": "it's"}}])
@@ -191,7 +191,7 @@ def test_the_export_of_another_server_that_started_at_once_is_used(
         others.append(folder.stat().st_ino)
         yield
 
-    monkeypatch.setattr("actors.cli.serving.serve_command.locking_folder", wait_for_another)
+    monkeypatch.setattr("asterism.actors.cli.serving.serve_command.locking_folder", wait_for_another)
     assert serve(run.path, interpreter)[0] == 0
     assert others == [run.get_export_path(4).stat().st_ino]
 

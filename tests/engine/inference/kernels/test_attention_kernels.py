@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.inference.kernels.attention_kernels import AttentionKernels, BatchInvariantKernels, SdpaKernels
+from asterism.engine.inference.kernels.attention_kernels import AttentionKernels, BatchInvariantKernels, SdpaKernels
 
 ROWS, WIDTH, SIZE = 5, 64, 16
 

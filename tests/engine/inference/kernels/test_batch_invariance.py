@@ -10,13 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.contract import Capacity, Generation, GenerationRequest
-from engine.inference.embedded import EmbeddedEngine
-from engine.inference.engine_core import EngineCore
-from engine.inference.kernels.batch_invariance import NotBatchInvariant, check_attention, find_batch_invariant_matmul
-from engine.inference.kernels.matmul import Matmul, build_tiled
-from engine.model.causal_lm import CausalLM, initialize_weights
-from engine.model.model_config import DecoderConfig
+from asterism.engine.contract import Capacity, Generation, GenerationRequest
+from asterism.engine.inference.embedded import EmbeddedEngine
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.kernels.batch_invariance import (
+    NotBatchInvariant,
+    check_attention,
+    find_batch_invariant_matmul,
+)
+from asterism.engine.inference.kernels.matmul import Matmul, build_tiled
+from asterism.engine.model.causal_lm import CausalLM, initialize_weights
+from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.closeness import assert_close
 from tests.engine.tiny_models import get_batch_invariant_matmul, small_config
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.contract import Capacity, GenerationRequest
-from engine.inference.buffer_sizes import MAX_GATHER_BYTES
-from engine.inference.engine_core import EngineCore
-from engine.inference.kernels.attention import PagedAttention
-from engine.inference.kernels.block_table_attention import BlockTableAttention, build_attention
-from engine.inference.kernels.flash_varlen import FlashKernel, select_flash
-from engine.model.causal_lm import CausalLM
+from asterism.engine.contract import Capacity, GenerationRequest
+from asterism.engine.inference.buffer_sizes import MAX_GATHER_BYTES
+from asterism.engine.inference.engine_core import EngineCore
+from asterism.engine.inference.kernels.attention import PagedAttention
+from asterism.engine.inference.kernels.block_table_attention import BlockTableAttention, build_attention
+from asterism.engine.inference.kernels.flash_varlen import FlashKernel, select_flash
+from asterism.engine.model.causal_lm import CausalLM
 from tests.engine.inference.cores import PAGE, assert_greedy, generate, new_core, submit, training_logprobs
 from tests.engine.inference.recorded_graph import Recorded
 from tests.engine.inference.varlen_stubs import varlen_2_11, varlen_2_13
@@ -26,7 +26,7 @@ Use = Callable[[Callable[..., Any], int], None]
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     def use_kernel(attention: Callable[..., Any], page_tokens: int) -> None:
         """Select this kernel on a CPU; it reads pages of a multiple of `page_tokens`."""
-        place = "engine.inference.kernels.block_table_attention"
+        place = "asterism.engine.inference.kernels.block_table_attention"
         monkeypatch.setattr(f"{place}.select_flash", lambda *_: FlashKernel(attention))
         monkeypatch.setattr(f"{place}.PAGE_TOKENS_STEP", page_tokens)
 
@@ -79,7 +79,7 @@ def test_graphs_with_overlapped_steps_give_the_same(use: Use, attention: Callabl
 def test_a_page_of_256_tokens_and_block_tables_select_the_kernel_that_reads_pages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config, where = small_config(), "engine.inference.kernels.block_table_attention.select_flash"
+    config, where = small_config(), "asterism.engine.inference.kernels.block_table_attention.select_flash"
 
     def select(attention: Callable[..., Any] | None, page_tokens: int) -> type:
         monkeypatch.setattr(where, lambda *_: attention and FlashKernel(attention))

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.inference.kernels.matmul import build_tiled, compute_logits
+from asterism.engine.inference.kernels.matmul import build_tiled, compute_logits
 
 
 def test_logits_of_bfloat16_on_a_cpu_are_its_product_in_float32() -> None:

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from engine.inference.kernels.attention import DenseBlock, GatheredBlock, PagedAttention
-from engine.inference.kernels.flash_varlen import FlashKernel
-from engine.inference.kernels.packed_prompts import PackedPrompts
-from engine.inference.kv.kv_cache import KvCache
-from engine.inference.sequence import PrefillChunk, Sequence
+from asterism.engine.inference.kernels.attention import DenseBlock, GatheredBlock, PagedAttention
+from asterism.engine.inference.kernels.flash_varlen import FlashKernel
+from asterism.engine.inference.kernels.packed_prompts import PackedPrompts
+from asterism.engine.inference.kv.kv_cache import KvCache
+from asterism.engine.inference.sequence import PrefillChunk, Sequence
 from tests.engine.inference.varlen_stubs import varlen_2_11
 from tests.engine.tiny_models import small_config
 
@@ -32,7 +32,7 @@ def test_running_sequences_are_dense_up_to_the_memory_limit_and_then_gathered(mo
     tables = torch.zeros((2, LONGEST // PAGE), dtype=torch.int64)
     [dense] = build_attention().build_decode_blocks([1, 2], [20, 30], tables)
     assert isinstance(dense, DenseBlock) and (dense.first, dense.end, dense.width) == (0, 2, 32)
-    monkeypatch.setattr("engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", 0)
+    monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", 0)
     [gathered] = build_attention().build_decode_blocks([1, 2], [20, 30], tables)
     assert isinstance(gathered, GatheredBlock) and not gathered.is_shared
     assert (gathered.first, gathered.end, gathered.width) == (0, 2, 32)

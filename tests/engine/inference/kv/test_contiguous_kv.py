@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.inference.kv.contiguous_kv import DenseKvBlock, DenseKvCache
-from engine.inference.kv.kv_cache import KvCache
+from asterism.engine.inference.kv.contiguous_kv import DenseKvBlock, DenseKvCache
+from asterism.engine.inference.kv.kv_cache import KvCache
 from tests.engine.tiny_models import small_config
 
 ROWS = 3
@@ -17,7 +17,7 @@ PAGE, LONGEST, MOST = 16, 256, 8
 
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> DenseKvCache:
-    monkeypatch.setattr("engine.inference.kv.contiguous_kv.DENSE_BLOCK_ROWS", ROWS)
+    monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_BLOCK_ROWS", ROWS)
     cache = KvCache(small_config(), 64, PAGE, torch.float32, "cpu")
     return DenseKvCache(cache, torch.empty(LONGEST * 2 * cache.num_kv_heads * cache.head_dim))
 
@@ -57,9 +57,11 @@ def test_a_join_or_leave_moves_one_sequence_across_each_later_block_border(block
 def test_sequences_beyond_the_memory_limit_are_not_kept(blocks: DenseKvCache, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = torch.zeros((7, 16), dtype=torch.int64)
     assert [block.num_rows for block in blocks.assign_blocks(range(7), [64] * 7, tables)] == [3, 3, 1]
-    monkeypatch.setattr("engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", 2 * ROWS * 96 * 2 * 2 * 2 * 16 * 4)
+    monkeypatch.setattr(
+        "asterism.engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", 2 * ROWS * 96 * 2 * 2 * 2 * 16 * 4
+    )
     assert [block.num_rows for block in blocks.assign_blocks(range(7), [64] * 7, tables)] == [3, 3]
-    monkeypatch.setattr("engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", 0)
+    monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", 0)
     assert blocks.assign_blocks(range(7), [64] * 7, tables) == []
 
 
@@ -98,7 +100,7 @@ def take_in_block(cache: KvCache, block: DenseKvBlock, layer: int, at: dict[int,
 
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_equal_the_cache_while_sequences_grow_join_and_leave(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr("engine.inference.kv.contiguous_kv.DENSE_BLOCK_ROWS", ROWS)
+    monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_BLOCK_ROWS", ROWS)
     cache = KvCache(small_config(), MOST * LONGEST // PAGE, PAGE, torch.float32, "cpu")
     cache.memory.normal_()
     blocks = DenseKvCache(cache, torch.empty(LONGEST * 2 * cache.num_kv_heads * cache.head_dim))

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.inference.kv.page_pool import PagePool, compute_page_digests
-from engine.inference.sequence import Sequence
+from asterism.engine.inference.kv.page_pool import PagePool, compute_page_digests
+from asterism.engine.inference.sequence import Sequence
 
 PAGES = 6
 

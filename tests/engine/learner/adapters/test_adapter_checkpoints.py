@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import AutoModelForCausalLM
 
-from bus.messages import WeightsPublished
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.checkpoints import delete_checkpoint, get_tensors_folder, list_saved_steps
-from engine.learner.distributed import RankGroup
-from engine.learner.learner_rank import LearnerRank
-from engine.learner.saving import checkpoint_schedule
-from engine.learner.trainer import Trainer
-from engine.model.hf_checkpoint import load_model
-from engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
-from engine.model.weight_files import CheckpointError
-from engine.weight_transfer.adapter_slots import AdapterLoader
-from engine.weight_transfer.shared_memory import load_published
+from asterism.bus.messages import WeightsPublished
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.checkpoints import delete_checkpoint, get_tensors_folder, list_saved_steps
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.learner_rank import LearnerRank
+from asterism.engine.learner.saving import checkpoint_schedule
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.hf_checkpoint import load_model
+from asterism.engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
+from asterism.engine.model.weight_files import CheckpointError
+from asterism.engine.weight_transfer.adapter_slots import AdapterLoader
+from asterism.engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, fill_adapters, merge_adapters
 from tests.engine.learner.learner_runs import make_run, no_report
 from tests.engine.learner.test_several_ranks import differences, train

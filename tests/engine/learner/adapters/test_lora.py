@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from configs.algorithm import LearnerConfig
-from engine.learner.adapters.adapted_model import BasePolicy
-from engine.learner.adapters.adapter_publisher import AdapterPublisher
-from engine.learner.distributed import RankGroup
-from engine.learner.trainer import Trainer
-from engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
-from engine.model.lora.lora_options import LoraOptions, get_lora_options
-from engine.model.model_config import UnsupportedModel
-from engine.weight_transfer.adapter_slots import AdapterLoader
-from engine.weight_transfer.shared_memory import load_published
-from policies.losses.token_scores import ScoredTokens
+from asterism.bus.messages import WeightsPublished
+from asterism.configs.algorithm import LearnerConfig
+from asterism.engine.learner.adapters.adapted_model import BasePolicy
+from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
+from asterism.engine.model.lora.lora_options import LoraOptions, get_lora_options
+from asterism.engine.model.model_config import UnsupportedModel
+from asterism.engine.weight_transfer.adapter_slots import AdapterLoader
+from asterism.engine.weight_transfer.shared_memory import load_published
+from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, merge_adapters
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.test_several_ranks import are_equal, differences, train

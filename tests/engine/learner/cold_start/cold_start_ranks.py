@@ -7,14 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-from configs.load import load_run
-from configs.run_folder import RunFolder
-from engine.learner.cold_start.cold_start_steps import ColdStartSteps
-from engine.learner.cold_start.dialogue_set import open_dialogues
-from engine.learner.distributed import join_ranks, leave_ranks
-from engine.learner.sharding import load_sharded_model
-from engine.learner.trainer import Trainer
-from engine.model.tokenizer import FastTokenizer
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.engine.learner.cold_start.cold_start_steps import ColdStartSteps
+from asterism.engine.learner.cold_start.dialogue_set import open_dialogues
+from asterism.engine.learner.distributed import join_ranks, leave_ranks
+from asterism.engine.learner.sharding import load_sharded_model
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.tokenizer import FastTokenizer
 
 
 def count_encoded_texts() -> list[str]:

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from configs.algorithm import SftFileConfig
-from configs.errors import UnusableInput
-from configs.load import write_resolved
-from configs.run_folder import RunFolder
-from configs.schema import RunConfig
-from engine.learner.cold_start.cold_start_steps import ColdStartSteps
-from engine.learner.cold_start.dialogue_set import DialogueSet, open_dialogues
-from engine.learner.distributed import RankGroup
-from engine.learner.sharding import load_sharded_model
-from engine.learner.trainer import Trainer
-from engine.model.tokenizer import FastTokenizer
+from asterism.configs.algorithm import SftFileConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import write_resolved
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.cold_start.cold_start_steps import ColdStartSteps
+from asterism.engine.learner.cold_start.dialogue_set import DialogueSet, open_dialogues
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.sharding import load_sharded_model
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.tokenizer import FastTokenizer
 from tests.engine.learner.learner_runs import make_run, sweep_runs
 from tests.engine.learner.rank_processes import run_ranks
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.learner.cold_start.dialogue_sampler import SftSampler, StepSize
+from asterism.engine.learner.cold_start.dialogue_sampler import SftSampler, StepSize
 
 
 def test_the_cold_start_takes_every_sequence_once_per_epoch_and_batches_span_epochs() -> None:

@@ -2,15 +2,15 @@
 
 import pytest
 
-from engine.learner.distributed import RankGroup
-from engine.learner.micro_batches.load_metrics import (
+from asterism.engine.learner.distributed import RankGroup
+from asterism.engine.learner.micro_batches.load_metrics import (
     compute_expert_metrics,
     compute_plan_metrics,
     compute_speed_metrics,
 )
-from engine.learner.trainer import Trainer
-from engine.model.causal_lm import CausalLM
-from engine.model.training_flops import count_forward_flops
+from asterism.engine.learner.trainer import Trainer
+from asterism.engine.model.causal_lm import CausalLM
+from asterism.engine.model.training_flops import count_forward_flops
 from tests.engine.learner.micro_batches.test_packing import sequence
 from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
 from tests.engine.tiny_models import small_architecture, small_config

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
-from engine.learner.micro_batches.packing import split_micro_batches
+from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
+from asterism.engine.learner.micro_batches.packing import split_micro_batches
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 ATTENTION_TOKENS = 60_000.0

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from configs.machines import EngineConfig
-from configs.sglang_options import SGLangConfig
-from engine.sglang.http_api import ServerInfo
-from engine.sglang.server.compatibility import ServerRequirements
+from asterism.configs.machines import EngineConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.sglang.http_api import ServerInfo
+from asterism.engine.sglang.server.compatibility import ServerRequirements
 
 
 def make_info(**changes: Any) -> ServerInfo:

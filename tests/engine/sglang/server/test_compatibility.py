@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from configs.machines import EngineConfig
-from engine.model.lora.lora_options import LoraOptions
-from engine.sglang.server.compatibility import ServerUnusable, check_compatibility
+from asterism.configs.machines import EngineConfig
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang.server.compatibility import ServerUnusable, check_compatibility
 from tests.engine.sglang.server.requirements import make_info, make_requirements
 from tests.engine.tiny_models import save_small_model, small_model
 

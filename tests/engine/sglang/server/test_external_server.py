@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.sglang.server.compatibility import ServerUnusable
-from engine.sglang.server.external_server import ExternalServer
-from engine.sglang.server.managed_server import MAX_FAILED_PROBES
+from asterism.engine.sglang.server.compatibility import ServerUnusable
+from asterism.engine.sglang.server.external_server import ExternalServer
+from asterism.engine.sglang.server.managed_server import MAX_FAILED_PROBES
 from tests.engine.sglang.fake_server import FakeServer, Handler, broken, refusing, silent
 from tests.engine.sglang.server.requirements import make_info, make_requirements
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.machines import EngineConfig
-from engine.sglang.server.compatibility import ServerUnusable
-from engine.sglang.server.gpu_check import VisibleGpu, check_memory_budget
+from asterism.configs.machines import EngineConfig
+from asterism.engine.sglang.server.compatibility import ServerUnusable
+from asterism.engine.sglang.server.gpu_check import VisibleGpu, check_memory_budget
 from tests.engine.sglang.server.requirements import make_requirements
 from tests.engine.tiny_models import small_config, small_model
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.sglang.server.managed_server import SGLangServer
+from asterism.engine.sglang.server.managed_server import SGLangServer
 from tests.engine.sglang.server.fake_interpreter import write_interpreter
 from tests.engine.sglang.server.requirements import make_info, make_requirements
 

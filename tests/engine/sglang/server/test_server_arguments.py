@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.machines import EngineConfig
-from configs.sglang_options import SGLangConfig
-from engine.model.lora.lora_options import LoraOptions
-from engine.sglang.server.server_arguments import build_argv, build_environment
+from asterism.configs.machines import EngineConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang.server.server_arguments import build_argv, build_environment
 
 SCRATCH = Path("/tmp/scratch")
 

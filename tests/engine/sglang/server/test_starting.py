@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.contract import EngineFailure
-from engine.sglang.server.compatibility import ServerUnusable
-from engine.sglang.server.interpreter_check import run_python, wait_for_free_port
-from engine.sglang.server.managed_server import SGLangServer
+from asterism.engine.contract import EngineFailure
+from asterism.engine.sglang.server.compatibility import ServerUnusable
+from asterism.engine.sglang.server.interpreter_check import run_python, wait_for_free_port
+from asterism.engine.sglang.server.managed_server import SGLangServer
 from tests.engine.sglang.server.requirements import make_requirements
 from tests.processes import is_running
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bus.messages import WeightsPublished
-from engine.sglang.weights import WeightTransport
-from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.disk_transport import DiskTransport
-from engine.sglang.weights.ipc_transport import IpcTransport
-from engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
-from engine.weight_transfer.weight_layout import load_layout
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.sglang.weights import WeightTransport
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights.disk_transport import DiskTransport
+from asterism.engine.sglang.weights.ipc_transport import IpcTransport
+from asterism.engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
+from asterism.engine.weight_transfer.weight_layout import load_layout
 from tests.engine.sglang.weights.fake_weight_server import FakeWeightServer
 from tests.engine.sglang.weights.update_scenes import SMALL_BUCKET, Make, publish
 from tests.engine.tiny_models import save_small_model, small_model

@@ -14,14 +14,14 @@ from aiohttp import web
 from msgspec.structs import replace
 from torch import Tensor
 
-from bus.messages import WeightsPublished
-from engine.contract import EngineFailure, WeightsRefused
-from engine.learner.adapters.adapter_publisher import AdapterPublisher
-from engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
-from engine.model.lora.lora_options import LoraOptions
-from engine.sglang.client import SGLangClient
-from engine.sglang.weights.adapters import AdapterTransport, complete_stacks
-from engine.weight_transfer.adapter_slots import read_base
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import EngineFailure, WeightsRefused
+from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
+from asterism.engine.model.lora.lora_linear import list_adapter_parameters, list_base_parameters
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.weights.adapters import AdapterTransport, complete_stacks
+from asterism.engine.weight_transfer.adapter_slots import read_base
 from tests.engine.learner.adapters.adapted_models import OPTIONS, adapted_model, fill_adapters
 from tests.engine.sglang.fake_server import FakeServer, refusing
 from tests.engine.sglang.scenes import FakeTransport

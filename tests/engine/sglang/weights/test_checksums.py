@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import WeightsPublished
-from engine.contract import EngineFailure
-from engine.sglang.http_api import ParallelismInfo, RankChecksums
-from engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import EngineFailure
+from asterism.engine.sglang.http_api import ParallelismInfo, RankChecksums
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from tests.engine.sglang.server.requirements import make_info
 
 WEIGHTS = WeightsPublished(7, "/slot", 12, "0123456789abcdef0123")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bus.messages import WeightsPublished
-from engine.contract import WeightsRefused
-from engine.sglang.weights import build_extra_key, disk_transport
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.sglang.weights import build_extra_key, disk_transport
 from tests.engine.sglang.fake_server import silent
 from tests.engine.sglang.weights.fake_weight_server import UPDATES, FakeWeightServer
 from tests.engine.sglang.weights.update_scenes import Make, assert_all_loaded, connected, update

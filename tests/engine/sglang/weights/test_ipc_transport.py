@@ -6,10 +6,10 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from bus.messages import WeightsPublished
-from engine.contract import WeightsRefused
-from engine.sglang.http_api import UpdateRefused
-from engine.sglang.weights import ipc_transport
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.sglang.http_api import UpdateRefused
+from asterism.engine.sglang.weights import ipc_transport
 from tests.engine.sglang.weights.fake_weight_server import UPDATES, FakeWeightServer
 from tests.engine.sglang.weights.update_scenes import END, RESUME, Make, update
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.sglang.weights.node_folder import NodeFolders
-from engine.weight_transfer.published_bytes import MAX_FOLDERS
+from asterism.engine.sglang.weights.node_folder import NodeFolders
+from asterism.engine.weight_transfer.published_bytes import MAX_FOLDERS
 from tests.processes import process_state
 
 NEVER = threading.Event()
@@ -136,7 +136,7 @@ def test_a_release_after_the_end_of_the_run_does_nothing(tmp_path: Path) -> None
 KILLED = """
 import os, shutil, signal, sys, threading
 from pathlib import Path
-from engine.sglang.weights.node_folder import NodeFolders
+from asterism.engine.sglang.weights.node_folder import NodeFolders
 
 root, moment, key = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 

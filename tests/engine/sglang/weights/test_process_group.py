@@ -7,9 +7,9 @@ import pytest
 import torch
 from aiohttp import web
 
-from bus.messages import WeightsPublished
-from engine.contract import WeightsRefused
-from engine.sglang.weights.transports import ProcessGroupTransport
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.sglang.weights.transports import ProcessGroupTransport
 from tests.engine.sglang.fake_server import silent
 from tests.engine.sglang.weights.fake_weight_server import UPDATES, FakeWeightServer, UpdateError
 from tests.engine.sglang.weights.update_scenes import PAUSE, RESUME, Make, assert_update_breaks, connected, update

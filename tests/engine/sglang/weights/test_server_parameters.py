@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.contract import EngineFailure
-from engine.sglang.http_api import ParallelismInfo, RankChecksums, ServerInfo
-from engine.sglang.weights import server_parameters
-from engine.sglang.weights.checksums import ChecksumRegistry
-from engine.sglang.weights.server_parameters import compute_expected_checksums
+from asterism.engine.contract import EngineFailure
+from asterism.engine.sglang.http_api import ParallelismInfo, RankChecksums, ServerInfo
+from asterism.engine.sglang.weights import server_parameters
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights.server_parameters import compute_expected_checksums
 from tests.engine.sglang.server.requirements import make_info
 from tests.engine.sglang.weights.test_checksums import WEIGHTS
 from tests.engine.tiny_models import small_config, small_model

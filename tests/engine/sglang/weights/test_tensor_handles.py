@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.sglang.weights import tensor_handles
+from asterism.engine.sglang.weights import tensor_handles
 
 
 def test_a_gpu_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ import torch
 from aiohttp import web
 from msgspec.structs import replace
 
-from bus.messages import WeightsPublished
-from engine.contract import WeightsRefused
-from engine.sglang.weights import build_extra_key
-from engine.sglang.weights.transports import split_into_buckets
-from engine.weight_transfer.shared_memory import open_published
-from engine.weight_transfer.weight_layout import load_layout
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import WeightsRefused
+from asterism.engine.sglang.weights import build_extra_key
+from asterism.engine.sglang.weights.transports import split_into_buckets
+from asterism.engine.weight_transfer.shared_memory import open_published
+from asterism.engine.weight_transfer.weight_layout import load_layout
 from tests.engine.sglang.fake_server import refusing
 from tests.engine.sglang.weights.fake_weight_server import UPDATES, FakeWeightServer
 from tests.engine.sglang.weights.update_scenes import (

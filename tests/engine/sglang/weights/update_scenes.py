@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bus.messages import WeightsPublished
-from engine.contract import EngineFailure, WeightsRefused
-from engine.sglang.client import SGLangClient
-from engine.sglang.weights import WeightTransport
+from asterism.bus.messages import WeightsPublished
+from asterism.engine.contract import EngineFailure, WeightsRefused
+from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.weights import WeightTransport
 from tests.engine.closeness import assert_close
 from tests.engine.sglang.weights.fake_weight_server import UPDATES, FakeWeightServer
 from tests.engine.tiny_models import small_model

@@ -6,13 +6,13 @@ import socket
 
 import pytest
 
-from configs.machines import SandboxConfig
-from sandbox.hosts.docker import connection_gate
-from sandbox.hosts.docker.connection_gate import ConnectionGate
-from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
-from sandbox.hosts.docker.docker_host import ContainerHost
-from sandbox.inside.container_init import SECRET_VARIABLE
-from sandbox.inside.wire.frames import LENGTH, Frame, encode_frame
+from asterism.configs.machines import SandboxConfig
+from asterism.sandbox.hosts.docker import connection_gate
+from asterism.sandbox.hosts.docker.connection_gate import ConnectionGate
+from asterism.sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
+from asterism.sandbox.hosts.docker.docker_host import ContainerHost
+from asterism.sandbox.inside.container_init import SECRET_VARIABLE
+from asterism.sandbox.inside.wire.frames import LENGTH, Frame, encode_frame
 
 pytestmark = pytest.mark.real_clock
 

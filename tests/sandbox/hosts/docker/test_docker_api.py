@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.contract import SandboxFailure
-from sandbox.hosts.docker import docker_api
-from sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine, OwnedContainer
+from asterism.sandbox.contract import SandboxFailure
+from asterism.sandbox.hosts.docker import docker_api
+from asterism.sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine, OwnedContainer
 
 pytestmark = pytest.mark.real_clock
 

@@ -14,15 +14,15 @@ from typing import IO, Any
 
 import pytest
 
-from bus.messages import CodeOk, CodeRequested, Output
-from bus.process.scratch_lock import holding_scratch, name_owner
-from configs.schema import SandboxConfig as SandboxConfig
-from sandbox.contract import CodeResult, SandboxFailure
-from sandbox.docker_probe import get_engine_address
-from sandbox.fork_server_sandbox import ForkServerSandbox
-from sandbox.hosts.docker import docker_host
-from sandbox.hosts.docker.docker_api import DockerEngine
-from sandbox.hosts.docker.docker_host import ContainerHost
+from asterism.bus.messages import CodeOk, CodeRequested, Output
+from asterism.bus.process.scratch_lock import holding_scratch, name_owner
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.sandbox.contract import CodeResult, SandboxFailure
+from asterism.sandbox.docker_probe import get_engine_address
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.sandbox.hosts.docker import docker_host
+from asterism.sandbox.hosts.docker.docker_api import DockerEngine
+from asterism.sandbox.hosts.docker.docker_host import ContainerHost
 from tests.processes import wait_for_end
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.real_clock]
@@ -173,10 +173,10 @@ async def test_a_killed_fork_server_in_a_container_is_replaced() -> None:
 
 _EXECUTOR = """
 import asyncio, sys
-from bus.messages import CodeRequested
-from configs.machines import SandboxConfig
-from sandbox.hosts.docker.docker_host import ContainerHost
-from sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.bus.messages import CodeRequested
+from asterism.configs.machines import SandboxConfig
+from asterism.sandbox.hosts.docker.docker_host import ContainerHost
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 
 async def main():
     config = SandboxConfig(backend="docker", time_limit_s=100.0)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from bus.messages import CodeOk, CodeRequested, Output
-from configs.schema import SandboxConfig as SandboxConfig
-from sandbox.contract import CodeResult, SandboxFailure
-from sandbox.fork_server_sandbox import ForkServerSandbox
-from sandbox.hosts.docker.docker_api import DockerEngine, OwnedContainer
-from sandbox.hosts.docker.docker_host import ContainerHost
+from asterism.bus.messages import CodeOk, CodeRequested, Output
+from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.sandbox.contract import CodeResult, SandboxFailure
+from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
+from asterism.sandbox.hosts.docker.docker_api import DockerEngine, OwnedContainer
+from asterism.sandbox.hosts.docker.docker_host import ContainerHost
 from tests.sandbox.own_engine import Engine, needs_root, own_engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, needs_root]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bus.messages import CodeCrashed, CodeOk, CodeRaised, Output
+from asterism.bus.messages import CodeCrashed, CodeOk, CodeRaised, Output
 from tests.sandbox.conftest import StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.inside.call.pure_cells import is_pure
-from sandbox.inside.call.run_code import try_compile_cell
+from asterism.sandbox.inside.call.pure_cells import is_pure
+from asterism.sandbox.inside.call.run_code import try_compile_cell
 
 PURE = (
     "",
@@ -74,7 +74,7 @@ NAMES: dict[str, Any] = {
 def patch_interpreter() -> Iterator[None]:
     """As in a notebook process: no tracing, and the original standard output."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sandbox.inside.call.pure_cells.TextIOWrapper", type(sys.stdout))
+        patch.setattr("asterism.sandbox.inside.call.pure_cells.TextIOWrapper", type(sys.stdout))
         patch.setattr(sys, "gettrace", lambda: None)
         yield
 

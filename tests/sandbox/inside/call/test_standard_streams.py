@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.messages import CodeOk, CodeRaised, Output
+from asterism.bus.messages import CodeOk, CodeRaised, Output
 from tests.sandbox.conftest import StartSandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from types import ModuleType
 
-from sandbox.inside.call.run_code import run_cell
-from sandbox.inside.call.tracebacks import MAX_CHARACTERS
+from asterism.sandbox.inside.call.run_code import run_cell
+from asterism.sandbox.inside.call.tracebacks import MAX_CHARACTERS
 
 
 def run_and_get_error(code: str, run: Callable[[str, ModuleType], list[str]] = run_cell) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.inside.server.call_cgroups import CallCgroups
+from asterism.sandbox.inside.server.call_cgroups import CallCgroups
 
 MIB = 1 << 20
 VERSIONS: dict[str, dict[str, str]] = {
@@ -77,7 +77,7 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Kernel:
 def cgroups(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> Generator[CallCgroups]:
     folder = os.open(kernel.folder, os.O_RDONLY | os.O_DIRECTORY)
     with monkeypatch.context() as patched:
-        patched.setattr("sandbox.inside.server.call_cgroups.os", _FakeOs(kernel))
+        patched.setattr("asterism.sandbox.inside.server.call_cgroups.os", _FakeOs(kernel))
         yield CallCgroups(folder, 1024)
     os.close(folder)
 

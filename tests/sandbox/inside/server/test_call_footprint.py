@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox.inside.server.call_footprint import CallFootprint
-from sandbox.inside.server.call_process_handle import CallProcess
+from asterism.sandbox.inside.server.call_footprint import CallFootprint
+from asterism.sandbox.inside.server.call_process_handle import CallProcess
 
 MIB = 1 << 20
 NOTEBOOK = cast(CallProcess, object())

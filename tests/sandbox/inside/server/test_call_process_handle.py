@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
+from asterism.sandbox.inside.server.call_process_handle import CallProcess, OutputPipe
 
 
 @given(st.text(min_size=1), st.integers(0, 40))

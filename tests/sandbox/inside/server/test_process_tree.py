@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.inside.server.process_tree import ProcessTree
+from asterism.sandbox.inside.server.process_tree import ProcessTree
 
 
 @pytest.fixture

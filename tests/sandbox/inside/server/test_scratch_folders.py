@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.inside.server.scratch_folders import remove_folder
+from asterism.sandbox.inside.server.scratch_folders import remove_folder
 
 
 @pytest.mark.slow

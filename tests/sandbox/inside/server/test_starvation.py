@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.inside.server.process_tree import ProcessTree
-from sandbox.inside.server.starvation import (
+from asterism.sandbox.inside.server.process_tree import ProcessTree
+from asterism.sandbox.inside.server.starvation import (
     PendingWaits,
     StopLedger,
     ThreadTimes,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.inside.server.time_slices import SLICE_CPU_S, TimeSlices
+from asterism.sandbox.inside.server.time_slices import SLICE_CPU_S, TimeSlices
 
 
 def test_a_long_call_that_used_its_slice_yields_to_a_waiting_one():

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox.inside.isolation import kernel_users
-from sandbox.inside.server.call_process_handle import CallProcess
-from sandbox.inside.server.process_tree import ProcessTree
-from sandbox.inside.server.warm_processes import WarmProcesses
-from sandbox.inside.wire.server_settings import ServerSettings
+from asterism.sandbox.inside.isolation import kernel_users
+from asterism.sandbox.inside.server.call_process_handle import CallProcess
+from asterism.sandbox.inside.server.process_tree import ProcessTree
+from asterism.sandbox.inside.server.warm_processes import WarmProcesses
+from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 pytestmark = pytest.mark.slow
 SETTINGS = ServerSettings("bare", True, (), 1.0, 1, 1, 1, 1)

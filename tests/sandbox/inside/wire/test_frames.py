@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.inside.wire.frames import BrokenStream, FrameReader, encode_frame
+from asterism.sandbox.inside.wire.frames import BrokenStream, FrameReader, encode_frame
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text() | st.integers())), st.integers(1, 7))
