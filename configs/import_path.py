@@ -40,6 +40,8 @@ def _load_module(module_name: str, key: str) -> ModuleType:
     folder = str(path.resolve().parent if path else Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
+    if path is None:
+        _refuse_former_name(module_name, key)
     try:
         return importlib.import_module(module_name) if path is None else _load_file(path.resolve())
     except ModuleNotFoundError as error:
@@ -48,6 +50,16 @@ def _load_module(module_name: str, key: str) -> ModuleType:
         raise UnusableInput(f"{key}: {module_name} needs the module {error.name}, which is not installed") from None
     except Exception as error:
         raise UnusableInput(f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _refuse_former_name(module_name: str, key: str) -> None:
+    """The current folder may be the checkout, in which `tasks.rewards` would be a second `asterism.tasks.rewards`."""
+    top = module_name.partition(".")[0]
+    ours, found = importlib.util.find_spec(f"asterism.{top}"), importlib.util.find_spec(top)
+    if ours is None or ours.origin is None:
+        return
+    if found is None or (found.origin is not None and Path(found.origin).resolve() == Path(ours.origin).resolve()):
+        raise UnusableInput(f'{key}: "{module_name}" is named "asterism.{module_name}" now')
 
 
 def _load_file(path: Path) -> ModuleType:

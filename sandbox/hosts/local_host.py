@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
+import asterism
 from asterism.bus.process.scratch_lock import holding_scratch, link_cgroup, name_scratch, remove_stale_scratch
 from asterism.bus.process.waiting import wait_for_exit
 from asterism.sandbox.contract import SandboxFailure
@@ -22,7 +23,7 @@ from asterism.sandbox.inside.isolation.namespaces import NOBODY
 from asterism.sandbox.inside.wire.command import ENVIRONMENT, build_python_command, list_import_folders
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(str(asterism.__file__)).resolve().parents[1]
 # The base interpreter: the sandbox's root does not contain a virtual environment's.
 _PYTHON = os.path.realpath(sys.executable)
 _MEMINFO = Path("/proc/meminfo")

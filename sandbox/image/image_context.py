@@ -36,7 +36,9 @@ def write_context(folder: Path, files: dict[str, bytes], architecture: str) -> N
         install_packages(
             packages / _INSTALL_FOLDER / "requirements.txt", packages / _INSTALL_FOLDER / "packages", architecture
         )
-        _write_files(own / _INSTALL_FOLDER / "sandbox", {name: files[name] for name in files if _runs_inside(name)})
+        _write_files(
+            own / _INSTALL_FOLDER / "asterism/sandbox", {name: files[name] for name in files if _runs_inside(name)}
+        )
         for tree in (packages, own):
             with (folder / f"{tree.name}.tar").open("wb") as stream:
                 write_tar(tree, stream, _set_root_owner)

@@ -7,10 +7,12 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
 import structlog
 
+import asterism
 from asterism.bus.process.parent_death import PARENT_PID_VARIABLE
 from asterism.tasks.hosting.wire import (
     Alive,
@@ -30,7 +32,18 @@ _HANG_S = 30.0  # beyond the time limit of a call, without any message
 _START_LIMIT_S = 300.0  # for the imports, until it is ready
 _STOP_S = 1.5  # from the end of the connection to the kill, so that instances can be closed
 _LAST_ANSWERS_S = 0.5  # from the end of the process to the end of the connection
-_PACKAGES = str(__file__).rsplit(os.sep, 3)[0]  # the folder of the project's packages
+# A task may name an interpreter in which this project is not installed. Its folder leaves sys.path at once, because
+# other packages in it (site-packages, or those of a checkout) are not the task's.
+_FOLDER = str(Path(str(asterism.__file__)).parents[1])
+_BOOT_SCRIPT = """
+import sys
+folder = sys.argv.pop(1)
+sys.path.insert(0, folder)
+import asterism
+sys.path.remove(folder)
+from asterism.tasks.hosting.task_host import main
+sys.exit(main())
+"""
 
 RunProgramFunction = Callable[[RunProgram], Awaitable[ProgramEnded]]
 
@@ -50,15 +63,14 @@ class HostCommand(msgspec.Struct, frozen=True):
 
     def build_arguments(self) -> list[str]:
         """Without the settings: every user of the machine can read the arguments of a process."""
-        return [self.python or sys.executable, "-P", "-m", "asterism.tasks.hosting.task_host"]
+        return [self.python or sys.executable, "-P", "-c", _BOOT_SCRIPT, _FOLDER]
 
     def build_input(self) -> bytes:
         """The settings, for the process's stdin."""
         return msgspec.json.encode(self.settings)
 
     def build_environment(self) -> dict[str, str]:
-        paths = (_PACKAGES, os.environ.get("PYTHONPATH", ""))
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **self.variables}
+        return {**os.environ, **self.variables}
 
 
 class HostProcess:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-import asterism.actors
+from asterism import actors
 from benchmarks.support import tiny_run
 
 _ROOT = Path(__file__).parents[3]

@@ -198,7 +198,7 @@ def _preload_modules(settings: ServerSettings, isolation: CallIsolation) -> None
     """Prepares the zygote: modules, standard output, memory, and limits of the calls."""
     warm_up(settings.preload)
     renew_output_objects()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "asterism"]:
         del sys.modules[name]  # in the zygote: in a call, the loop would copy the modules' pages
     gc.collect()
     gc.freeze()

@@ -29,7 +29,7 @@ ENVIRONMENT = {  # executed code sees these variables, except the first
 
 
 def build_python_command(python: str, root: str, module: str, settings: ServerSettings, fd: int) -> list[str]:
-    """`root` is the folder that contains `sandbox`, `fd` the socket to the executor."""
+    """`root` is the folder that contains `asterism`, `fd` the socket to the executor."""
     boot = _BOOT_SCRIPT.format(root=root, module=module)
     return [python, "-s", "-P", "-S", "-B", "-c", boot, settings.to_json(), str(fd)]
 

@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import asterism.sandbox
+from asterism import sandbox
 from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
 from asterism.sandbox.image import build_image, debian_base, image_context
 from asterism.sandbox.image.docker_cli import get_engine_architecture, remove_other_tags, run_docker
