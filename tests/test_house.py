@@ -45,9 +45,10 @@ def test_every_file_starts_with_a_docstring():
 def test_every_layer_is_linted_typed_and_held_to_the_order_of_imports(project: dict[str, Any]):
     tool = project["tool"]
     ordered = [layer for line in tool["importlinter"]["contracts"][0]["layers"] for layer in line.split(" | ")]
-    assert set(ordered) == set(tool["importlinter"]["root_packages"]) == set(LAYERS)
-    assert set(LAYERS) < set(tool["pyright"]["include"])
-    assert {name.rstrip("*") for name in tool["setuptools"]["packages"]["find"]["include"]} == set(LAYERS)
+    assert set(ordered) == set(LAYERS) == set(tool["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"])
+    assert {f"asterism/{layer}" for layer in LAYERS} < set(tool["pyright"]["include"])
+    links = {path.name: path.resolve() for path in (ROOT / "asterism").iterdir() if path.is_symlink()}
+    assert links == {layer: ROOT / layer for layer in LAYERS}
 
 
 def test_every_required_package_has_a_pin_that_meets_its_requirement(project: dict[str, Any]):

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-_ROOT = Path(__file__).parents[3]
-_FOLDERS = ("configs", "bus", "policies", "sandbox", "engine", "tasks", "actors", "analysis")
+import asterism
+
+_PACKAGE = str(Path(str(asterism.__file__)).parent)
 _BACKWARD = str(Path("torch", "autograd", "graph.py"))  # the frame that calls autograd's engine
 
 
@@ -58,7 +59,6 @@ def _walk_stack() -> tuple[CallSite, bool]:
 @cache
 def _name_module(filename: str) -> str:
     path = Path(filename)
-    if not path.is_relative_to(_ROOT):
+    if not path.is_relative_to(_PACKAGE):
         return ""
-    parts = path.relative_to(_ROOT).with_suffix("").parts
-    return ".".join(parts) if parts[0] in _FOLDERS else ""
+    return ".".join(("asterism", *path.relative_to(_PACKAGE).with_suffix("").parts))

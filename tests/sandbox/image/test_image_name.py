@@ -24,7 +24,7 @@ from asterism.sandbox.image.docker_cli import get_engine_architecture, remove_ot
 from asterism.sandbox.image.finish_image import MODIFIED_AT, compile_all, strip_setuid
 from asterism.sandbox.image.image_context import compute_image_name, read_sources
 
-FOLDER = Path(sandbox.__file__).parent
+FOLDER = Path(sandbox.__file__).resolve().parent
 NO_ENGINE = "unix:///nonexistent/docker.sock"
 Commands = Callable[..., Path]
 
