@@ -101,10 +101,11 @@ _PRINT_EACH_ESCAPE = {
     "leaves modules named like the harness's and the library's": f"""
         import os
         evil = "import os\\nos.write(1, b'evil ran')\\nraise SystemExit(9)"
-        os.makedirs('sandbox/inside/call')
+        os.makedirs('asterism/sandbox/inside/call')
         os.mkdir('encodings')
-        names = 'json random os sys io re struct numpy sitecustomize usercustomize encodings/__init__ sandbox/__init__'
-        names += ' sandbox/inside/__init__ sandbox/inside/call/__init__ {run_code.__name__.replace(".", "/")}'
+        names = 'json random os sys io re struct numpy sitecustomize usercustomize encodings/__init__ asterism/__init__'
+        names += ' asterism/sandbox/__init__ asterism/sandbox/inside/__init__ asterism/sandbox/inside/call/__init__'
+        names += ' {run_code.__name__.replace(".", "/")}'
         for name in (names + ' traceback linecache string').split():
             open(f'{{name}}.py', 'w').write(evil)
         open('evil.pth', 'w').write("import os; os.write(1, b'evil ran')")
