@@ -223,7 +223,7 @@ class LearnerConfig(Section, frozen=True):
     betas: tuple[Beta, Beta] = (0.9, 0.95)  # of AdamW
     weight_decay: NonNegativeFloat = 0.0  # of AdamW
     # The probability ratio is clipped to [1 - clip_low, 1 + clip_high].
-    clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
+    clip_low: Annotated[float, Meta(ge=0, le=1)] = 0.2
     clip_high: NonNegativeFloat = 0.28  # see clip_low
     clip_dual: NonNegativeFloat = 0.0  # bound of the ratio for negative advantages, above 1; 0: none (release: 3)
     loss_mean: LossMean = "group"  # of token losses: docs/losses.md

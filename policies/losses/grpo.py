@@ -35,7 +35,7 @@ def compute_gspo_loss(batch: LossInput) -> LossOutput:
 def compute_cispo_loss(batch: LossInput) -> LossOutput:
     """-clip(r, 1 - clip_low, 1 + clip_high) A log p, with no gradient through the ratio r.
 
-    Source: CISPO, arXiv 2506.13585 (MiniMax-M1), section 3.1. The paper has no lower bound: set clip_low near 1.
+    Source: CISPO, arXiv 2506.13585 (MiniMax-M1), section 3.1. The paper has no lower bound: clip_low = 1.
     """
     with torch.no_grad():
         ratios_N = batch.log_ratios_N.exp()

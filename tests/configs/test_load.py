@@ -85,10 +85,9 @@ class TestLayers:
     def test_every_preset_is_a_valid_configuration(self, config: Path):
         from asterism.configs.load import PRESETS_FOLDER
 
-        names = [path.stem for path in PRESETS_FOLDER.glob("*.toml")]
-        assert "rstar2_release" in names
-        for name in names:
-            assert load(config, 'name = "a"', f"preset={name}") != RunConfig(name="a")
+        names = {path.stem for path in PRESETS_FOLDER.glob("*.toml")}
+        unchanged = {name for name in names if load(config, 'name = "a"', f"preset={name}") == RunConfig(name="a")}
+        assert unchanged == {"grpo_roc"}  # the defaults
 
     def test_every_shipped_configuration_loads(self):
         for path in Path("configs").glob("*.toml"):
@@ -287,7 +286,8 @@ class TestErrors:
     @pytest.mark.parametrize("value", ['"rstar3"', "3", "[]"])
     def test_the_error_for_an_unknown_preset_lists_the_known_ones(self, config: Path, value: str):
         message = load_error(config, f'name = "a"\npreset = {value}')
-        assert message == f"my.toml: unknown preset {value}; known are: rstar2_release"
+        known = "cispo, dapo, dr_grpo, grpo_roc, gspo, rstar2_release"
+        assert message == f"my.toml: unknown preset {value}; known are: {known}"
 
 
 class TestChecksAcrossTables:

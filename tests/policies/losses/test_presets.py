@@ -1,0 +1,145 @@
+"""Each preset of an algorithm on one group, against the paper's equations computed by hand."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from asterism.configs.load import load_run
+from asterism.configs.schema import RunConfig
+from asterism.engine.learner.batches.minibatches import compute_token_weights
+from asterism.policies.groups.advantages import load_advantage_estimator
+from asterism.policies.losses.policy_objective import PolicyObjective
+from tests.policies.losses.loss_inputs import build_loss_input
+
+REWARDS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+# log pi_old and log pi of each token: ratios from 0.5 to 8, so that each clip acts on some of them.
+OLD = [[-1.0, -2.0], [-0.5], [-1.5, -0.3, -2.0], [-3.0, -0.2, -0.7, -1.1], [-0.4, -0.9], [-2.5]]
+NOW = [[-0.7, -2.1], [-0.5001], [-1.2, -0.9, -1.9], [-0.9, -0.25, -0.6995, -1.4], [-0.1, -1.6], [-2.7]]
+LIMIT = 64  # dialogue.response_tokens
+G = len(REWARDS)
+MEAN = sum(REWARDS) / G
+STD = math.sqrt(sum((reward - MEAN) ** 2 for reward in REWARDS) / (G - 1))
+NUM_TOKENS = sum(map(len, NOW))
+
+
+class Paper(NamedTuple):
+    """The equations of a paper: the advantage of a reward, and the objective J of the group."""
+
+    advantage: Callable[[float], float]
+    objective: Callable[[list[float]], float]  # of the advantages
+
+
+def clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+def ratio(i: int, t: int) -> float:
+    return math.exp(NOW[i][t] - OLD[i][t])
+
+
+def sum_clipped(i: int, advantage: float, low: float, high: float) -> float:
+    ratios = [ratio(i, t) for t in range(len(NOW[i]))]
+    return sum(min(r * advantage, clip(r, 1 - low, 1 + high) * advantage) for r in ratios)
+
+
+def normalize(reward: float) -> float:
+    return (reward - MEAN) / (STD + 1e-6)
+
+
+def dapo(advantages: list[float]) -> float:
+    """DAPO, equation 8. GRPO-RoC has the same objective, over the kept trajectories."""
+    return sum(sum_clipped(i, each, 0.2, 0.28) for i, each in enumerate(advantages)) / NUM_TOKENS
+
+
+def dr_grpo(advantages: list[float]) -> float:
+    return sum(sum_clipped(i, each, 0.2, 0.2) for i, each in enumerate(advantages)) / (G * LIMIT)
+
+
+def gspo(advantages: list[float]) -> float:
+    total = 0.0
+    for i, advantage in enumerate(advantages):
+        s = math.exp(sum(NOW[i][t] - OLD[i][t] for t in range(len(NOW[i]))) / len(NOW[i]))
+        total += min(s * advantage, clip(s, 1 - 3e-4, 1 + 4e-4) * advantage)
+    return total / G
+
+
+def cispo(advantages: list[float]) -> float:
+    total = 0.0
+    for i, advantage in enumerate(advantages):
+        total += sum(min(ratio(i, t), 5.0) * advantage * NOW[i][t] for t in range(len(NOW[i])))
+    return total / NUM_TOKENS
+
+
+PAPERS = {
+    "grpo_roc": Paper(normalize, dapo),
+    "dapo": Paper(normalize, dapo),
+    "dr_grpo": Paper(lambda reward: reward - MEAN, dr_grpo),
+    "gspo": Paper(normalize, gspo),
+    "cispo": Paper(normalize, cispo),
+}
+
+
+class Sequence(NamedTuple):
+    group_id: int
+    num_loss_tokens: int
+
+
+def load_preset(name: str, folder: Path) -> RunConfig:
+    file = folder / "run.toml"
+    file.write_text(
+        f'name = "r"\npreset = "{name}"\ndialogue.response_tokens = {LIMIT}\nrl.overlong_buffer_tokens = 0\n'
+        f'learner.old_logprobs = "recomputed"\nlearner.correction = "none"\nbus.queue_messages = 1_000_000\n'
+    )
+    return load_run(file)
+
+
+def compute_loss(run: RunConfig, advantages: list[float], logprobs_N: torch.Tensor) -> torch.Tensor:
+    weights = compute_token_weights([Sequence(0, len(each)) for each in NOW], run.learner.loss_mean, LIMIT)
+    owners = [i for i in range(G) for _ in NOW[i]]
+    options: dict[str, Any] = {name: getattr(run.learner, name) for name in ("clip_low", "clip_high", "clip_dual")}
+    old_N = torch.tensor([each for row in OLD for each in row], dtype=torch.float64)
+    advantages_N = torch.tensor([advantages[i] for i in owners], dtype=torch.float64)
+    batch = build_loss_input(
+        logprobs_N,
+        old_N,
+        advantages_N,
+        sequences_N=torch.tensor(owners),
+        num_sequences=G,
+        minibatch_sequences=G,
+        weights_N=torch.tensor([weights[i] for i in owners], dtype=torch.float64),
+        **options,
+    )
+    return PolicyObjective(run.learner).compute(batch, None).loss
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_presets_advantages_and_loss_are_those_of_its_paper(name: str, tmp_path: Path) -> None:
+    run, paper = load_preset(name, tmp_path), PAPERS[name]
+    advantages = list(load_advantage_estimator(run.rl)(REWARDS))
+    assert advantages == pytest.approx([paper.advantage(reward) for reward in REWARDS])
+    logprobs_N = torch.tensor([each for row in NOW for each in row], dtype=torch.float64)
+    assert compute_loss(run, advantages, logprobs_N).item() == pytest.approx(-paper.objective(advantages), rel=1e-9)
+
+
+def test_cispo_keeps_the_gradient_of_a_token_that_the_other_clips_take_it_from(tmp_path: Path) -> None:
+    """The paper's gradient of a token: clip(r) A / sum |o_i|. Token 0 of sequence 3 has the ratio 8.2 and A > 0."""
+    index = sum(map(len, NOW[:3]))
+    gradients = {}
+    for name in ("cispo", "dapo", "grpo_roc"):
+        logprobs_N = torch.tensor([each for row in NOW for each in row], dtype=torch.float64, requires_grad=True)
+        run = load_preset(name, tmp_path)
+        compute_loss(run, [normalize(reward) for reward in REWARDS], logprobs_N).backward()
+        assert logprobs_N.grad is not None
+        gradients[name] = logprobs_N.grad[index].item()
+    assert gradients["cispo"] == pytest.approx(-5.0 * normalize(1.0) / NUM_TOKENS)
+    assert gradients["dapo"] == gradients["grpo_roc"] == 0
+
+
+def test_the_preset_of_grpo_roc_has_the_values_of_the_schema(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('name = "r"\npreset = "grpo_roc"\n')
+    (tmp_path / "b.toml").write_text('name = "r"\n')
+    assert load_run(tmp_path / "a.toml") == load_run(tmp_path / "b.toml")
