@@ -117,6 +117,8 @@ class RlConfig(Section, frozen=True):
     first_problem: Count = 0  # position in the sequence of problems at which the run begins
     max_refill_groups: Count = 0  # per step, started to replace groups with equal rewards
     advantage_estimator: ImportPath = "grpo"  # "grpo", "dr_grpo", or a function by import path: docs/losses.md
+    # How trajectories begin and advance: "independent", or a policy by import path (examples/rollout_policies.py).
+    rollout_policy: ImportPath = "independent"
     group_filter: ImportPath = "unequal_rewards"  # groups to train on; or a function by import path: docs/losses.md
     # Tokens before dialogue.response_tokens in which the reward of a response falls, for its advantage; 0: none.
     overlong_buffer_tokens: Count = 0

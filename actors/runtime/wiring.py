@@ -32,6 +32,7 @@ from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
 from asterism.policies.recipe import Recipe
 from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.rollout_policy import load_rollout_policy
 from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.step_evaluations import EvaluationPlan
 from asterism.policies.step_metrics import Recorder
@@ -114,7 +115,8 @@ def build_deciders(
     """
     tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
     if process != HEAD:
-        return {process: Rollout(build_rules(run, read_task_descriptions(folder), tokenizer))}
+        rules = build_rules(run, read_task_descriptions(folder), tokenizer)
+        return {process: Rollout(rules, load_rollout_policy(run.rl))}
     counts, log = read_problem_counts(folder), folder.events / f"{ROLLOUT}.sqlite"
     load_all = cache(lambda: load_problem_sets(run, folder, tokenizer))
     if counts is None or not log.exists():

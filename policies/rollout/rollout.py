@@ -11,7 +11,7 @@ A lease that is in flight to an aborted trajectory is dropped as late.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 import msgspec
@@ -35,12 +35,14 @@ from asterism.bus.messages import (
     StartGroup,
     TurnFailed,
 )
+from asterism.configs.errors import UnusableInput
 from asterism.policies.decider import Send
-from asterism.policies.rollout.call_transitions import build_pending_requests, lose_executor
-from asterism.policies.rollout.endings import EXECUTOR
+from asterism.policies.rollout.call_transitions import build_pending_requests
+from asterism.policies.rollout.endings import EXECUTOR, Transition
 from asterism.policies.rollout.executor_placement import ExecutorOccupancy, ExecutorPlacement
+from asterism.policies.rollout.rollout_policy import IndependentTrajectories, RolloutPolicy, list_siblings
 from asterism.policies.rollout.trajectory import CallAnswer, Phase, Rules, Trajectory, TrajectoryEvent
-from asterism.policies.rollout.transitions import abort, adopt, advance, decline_lease, start
+from asterism.policies.rollout.transitions import abort, adopt, decline_lease
 
 # Remembered trajectories that were aborted while they waited for a lease; the oldest are dropped.
 MAX_ABORTED_WHILE_LEASING = 65_536
@@ -55,17 +57,21 @@ class PlacementSummary(msgspec.Struct, frozen=True):
 
 
 class Rollout:
-    """A decider (asterism.policies.decider.Decider). Trajectories share only the rules and the executors.
+    """A decider (asterism.policies.decider.Decider). Trajectories share only the rules, the policy and the executors.
 
-    `rules`: by name of the task.
+    `rules`: by name of the task. `make_policy` runs at the start of the run.
     """
 
-    def __init__(self, rules: Mapping[str, Rules]) -> None:
+    def __init__(
+        self, rules: Mapping[str, Rules], make_policy: Callable[[], RolloutPolicy] = IndependentTrajectories
+    ) -> None:
+        self._make_policy = make_policy
         self._rules = {"train": rules, "evaluate": {task: each.of_evaluations for task, each in rules.items()}}
         self._launcher = next(iter(rules.values())).launcher
         self._reset()
 
     def _reset(self) -> None:
+        self._policy = self._make_policy()
         self.trajectories: dict[int, Trajectory] = {}  # the live ones
         self.num_by_phase = Counter[Phase]()  # live trajectories
         self.num_generating = Counter[str]()  # live trajectories, by engine
@@ -115,13 +121,16 @@ class Rollout:
     # ---------------------------------------------------------------- trajectories
 
     def _start_group(self, now: float, group: StartGroup) -> list[Send]:
-        ids = range(group.first_trajectory_id, group.first_trajectory_id + group.size)
+        ids = list_siblings(group)
         if ids.start < self._next_trajectory_id:
             raise ProtocolError(f"group {group.group_id} was already started")
         effects: list[Send] = []
-        rules = self._get_rules(group)
-        for trajectory_id in ids:
-            trajectory, sends = start(rules, group, trajectory_id, now)
+        started = self._policy.start(self._get_rules(group), group, now)
+        if [trajectory.trajectory_id for trajectory, _ in started] != list(ids):
+            raise UnusableInput(
+                f"rl.rollout_policy: start must return one transition for each of the trajectories {ids}"
+            )
+        for trajectory, sends in started:
             placed, routed = self._route(trajectory, sends)
             self._store(placed)
             effects += routed
@@ -149,10 +158,31 @@ class Rollout:
             return self._apply_transition(
                 trajectory, *decline_lease(self._get_rules(trajectory.group), trajectory, event)
             )
-        after, sends = advance(self._get_rules(trajectory.group), trajectory, now, event)
+        changed = self._advance(trajectory, now, event)
         if trajectory.executor and isinstance(event, CallAnswer):
             self.placement.on_answered(trajectory.executor, failed=isinstance(event, CallFailed))
-        return self._apply_transition(trajectory, after, sends)
+        return self._apply_transitions(trajectory, changed)
+
+    def _advance(self, trajectory: Trajectory, now: float, event: TrajectoryEvent | ExecutorLeft) -> list[Transition]:
+        rules = self._get_rules(trajectory.group)
+        return self._policy.advance(rules, trajectory, now, event, self.trajectories)
+
+    def _apply_transitions(self, trajectory: Trajectory, changed: Sequence[Transition]) -> list[Send]:
+        """`changed`: of the event's trajectory and of its siblings. Raises UnusableInput for other trajectories."""
+        effects: list[Send] = []
+        after_event: Trajectory | None = trajectory
+        for after, sends in changed:
+            before = self.trajectories.get(after.trajectory_id)
+            if before is None or before.group.group_id != trajectory.group.group_id:
+                raise UnusableInput(
+                    f"rl.rollout_policy: an event of trajectory {trajectory.trajectory_id} changed {after.trajectory_id}, "
+                    "which is no live sibling"
+                )
+            effects += self._apply_transition(before, after, sends)
+            if after.trajectory_id == trajectory.trajectory_id:
+                after_event = self._last_changed
+        self._last_changed = after_event
+        return effects
 
     def _apply_transition(self, before: Trajectory, after: Trajectory, sends: Sequence[Send]) -> list[Send]:
         if before.executor:
@@ -182,14 +212,16 @@ class Rollout:
             raise ProtocolError(f"incarnation {event.incarnation} of {event.engine} had already left")
         self._departed_engines[event.engine] = event.incarnation
         effects: list[Send] = []
-        for each in list(self.trajectories.values()):
+        for trajectory_id in list(self.trajectories):
+            each = self.trajectories.get(trajectory_id)  # a policy may have changed it
             if (
-                each.phase == "generating"
+                each is not None
+                and each.phase == "generating"
                 and each.engine == event.engine
                 and each.engine_incarnation <= event.incarnation
             ):
                 failed = TurnFailed(each.trajectory_id, each.turn, each.lease, f"engine left: {event.cause}")
-                effects += self._apply_transition(each, *advance(self._get_rules(each.group), each, now, failed))
+                effects += self._apply_transitions(each, self._advance(each, now, failed))
         self._last_changed = None
         return effects
 
@@ -253,14 +285,12 @@ class Rollout:
     def _on_executor_left(self, now: float, event: ExecutorLeft) -> list[Send]:
         self.placement.remove_executor(event.executor)
         displaced = [each for each in self.trajectories.values() if each.executor == event.executor]
+        for each in displaced:
+            self._store(replace(each, executor=""))
         effects: list[Send] = []
-        for trajectory in displaced:
-            after, sends = lose_executor(
-                self._get_rules(trajectory.group), trajectory, now, f"executor left: {event.cause}"
-            )
-            placed, routed = self._route(after, sends)
-            self._store(placed)
-            effects += routed
+        for each in displaced:
+            if trajectory := self.trajectories.get(each.trajectory_id):
+                effects += self._apply_transitions(trajectory, self._advance(trajectory, now, event))
         lost = sum(each.trajectory_id not in self.trajectories for each in displaced)
         return self._report_rescheduled_calls(event.executor, effects, lost)
 

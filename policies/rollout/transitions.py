@@ -20,6 +20,7 @@ from asterism.bus.messages import (
     CallFailed,
     CodeFinished,
     EnvironmentReturned,
+    ExecutorLeft,
     LeaseDeferred,
     LeaseGranted,
     StartGroup,
@@ -34,6 +35,7 @@ from asterism.policies.decider import Send
 from asterism.policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall
 from asterism.policies.rollout.call_transitions import (
     call_tools,
+    lose_executor,
     on_code_finished,
     on_environment_returned,
     on_opened,
@@ -51,7 +53,7 @@ def start(rules: Rules, group: StartGroup, trajectory_id: int, now: float) -> Tr
     return open_environment(trajectory) if rules.dialogue.has_opening else request_lease(rules, trajectory)
 
 
-def advance(rules: Rules, trajectory: Trajectory, now: float, event: TrajectoryEvent) -> Transition:
+def advance(rules: Rules, trajectory: Trajectory, now: float, event: TrajectoryEvent | ExecutorLeft) -> Transition:
     """Raises ProtocolError for an event that the trajectory's phase does not accept."""
     match event:
         case LeaseGranted():
@@ -86,6 +88,8 @@ def advance(rules: Rules, trajectory: Trajectory, now: float, event: TrajectoryE
         case AnswerGraded():
             trajectory.expect_phase("grading", event)
             return end(rules, trajectory, now, event.reward, event.components)
+        case ExecutorLeft():
+            return lose_executor(rules, trajectory, now, f"executor left: {event.cause}")
         case _:
             assert_never(event)
 

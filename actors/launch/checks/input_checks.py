@@ -40,6 +40,7 @@ from asterism.engine.weight_transfer.published_bytes import count_folder_bytes, 
 from asterism.policies.dialogue.chat_format import TURN_END, TURN_START
 from asterism.policies.groups.advantages import ESTIMATORS, FILTERS
 from asterism.policies.losses import LOSSES
+from asterism.policies.rollout.rollout_policy import POLICIES
 from asterism.policies.tools.task_description import MATH, TaskDescription, list_success_warnings
 from asterism.tasks import DEFAULT_TASK
 
@@ -86,6 +87,7 @@ def list_input_checks(
         ("learner.loss", run.learner.loss, LOSSES),
         ("rl.advantage_estimator", run.rl.advantage_estimator, ESTIMATORS),
         ("rl.group_filter", run.rl.group_filter, FILTERS),
+        ("rl.rollout_policy", run.rl.rollout_policy, POLICIES),
     ):
         if spec not in known:
             checks[key] = partial(check_import_path, key, spec, tuple(known))

@@ -1,0 +1,101 @@
+"""Rollout policies: how the trajectories of a group begin and advance. `rl.rollout_policy` replaces the policy as a whole.
+
+The rollout process calls `start` once for each group, and `advance` for each event of a live trajectory. Both return
+transitions: a trajectory's next state with the messages to send. The default starts all trajectories at once, and each one
+advances alone. Best-of-n, tree search and a fixed number of turns are in examples/rollout_policies.py; docs/tasks.md
+explains them.
+
+A policy is part of a decider, so a replay repeats its decisions: it may keep a state of its own, but reads no clock, no file and
+no random source (asterism.policies.seeded_random has seeded draws). Every trajectory of a group must end once.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, cast
+
+from msgspec.structs import replace
+
+from asterism.bus.messages import ExecutorLeft, StartGroup, build_blank_record
+from asterism.configs.algorithm import RlConfig
+from asterism.configs.import_path import load_object
+from asterism.policies.rollout import transitions
+from asterism.policies.rollout.endings import Transition
+from asterism.policies.rollout.trajectory import Rules, Trajectory, TrajectoryEvent
+
+
+class RolloutPolicy(Protocol):
+    """One object lives in each rollout process, from the start of the run on."""
+
+    def start(self, rules: Rules, group: StartGroup, now: float) -> list[Transition]:
+        """Return one transition for each trajectory of the group, in the order of their ids."""
+        ...
+
+    def advance(
+        self,
+        rules: Rules,
+        trajectory: Trajectory,
+        now: float,
+        event: TrajectoryEvent | ExecutorLeft,
+        live: Mapping[int, Trajectory],
+    ) -> list[Transition]:
+        """Return the transition of the event's trajectory, and those of siblings that change with it.
+
+        `live`: all live trajectories by id; those of the group have the ids `list_siblings(trajectory.group)`.
+        Raises ProtocolError for an event that the trajectory's phase does not accept.
+        """
+        ...
+
+
+class IndependentTrajectories:
+    """The default policy."""
+
+    def start(self, rules: Rules, group: StartGroup, now: float) -> list[Transition]:
+        return [transitions.start(rules, group, each, now) for each in list_siblings(group)]
+
+    def advance(
+        self,
+        rules: Rules,
+        trajectory: Trajectory,
+        now: float,
+        event: TrajectoryEvent | ExecutorLeft,
+        live: Mapping[int, Trajectory],
+    ) -> list[Transition]:
+        return [transitions.advance(rules, trajectory, now, event)]
+
+
+POLICIES: dict[str, Callable[[], RolloutPolicy]] = {"independent": IndependentTrajectories}
+
+
+def load_rollout_policy(rl: RlConfig) -> Callable[[], RolloutPolicy]:
+    """Return the class or function that makes the policy. Raises UnusableInput."""
+    if rl.rollout_policy in POLICIES:
+        return POLICIES[rl.rollout_policy]
+    return cast(Callable[[], RolloutPolicy], load_object(rl.rollout_policy, "rl.rollout_policy"))
+
+
+# ---------------------------------------------------------------- parts of policies
+
+
+def list_siblings(group: StartGroup) -> range:
+    """Return the ids of the group's trajectories."""
+    return range(group.first_trajectory_id, group.first_trajectory_id + group.size)
+
+
+def park(group: StartGroup, trajectory_id: int, now: float) -> Transition:
+    """Return a trajectory that waits, without a lease, until a policy continues it with `branch` or `transitions.start`."""
+    record = build_blank_record(group.prompt_ids)
+    return Trajectory(trajectory_id=trajectory_id, group=group, record=record, since=now, holds_lease=False), []
+
+
+def is_parked(trajectory: Trajectory) -> bool:
+    return trajectory.phase == "leasing" and trajectory.lease == 0 and not trajectory.holds_lease
+
+
+def branch(rules: Rules, parked: Trajectory, source: Trajectory, now: float) -> Transition:
+    """Continue a parked trajectory from the turns, notebook and environment of a sibling that is between two turns.
+
+    Its seed is its own, so its next tokens differ.
+    """
+    copied = replace(
+        source, trajectory_id=parked.trajectory_id, waits=parked.waits, retries=0, retried_calls=(), has_session=False
+    )
+    return transitions.adopt(rules, copied, now)

@@ -1,0 +1,198 @@
+"""The rollout policies of examples/, and the seam that they use: each trajectory of a group ends once."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asterism.bus.messages import (
+    AnswerGraded,
+    AnswerSubmitted,
+    AnyMessage,
+    CodeFinished,
+    CodeOk,
+    CodeRequested,
+    ExecutorJoined,
+    ExecutorLeft,
+    GroupAborted,
+    LeaseGranted,
+    LeaseRequested,
+    Output,
+    StartGroup,
+    TrajectoryAborted,
+    TrajectoryFailed,
+    TrajectoryFinished,
+    TurnFailed,
+    TurnRequested,
+    bytes_to_ids,
+)
+from asterism.configs.algorithm import RlConfig
+from asterism.configs.errors import UnusableInput
+from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.rollout_policy import IndependentTrajectories, load_rollout_policy
+from examples.rollout_policies import BestOfN, FixedTurns, TreeSearch
+from tests.actors.runs.running import asterism, finish, launch
+from tests.fakes import ANSWER, CALL, PROMPT, TOKENIZER, generated, rules
+
+SIZE = 4
+Policy = Callable[[], IndependentTrajectories | TreeSearch]
+END = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted
+
+
+class World:
+    """Answers the messages of a rollout process in a random order."""
+
+    def __init__(self, policy: Policy, seed: int = 0, calls: int = 1, size: int = SIZE) -> None:
+        self.rollout = Rollout({"": rules()}, policy)
+        self.random, self.calls = Random(seed), calls
+        self.pending: list[AnyMessage] = []
+        self.requests: list[TurnRequested] = []
+        self.ended: list[END] = []
+        self.executor = 0
+        self.decide(ExecutorJoined("executor-0/1", 8))
+        self.decide(StartGroup(0, "train", "q:1", "2", PROMPT, size, 0, 1.0, 5))
+
+    def decide(self, event: AnyMessage) -> None:
+        for send in self.rollout.decide(0.0, event):
+            self.answer(send.to, send.message)
+
+    def answer(self, to: str, message: AnyMessage) -> None:
+        match message:
+            case LeaseRequested(trajectory_id=tid, lease=lease):
+                self.pending.append(LeaseGranted(tid, "generator-0", 4000, lease, 0.0, ""))
+            case TurnRequested(trajectory_id=tid, turn=turn, lease=lease):
+                self.requests.append(message)
+                turns = generated(tid, turn, CALL if turn < self.calls else ANSWER, lease=lease)
+                logprobs = np.full(len(turns.token_ids) // 4, -(message.seed % 97) / 97 - 0.01, np.float32).tobytes()
+                self.pending.append(replace(turns, logprobs=logprobs))
+            case CodeRequested(trajectory_id=tid, call=call):
+                self.pending.append(CodeFinished(tid, call, CodeOk(Output("1")), 0.1, to))
+            case AnswerSubmitted(trajectory_id=tid):
+                self.pending.append(AnswerGraded(tid, 1.0, 0.1, to))
+            case TrajectoryFinished() | TrajectoryFailed() | TrajectoryAborted():
+                self.ended.append(message)
+            case _:
+                pass  # TurnAborted: the turn's answer is pending already
+
+    def lose_executor(self) -> None:
+        self.decide(ExecutorLeft(f"executor-{self.executor}/1", "killed"))
+        self.executor += 1
+        self.decide(ExecutorJoined(f"executor-{self.executor}/1", 8))
+
+    def step(self) -> None:
+        self.decide(self.pending.pop(self.random.randrange(len(self.pending))))
+
+    def run(self) -> list[TrajectoryFinished]:
+        while self.pending:
+            self.step()
+        assert not self.rollout.trajectories
+        return sorted(
+            (each for each in self.ended if isinstance(each, TrajectoryFinished)), key=lambda e: e.trajectory_id
+        )
+
+
+def read_text(finished: TrajectoryFinished) -> str:
+    return TOKENIZER.decode(bytes_to_ids(finished.record.token_ids))
+
+
+@given(st.sampled_from([IndependentTrajectories, FixedTurns, BestOfN, TreeSearch]), st.integers(0, 10_000))
+def test_each_trajectory_ends_once_whatever_happens_in_between(policy: Policy, seed: int) -> None:
+    world, random = World(policy, seed, calls=seed % 3), Random(seed)
+    while world.pending:
+        fate = random.random()
+        if fate < 0.05:
+            world.lose_executor()
+        elif fate < 0.08:
+            generating = [each for each in world.rollout.trajectories.values() if each.phase == "generating"]
+            for each in generating[:1]:
+                answers = [
+                    message for message in world.pending if getattr(message, "trajectory_id", -1) == each.trajectory_id
+                ]
+                world.pending.remove(answers[-1])
+                world.pending.append(TurnFailed(each.trajectory_id, each.turn, each.lease, "engine: gone"))
+        elif fate < 0.09:
+            world.decide(GroupAborted(0, 0, SIZE, "the step ended without it"))
+        if world.pending:
+            world.step()
+    assert Counter(each.trajectory_id for each in world.ended) == Counter(range(SIZE))
+
+
+def test_a_tree_branches_after_tool_calls_with_the_turns_of_its_source() -> None:
+    world = World(TreeSearch, calls=2)
+    assert [each.turns for each in world.run()] == [3] * SIZE
+    first = {request.trajectory_id: request for request in reversed(world.requests)}
+    assert first[0].turn == 0
+    assert all(first[each].turn > 0 for each in range(1, SIZE))
+    assert len({request.seed for request in first.values()}) == SIZE
+
+
+def test_parked_siblings_start_alone_if_no_turn_has_a_call() -> None:
+    world = World(TreeSearch, calls=0)
+    assert [each.turns for each in world.run()] == [1] * SIZE
+    assert [request.turn for request in world.requests] == [0] * SIZE
+
+
+def test_the_best_candidate_of_each_turn_is_kept() -> None:
+    world = World(BestOfN, calls=1, size=1)
+    (finished,) = world.run()
+    by_turn = [[request.seed for request in world.requests if request.turn == turn] for turn in (0, 1)]
+    assert [len(set(seeds)) for seeds in by_turn] == [BestOfN.num_candidates] * 2
+    logprobs = np.frombuffer(finished.record.logprobs, np.float32)[finished.record.prompt_tokens :]
+    kept = {float(each) for each in logprobs if each}
+    assert kept == {max(np.float32(-(seed % 97) / 97 - 0.01).item() for seed in seeds) for seeds in by_turn}
+
+
+def test_a_fixed_number_of_turns_asks_for_a_check_after_an_answer() -> None:
+    for finished in World(FixedTurns, calls=0).run():
+        assert finished.turns == FixedTurns.num_turns
+        assert read_text(finished).count(FixedTurns.request) == FixedTurns.num_turns - 1
+        assert read_text(finished).count("boxed") == FixedTurns.num_turns
+
+
+class Shrinking(IndependentTrajectories):
+    def start(self, rules, group, now):  # pyright: ignore
+        return super().start(rules, group, now)[1:]  # pyright: ignore
+
+
+class Foreign(IndependentTrajectories):
+    def advance(self, rules, trajectory, now, event, live):  # pyright: ignore
+        (own,) = super().advance(rules, trajectory, now, event, live)  # pyright: ignore
+        return [own, (replace(own[0], trajectory_id=99), [])]  # pyright: ignore
+
+
+def test_a_policy_that_loses_or_invents_a_trajectory_is_refused() -> None:
+    with pytest.raises(UnusableInput, match=r"rl.rollout_policy: start must return one transition"):
+        World(Shrinking)
+    with pytest.raises(UnusableInput, match=r"changed 99, which is no live sibling"):
+        World(Foreign).run()
+
+
+def test_a_policy_is_loaded_by_name_or_import_path() -> None:
+    assert load_rollout_policy(RlConfig()) is IndependentTrajectories
+    loaded = load_rollout_policy(RlConfig(rollout_policy="examples.rollout_policies:TreeSearch"))
+    assert loaded is TreeSearch
+    with pytest.raises(UnusableInput, match=r"rl.rollout_policy: "):
+        load_rollout_policy(RlConfig(rollout_policy="examples.rollout_policies:Absent"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TreeSearch",
+        pytest.param("BestOfN", marks=pytest.mark.nightly),
+        pytest.param("FixedTurns", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_run_with_the_policy_replays_identically(name: str, tmp_path: Path) -> None:
+    setting = f"rl.rollout_policy=examples/rollout_policies.py:{name}"
+    output = finish(launch(tmp_path, setting, "rl.steps=2"))
+    assert "replayed in" in output, output
+    replay = asterism("log", "replay", f"{tmp_path}/demo", "--verify")
+    assert "identical" in replay.stdout, replay.stderr
