@@ -173,7 +173,7 @@ def _build_fetch_to_node(run: RunConfig, folder: RunFolder) -> FetchToNode | Non
         return None
     from asterism.engine.weight_transfer.weight_client import WeightsFetcher
 
-    address, has_base = weights.address, run.learner.lora_publish == "adapters"
+    address, has_base = weights.address, run.learner.lora.publish == "adapters"
     return WeightsFetcher(folder.shared_memory, address.host, address.port, network.key, has_base=has_base).fetch
 
 

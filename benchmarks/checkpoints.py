@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
 
-from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.learner_options import LearnerConfig, LossConfig
 from asterism.configs.schema import RunConfig
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup
@@ -56,7 +56,7 @@ class RoundTimes(NamedTuple):
 
 def make_trainer(trained: TrainedModel) -> Trainer:
     run = RunConfig(name="checkpoints")
-    run = replace(run, learner=LearnerConfig(threads=torch.get_num_threads(), mismatch_limit=0.0))
+    run = replace(run, learner=LearnerConfig(threads=torch.get_num_threads(), loss=LossConfig(mismatch_limit=0.0)))
     model = CausalLM(
         DecoderConfig(
             vocab_size=VOCABULARY,

@@ -36,7 +36,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from asterism.configs.algorithm import LearnerConfig, RlConfig
+from asterism.configs.algorithm import RlConfig
+from asterism.configs.learner_options import LearnerConfig, LossConfig, MemoryConfig
 from asterism.configs.schema import RunConfig, TinyConfig
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup, join_ranks, leave_ranks
@@ -86,7 +87,9 @@ def make_sequences(count: int, vocabulary: int, seed: int) -> list[TrainingSeque
 
 def make_trainer(config: DecoderConfig, ranks: RankGroup, **settings: Any) -> Trainer:
     learner = LearnerConfig(
-        micro_batch_tokens=MICRO_BATCH_TOKENS, old_logprobs="engine", correction="none", mismatch_limit=0.0, **settings
+        memory=MemoryConfig(micro_batch_tokens=MICRO_BATCH_TOKENS),
+        loss=LossConfig(old_logprobs="engine", correction="none", mismatch_limit=0.0),
+        **settings,
     )
     model = CausalLM(config)
     initialize_weights(model, 0)

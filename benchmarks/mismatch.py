@@ -34,7 +34,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asterism.configs.algorithm import LearnerConfig, RlConfig
+from asterism.configs.algorithm import RlConfig
+from asterism.configs.learner_options import LearnerConfig, LossConfig
 from asterism.configs.schema import RunConfig
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup
@@ -136,7 +137,7 @@ def make_sequences(ids: NDArray[np.int32], logprobs: NDArray[np.float32], seed: 
 
 
 def compute_gradient(model_seed: int, settings: dict[str, Any], sequences: list[TrainingSequence]) -> torch.Tensor:
-    learner = LearnerConfig(minibatches=1, mismatch_limit=0.0, **settings)
+    learner = LearnerConfig(minibatches=1, loss=LossConfig(mismatch_limit=0.0, **settings))
     trainer = GradientRecorder(
         make_model(model_seed), RunConfig(name="mismatch", rl=RlConfig(steps=1), learner=learner), RankGroup()
     )

@@ -113,7 +113,7 @@ def write_resolved(run: RunConfig, path: Path) -> None:
 
 
 def list_differences(a: RunConfig, b: RunConfig) -> list[str]:
-    """One line per key that differs, such as `learner.lr: 0.0003 -> 0.0001`."""
+    """One line per key that differs, such as `learner.optimizer.lr: 0.0003 -> 0.0001`."""
     return _diff_tables(msgspec.to_builtins(a), msgspec.to_builtins(b), "")
 
 

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.schema_tree import (
     Count,
     FilePath,
@@ -55,8 +55,8 @@ def list_sharing_needs(engine: EngineConfig, learner: LearnerConfig, learner_nod
         'learner.device = "cuda"': (learner.device == "cuda", "the learner has no GPU"),
         "learner.ranks = 1": (learner.ranks == 1, "each rank has only a part of the parameters"),
         "cluster.learner_nodes = 1": (learner_nodes == 1, "each rank has only a part of the parameters"),
-        'learner.offload = "none"': (learner.offload != "optimizer", "the parameters are in main memory"),
-        'learner.lora_publish = "merged"': (learner.lora_publish == "merged", "adapters are loaded from slots"),
+        'learner.memory.offload = "none"': (learner.memory.offload != "optimizer", "the parameters are in main memory"),
+        'learner.lora.publish = "merged"': (learner.lora.publish == "merged", "adapters are loaded from slots"),
     }
     return [f"{wanted} ({why})" for wanted, (holds, why) in needs.items() if not holds]
 

@@ -14,7 +14,6 @@ from asterism.configs.algorithm import (
     EarlyStoppingConfig,
     EvaluationConfig,
     EvaluationSetConfig,
-    LearnerConfig,
     RlConfig,
     RocConfig,
     SamplingConfig,
@@ -22,6 +21,7 @@ from asterism.configs.algorithm import (
 )
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.health_options import HealthConfig
+from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.machines import (
     ArbiterConfig,
     BusConfig,
@@ -299,9 +299,9 @@ def _require_equal_copies(learner: LearnerConfig, num_nodes: int) -> None:
 
 def _require_single_replica(learner: LearnerConfig, sglang: SGLangConfig) -> None:
     require(
-        learner.lora_publish == "merged" or sglang.data_parallel == 1,
-        f'learner.lora_publish = "adapters" needs sglang.data_parallel = 1: a server with {sglang.data_parallel} copies of '
-        'the model loads no adapters; set learner.lora_publish = "merged", or use more engines instead',
+        learner.lora.publish == "merged" or sglang.data_parallel == 1,
+        f'learner.lora.publish = "adapters" needs sglang.data_parallel = 1: a server with {sglang.data_parallel} copies of '
+        'the model loads no adapters; set learner.lora.publish = "merged", or use more engines instead',
     )
 
 
@@ -314,26 +314,26 @@ def _require_no_cold_start(sft: SftConfig, learner: LearnerConfig) -> None:
 
 def _require_stale_correction(rl: RlConfig, learner: LearnerConfig, engine_dtype: str) -> None:
     """Raise ValueError if the loss takes tokens of earlier weights for tokens of the present ones."""
-    resolved = learner.resolve_auto(engine_dtype)
+    resolved = learner.resolve_auto(engine_dtype).loss
     is_corrected = resolved.old_logprobs == "engine" or resolved.correction != "none"
     require(
         not rl.steps or not rl.max_staleness or is_corrected,
-        f"rl.max_staleness = {rl.max_staleness} needs an importance correction for stale tokens, but learner.correction is "
-        f'"{resolved.correction}" and learner.old_logprobs is "{resolved.old_logprobs}", so that the ratio of the loss leaves '
-        'out the updates since a token was generated: set learner.correction = "tis", learner.old_logprobs = "engine" or '
+        f"rl.max_staleness = {rl.max_staleness} needs an importance correction for stale tokens, but learner.loss.correction is "
+        f'"{resolved.correction}" and learner.loss.old_logprobs is "{resolved.old_logprobs}", so that the ratio of the loss leaves '
+        'out the updates since a token was generated: set learner.loss.correction = "tis", learner.loss.old_logprobs = "engine" or '
         "rl.max_staleness = 0",
     )
 
 
 def _require_useful_offload(learner: LearnerConfig, sft: SftConfig, sglang: SGLangConfig) -> None:
     require(
-        learner.offload != "between_steps" or sglang.colocate,
-        'learner.offload = "between_steps" needs sglang.colocate = true: no engine would use the freed memory; use '
+        learner.memory.offload != "between_steps" or sglang.colocate,
+        'learner.memory.offload = "between_steps" needs sglang.colocate = true: no engine would use the freed memory; use '
         '"optimizer" to train in less memory',
     )
     require(
-        learner.offload != "optimizer" or not sft.is_enabled or sft.optimizer != "muon",
-        'learner.offload = "optimizer" needs sft.optimizer = "adamw": Muon multiplies whole matrices, which takes too long '
+        learner.memory.offload != "optimizer" or not sft.is_enabled or sft.optimizer != "muon",
+        'learner.memory.offload = "optimizer" needs sft.optimizer = "adamw": Muon multiplies whole matrices, which takes too long '
         "on a CPU",
     )
 

@@ -4,10 +4,11 @@ import difflib
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 # Every number of the configuration has bounds, so that the loader also refuses infinity and NaN.
 Count = Annotated[int, Meta(ge=0, le=2**40)]
@@ -34,6 +35,20 @@ _FILE_KEYS = [PRESET_KEY, STAGES_KEY, STAGE_KEY]
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the TOML file; unknown keys are errors."""
+
+
+S = TypeVar("S", bound=Section)
+
+
+def replace_keys(section: S, changes: Mapping[str, Any]) -> S:
+    """Return the table with other values. The keys of its inner tables are dotted, such as "optimizer.lr"."""
+    values: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for key, value in changes.items():
+        name, dot, rest = key.partition(".")
+        (inner.setdefault(name, {}) if dot else values)[rest or name] = value
+    tables = {name: replace_keys(getattr(section, name), each) for name, each in inner.items()}
+    return replace(section, **values, **tables)
 
 
 def require(condition: bool, message: str) -> None:
@@ -100,7 +115,7 @@ def find_nearest_keys(root: type[Section], path: Sequence[str]) -> list[str]:
     """Full paths of the valid keys that are most similar to `path`; several if tables share the
     key's name.
 
-    A similar key of the same table takes precedence over similar keys of other tables.
+    A similar key of the same table takes precedence, then those of its inner tables.
     """
     *parents, name = path
     section = find_section(find_annotation(root, parents))
@@ -108,7 +123,11 @@ def find_nearest_keys(root: type[Section], path: Sequence[str]) -> list[str]:
     if close := difflib.get_close_matches(name, siblings, n=1):
         return [format_path([*parents, close[0]])]
     by_name: dict[str, list[str]] = {}
-    for key in _iter_keys(root):
+    keys = list(_iter_keys(root))
+    within = [key for key in keys if parents and key.startswith(f"{parents[0]}.")]
+    if close := difflib.get_close_matches(name, [key.rpartition(".")[2] for key in within], n=1):
+        return [key for key in within if key.endswith(f".{close[0]}")]
+    for key in keys:
         by_name.setdefault(key.rpartition(".")[2], []).append(key)
     nearest = difflib.get_close_matches(name, by_name, n=1, cutoff=_MIN_FOREIGN_SIMILARITY)  # an equal name is nearest
     return by_name[nearest[0]] if nearest else []

@@ -13,7 +13,7 @@ from rich.markup import escape
 from asterism.configs.load import load_run
 from asterism.configs.loading.error_messages import format_value
 from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import find_section, get_field_types
+from asterism.configs.schema_tree import find_section, get_field_types, is_table_array
 
 _COMMENT_COLUMN = 44
 _FIELD = re.compile(r"^    (\w+): ")
@@ -43,8 +43,17 @@ def _print_table(heading: str, section: type[msgspec.Struct], table: object, con
     console.print(f"\n[bold]{escape(title)}[/]" + (f"  # {escape(summary)}" if summary else ""), soft_wrap=True)
     if table is not None:
         values = msgspec.to_builtins(table)
+        inner = {} if heading.startswith("[[") else _list_tables(section)
         for key, description in read_descriptions(section).items():
-            _print_key(key, values[key], description, console)
+            if key not in inner:
+                _print_key(key, values[key], description, console)
+        for key, each in inner.items():
+            _print_table(f"{heading[:-1]}.{key}]", each, getattr(table, key), console)
+
+
+def _list_tables(section: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    types = get_field_types(section).items()
+    return {key: inner for key, kind in types if not is_table_array(kind) and (inner := find_section(kind))}
 
 
 def _print_key(key: str, value: object, description: str, console: Console) -> None:

@@ -114,7 +114,9 @@ def _describe_folder(text: str, path: Path) -> CheckpointArgument:
     found = find_checkpoint_folder(path)
     if not _has_model(path):
         if found is not None:
-            raise UnusableInput(f"{text}: has no exported model (learner.export_every); {_list_steps(found.run)}")
+            raise UnusableInput(
+                f"{text}: has no exported model (learner.checkpoints.export_every); {_list_steps(found.run)}"
+            )
         absent = next(file for file in (path / "config.json", *list_weight_files(path)) if not file.is_file())
         raise UnusableInput(f"{absent}: no such file; expected the whole folder of a model")
     return CheckpointArgument(text, path, *found) if found is not None else CheckpointArgument(text, path)

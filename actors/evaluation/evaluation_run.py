@@ -13,8 +13,9 @@ import msgspec
 from msgspec.structs import replace
 
 from asterism.actors.engines.checkpoint_argument import RUNS_FOLDER, CheckpointArgument, parse_checkpoint_argument
-from asterism.configs.algorithm import EarlyStoppingConfig, EvaluationConfig, EvaluationSetConfig, LearnerConfig
+from asterism.configs.algorithm import EarlyStoppingConfig, EvaluationConfig, EvaluationSetConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.load import expand_paths, load_run
 from asterism.configs.machines import BusConfig, ClusterConfig, EngineConfig, OpenAIConfig
 from asterism.configs.run_folder import RunFolder

@@ -51,7 +51,7 @@ def choose_resume_step(folder: RunFolder, run: RunConfig, print_line: Callable[[
         )
     if step is None:
         _set_aside_damaged_cold_start(folder, print_line)
-    elif step and (run.learner.lora_rank or run.learner.kl_coef):
+    elif step and (run.learner.lora.rank or run.learner.loss.kl_coef):
         _check_first_checkpoint(folder)
     return step
 
@@ -65,10 +65,10 @@ def _set_aside_damaged_cold_start(folder: RunFolder, print_line: Callable[[str],
 
 
 def _check_first_checkpoint(folder: RunFolder) -> None:
-    """Adapters and learner.kl_coef need its weights at any step."""
+    """Adapters and learner.loss.kl_coef need its weights at any step."""
     if (damage := find_training_damage(folder.get_checkpoint_path(0))) is not None:
         raise NotResumable(
-            f"{damage}; only this checkpoint has the weights before RL, which learner.lora_rank and learner.kl_coef "
+            f"{damage}; only this checkpoint has the weights before RL, which learner.lora.rank and learner.loss.kl_coef "
             "need: restore it from a copy, or start again with --overwrite"
         )
 

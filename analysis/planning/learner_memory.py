@@ -24,7 +24,7 @@ class RankShare(NamedTuple):
         False  # a rank without units keeps 16-bit copies of the layers from the forward to the backward pass
     )
     has_reference: bool = False  # a second, frozen model for the KL term
-    offloads: bool = False  # learner.offload = "optimizer" on a GPU: shards are in main memory
+    offloads: bool = False  # learner.memory.offload = "optimizer" on a GPU: shards are in main memory
     adapters: int | None = None  # their number of parameters if only they are trained
     accumulates: bool = True  # whether an update has several micro batches, so that the next one finds gradients
     reduces_once: bool = False  # after the last one; until then the rank has gradients of all parameters

@@ -31,10 +31,10 @@ WRITE_BYTES = (
 )  # of asterism.engine.learner.weight_publisher and asterism.engine.model.hf_export, which import torch
 RECORD_BYTES = 13  # of a token on the bus: id, logprob, version, mask
 _LEARNER_KEYS = (
-    "learner.micro_batch_tokens",
-    "learner.activation_checkpointing",
-    "learner.reduce_gradients",
-    "learner.offload",
+    "learner.memory.micro_batch_tokens",
+    "learner.memory.activation_checkpointing",
+    "learner.memory.reduce_gradients",
+    "learner.memory.offload",
     "learner.dp_replicate",
     "learner.ranks",
     "cluster.learner_nodes",
@@ -53,9 +53,9 @@ def compute_learner_rank(inputs: PlanInputs) -> RankMemory:
         inputs.config,
         inputs.micro_batch_tokens,
         inputs.learner_value_bytes,
-        learner.activation_checkpointing,
+        learner.memory.activation_checkpointing,
         has_packed_kernel=learner.device == "cuda" and learner.dtype == "bfloat16",
-        has_entropy_gradient=learner.entropy_coef > 0,
+        has_entropy_gradient=learner.loss.entropy_coef > 0,
         is_compiled=learner.compiles,
     )
     return compute_rank_memory(inputs.size, _make_share(inputs), activations)
@@ -63,17 +63,17 @@ def compute_learner_rank(inputs: PlanInputs) -> RankMemory:
 
 def _make_share(inputs: PlanInputs) -> RankShare:
     learner = inputs.run.learner
-    has_offload = learner.offload == "optimizer"
+    has_offload = learner.memory.offload == "optimizer"
     return RankShare(
         dp_shard=inputs.ranks // learner.dp_replicate,
         value_bytes=inputs.learner_value_bytes,
         has_units=inputs.ranks > 1 or has_offload,
-        keeps_casts=learner.activation_checkpointing == "none",
-        has_reference=learner.kl_coef > 0 and learner.lora_rank == 0,
+        keeps_casts=learner.memory.activation_checkpointing == "none",
+        has_reference=learner.loss.kl_coef > 0 and learner.lora.rank == 0,
         offloads=has_offload and learner.device == "cuda",
         adapters=None if inputs.run.sft.is_enabled else inputs.adapters,
         accumulates=inputs.micro_batches > 1,
-        reduces_once=learner.reduce_gradients == "once",
+        reduces_once=learner.memory.reduce_gradients == "once",
     )
 
 
@@ -211,20 +211,20 @@ def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
 
 def _take_turns(learner: list[PlanItem], engine: list[PlanItem], inputs: PlanInputs) -> list[PlanItem]:
     """Return the larger of a step's peak and of the engines with the learner's state between steps: sglang.colocate."""
-    held = 0.0 if inputs.run.learner.offload == "between_steps" else compute_learner_rank(inputs).held
+    held = 0.0 if inputs.run.learner.memory.offload == "between_steps" else compute_learner_rank(inputs).held
     generating = [PlanItem("learner between steps", held, "master weights and moments"), *engine] if held else engine
     return max(learner, generating, key=lambda items: sum(item.bytes for item in items))
 
 
 def _list_rank_items(rank: RankMemory, inputs: PlanInputs, count: int = 1) -> list[PlanItem]:
     """List the memory of `count` equal ranks."""
-    checkpointing = inputs.run.learner.activation_checkpointing
+    checkpointing = inputs.run.learner.memory.activation_checkpointing
     tokens = f"{inputs.micro_batch_tokens:,} tokens, checkpointing {checkpointing}"
     items = [
         PlanItem("parameters", rank.parameters, _describe_share(inputs)),
         PlanItem("gradients", rank.gradients, "float32"),
         PlanItem("optimizer", rank.moments, "two moments of AdamW, float32"),
-        PlanItem("reference model", rank.reference, "learner.kl_coef"),
+        PlanItem("reference model", rank.reference, "learner.loss.kl_coef"),
         PlanItem("gathered units", rank.gathered, f"{inputs.run.learner.dtype}, with their gradients"),
         PlanItem("activations", rank.activations, tokens),
         PlanItem("logits", rank.logits, f"peak {rank.moment}"),
@@ -234,7 +234,7 @@ def _list_rank_items(rank: RankMemory, inputs: PlanInputs, count: int = 1) -> li
 
 def _list_offloaded_items(inputs: PlanInputs, ranks: int) -> list[PlanItem]:
     """List the main memory of a learner on GPUs."""
-    if inputs.run.learner.offload == "between_steps":
+    if inputs.run.learner.memory.offload == "between_steps":
         return [PlanItem("learner between steps", ranks * compute_learner_rank(inputs).held, "page-locked")]
     return _list_rank_items(compute_offloaded_memory(inputs.size, _make_share(inputs)), inputs, ranks)
 
@@ -252,9 +252,9 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
     if run.learner.device == "cpu":
         items += _list_rank_items(compute_learner_rank(inputs), inputs, ranks)
         keys += _LEARNER_KEYS
-    elif run.learner.offload != "none":
+    elif run.learner.memory.offload != "none":
         items += _list_offloaded_items(inputs, ranks)
-        keys += ["learner.offload", "learner.dp_replicate"]
+        keys += ["learner.memory.offload", "learner.dp_replicate"]
     items.append(PlanItem("weights in writing", _count_written_bytes(inputs, ranks), "published or exported"))
     bucket = _compute_bucket_bytes(inputs)
     if bucket and run.sglang.weights != "ipc":
@@ -301,7 +301,7 @@ def list_shared_items(inputs: PlanInputs) -> list[PlanItem]:
 
 def _describe_slots(inputs: PlanInputs) -> str:
     versions = f"{inputs.run.num_weight_versions} versions"
-    return f"the base, and {versions} of adapters" if inputs.run.learner.lora_publish == "adapters" else versions
+    return f"the base, and {versions} of adapters" if inputs.run.learner.lora.publish == "adapters" else versions
 
 
 def count_batch_bytes(inputs: PlanInputs) -> float:

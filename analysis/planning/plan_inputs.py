@@ -10,6 +10,7 @@ import msgspec
 from asterism.analysis.planning.model_size import ModelSize, measure_model
 from asterism.analysis.simulation.cluster_model import A100, H100, H200, MI300X, GpuSpec
 from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import replace_keys
 from asterism.engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
 from asterism.engine.model.model_config import DecoderConfig
 
@@ -62,13 +63,7 @@ class PlanInputs:
 
     def change(self, changes: Mapping[str, Any]) -> "PlanInputs":
         """With other values of configuration keys, such as {"learner.ranks": 2}. Raises ValueError if they are invalid."""
-        run = self.run
-        for key, value in changes.items():
-            section, _, name = key.partition(".")
-            run = msgspec.structs.replace(
-                run, **{section: msgspec.structs.replace(getattr(run, section), **{name: value})}
-            )
-        changed = PlanInputs(run, self.config, self.machines, self.assumptions)
+        changed = PlanInputs(replace_keys(self.run, changes), self.config, self.machines, self.assumptions)
         changed.size = self.size
         return changed
 
@@ -102,7 +97,7 @@ class PlanInputs:
         """Of the largest micro batch: a longer trajectory or dialogue has its own."""
         trajectory = self.run.trained_sequence_tokens if self.has_rl else 0
         dialogue = self.run.sft.max_tokens if self.run.sft.is_enabled else 0
-        return max(self.run.learner.micro_batch_tokens, trajectory - 1, dialogue - 1)
+        return max(self.run.learner.memory.micro_batch_tokens, trajectory - 1, dialogue - 1)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import combinations, product
+from operator import attrgetter
 from typing import Any, get_args
 
 import msgspec
@@ -11,7 +12,7 @@ from asterism.analysis.planning.plan_inputs import SEQUENCE_KEYS, PlanInputs
 from asterism.analysis.planning.resources import KeyChange, PlannedCount, PlannedResource
 from asterism.analysis.planning.step_seconds import StepSeconds, estimate_step
 from asterism.analysis.planning.storage_plan import plan_disk, plan_largest_message, plan_shared_memory
-from asterism.configs.algorithm import Checkpointing
+from asterism.configs.learner_options import Checkpointing
 
 _ALTERNATIVES = 3  # changes that are listed for a resource
 _FRACTIONS = 16  # of a present value that are tried
@@ -48,7 +49,7 @@ def build_plan(inputs: PlanInputs) -> RunPlan:
         model_type=inputs.config.model_type,
         parameters=inputs.size.total,
         layers=inputs.config.num_layers,
-        checkpointing=inputs.run.learner.activation_checkpointing,
+        checkpointing=inputs.run.learner.memory.activation_checkpointing,
         resources=tuple(resources.values()),
         counts=tuple(counts.values()),
         batch_bytes=count_batch_bytes(inputs),
@@ -126,21 +127,20 @@ def _try(inputs: PlanInputs, name: str, tried: Sequence[Mapping[str, Any]], shor
 
 def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
     """Values to try, the smallest change first; larger shares of memory after the smaller ones."""
-    section, _, name = key.partition(".")
-    value = getattr(getattr(inputs.run, section), name)
+    value = attrgetter(key)(inputs.run)
     match key:
-        case "learner.activation_checkpointing":
+        case "learner.memory.activation_checkpointing":
             modes = get_args(Checkpointing)
             yield from modes[modes.index(value) + 1 :]
-        case "learner.reduce_gradients":
+        case "learner.memory.reduce_gradients":
             yield from ["each_micro_batch"] if value == "once" else []
-        case "learner.lora_publish":
+        case "learner.lora.publish":
             yield from ["adapters"] if value == "merged" else []
         case "engine.share_gpu_weights":
             yield from [False] if value else []
         case "sglang.weights":
             yield from ["tensor"] if value == "disk" else []
-        case "learner.offload":
+        case "learner.memory.offload":
             yield from (each for each in ("none", "between_steps", "optimizer") if each != value)
         case "learner.ranks" if inputs.run.learner.device == "cuda" and inputs.machines.gpus:
             yield from dict.fromkeys((*(value * factor for factor in _FACTORS), inputs.machines.gpus))
@@ -151,7 +151,7 @@ def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
             yield from (round(value + step / 20, 2) for step in range(1, 20) if value + step / 20 < 1)
         case "evaluation.every" | "rl.max_staleness":
             yield from range(value - 1, -1, -1)
-        case "learner.keep_checkpoints" | "engine.num_engines" | "cluster.nodes":
+        case "learner.checkpoints.keep" | "engine.num_engines" | "cluster.nodes":
             yield from range(value - 1, 0, -1)
         case "learner.dp_replicate":
             yield from (value // factor for factor in _FACTORS if value % factor == 0)

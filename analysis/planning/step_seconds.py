@@ -79,8 +79,8 @@ def _count_step_flops(inputs: PlanInputs) -> float:
     if not inputs.has_rl:
         return trained
     learner = inputs.run.learner.resolve_auto(inputs.run.engine.dtype)
-    forward_passes = 1.0 if learner.kl_coef else 0.0
-    if learner.old_logprobs == "recomputed":
+    forward_passes = 1.0 if learner.loss.kl_coef else 0.0
+    if learner.loss.old_logprobs == "recomputed":
         forward_passes += 1 - 1 / learner.minibatches
     return trained * (1 + forward_passes / 3)
 

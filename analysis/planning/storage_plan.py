@@ -8,7 +8,7 @@ from asterism.analysis.planning.resources import PlanItem, PlannedCount, Planned
 from asterism.bus.transport.packets import MAX_FRAME_BYTES
 from asterism.policies.groups.selection import MAX_PART_BYTES
 
-# Besides learner.keep_checkpoints: before RL, the last one, and an unfinished one.
+# Besides learner.checkpoints.keep: before RL, the last one, and an unfinished one.
 _FURTHER_CHECKPOINTS = 3
 _EVALUATED_CHECKPOINTS = 2  # with evaluation.keep_best: the best one, and one in evaluation
 _SHARED_REMEDY = (
@@ -20,10 +20,10 @@ _TURN_BYTES = 4  # of a token in a request to an engine
 
 def plan_shared_memory(inputs: PlanInputs) -> PlannedResource:
     run = inputs.run
-    can_publish_adapters = run.learner.lora_rank > 0 and (
+    can_publish_adapters = run.learner.lora.rank > 0 and (
         run.engine.kind == "embedded" or run.sglang.data_parallel == 1
     )
-    adapter_keys = ("learner.lora_publish",) if can_publish_adapters else ()
+    adapter_keys = ("learner.lora.publish",) if can_publish_adapters else ()
     transport_keys = ("sglang.weights",) if inputs.has_servers and run.sglang.data_parallel == 1 else ()
     keys = (*adapter_keys, *transport_keys, "rl.max_staleness", "evaluation.every")
     items = tuple(list_shared_items(inputs))
@@ -33,17 +33,17 @@ def plan_shared_memory(inputs: PlanInputs) -> PlannedResource:
 def plan_disk(inputs: PlanInputs) -> PlannedResource:
     """Event logs are not counted: log.keep_steps bounds them."""
     run, size = inputs.run, inputs.size
-    count = run.learner.keep_checkpoints + _FURTHER_CHECKPOINTS
+    count = run.learner.checkpoints.keep + _FURTHER_CHECKPOINTS
     count += _EVALUATED_CHECKPOINTS if run.evaluation.saves_evaluated_steps else 0
-    export_dtype = run.learner.resolve_auto(run.engine.dtype).export_dtype
+    export_dtype = run.learner.resolve_auto(run.engine.dtype).checkpoints.export_dtype
     exported = VALUE_BYTES[export_dtype] * size.total
     items = [
         PlanItem("checkpoints", _count_state_bytes(inputs, count), f"{count} of master weights and moments, float32"),
         PlanItem("exported models", count * exported, f"{count} in {export_dtype}"),
     ]
-    if batches := run.learner.checkpoint_every * count_batch_bytes(inputs):
+    if batches := run.learner.checkpoints.every * count_batch_bytes(inputs):
         items.append(PlanItem("batches", batches, "since the last checkpoint"))
-    keys = ("learner.keep_checkpoints", "evaluation.every")
+    keys = ("learner.checkpoints.keep", "evaluation.every")
     return PlannedResource("disk", tuple(items), inputs.machines.disk_bytes, keys, _DISK_REMEDY)
 
 

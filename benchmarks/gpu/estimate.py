@@ -65,7 +65,7 @@ def count(model: str, tokens: int, *, is_compiled: bool, layers: int) -> Figures
         "step_ms": 1e3 * step_s,
         "mfu": rate / PEAK_FLOPS,
         "share_of_gemm": rate / MEASURED_GEMM_FLOPS,
-        "checkpointing": learner.activation_checkpointing,
+        "checkpointing": learner.memory.activation_checkpointing,
         "kernels": float(costs.total.kernels),
         "gib": costs.total.pointwise_bytes / 2**30,
         "product_tflop": costs.total.product_flops / 1e12,

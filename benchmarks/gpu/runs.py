@@ -39,8 +39,12 @@ LARGE: Mapping[str, Any] = {
     **_TRAINED,
     **{"tiny.hidden_size": 2048, "tiny.intermediate_size": 6144, "tiny.num_layers": 8, "tiny.num_heads": 16},
     **{"tiny.num_kv_heads": 8, "tiny.head_dim": 128, "sft.steps": 0, "rl.steps": 3, "engine.dtype": "bfloat16"},
-    **{"tiny.num_sft_dialogues": 64, "learner.dtype": "bfloat16", "learner.lr": 1e-6},
-    **{"learner.micro_batch_tokens": 16_384, "learner.checkpoint_every": 100, "learner.export_every": 100},
+    **{"tiny.num_sft_dialogues": 64, "learner.dtype": "bfloat16", "learner.optimizer.lr": 1e-6},
+    **{
+        "learner.memory.micro_batch_tokens": 16_384,
+        "learner.checkpoints.every": 100,
+        "learner.checkpoints.export_every": 100,
+    },
 }
 QUICK: Mapping[str, Any] = {
     **_TRAINED,

@@ -6,13 +6,14 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 
 from asterism.analysis.planning.activation_memory import compute_activation_memory
 from asterism.analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
 from asterism.analysis.planning.model_size import measure_model
-from asterism.configs.algorithm import Checkpointing, LearnerConfig, RlConfig
+from asterism.configs.algorithm import RlConfig
+from asterism.configs.learner_options import Checkpointing, LearnerConfig
 from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import replace_keys
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup, join_ranks
 from asterism.engine.learner.micro_batches.load_metrics import GIB, measure_peak_memory, reset_peak_memory
@@ -102,9 +103,9 @@ def make_sequences(lengths: Sequence[int], vocabulary: int) -> list[TrainingSequ
 
 def plan_rank(config: DecoderConfig, learner: LearnerConfig) -> RankMemory:
     """The memory of a single rank in bfloat16."""
-    mode, on_gpu = learner.activation_checkpointing, learner.device == "cuda"
+    mode, on_gpu = learner.memory.activation_checkpointing, learner.device == "cuda"
     activations = compute_activation_memory(
-        config, learner.micro_batch_tokens, 2, mode, has_packed_kernel=on_gpu, is_compiled=learner.compiles
+        config, learner.memory.micro_batch_tokens, 2, mode, has_packed_kernel=on_gpu, is_compiled=learner.compiles
     )
     return compute_rank_memory(measure_model(config), RankShare(value_bytes=2, keeps_casts=mode == "none"), activations)
 
@@ -113,10 +114,10 @@ def choose_mode(config: DecoderConfig, learner: LearnerConfig, gpu_bytes: float)
     """With the first mode of activation checkpointing that fits the GPU, as `asterism plan` would choose."""
     usable = _USABLE_SHARE * gpu_bytes
     for mode in get_args(Checkpointing):
-        chosen = replace(learner, activation_checkpointing=mode)
+        chosen = replace_keys(learner, {"memory.activation_checkpointing": mode})
         if plan_rank(config, chosen).total < usable:
             return chosen
-    tokens = learner.micro_batch_tokens
+    tokens = learner.memory.micro_batch_tokens
     raise SystemExit(f"{tokens} tokens do not fit into {usable / GIB:.0f} GiB even with full checkpointing")
 
 
@@ -155,7 +156,7 @@ def measure_step(
         "share_of_gemm": rate / gemm,
         "peak_gib": peak_gib,
         "peak_over_plan": peak_gib * GIB / planned.total,
-        "checkpointing": learner.activation_checkpointing,
+        "checkpointing": learner.memory.activation_checkpointing,
         "compile": str(learner.compiles),
     }
 
@@ -165,12 +166,12 @@ def make_learner(device: torch.device, tokens: int, **changes: Any) -> LearnerCo
     settings: dict[str, Any] = {
         "device": "cuda" if device.type == "cuda" else "cpu",
         "dtype": "bfloat16",
-        "micro_batch_tokens": tokens,
-        "old_logprobs": "engine",
-        "correction": "none",
-        "mismatch_limit": 0.0,
+        "memory.micro_batch_tokens": tokens,
+        "loss.old_logprobs": "engine",
+        "loss.correction": "none",
+        "loss.mismatch_limit": 0.0,
     }
-    return LearnerConfig(**settings | changes)
+    return replace_keys(LearnerConfig(), settings | changes)
 
 
 def measure_passes(config: DecoderConfig, tokens: int, device: torch.device, gemm_size: int) -> dict[str, float | str]:

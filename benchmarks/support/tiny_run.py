@@ -22,6 +22,7 @@ from asterism.configs.algorithm import EvaluationConfig
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import DataConfig, ModelConfig, RunConfig
+from asterism.configs.schema_tree import replace_keys
 from asterism.policies.tools.task_description import TaskDescription
 
 
@@ -52,7 +53,7 @@ def from_checkpoint(config: Path, settings: Sequence[str], checkpoint: Path, ste
         model=ModelConfig(checkpoint=str(checkpoint.resolve())),
         data=DataConfig(train=str(data / "train.jsonl"), test=str(data / "test.jsonl")),
         evaluation=EvaluationConfig(questions=0),
-        learner=replace(run.learner, checkpoint_every=steps),
+        learner=replace_keys(run.learner, {"checkpoints.every": steps}),
     )
 
 

@@ -54,7 +54,7 @@ def build_runs(options: argparse.Namespace, runs: Path) -> dict[str, RunConfig]:
     sft = [f"sft.steps={sft_steps}", *settings]
     checkpoint = options.checkpoint or run_cold_start(options.config, sft, runs)
     threads = [f"{part}.threads={options.threads}" for part in ("engine", "learner")]
-    fixed = ["learner.final_lr_fraction=1.0", *threads]
+    fixed = ["learner.optimizer.final_lr_fraction=1.0", *threads]
     built: dict[str, RunConfig] = {}
     for kind, selection in (("", EVERY_ROLLOUT), ("roc_", ("roc.enabled=true",))):
         run = from_checkpoint(options.config, [*settings, *fixed, *selection], checkpoint, options.steps)

@@ -67,10 +67,10 @@ def build_settings(run: RunConfig, threads: int) -> TrlSettings:
         minibatches=run.learner.minibatches,
         response_tokens=run.dialogue.response_tokens,
         max_turns=run.dialogue.max_turns,
-        lr=run.learner.lr,
-        warmup_steps=run.learner.warmup_steps,
-        clip_low=run.learner.clip_low,
-        clip_high=run.learner.clip_high,
+        lr=run.learner.optimizer.lr,
+        warmup_steps=run.learner.optimizer.warmup_steps,
+        clip_low=run.learner.loss.clip_low,
+        clip_high=run.learner.loss.clip_high,
     )
 
 

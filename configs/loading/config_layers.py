@@ -52,7 +52,7 @@ def parse_override(override: str) -> ConfigLayer:
     dotted, equals, text = override.partition("=")
     keys = [key.strip() for key in dotted.split(".")]
     if not equals or not all(keys):
-        raise ConfigError(f"{source}: expected key.path=value, such as --set learner.lr=1e-4")
+        raise ConfigError(f"{source}: expected key.path=value, such as --set learner.optimizer.lr=1e-4")
     run_keys = keys[2:] if keys[0] == STAGES_KEY else keys
     expects_string = keys in ([PRESET_KEY], [STAGE_KEY]) or is_string(find_annotation(RunConfig, run_keys))
     table: Any = _parse_value(text.strip(), expects_string=expects_string)

@@ -28,8 +28,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from asterism.bus.process.operations import OperationRecord
-from asterism.configs.algorithm import LearnerConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.learner_options import LearnerConfig
 
 # Ranks wait in a broadcast while rollouts are collected. A dead rank is detected by its closed connection.
 CONTROL_TIMEOUT = timedelta(days=7)
@@ -81,7 +81,7 @@ class RankGroup(NamedTuple):
     checkpoint_group: ProcessGroup | None = (
         None  # several ranks; only asterism.engine.learner.saving.checkpoint_writer uses it
     )
-    offloads_optimizer: bool = False  # learner.offload = "optimizer"
+    offloads_optimizer: bool = False  # learner.memory.offload = "optimizer"
 
     @property
     def is_leader(self) -> bool:
@@ -136,7 +136,7 @@ def join_ranks(learner: LearnerConfig) -> RankGroup:
     dims = compute_parallel_dims(world_size, learner.dp_replicate)
     ranks = RankGroup(rank, world_size, local_world_size, dims, _find_device(learner.device))
     ranks.select_device()
-    offloads_optimizer = learner.offload == "optimizer"  # by FSDP
+    offloads_optimizer = learner.memory.offload == "optimizer"  # by FSDP
     if world_size == 1 and not offloads_optimizer:
         return ranks
     ranks = ranks._replace(offloads_optimizer=offloads_optimizer)

@@ -95,7 +95,7 @@ class LearnerRank:
             restore_replaced_checkpoints(self._folder.checkpoints)
         step = broadcast_object(self._ranks, self._choose_resume_step(resume_step))
         metrics = self._start_training(report) if step is None else self._resume_training(step)
-        if self._run.learner.kl_coef:
+        if self._run.learner.loss.kl_coef:
             self.finish_saving()
             self._loaded_trainer.set_reference(self._trainers.models.load_reference(self._loaded_trainer.model))
         has_later_batches = broadcast_object(self._ranks, any(each > self._step for each in journaled_steps))
@@ -290,7 +290,7 @@ class LearnerRank:
         def prune() -> None:
             checkpoints = self._folder.checkpoints
             protected = list_protected_steps(self._run, checkpoints, list_saved_steps(checkpoints))
-            stale = prune_checkpoints(checkpoints, self._run.learner.keep_checkpoints, protected)
+            stale = prune_checkpoints(checkpoints, self._run.learner.checkpoints.keep, protected)
             self._logger.info("checkpoint.saved", path=str(checkpoint), pruned=len(stale))
             if on_pruned is not None:
                 on_pruned()

@@ -63,14 +63,14 @@ def _stack(values: Mapping[str, Tensor], names: Mapping[str, Tensor], device: to
     """In the order of `names`, in float64; also an empty tensor is on `device`, where collectives need it."""
     if set(values) != set(names):
         raise UnusableInput(
-            f"learner.loss: a micro batch has the metrics {', '.join(values)}, another one has {', '.join(names)}"
+            f"learner.loss.function: a micro batch has the metrics {', '.join(values)}, another one has {', '.join(names)}"
         )
     stacked = [values[name].detach().reshape(()).to(device, torch.float64) for name in names]
     return torch.stack(stacked) if stacked else torch.zeros(0, dtype=torch.float64, device=device)
 
 
 def check_mismatch(sums: LossSums, totals: MinibatchTotals, limit: float) -> None:
-    """Raises UnusableInput above learner.mismatch_limit."""
+    """Raises UnusableInput above learner.loss.mismatch_limit."""
     if message := describe_excessive_mismatch(_compute_mismatch(sums, totals), limit):
         raise UnusableInput(message)
 
@@ -92,7 +92,7 @@ def compute_rl_metrics(updates: Sequence[OptimizerUpdate]) -> dict[str, float]:
     """Means over the tokens or sequences of all updates.
 
     The mismatch is that of the first minibatch, and with several ones also by "minibatch NUMBER: METRIC". With
-    learner.old_logprobs = "engine", later minibatches include the policy's own changes.
+    learner.loss.old_logprobs = "engine", later minibatches include the policy's own changes.
     """
     if not updates:
         return {"updates": 0.0}

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from asterism.configs.algorithm import LearnerConfig, SftConfig
+from asterism.configs.algorithm import SftConfig
+from asterism.configs.learner_options import LearnerConfig
 from asterism.engine.learner.distributed import gather_full
 
 MOMENTUM = 0.95
@@ -99,7 +100,15 @@ def build_sft_optimizers(model: nn.Module, sft: SftConfig) -> list[Optimizer]:
 def build_rl_optimizers(model: nn.Module, learner: LearnerConfig) -> list[Optimizer]:
     """AdamW for all parameters that are not frozen: Muon's full-rank updates are too coarse for the small changes of RL."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [AdamW(trained, lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay, fused=True)]
+    return [
+        AdamW(
+            trained,
+            lr=learner.optimizer.lr,
+            betas=learner.optimizer.betas,
+            weight_decay=learner.optimizer.weight_decay,
+            fused=True,
+        )
+    ]
 
 
 def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

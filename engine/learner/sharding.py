@@ -10,7 +10,7 @@ A unit gathers its parameters before its forward pass and again before its backw
 
 Parameters, gradients and the optimizer's state are float32 shards. With learner.dtype = "bfloat16" the gathered copies are
 bfloat16, and gradients are reduced in float32. A single rank has no units: its layers convert the float32 parameters where
-they compute (engine/model/layers.py), which saves the copies of a gather. With learner.offload = "optimizer" the shards are in main memory: a unit is
+they compute (engine/model/layers.py), which saves the copies of a gather. With learner.memory.offload = "optimizer" the shards are in main memory: a unit is
 copied to the GPU before it is gathered, and its reduced gradients are copied back.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.learner_options import LearnerConfig
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import fill_parameters
@@ -100,7 +100,7 @@ def set_gradient_reduction(model: nn.Module, ranks: RankGroup, learner: LearnerC
     each one, or once; until then a rank holds float32 gradients of all parameters, as a rank with a whole copy does anyway.
     """
     if isinstance(model, FSDPModule):
-        is_reduced_once = learner.reduce_gradients == "once" or ranks.dims.dp_shard == 1
+        is_reduced_once = learner.memory.reduce_gradients == "once" or ranks.dims.dp_shard == 1
         model.set_requires_all_reduce(is_last)
         model.set_requires_gradient_sync(is_last or not is_reduced_once)
 

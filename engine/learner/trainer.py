@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from asterism.configs.algorithm import LearnerConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.schema import RunConfig
 from asterism.engine.chat.chat_files import ServedChat
 from asterism.engine.learner.batches.minibatches import (
@@ -83,7 +83,7 @@ class Trainer:
     def start_stage(self, stage: Literal["sft", "rl"]) -> None:
         """Fresh optimizers, step 0. The model may be another one than that of the previous stage."""
         self.stage, self.step = stage, 0
-        self.model.set_recomputed(self._learner.activation_checkpointing)
+        self.model.set_recomputed(self._learner.memory.activation_checkpointing)
         self.model.set_compiled(self._learner.compiles)
         self._optimizers = (
             build_sft_optimizers(self.model, self._run.sft)
@@ -112,7 +112,7 @@ class Trainer:
             "lr": lr_scale * sft.lr,
             "tokens": float(sum(sequence.num_loss_tokens for sequence in sequences)),
             **{f"file {name}: loss": loss for name, loss in losses.items()},
-            **compute_plan_metrics(planned, self._learner.micro_batch_tokens, self.flops.attention_tokens),
+            **compute_plan_metrics(planned, self._learner.memory.micro_batch_tokens, self.flops.attention_tokens),
             **compute_expert_metrics(self.model, self._ranks),
         }
 
@@ -131,10 +131,12 @@ class Trainer:
         Returns loss and grad_norm (means over updates), lr, updates, updates_skipped, tokens (in the loss), rows,
         ratio_mean, ratio_max, entropy (over all tokens), the metrics of the loss, those of the mismatch between engine
         and learner, of the plan of micro batches, and of the load of experts. Raises ValueError for token ids outside the vocabulary, OSError for unreadable sequences, and
-        UnusableInput above learner.mismatch_limit.
+        UnusableInput above learner.loss.mismatch_limit.
         """
         learner, steps = self._learner, self._run.rl.steps
-        lr_scale = linear_schedule(self.step, steps, learner.warmup_steps, learner.final_lr_fraction)
+        lr_scale = linear_schedule(
+            self.step, steps, learner.optimizer.warmup_steps, learner.optimizer.final_lr_fraction
+        )
         minibatches = build_rl_minibatches(sequences, learner.minibatches, self._run.seed, self.step)
         check_token_ids(sequences, self.model.config.vocab_size)
         trained = [minibatch for minibatch in minibatches if any(sequence.num_loss_tokens for sequence in minibatch)]
@@ -145,13 +147,13 @@ class Trainer:
         updates = list[OptimizerUpdate]()
         for minibatch, old in zip(trained, old_logprobs, strict=True):
             # After an update, the present weights also differ from the engine's by that update.
-            is_comparable = learner.old_logprobs == "recomputed" or not updates
-            limit = learner.mismatch_limit if is_comparable else 0.0
+            is_comparable = learner.loss.old_logprobs == "recomputed" or not updates
+            limit = learner.loss.mismatch_limit if is_comparable else 0.0
             updates.append(self._run_update(minibatch, lr_scale, self._objective.compute, old, limit))
         tokens = sum(update.totals.tokens for update in updates)
         self.step += 1
-        counts = {"lr": lr_scale * learner.lr, "rows": float(len(sequences)), "tokens": float(tokens)}
-        plan = compute_plan_metrics(planned, learner.micro_batch_tokens, self.flops.attention_tokens)
+        counts = {"lr": lr_scale * learner.optimizer.lr, "rows": float(len(sequences)), "tokens": float(tokens)}
+        plan = compute_plan_metrics(planned, learner.memory.micro_batch_tokens, self.flops.attention_tokens)
         return counts | compute_rl_metrics(updates) | plan | compute_expert_metrics(self.model, self._ranks)
 
     def check_weights(self) -> None:
@@ -159,7 +161,7 @@ class Trainer:
         if name := find_non_finite_parameter(self.model, self._ranks):
             raise UnusableInput(
                 f"the weights of the learner are not finite after step {self.step}, first in {name}. Likely causes: "
-                "a damaged model.checkpoint, or a too high learner.lr or sft.lr. Earlier checkpoints are kept."
+                "a damaged model.checkpoint, or a too high learner.optimizer.lr or sft.lr. Earlier checkpoints are kept."
             )
 
     def set_reference(self, policy: nn.Module) -> None:
@@ -170,7 +172,7 @@ class Trainer:
 
     def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[SequenceSource]]) -> list[OldLogprobs]:
         """With the present weights, by minibatch; None for the first one: its own forward pass computes them."""
-        if self._learner.old_logprobs == "engine" or len(minibatches) < 2:
+        if self._learner.loss.old_logprobs == "engine" or len(minibatches) < 2:
             return [None] * len(minibatches)
         old_logprobs: list[OldLogprobs] = [None]
         for sequences in minibatches[1:]:
@@ -178,12 +180,12 @@ class Trainer:
         return old_logprobs
 
     def _split_micro_batches(self, sequences: Sequence[SequenceSource]) -> RankShares:
-        num_shares, tokens = self._ranks.dims.num_data_ranks, self._learner.micro_batch_tokens
+        num_shares, tokens = self._ranks.dims.num_data_ranks, self._learner.memory.micro_batch_tokens
         return split_micro_batches(sequences, num_shares, tokens, self.flops.attention_tokens)
 
     def _list_micro_batches(self, sequences: Sequence[SequenceSource]) -> list[Callable[[], MicroBatch]]:
         """Those of this rank. A call loads one, into page-locked memory for a GPU."""
-        loss_mean = self._learner.loss_mean if self.stage == "rl" else "tokens"
+        loss_mean = self._learner.loss.mean if self.stage == "rl" else "tokens"
         weights = compute_token_weights(sequences, loss_mean, self._run.response_tokens)
         share = self._split_micro_batches(sequences)[self._ranks.data_rank]
         return [partial(load_micro_batch, sequences, weights, indices, self._ranks.device) for indices in share]
@@ -220,7 +222,7 @@ class Trainer:
         reference = self._reference if self.stage == "rl" else None
         reference_N = None if reference is None else self._score_without_gradient(reference, batch).logprobs_N
         scores = self._score(self.model, batch)
-        if self.stage == "sft" or self._learner.old_logprobs == "engine":
+        if self.stage == "sft" or self._learner.loss.old_logprobs == "engine":
             old_N = batch.logprobs_N
         elif old_N is None:
             old_N = scores.logprobs_N.detach()
@@ -235,7 +237,7 @@ class Trainer:
     def _score(self, model: nn.Module, batch: MicroBatch) -> TokenScores:
         is_rl = self.stage == "rl"
         temperature = self._run.sampling.temperature if is_rl else 1.0
-        has_entropy_gradient = is_rl and self._learner.entropy_coef > 0
+        has_entropy_gradient = is_rl and self._learner.loss.entropy_coef > 0
         has_float32_logits = self._learner.has_float32_logits
         tokens = ScoredTokens(batch.positions_N, batch.targets_N, temperature, has_entropy_gradient, has_float32_logits)
         return model(batch.token_ids_T[None], tokens=tokens, segments=batch.segments)
@@ -250,7 +252,7 @@ class Trainer:
         parameters = list(self.model.parameters())
         norm = gather_full(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
         if torch.isfinite(norm):
-            clip_grads_with_norm_(parameters, self._run.learner.max_grad_norm, norm)
+            clip_grads_with_norm_(parameters, self._run.learner.optimizer.max_grad_norm, norm)
             for optimizer, base in zip(self._optimizers, self._base_lrs, strict=True):
                 for group in optimizer.param_groups:
                     group["lr"] = base * lr_scale
@@ -330,14 +332,14 @@ def _build_loss_input(
         minibatch_tokens=totals.tokens,
         minibatch_sequences=totals.sequences,
         max_response_tokens=max_response_tokens,
-        clip_low=learner.clip_low,
-        clip_high=learner.clip_high,
-        clip_dual=learner.clip_dual,
-        log_ratio_limit=learner.log_ratio_limit,
+        clip_low=learner.loss.clip_low,
+        clip_high=learner.loss.clip_high,
+        clip_dual=learner.loss.clip_dual,
+        log_ratio_limit=learner.loss.log_ratio_limit,
     )
 
 
 def _describe_export(model: CausalLM, learner: LearnerConfig, tokenizer_folder: Path) -> ModelExport:
     shapes = {name: tuple(parameter.shape) for name, parameter in list_base_parameters(model).items()}
-    dtype: torch.dtype = getattr(torch, learner.export_dtype)
+    dtype: torch.dtype = getattr(torch, learner.checkpoints.export_dtype)
     return ModelExport(model.config, shapes, tokenizer_folder, dtype, describe_adapters(model))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from asterism.configs.algorithm import Checkpointing
+from asterism.configs.learner_options import Checkpointing
 
 Result = TypeVar("Result")
 

@@ -22,7 +22,7 @@ def count_slot_bytes(config: DecoderConfig, parameters: int, run: RunConfig) -> 
     """
     base = count_version_bytes(parameters, run)
     options = get_lora_options(run.learner)
-    if run.learner.lora_publish == "merged" or options is None:
+    if run.learner.lora.publish == "merged" or options is None:
         return run.num_weight_versions * base
     return base + run.num_weight_versions * 4 * count_adapter_parameters(config, options)
 

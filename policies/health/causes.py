@@ -64,7 +64,7 @@ def find_divergence(history: StepHistory, health: HealthConfig) -> RankedCause |
     return RankedCause(
         "divergence",
         f"the policy has diverged after too large updates: the reward fell from {best:.3g} to {newest:.3g}",
-        f"lower learner.lr{present}, and start again from a checkpoint from before",
+        f"lower learner.optimizer.lr{present}, and start again from a checkpoint from before",
     )
 
 

@@ -299,7 +299,7 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
     "tool_errors": HealthCheck(
         measure_tool_errors,
         "the reward does not depend on failed calls, so that answers with repaired calls are reinforced",
-        "set roc.enabled = true, or lower learner.lr",
+        "set roc.enabled = true, or lower learner.optimizer.lr",
     ),
     "tool_timeouts": HealthCheck(
         measure_tool_timeouts,
@@ -309,17 +309,17 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
     "entropy": HealthCheck(
         measure_entropy,
         "too many or too large updates on few answers; the groups then contain equal answers",
-        "lower learner.lr or learner.minibatches, or raise learner.clip_high or sampling.temperature",
+        "lower learner.optimizer.lr or learner.minibatches, or raise learner.loss.clip_high or sampling.temperature",
     ),
     "gradient_norm": HealthCheck(
         measure_gradient_norm,
         "few rows in the batch, tokens with an extreme probability ratio, or a learning rate near divergence",
-        "lower learner.lr or learner.max_grad_norm, or raise rl.prompts",
+        "lower learner.optimizer.lr or learner.optimizer.max_grad_norm, or raise rl.prompts",
     ),
     "clipping": HealthCheck(
         measure_clipping,
         "the policy moves far within one step: too many or too large updates, or stale tokens",
-        "lower learner.lr, learner.minibatches or rl.max_staleness",
+        "lower learner.optimizer.lr, learner.minibatches or rl.max_staleness",
     ),
     "mismatch": HealthCheck(
         measure_mismatch,
@@ -334,7 +334,7 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
     "weight_sync": HealthCheck(
         measure_weight_sync,
         "the published weights, or adapters, do not reach the engine, or it generates without them",
-        "restart the engine, and check sglang.weights and learner.lora_publish",
+        "restart the engine, and check sglang.weights and learner.lora.publish",
     ),
     "equal_groups": HealthCheck(
         measure_equal_groups,
@@ -344,7 +344,7 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
     "skipped_updates": HealthCheck(
         measure_skipped_updates,
         "overflow in the loss or in the weights: the learning rate is too high, or a loss of your own divides by 0",
-        "lower learner.lr, or check learner.loss; resume from a checkpoint from before",
+        "lower learner.optimizer.lr, or check learner.loss.function; resume from a checkpoint from before",
     ),
     "no_updates": HealthCheck(
         measure_no_updates,
@@ -354,7 +354,7 @@ HEALTH_CHECKS: Mapping[str, HealthCheck] = {
     "reward_drop": HealthCheck(
         measure_reward_drop,
         "the policy has diverged after a large update, or the grader or a tool has failed",
-        "lower learner.lr or learner.minibatches; check sandbox.backend and reward.functions",
+        "lower learner.optimizer.lr or learner.minibatches; check sandbox.backend and reward.functions",
     ),
     "evaluation_drop": HealthCheck(
         measure_evaluation_drop,

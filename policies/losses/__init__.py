@@ -18,4 +18,4 @@ LOSSES = {
 
 def load_policy_loss(name: str) -> PolicyLoss:
     """`name`: of a built-in loss, or an import path. Raises UnusableInput."""
-    return cast("PolicyLoss", load_object(LOSSES.get(name, name), "learner.loss"))
+    return cast("PolicyLoss", load_object(LOSSES.get(name, name), "learner.loss.function"))

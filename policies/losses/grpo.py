@@ -1,6 +1,6 @@
 """The built-in losses: GRPO with an asymmetric clip, GSPO, CISPO, and the cross entropy of the cold start.
 
-Each is the mean `learner.loss_mean` over tokens, with the importance weights of `learner.correction`.
+Each is the mean `learner.loss.mean` over tokens, with the importance weights of `learner.loss.correction`.
 """
 
 import torch
@@ -16,7 +16,7 @@ def compute_grpo_loss(batch: LossInput) -> LossOutput:
 
     Source: rStar2-Agent, arXiv 2508.20722, section 3; the wider upper bound: DAPO, arXiv 2503.14476,
     section 3.1; dual clip: arXiv 1912.09729. Dr. GRPO (arXiv 2503.20783, section 3.2) is this
-    loss with loss_mean = "constant" and rl.advantage_estimator = "dr_grpo".
+    loss with learner.loss.mean = "constant" and rl.advantage_estimator = "dr_grpo".
     """
     return _compute_clipped_loss(batch, batch.log_ratios_N.exp())
 
@@ -24,7 +24,7 @@ def compute_grpo_loss(batch: LossInput) -> LossOutput:
 def compute_gspo_loss(batch: LossInput) -> LossOutput:
     """GRPO with one ratio per sequence: the geometric mean of its tokens' ratios.
 
-    The mean over sequences of the paper is loss_mean = "sequence".
+    The mean over sequences of the paper is learner.loss.mean = "sequence".
 
     Source: GSPO, arXiv 2507.18071, equations 5 and 7.
     """

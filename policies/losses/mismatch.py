@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.learner_options import LearnerConfig
 from asterism.policies.losses.policy_loss import LossOutput, max_or_zero
 
 LARGE_DIFFERENCE = 1.0  # nats
@@ -28,7 +28,7 @@ class Correction(NamedTuple):
 
 
 def compute_correction(old_logprobs_N: Tensor, behaviour_logprobs_N: Tensor, learner: LearnerConfig) -> Correction:
-    """Importance weights by `learner.correction`, within learner.correction_low and correction_high:
+    """Importance weights by `learner.loss.correction`, within learner.loss.correction_low and correction_high:
 
     tis        min(w, high). Source: truncated importance sampling, Ionides 2008; for engines of language models:
                Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025
@@ -36,17 +36,17 @@ def compute_correction(old_logprobs_N: Tensor, behaviour_logprobs_N: Tensor, lea
     decoupled  w if w <= high, else 0. Source: decoupled PPO, arXiv 2110.00641; for language models: AReaL,
                arXiv 2505.24298; the bound is that of AReaL's code
     """
-    kind = learner.correction
+    kind = learner.loss.correction
     ones_N = torch.ones_like(old_logprobs_N)
     none_N = torch.zeros_like(old_logprobs_N, dtype=torch.bool)
     if kind == "none":
         return Correction(ones_N, none_N, none_N)
-    limit = learner.log_ratio_limit
+    limit = learner.loss.log_ratio_limit
     weights_N = (old_logprobs_N - behaviour_logprobs_N).detach().clamp(-limit, limit).exp()
-    is_above_N = weights_N > learner.correction_high
+    is_above_N = weights_N > learner.loss.correction_high
     if kind == "tis":
-        return Correction(weights_N.clamp(max=learner.correction_high), none_N, is_above_N)
-    is_below_N = weights_N < learner.correction_low if kind == "icepop" else none_N
+        return Correction(weights_N.clamp(max=learner.loss.correction_high), none_N, is_above_N)
+    is_below_N = weights_N < learner.loss.correction_low if kind == "icepop" else none_N
     is_masked_N = is_above_N | is_below_N
     return Correction(weights_N.masked_fill(is_masked_N, 0.0), is_masked_N, none_N)
 
@@ -87,12 +87,12 @@ def _find_confident(behaviour_logprobs_N: Tensor, differences_N: Tensor) -> Tens
 
 
 def describe_excessive_mismatch(metrics: Mapping[str, float], limit: float) -> str | None:
-    """A message if a minibatch exceeds learner.mismatch_limit; None otherwise, and without a limit."""
+    """A message if a minibatch exceeds learner.loss.mismatch_limit; None otherwise, and without a limit."""
     share = metrics[SHARE_BEYOND_LARGE]
     if not limit or share <= limit:
         return None
     return (
-        f"learner.mismatch_limit: the log probabilities of engine and learner differ by more than {LARGE_DIFFERENCE:g} "
+        f"learner.loss.mismatch_limit: the log probabilities of engine and learner differ by more than {LARGE_DIFFERENCE:g} "
         f"nat for {share:.1%} of the tokens of a minibatch (limit {limit:.1%}; k3 KL {metrics['mismatch_k3']:.3g} nats, "
         f"largest difference {metrics['mismatch_max']:.3g}). Likely causes: the engine has other weights than the "
         "learner; sampling.temperature, top_p or top_k is not the one that the engine used; the server quantizes or "

@@ -15,13 +15,13 @@ from torch import Tensor
 class LossInput(NamedTuple):
     logprobs_N: Tensor  # of the trained policy, with gradient
     behaviour_logprobs_N: Tensor  # as the engine reported them; zeros in the cold start
-    old_logprobs_N: Tensor  # denominator of the ratio: the engine's, or recomputed (learner.old_logprobs)
+    old_logprobs_N: Tensor  # denominator of the ratio: the engine's, or recomputed (learner.loss.old_logprobs)
     advantages_N: Tensor
-    entropies_N: Tensor  # nats; with gradient if learner.entropy_coef is positive
+    entropies_N: Tensor  # nats; with gradient if learner.loss.entropy_coef is positive
     sequences_N: Tensor  # int64 in [0, S): the sequence of each token
     num_sequences: int  # S
-    weights_N: Tensor  # float64: of each token in the configured mean (learner.loss_mean); they add up to 1
-    corrections_N: Tensor  # importance weight of each token (learner.correction); ones without a correction
+    weights_N: Tensor  # float64: of each token in the configured mean (learner.loss.mean); they add up to 1
+    corrections_N: Tensor  # importance weight of each token (learner.loss.correction); ones without a correction
     minibatch_tokens: int  # of all micro batches and ranks, at least 1
     minibatch_sequences: int  # sequences with a loss token, of all micro batches and ranks, at least 1
     max_response_tokens: int  # dialogue.response_tokens

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.learner_options import LearnerConfig
 from asterism.policies.losses import load_policy_loss
 from asterism.policies.losses.mismatch import compute_correction, compute_mismatch_metrics
 from asterism.policies.losses.policy_loss import LossInput, LossOutput, compute_policy_metrics
@@ -19,13 +19,13 @@ class PolicyObjective:
     def __init__(self, learner: LearnerConfig) -> None:
         """`learner`: without "auto" (LearnerConfig.resolve_auto). Raises UnusableInput for an unknown loss."""
         self._learner = learner
-        self._compute_loss = load_policy_loss(learner.loss)
+        self._compute_loss = load_policy_loss(learner.loss.function)
 
     def compute(self, batch: LossInput, reference_logprobs_N: Tensor | None) -> LossOutput:
         """The loss with importance weights, plus the terms; the names of their metrics are unique."""
         learner = self._learner
         # Recomputed log probabilities are those before the step; the engine's are compared with the present ones.
-        learner_logprobs_N = batch.logprobs_N if learner.old_logprobs == "engine" else batch.old_logprobs_N
+        learner_logprobs_N = batch.logprobs_N if learner.loss.old_logprobs == "engine" else batch.old_logprobs_N
         correction = compute_correction(batch.old_logprobs_N, batch.behaviour_logprobs_N, learner)
         output = self._compute_loss(batch._replace(corrections_N=correction.weights_N))
         terms = compute_optional_terms(batch, reference_logprobs_N, learner)
@@ -54,11 +54,13 @@ def compute_optional_terms(batch: LossInput, reference_logprobs_N: Tensor | None
     loss = batch.logprobs_N.new_zeros(())
     metrics: dict[str, Tensor] = {}
     if reference_logprobs_N is not None:
-        kl_N = estimate_kl(batch.logprobs_N, reference_logprobs_N, learner.kl_estimator, learner.log_ratio_limit)
-        loss = loss + learner.kl_coef * batch.mean(kl_N)
+        kl_N = estimate_kl(
+            batch.logprobs_N, reference_logprobs_N, learner.loss.kl_estimator, learner.loss.log_ratio_limit
+        )
+        loss = loss + learner.loss.kl_coef * batch.mean(kl_N)
         metrics["kl_reference"] = kl_N.detach().sum()
-    if learner.entropy_coef:
-        loss = loss - learner.entropy_coef * batch.mean(batch.entropies_N)
+    if learner.loss.entropy_coef:
+        loss = loss - learner.loss.entropy_coef * batch.mean(batch.entropies_N)
     return LossOutput(loss, token_means=metrics)
 
 

@@ -38,6 +38,7 @@ from asterism.policies.step_evaluations import EvaluationPlan
 from asterism.policies.step_metrics import Recorder
 from tests.engine.learner.adapters.adapted_models import SETTINGS
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
+from tests.engine.learner.learner_settings import change_learner
 from tests.engine.learner.training_examples import rows, store_batch
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock, pytest.mark.timeout(120)]
@@ -63,8 +64,8 @@ class LossyEngine(EmbeddedEngine):
 def adapted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[RunConfig, RunFolder]]:
     """A run with adapters, with the given publication."""
     run, folder = make_run(tmp_path, sft_steps=0)
-    settings = {} if request.param == "full" else {**SETTINGS, "lora_publish": request.param}
-    yield replace(run, learner=replace(run.learner, **settings, minibatches=1, warmup_steps=0)), folder
+    settings = {} if request.param == "full" else {**SETTINGS, "publish": request.param}
+    yield replace(run, learner=change_learner(run.learner, **settings, minibatches=1, warmup_steps=0)), folder
     sweep_runs(tmp_path)
 
 

@@ -58,7 +58,7 @@ def test_the_equal_run_trains_on_every_rollout_of_every_group() -> None:
 
 
 def test_trl_gets_the_settings_of_the_run() -> None:
-    run = load_run(ROOT / "configs/tiny.toml", ["rl.steps=7", "learner.lr=1e-3"])
+    run = load_run(ROOT / "configs/tiny.toml", ["rl.steps=7", "learner.optimizer.lr=1e-3"])
     run = replace(run, model=ModelConfig(checkpoint="/c"), data=DataConfig(train="/train", test="/test"))
     settings = build_settings(run, threads=2)
     assert (settings.checkpoint, settings.data, settings.threads) == ("/c", "/train", 2)

@@ -26,7 +26,7 @@ SETTINGS = (
         "rl.max_refill_groups=2",
         f"evaluation.questions={QUESTIONS}",
     ),
-    *(f"engine.num_engines={NUM_ENGINES}", f"sandbox.executors={NUM_EXECUTORS}", "learner.checkpoint_every=2"),
+    *(f"engine.num_engines={NUM_ENGINES}", f"sandbox.executors={NUM_EXECUTORS}", "learner.checkpoints.every=2"),
     *(
         "supervision.heartbeat_s=0.5",
         f"supervision.heartbeat_timeout_s={HEARTBEAT_TIMEOUT_S}",

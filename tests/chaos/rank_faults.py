@@ -1,4 +1,4 @@
-"""Faults at an operation of a learner rank: as `learner.loss` this module is GRPO's loss, and its import in a rank lets
+"""Faults at an operation of a learner rank: as `learner.loss.function` this module is GRPO's loss, and its import in a rank lets
 the rank kill or stop itself, or block its main thread, when it begins an operation.
 
 The nth incarnation of the learner has the nth fault in the environment variable.

@@ -55,7 +55,7 @@ def test_three_hosts_generate_and_execute_and_two_of_them_train(tmp_path: Path, 
 
 @pytest.mark.nightly
 def test_another_host_downloads_the_base_of_adapters_once(tmp_path: Path, cold: tuple[str, ...]) -> None:
-    settings = ("cluster.nodes=2", "rl.steps=2", "learner.lora_rank=2", "learner.lora_publish=adapters")
+    settings = ("cluster.nodes=2", "rl.steps=2", "learner.lora.rank=2", "learner.lora.publish=adapters")
     with Hosts(2) as hosts:
         run = ClusterRun(hosts, tmp_path, *cold, *settings)
         run.join(hosts[1])
@@ -113,7 +113,7 @@ def test_a_killed_or_stopped_rank_of_another_node_restarts_the_ranks_of_all_node
 ) -> None:
     for name, value in make_environment([RankFault(1, 2, "save", number)]).items():
         monkeypatch.setenv(name, value)
-    settings = (f"learner.loss={LOSS}", "supervision.heartbeat_timeout_s=4")
+    settings = (f"learner.loss.function={LOSS}", "supervision.heartbeat_timeout_s=4")
     with training_on_two_hosts(tmp_path, *cold, *settings) as (_, run):
         assert_invariants(run, run.finish())
         assert run.list_nodes("node.left") == []

@@ -44,12 +44,12 @@ class TestLayers:
     @pytest.mark.parametrize(
         ("override", "read"),
         [
-            ("learner.lr=1e-4", lambda run: run.learner.lr == 1e-4),
-            ("learner.lr=1", lambda run: run.learner.lr == 1.0),
+            ("learner.optimizer.lr=1e-4", lambda run: run.learner.optimizer.lr == 1e-4),
+            ("learner.optimizer.lr=1", lambda run: run.learner.optimizer.lr == 1.0),
             ("roc.enabled=false", lambda run: run.roc.enabled is False),
             ("roc.positives=lowest", lambda run: run.roc.positives == "lowest"),
             ('roc.positives="lowest"', lambda run: run.roc.positives == "lowest"),
-            ("learner.betas=[0.8, 0.9]", lambda run: run.learner.betas == (0.8, 0.9)),
+            ("learner.optimizer.betas=[0.8, 0.9]", lambda run: run.learner.optimizer.betas == (0.8, 0.9)),
             ('dialogue.tools=["jupyter_code"]', lambda run: run.dialogue.tools == ("jupyter_code",)),
             ("rl={steps = 3}", lambda run: run.rl.steps == 3),
             ("name=ablation/roc", lambda run: run.name == "ablation/roc"),
@@ -70,12 +70,12 @@ class TestLayers:
         assert (run.dialogue.max_turns, run.dialogue.max_calls_per_turn, run.dialogue.result_characters) == (5, 1, 256)
         assert run.dialogue.result_format == "rstar2_release"
         learner = run.learner
-        assert (learner.loss_mean, learner.clip_dual, learner.minibatches) == ("tokens", 3.0, 1)
-        assert (learner.old_logprobs, learner.correction) == ("recomputed", "none")
+        assert (learner.loss.mean, learner.loss.clip_dual, learner.minibatches) == ("tokens", 3.0, 1)
+        assert (learner.loss.old_logprobs, learner.loss.correction) == ("recomputed", "none")
         calls = (run.dialogue.surplus_calls, run.dialogue.unclosed_call, run.dialogue.graded_text)
         assert calls == ("ignore", "ignore", "response")
-        assert (run.dialogue.prompt_tokens, run.learner.warmup_steps, run.acceptance) == (2048, 20, "any")
-        assert (learner.betas, learner.weight_decay) == ((0.9, 0.999), 0.01)
+        assert (run.dialogue.prompt_tokens, run.learner.optimizer.warmup_steps, run.acceptance) == (2048, 20, "any")
+        assert (learner.optimizer.betas, learner.optimizer.weight_decay) == ((0.9, 0.999), 0.01)
         assert load(config, 'name = "a"', "preset=rstar2_release").rl.prompts == 128
 
     def test_a_preset_can_be_set_on_the_command_line(self, config: Path):
@@ -113,7 +113,7 @@ class TestErrors:
             ("[sandbx]", "`sandbox`"),
             ("presett = 1", "`preset`"),
             ("max_turns = 3", "`dialogue.max_turns`"),  # the right key in the wrong table
-            ("lr = 1", "`sft.lr` or `learner.lr`"),
+            ("lr = 1", "`sft.lr` or `learner.optimizer.lr`"),
             ("[learner]\ntimelimit_s = 1", "`reward.time_limit_s` or `sandbox.time_limit_s`"),
             ("[learner.muon]\nlr = 1", "`sft.muon_lr`"),
         ],
@@ -135,9 +135,9 @@ class TestErrors:
             ('[rl]\nsteps = "many"', '`rl.steps` must be an integer, got "many"'),
             ("[rl]\nsteps = 1.5", "`rl.steps` must be an integer, got 1.5"),
             ("[roc]\nenabled = 1", "`roc.enabled` must be true or false, got 1"),
-            ("[learner]\nlr = 2026-01-01", "`learner.lr` must be a number, got 2026-01-01"),
-            ("[learner]\nbetas = [1]", "`learner.betas` must be an array of length 2, got [1]"),
-            ('[learner]\nbetas = [0.9, "x"]', '`learner.betas[1]` must be a number, got "x"'),
+            ("[learner.optimizer]\nlr = 2026-01-01", "`learner.optimizer.lr` must be a number, got 2026-01-01"),
+            ("[learner.optimizer]\nbetas = [1]", "`learner.optimizer.betas` must be an array of length 2, got [1]"),
+            ('[learner.optimizer]\nbetas = [0.9, "x"]', '`learner.optimizer.betas[1]` must be a number, got "x"'),
             ("[data]\ntrain = {}", "`data.train` must be a string, got a table"),
             ('[roc]\npenalty = "x"', '`roc.penalty` must be one of "report", "release", got "x"'),
             (
@@ -270,11 +270,11 @@ class TestErrors:
     @pytest.mark.parametrize("override", ["rl", "rl.steps", "=3", "rl.=3", ".steps=3", ""])
     def test_an_override_without_key_or_value_is_refused_with_an_example(self, config: Path, override: str):
         message = load_error(config, 'name = "a"', override)
-        assert message == f"--set {override}: expected key.path=value, such as --set learner.lr=1e-4"
+        assert message == f"--set {override}: expected key.path=value, such as --set learner.optimizer.lr=1e-4"
 
     def test_an_override_of_an_unknown_key_is_refused_with_the_nearest_key(self, config: Path):
         message = load_error(config, 'name = "a"', "learner.lrr=1")
-        assert message == "--set learner.lrr=1: unknown key `learner.lrr`; did you mean `learner.lr`?"
+        assert message == "--set learner.lrr=1: unknown key `learner.lrr`; did you mean `learner.optimizer.lr`?"
 
     def test_an_override_does_not_hide_an_error_of_the_file(self, config: Path):
         assert load_error(config, 'name = "a"\nrl = 3', "rl.steps=4") == "my.toml: `rl` must be a table, got 3"
@@ -313,8 +313,8 @@ class TestChecksAcrossTables:
     ):
         settings = (
             f'engine.dtype="{dtype}"',
-            f'learner.old_logprobs="{old_logprobs}"',
-            f'learner.correction="{correction}"',
+            f'learner.loss.old_logprobs="{old_logprobs}"',
+            f'learner.loss.correction="{correction}"',
             "rl.prompts=8",
         )
         if old_logprobs == "engine" and correction not in ("auto", "none"):
@@ -331,7 +331,7 @@ class TestChecksAcrossTables:
             return
         message = load_error(config, 'name = "a"', *settings, "rl.max_staleness=1")
         assert "rl.max_staleness = 1 needs an importance correction" in message
-        assert 'learner.correction is "none"' in message
+        assert 'learner.loss.correction is "none"' in message
 
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -383,7 +383,7 @@ class TestChecksAcrossTables:
 def test_the_lora_demo_differs_from_the_demo_only_in_adapters_and_rate() -> None:
     differences = list_differences(load_run(Path("configs/tiny.toml")), load_run(Path("configs/tiny_lora.toml")))
     changed = {difference.partition(":")[0] for difference in differences}
-    assert changed == {"name", "learner.lora_rank", "learner.lr"}
+    assert changed == {"name", "learner.lora.rank", "learner.optimizer.lr"}
 
 
 # ---------------------------------------------------------------- [tiny]

@@ -25,10 +25,10 @@ OTHER_RUNS = [
         ["cluster.nodes=2", "cluster.learner_nodes=2", "cluster.key=key"],
         "cluster.learner_nodes = 1 (each rank has only a part of the parameters)",
     ),
-    (["learner.offload=optimizer"], 'learner.offload = "none" (the parameters are in main memory)'),
+    (["learner.memory.offload=optimizer"], 'learner.memory.offload = "none" (the parameters are in main memory)'),
     (
-        ["learner.lora_rank=8", "learner.lora_publish=adapters"],
-        'learner.lora_publish = "merged" (adapters are loaded from slots)',
+        ["learner.lora.rank=8", "learner.lora.publish=adapters"],
+        'learner.lora.publish = "merged" (adapters are loaded from slots)',
     ),
 ]
 

@@ -51,7 +51,7 @@ def test_every_number_has_bounds(tmp_path: Path, key: str) -> None:
     kind, low, high = find_bounds(key)
     below, above = (low - 1, high + 1) if kind is int else (math.nextafter(low, -math.inf), 1.0001 * high)
     for value in (below, above, math.nan, math.inf, -math.inf):
-        value = f"[{value}, {value}]" if key == "learner.betas" else value
+        value = f"[{value}, {value}]" if key == "learner.optimizer.betas" else value
         value = f"{{some = {value}}}" if key.endswith("reward.weights") else value
         with pytest.raises(ConfigError) as caught:
             load_run(config, [f"{key}={value}"])

@@ -8,18 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asterism.configs.algorithm import (
-    EvaluationConfig,
-    LearnerConfig,
-    RlConfig,
-    RocConfig,
-    SamplingConfig,
-    SftConfig,
-    SftFileConfig,
-)
+from asterism.configs.algorithm import EvaluationConfig, RlConfig, RocConfig, SamplingConfig, SftConfig, SftFileConfig
 from asterism.configs.load import list_differences, list_resume_conflicts, load_run, write_resolved
 from asterism.configs.machines import ClusterConfig, SandboxConfig
 from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
+from tests.engine.learner.learner_settings import make_learner
 
 POSITIVE = st.integers(1, 2**40)
 BETAS = st.floats(0, 1, exclude_max=True)
@@ -39,7 +32,7 @@ RUNS = st.builds(
     rl=st.builds(RlConfig, rollouts=st.integers(2, 8).map(lambda half: 2 * half), prompts=st.integers(1, 1000)),
     roc=st.builds(RocConfig, enabled=st.booleans(), penalty=st.sampled_from(["report", "release"])),
     sandbox=st.builds(SandboxConfig, time_limit_s=st.floats(1e-9, 1e9)),
-    learner=st.builds(LearnerConfig, lr=st.floats(1e-12, 10), betas=st.tuples(BETAS, BETAS)),
+    learner=st.builds(make_learner, lr=st.floats(1e-12, 10), betas=st.tuples(BETAS, BETAS)),
     cluster=st.builds(
         ClusterConfig, nodes=POSITIVE, key=st.just("/keys/cluster.key"), host=st.text(), port=st.integers(1024, 65_435)
     ),
@@ -63,12 +56,12 @@ class TestResolved:
 
 class TestDifferences:
     def test_each_difference_is_a_line_with_both_values(self):
-        a = RunConfig(name="a", learner=LearnerConfig(lr=3e-3))
-        b = RunConfig(name="b", learner=LearnerConfig(lr=1e-4, betas=(0.5, 0.6)))
+        a = RunConfig(name="a", learner=make_learner(lr=3e-3))
+        b = RunConfig(name="b", learner=make_learner(lr=1e-4, betas=(0.5, 0.6)))
         assert list_differences(a, b) == [
             'name: "a" -> "b"',
-            "learner.lr: 0.003 -> 0.0001",
-            "learner.betas: [0.9, 0.95] -> [0.5, 0.6]",
+            "learner.optimizer.lr: 0.003 -> 0.0001",
+            "learner.optimizer.betas: [0.9, 0.95] -> [0.5, 0.6]",
         ]
 
     def test_a_table_that_only_one_run_has_is_one_line(self):

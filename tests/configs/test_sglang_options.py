@@ -103,20 +103,20 @@ NCCL = ("sglang.weights=group", "sglang.group_backend=nccl")
             "external_urls must be empty if colocate = true",
         ),
         (
-            ("learner.offload=between_steps",),
-            'learner.offload = "between_steps" needs sglang.colocate = true',
+            ("learner.memory.offload=between_steps",),
+            'learner.memory.offload = "between_steps" needs sglang.colocate = true',
         ),
         (
-            ("learner.offload=optimizer", "sft.steps=1", "sft.optimizer=muon"),
-            'learner.offload = "optimizer" needs sft.optimizer = "adamw"',
+            ("learner.memory.offload=optimizer", "sft.steps=1", "sft.optimizer=muon"),
+            'learner.memory.offload = "optimizer" needs sft.optimizer = "adamw"',
         ),
         (
-            ("learner.lora_publish=adapters",),
-            'lora_publish = "adapters" needs adapters: set lora_rank, or lora_publish = "merged"',
+            ("learner.lora.publish=adapters",),
+            'publish = "adapters" needs adapters: set rank, or publish = "merged"',
         ),
         (
-            ("learner.lora_publish=adapters", "learner.lora_rank=4", "sglang.data_parallel=2"),
-            'learner.lora_publish = "adapters" needs sglang.data_parallel = 1',
+            ("learner.lora.publish=adapters", "learner.lora.rank=4", "sglang.data_parallel=2"),
+            'learner.lora.publish = "adapters" needs sglang.data_parallel = 1',
         ),
     ],
 )
@@ -139,12 +139,12 @@ def test_settings_that_contradict_each_other_are_refused_with_both_keys(override
         ("engine.kv_tokens=18464", "sglang.data_parallel=2"),
         ("engine.kind=embedded", "engine.kv_tokens=9216"),
         ("sglang.colocate=true",),
-        ("sglang.colocate=true", "learner.offload=between_steps"),
-        ("sglang.colocate=true", "learner.offload=optimizer"),
-        ("learner.lora_rank=4",),
-        ("learner.lora_rank=4", "learner.lora_publish=adapters"),
-        ("learner.lora_rank=4", "learner.lora_publish=adapters", "engine.kind=embedded", "sglang.data_parallel=2"),
-        ("learner.offload=optimizer", "sft.steps=0", "sft.optimizer=muon"),
+        ("sglang.colocate=true", "learner.memory.offload=between_steps"),
+        ("sglang.colocate=true", "learner.memory.offload=optimizer"),
+        ("learner.lora.rank=4",),
+        ("learner.lora.rank=4", "learner.lora.publish=adapters"),
+        ("learner.lora.rank=4", "learner.lora.publish=adapters", "engine.kind=embedded", "sglang.data_parallel=2"),
+        ("learner.memory.offload=optimizer", "sft.steps=0", "sft.optimizer=muon"),
     ],
 )
 def test_settings_that_agree_are_accepted(overrides: tuple[str, ...]):

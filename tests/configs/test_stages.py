@@ -10,7 +10,7 @@ from asterism.configs.loading.config_layers import ConfigError
 STAGES = """
 name = "a"
 rl.steps = 9
-[learner]
+[learner.optimizer]
 lr = 1e-4
 [[stages]]
 name = "short"
@@ -20,7 +20,7 @@ problems = "unsolved"
 optimizer = "reset"
 dialogue.response_tokens = 4096
 dialogue.max_turns = 15
-learner.lr = 2e-4
+learner.optimizer.lr = 2e-4
 data.test = "hard.jsonl"
 """
 
@@ -36,7 +36,7 @@ def test_a_stage_has_the_keys_of_the_run_and_its_own(config: Path) -> None:
     (short, first), (long, second) = load_stages(config)
     assert (short.name, short.problems, short.optimizer, short.problem_order) == ("short", "all", "keep", "continue")
     assert (long.name, long.problems, long.optimizer) == ("long", "unsolved", "reset")
-    assert (first.learner.lr, second.learner.lr) == (1e-4, 2e-4)
+    assert (first.learner.optimizer.lr, second.learner.optimizer.lr) == (1e-4, 2e-4)
     assert (first.rl.steps, second.rl.steps, second.dialogue.response_tokens) == (9, 9, 4096)
     assert second.dialogue.max_turns == 15
     assert second.data.test == str(config.parent / "hard.jsonl")  # relative to the file

@@ -22,7 +22,7 @@ _ENGINE = (
     "engine.max_running=16",
     f"sglang.startup_timeout_s={PATIENCE_S}",
 )
-_SHORT = ("learner.checkpoint_every=100", "evaluation.questions=0")
+_SHORT = ("learner.checkpoints.every=100", "evaluation.questions=0")
 OWN_SERVER = (
     *(*_ENGINE, *_SHORT, f'sglang.python="{PYTHON}"'),
     'sglang.arguments=["--enable-deterministic-inference"]',

@@ -198,7 +198,7 @@ def test_a_woken_server_receives_the_base_and_the_adapters_again(adapted: Adapte
 
 STEPS = 6
 RUN = (
-    *("learner.lora_rank=2", "learner.lr=1e-3", "learner.lora_publish=adapters", f"rl.steps={STEPS}"),
+    *("learner.lora.rank=2", "learner.optimizer.lr=1e-3", "learner.lora.publish=adapters", f"rl.steps={STEPS}"),
     *("rl.prompts=4", "rl.rollouts=8", "sglang.port=31070"),
 )
 

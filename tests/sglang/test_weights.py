@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
-from asterism.configs.algorithm import LearnerConfig
 from asterism.configs.machines import EngineConfig
 from asterism.configs.schema import RunConfig
 from asterism.engine.contract import EngineFailure, WeightsRefused
@@ -32,6 +31,7 @@ from asterism.engine.sglang.weights.ipc_transport import IpcTransport
 from asterism.engine.sglang.weights.server_parameters import compute_expected_checksums
 from asterism.engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from asterism.engine.weight_transfer.weight_layout import load_layout
+from tests.engine.learner.learner_settings import make_learner
 from tests.engine.tiny_models import save_small_model, small_config, small_model
 from tests.engine.whole_publisher import WholePublisher
 from tests.sglang.serving import sglang
@@ -102,7 +102,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def export_in_shards(folder: Path, checkpoint: Path, dtype: Literal["float32", "bfloat16"]) -> Path:
     """As the learner exports a checkpoint of a large model."""
-    run = RunConfig(name="export", learner=LearnerConfig(export_dtype=dtype))
+    run = RunConfig(name="export", learner=make_learner(export_dtype=dtype))
     trainer = Trainer(load_model(folder), run, RankGroup())
     trainer.save(checkpoint, folder, max_shard_bytes=64 * 2**10)
     trainer.finish_saving()

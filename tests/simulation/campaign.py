@@ -6,11 +6,12 @@ from typing import get_args
 from msgspec.structs import replace
 
 from asterism.bus.messages import RunFinished
-from asterism.configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig
+from asterism.configs.algorithm import EvaluationConfig, RlConfig, RocConfig
 from asterism.configs.machines import ArbiterConfig, BusConfig, EngineConfig, SandboxConfig
 from asterism.configs.schema import DialogueConfig, RunConfig
 from asterism.configs.sglang_options import SGLangConfig
 from asterism.policies.arbiter.arbiter import PolicyName
+from tests.engine.learner.learner_settings import make_learner
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check
 from tests.simulation.world import Faults, World
@@ -57,7 +58,7 @@ def plan(seed: int) -> tuple[RunConfig, Faults]:
     run = replace(
         RUN,
         evaluation=EvaluationConfig(draw.choice([0, 0, 0, 1])),
-        learner=LearnerConfig(checkpoint_every=draw.choice([1, 2])),
+        learner=make_learner(every=draw.choice([1, 2])),
     )
     if not rl.max_staleness and draw.random() < 0.5:
         run = replace(run, engine=replace(run.engine, kind="sglang"), sglang=SGLangConfig(colocate=True))

@@ -114,7 +114,7 @@ async def _run_learner(world: World, incarnation: Incarnation) -> None:
     learner = SimulatedLearner(
         *(bus, world.disk, world.random, EngineGpuMemory(bus, incarnation.number, is_shared=run.sglang.colocate)),
         steps=run.rl.steps,
-        checkpoint_every=run.learner.checkpoint_every,
+        checkpoint_every=run.learner.checkpoints.every,
         staleness=run.rl.max_staleness,
         computing=lambda: _check_loan(world) if run.sglang.colocate else None,
     )

@@ -16,10 +16,11 @@ from asterism.bus.messages import (
     StepRequested,
     TrajectoryFinished,
 )
-from asterism.configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig
+from asterism.configs.algorithm import EvaluationConfig, RlConfig
 from asterism.configs.machines import EngineConfig
 from asterism.configs.schema import DialogueConfig, RunConfig
 from asterism.configs.sglang_options import SGLangConfig
+from tests.engine.learner.learner_settings import make_learner
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check, check_the_counts, launches, messages
 from tests.simulation.seeds import select_seeds
@@ -29,7 +30,7 @@ RUN = RunConfig(
     name="evaluated",
     dialogue=DialogueConfig(prompt_tokens=16, response_tokens=400),
     engine=EngineConfig(kv_tokens=2048, num_engines=2),
-    learner=LearnerConfig(checkpoint_every=1),
+    learner=make_learner(every=1),
     rl=RlConfig(steps=5, prompts=4, rollouts=4, max_refill_groups=2),
     evaluation=EvaluationConfig(questions=4, every=2),
 )

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from asterism.bus.addresses import HEAD, ROLLOUT
 from asterism.bus.messages import AnyMessage, MetricsRecorded, RunFinished, StartGroup, StepCollected
-from asterism.configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig
+from asterism.configs.algorithm import EvaluationConfig, RlConfig
 from asterism.configs.machines import EngineConfig
 from asterism.configs.schema import DialogueConfig, RunConfig
+from tests.engine.learner.learner_settings import make_learner
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check, check_the_counts, launches, messages
 from tests.simulation.world import World
@@ -26,7 +27,7 @@ RUN = RunConfig(
     name="ahead",
     dialogue=DialogueConfig(prompt_tokens=16, response_tokens=400),
     engine=EngineConfig(kv_tokens=2048, num_engines=2),
-    learner=LearnerConfig(checkpoint_every=1),
+    learner=make_learner(every=1),
     evaluation=EvaluationConfig(questions=3),
 )
 

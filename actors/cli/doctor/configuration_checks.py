@@ -41,7 +41,14 @@ EXTERNAL_SERVER_TIMEOUT_S = 10.0
 _VERSIONS = " or ".join(SUPPORTED_VERSIONS)
 LOCAL_SGLANG_PYTHON = Path(".venv-sglang/bin/python")  # created by `make sglang-environment`
 _REPAIR_CHECKPOINT = "Repair model.checkpoint first."
-_NEED_CHECKPOINT = ("main memory", "space", "determinism", "lora_targets", "dialogue.stop_tokens", "dialogue.renderer")
+_NEED_CHECKPOINT = (
+    "main memory",
+    "space",
+    "determinism",
+    "learner.lora.targets",
+    "dialogue.stop_tokens",
+    "dialogue.renderer",
+)
 
 
 def check_run(run: RunConfig) -> dict[str, DoctorFinding]:

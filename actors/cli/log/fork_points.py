@@ -53,9 +53,9 @@ def find_checkpoint_problem(folder: RunFolder, version: int) -> str:
     """Why no branch can use the weights of this version; empty if one can."""
     checkpoint = folder.get_checkpoint_path(version)
     if not checkpoint.is_dir():
-        return "not kept (learner.keep_checkpoints)"
+        return "not kept (learner.checkpoints.keep)"
     if not list_weight_files(checkpoint)[0].exists():
-        return "without an exported model (learner.export_every)"
+        return "without an exported model (learner.checkpoints.export_every)"
     return ""
 
 
@@ -68,7 +68,7 @@ def require_checkpoint(folder: RunFolder, trajectory: int, turn: int, version: i
             f"trajectory {trajectory}: {remedy}"
         )
     if find_checkpoint_problem(folder, version):
-        raise UnusableInput(f"{checkpoint}: has no exported model (learner.export_every): {remedy}")
+        raise UnusableInput(f"{checkpoint}: has no exported model (learner.checkpoints.export_every): {remedy}")
 
 
 def describe_remedy(folder: RunFolder) -> str:

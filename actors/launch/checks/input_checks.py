@@ -84,7 +84,7 @@ def list_input_checks(
     if run.learner.compiles:
         checks["learner.compile"] = lambda: CheckedInput(find_compiler(run.learner.device))
     for key, spec, known in (
-        ("learner.loss", run.learner.loss, LOSSES),
+        ("learner.loss.function", run.learner.loss.function, LOSSES),
         ("rl.advantage_estimator", run.rl.advantage_estimator, ESTIMATORS),
         ("rl.group_filter", run.rl.group_filter, FILTERS),
         ("rl.rollout_policy", run.rl.rollout_policy, POLICIES),
@@ -116,7 +116,7 @@ def _list_model_checks(
     has_weights = not (run.evaluation.only and run.external_urls)
     checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run, tokens, has_weights)
     if (lora := get_lora_options(run.learner)) is not None:
-        checks["learner.lora_targets"] = partial(_check_lora_targets, checkpoint, lora)
+        checks["learner.lora.targets"] = partial(_check_lora_targets, checkpoint, lora)
     if run.determinism == "strict":
         checks["determinism"] = partial(_check_strict_model, checkpoint)
     if run.engine.kind == "sglang":
@@ -278,8 +278,8 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     training_bytes = round(copies * _FLOAT32_BYTES * (held + _TRAINING_NUMBERS * trained))
     needs = {"the learner's weights, gradients and optimizer": training_bytes} if in_main_memory else {}
     needs["weights in shared memory"] = _count_shared_bytes(config, num_parameters, run)
-    if run.learner.kl_coef and in_main_memory and not run.learner.lora_rank:
-        needs["the reference model (learner.kl_coef)"] = model_bytes
+    if run.learner.loss.kl_coef and in_main_memory and not run.learner.lora.rank:
+        needs["the reference model (learner.loss.kl_coef)"] = model_bytes
     if run.engine.kind == "embedded" and run.engine.device == "cpu":
         value_bytes = 4 if run.engine.dtype == "float32" else 2
         engine_bytes = weights_bytes * value_bytes // _FLOAT32_BYTES
@@ -332,11 +332,11 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
     parameter_bytes = num_parameters * _FLOAT32_BYTES
     saved_bytes = sum(path.stat().st_size for path in run_folder.glob("checkpoints/*/**/*") if path.is_file())
     existing = next(path for path in (run_folder.absolute(), *run_folder.absolute().parents) if path.exists())
-    versions, kept = run.num_weight_versions, run.learner.keep_checkpoints
+    versions, kept = run.num_weight_versions, run.learner.checkpoints.keep
     folders = f" and {count} in folders for servers" if (count := count_folders(run)) else ""
     kept += 2 if run.evaluation.saves_evaluated_steps else 0  # the best one, and the one in evaluation
     copies = (kept + 3) * _SAVED_COPIES
-    if run.learner.lora_rank:  # exported models; the frozen weights are saved once
+    if run.learner.lora.rank:  # exported models; the frozen weights are saved once
         copies = kept + 3 + _SAVED_COPIES
     needs = {
         "/dev/shm": (
@@ -347,7 +347,7 @@ def _check_space(checkpoint: Path, run_folder: Path, run: RunConfig) -> CheckedI
         "the disk of the run": (
             existing,
             max(0, copies * parameter_bytes - saved_bytes),
-            f"checkpoints (learner.keep_checkpoints = {run.learner.keep_checkpoints})",
+            f"checkpoints (learner.checkpoints.keep = {run.learner.checkpoints.keep})",
         ),
     }
     described: list[str] = []

@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from asterism.configs.algorithm import LearnerConfig, RlConfig, SftConfig
+from asterism.configs.algorithm import RlConfig, SftConfig
+from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.machines import EngineConfig
 from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import replace_keys
 from asterism.configs.sglang_options import SGLangConfig
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import (
@@ -39,16 +41,17 @@ _COLD_START_LIMIT = 1e-2  # of losses and norms in bfloat16; 4e-4 on a CPU
 
 def make_run(device: torch.device, stage: str, **learner: Any) -> RunConfig:
     """Of few steps with a high learning rate, and micro batches that hold some of the sequences each."""
-    settings: dict[str, Any] = {"lr": 1e-3, "warmup_steps": 0, "micro_batch_tokens": 256, "mismatch_limit": 0.0}
-    settings |= {"device": "cuda" if device.type == "cuda" else "cpu", "old_logprobs": "engine", "correction": "none"}
-    shares_gpu = learner.get("offload") == "between_steps"
+    settings: dict[str, Any] = {"optimizer.lr": 1e-3, "optimizer.warmup_steps": 0, "memory.micro_batch_tokens": 256}
+    settings |= {"device": "cuda" if device.type == "cuda" else "cpu", "loss.mismatch_limit": 0.0}
+    settings |= {"loss.old_logprobs": "engine", "loss.correction": "none"}
+    shares_gpu = learner.get("memory.offload") == "between_steps"
     return RunConfig(
         name="check",
         sft=SftConfig(steps=4 if stage == "sft" else 0, warmup_steps=0, lr=1e-3),
         rl=RlConfig(steps=4),
         engine=EngineConfig(kind="sglang" if shares_gpu else "embedded"),
         sglang=SGLangConfig(colocate=shares_gpu),
-        learner=LearnerConfig(**settings | learner),
+        learner=replace_keys(LearnerConfig(), settings | learner),
     )
 
 

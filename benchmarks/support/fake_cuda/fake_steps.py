@@ -8,10 +8,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 
-from asterism.configs.algorithm import LearnerConfig, RlConfig, SftConfig
+from asterism.configs.algorithm import RlConfig, SftConfig
+from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import replace_keys
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import build_sharded_model
@@ -71,12 +72,12 @@ def build_fake_model(config: DecoderConfig, learner: LearnerConfig) -> CausalLM:
 def build_fake_trainer(
     config: DecoderConfig, learner: LearnerConfig, *, sft: SftConfig | None = None, ranks: RankGroup | None = None
 ) -> Trainer:
-    """With a reference model if learner.kl_coef is positive, and adapters if learner.lora_rank is."""
+    """With a reference model if learner.loss.kl_coef is positive, and adapters if learner.lora.rank is."""
     model = build_fake_model(config, learner)
     run = RunConfig(name="fake", rl=RlConfig(steps=1000), sft=sft or SftConfig(), learner=learner)
     trainer = Trainer(model, run, ranks or RankGroup(device=DEVICE))
-    if learner.kl_coef:
-        frozen = build_fake_model(config, replace(learner, lora_rank=0))
+    if learner.loss.kl_coef:
+        frozen = build_fake_model(config, replace_keys(learner, {"lora.rank": 0}))
         trainer.set_reference(frozen.requires_grad_(False))
     return trainer
 
@@ -122,7 +123,7 @@ def measure_rl_step(
 
     With the learner's dtype, activation_checkpointing and compile; other settings keep their values.
     """
-    learner = replace(learner, device="cuda", micro_batch_tokens=tokens, minibatches=1)
+    learner = replace_keys(learner, {"device": "cuda", "memory.micro_batch_tokens": tokens, "minibatches": 1})
     trainer = build_fake_trainer(config, learner)
     sequences = make_sequences([tokens // SEQUENCES] * SEQUENCES * micro_batches, config.vocab_size)
     return measure_step_costs(log, lambda: trainer.run_rl_step(sequences), micro_batches)

@@ -1,4 +1,4 @@
-"""Publishes the frozen weights once, and then only the adapters of each version; or else all weights (learner.lora_publish)."""
+"""Publishes the frozen weights once, and then only the adapters of each version; or else all weights (learner.lora.publish)."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def build_publisher(
 ) -> "WeightPublisher | AdapterPublisher":
     """`folder`: of the slots."""
     options = getattr(torch, run.engine.dtype), run.num_weight_versions, ranks
-    if run.learner.lora_publish == "adapters":
+    if run.learner.lora.publish == "adapters":
         return AdapterPublisher(folder, model, *options)
     sharing = CudaSharing(ranks.device) if shares_gpu_weights(run) else None
     return WeightPublisher(folder, list_base_parameters(model), *options, AdapterMerger(model), sharing=sharing)

@@ -1,6 +1,6 @@
 """Frees the GPU of a rank for engines that share it (sglang.colocate), from the publication of weights to the next step.
 
-The cached memory of the allocator is freed in any case. With learner.offload = "between_steps" the weights, the moments of
+The cached memory of the allocator is freed in any case. With learner.memory.offload = "between_steps" the weights, the moments of
 the optimizer and the weights of the reference model move to page-locked main memory. Gradients exist only within an update.
 
 A tensor then refers to main memory, so that a checkpoint can read it, and its storage on the device has 0 bytes. The step
@@ -41,7 +41,7 @@ class StateOffload:
     def __init__(self, run: RunConfig, ranks: RankGroup) -> None:
         self._ranks = ranks
         self._is_shared = run.sglang.colocate
-        self._moves_state = run.learner.offload == "between_steps"
+        self._moves_state = run.learner.memory.offload == "between_steps"
         self._moved: list[_MovedTensor] = []
         self._offload_s = 0.0
 

@@ -23,7 +23,9 @@ class CheckpointSchedule:
 
     def is_due(self, step: int) -> bool:
         """After an RL step."""
-        return self._is_export_requested(step) or step % self._run.learner.checkpoint_every == 0 or self._is_time_over()
+        return (
+            self._is_export_requested(step) or step % self._run.learner.checkpoints.every == 0 or self._is_time_over()
+        )
 
     def is_due_in_cold_start(self, step: int) -> bool:
         """Before the last step of the cold start, after which there is a checkpoint anyway."""
@@ -31,13 +33,13 @@ class CheckpointSchedule:
 
     def is_exported(self, step: int) -> bool:
         """Whether the checkpoint of the step has a transformers model."""
-        return self._run.learner.export_every == 0 or self._is_export_requested(step)
+        return self._run.learner.checkpoints.export_every == 0 or self._is_export_requested(step)
 
     def _is_export_requested(self, step: int) -> bool:
         """Step 0, the last step and evaluated steps are exported in any case."""
-        every, is_evaluated = self._run.learner.export_every, self._run.evaluation.is_saved(step)
+        every, is_evaluated = self._run.learner.checkpoints.export_every, self._run.evaluation.is_saved(step)
         return step in (0, self._run.rl.steps) or is_evaluated or (every > 0 and step % every == 0)
 
     def _is_time_over(self) -> bool:
-        limit_s = 60 * self._run.learner.checkpoint_minutes
+        limit_s = 60 * self._run.learner.checkpoints.minutes
         return limit_s > 0 and broadcast_object(self._ranks, self._read_clock() - self._last_saved_at >= limit_s)

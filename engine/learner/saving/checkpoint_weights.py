@@ -1,6 +1,6 @@
 """The weights of a checkpoint for an export: from the state of training, or else from the exported model.
 
-The state of training has float32 and is in each checkpoint; the exported model is not (learner.export_every). Adapters
+The state of training has float32 and is in each checkpoint; the exported model is not (learner.checkpoints.export_every). Adapters
 are merged.
 """
 

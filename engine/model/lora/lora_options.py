@@ -3,7 +3,7 @@
 from math import prod
 from typing import NamedTuple
 
-from asterism.configs.algorithm import LearnerConfig, LoraTarget
+from asterism.configs.learner_options import LearnerConfig, LoraTarget
 from asterism.configs.schema import RunConfig
 from asterism.engine.model.model_config import DecoderConfig, UnsupportedModel
 
@@ -23,15 +23,15 @@ class LoraOptions(NamedTuple):
 
 def get_lora_options(learner: LearnerConfig) -> LoraOptions | None:
     """None: all parameters are trained."""
-    if learner.lora_rank == 0:
+    if learner.lora.rank == 0:
         return None
-    targets = (*ATTENTION_TARGETS, *MLP_TARGETS) if learner.lora_targets == ("all",) else learner.lora_targets
-    return LoraOptions(learner.lora_rank, learner.lora_alpha, targets)
+    targets = (*ATTENTION_TARGETS, *MLP_TARGETS) if learner.lora.targets == ("all",) else learner.lora.targets
+    return LoraOptions(learner.lora.rank, learner.lora.alpha, targets)
 
 
 def get_published_adapters(learner: LearnerConfig) -> LoraOptions | None:
     """Of the adapters that engines receive; None: they receive whole weights."""
-    return get_lora_options(learner) if learner.lora_publish == "adapters" else None
+    return get_lora_options(learner) if learner.lora.publish == "adapters" else None
 
 
 def check_lora_targets(config: DecoderConfig, options: LoraOptions) -> None:
@@ -40,8 +40,8 @@ def check_lora_targets(config: DecoderConfig, options: LoraOptions) -> None:
     refused = [target for target in options.targets if target in MLP_TARGETS]
     if sparse is not None and refused:
         raise UnsupportedModel(
-            f"learner.lora_targets: {', '.join(refused)} of layer {sparse} belong to experts, which cannot have adapters; "
-            f"set learner.lora_targets = {list(ATTENTION_TARGETS)}"
+            f"learner.lora.targets: {', '.join(refused)} of layer {sparse} belong to experts, which cannot have adapters; "
+            f"set learner.lora.targets = {list(ATTENTION_TARGETS)}"
         )
 
 

@@ -82,20 +82,20 @@ def _find_adapter_problems(info: ServerInfo, lora: LoraOptions | None, server_na
     """A server without these limits takes them from adapters that it has loaded."""
     if lora is None:
         return []
-    key, flags = 'learner.lora_publish = "adapters"', " ".join(list_lora_flags(lora))
+    key, flags = 'learner.lora.publish = "adapters"', " ".join(list_lora_flags(lora))
     if not info.enable_lora:
         return [f"{key}: {server_name} runs without --enable-lora; start it with {flags}"]
     problems: list[str] = []
     if info.dp_size > 1 or info.enable_dp_attention:
         kind = f"{info.dp_size} model replicas" if info.dp_size > 1 else "--enable-dp-attention"
-        problems.append(f'{key}: {server_name} has {kind} and loads no adapters; set learner.lora_publish = "merged"')
+        problems.append(f'{key}: {server_name} has {kind} and loads no adapters; set learner.lora.publish = "merged"')
     if info.max_lora_rank is not None and info.max_lora_rank < lora.rank:
-        problems.append(f"learner.lora_rank = {lora.rank}: {server_name} has --max-lora-rank {info.max_lora_rank}")
+        problems.append(f"learner.lora.rank = {lora.rank}: {server_name} has --max-lora-rank {info.max_lora_rank}")
     accepted = set(info.lora_target_modules or ("all",))
     missing = set(map(get_fused_name, lora.targets)) - set(map(get_fused_name, accepted))
     if missing and "all" not in accepted:
         problems.append(
-            f"learner.lora_targets = {list(lora.targets)}: {server_name} has --lora-target-modules "
+            f"learner.lora.targets = {list(lora.targets)}: {server_name} has --lora-target-modules "
             f"{' '.join(sorted(accepted))}; start it with {flags}"
         )
     return problems

@@ -9,12 +9,12 @@ from rich.console import Console
 from asterism.actors.cli.config_command import print_config, read_descriptions
 from asterism.configs.load import load_run
 from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import find_section, get_field_types
+from asterism.configs.schema_tree import Section, find_section, get_field_types
 from tests.actors.runs.running import ROOT, asterism
 
 
 @pytest.mark.parametrize(
-    "overrides", [[], ["learner.lr=2e-5", "sglang.environment.A=x", 'dialogue.tools=["jupyter_code"]']]
+    "overrides", [[], ["learner.optimizer.lr=2e-5", "sglang.environment.A=x", 'dialogue.tools=["jupyter_code"]']]
 )
 def test_the_printed_configuration_is_a_file_with_the_same_values(tmp_path: Path, overrides: list[str]) -> None:
     file = io.StringIO()
@@ -25,13 +25,18 @@ def test_the_printed_configuration_is_a_file_with_the_same_values(tmp_path: Path
 
 
 def test_every_key_has_a_description() -> None:
-    sections = {key: section for key, kind in get_field_types(RunConfig).items() if (section := find_section(kind))}
-    described = {
-        f"{name}.{key}": text for name, each in sections.items() for key, text in read_descriptions(each).items()
-    }
-    described |= {key: text for key, text in read_descriptions(RunConfig).items() if key not in sections}
-    keys = {f"{name}.{key}" for name, section in sections.items() for key in get_field_types(section)}
-    assert set(described) == keys | (set(get_field_types(RunConfig)) - set(sections))
+    described: dict[str, str] = {}
+
+    def describe(section: type[Section], prefix: str) -> None:
+        descriptions = read_descriptions(section)
+        assert set(descriptions) == set(get_field_types(section))
+        for key, kind in get_field_types(section).items():
+            if inner := find_section(kind):
+                describe(inner, f"{prefix}{key}.")
+            else:
+                described[f"{prefix}{key}"] = descriptions[key]
+
+    describe(RunConfig, "")
     assert [key for key, text in described.items() if len(text) < 5] == []
 
 

@@ -105,7 +105,7 @@ def test_a_learner_on_gpus_does_not_fit_a_machine_without_gpus(
     assert result.exit_code == EXIT_DOES_NOT_FIT
     assert "GPUs of the learner: 1 of 0, does not fit" in result.output
     assert "GPUs of the learner: no GPU here; name one with --gpu" in result.output
-    assert "disk: set learner.keep_checkpoints = 1" in result.output
+    assert "disk: set learner.checkpoints.keep = 1" in result.output
     on_cpu = plan_local_run(
         load_run(CONFIG_1GPU, ["learner.device=cpu", "tiny.num_layers=2", "model.checkpoint=$RUN/a"])
     )

@@ -107,7 +107,7 @@ def test_the_configured_weight_transport_is_used(
 
 def test_published_adapters_need_a_server_with_lora(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_factory, "build_empty_model", lambda _: small_model())
-    adapters = ("learner.lora_rank=4", 'learner.lora_targets=["o_proj"]', "learner.lora_publish=adapters")
+    adapters = ("learner.lora.rank=4", 'learner.lora.targets=["o_proj"]', "learner.lora.publish=adapters")
     for settings, lora in ((adapters, LoraOptions(4, 32.0, ("o_proj",))), (adapters[:2], None)):
         arguments = BuiltEngine(monkeypatch, "generator-0", *settings).arguments
         assert arguments["requirements"].lora == lora

@@ -27,8 +27,8 @@ TRAINED = (
         "evaluation.every=2",
         "evaluation.temperature=0.5",
         "evaluation.response_tokens=9000",
-        "learner.lora_rank=4",
-        "learner.lora_publish=adapters",
+        "learner.lora.rank=4",
+        "learner.lora.publish=adapters",
     ),
 )
 
@@ -66,7 +66,7 @@ def test_an_evaluation_has_the_run_s_settings_and_no_training(trained: RunFolder
     assert (run.name, run.runs_folder) == ("eval-trained-40", str(tmp_path / "runs"))
     assert (run.seed, run.dialogue.max_turns, run.tiny) == (5, 7, None)
     assert run.model.checkpoint == str(trained.get_checkpoint_path(40))
-    assert (run.rl.steps, run.sft.steps, run.rl.max_staleness, run.learner.lora_rank) == (0, 0, 0, 0)
+    assert (run.rl.steps, run.sft.steps, run.rl.max_staleness, run.learner.lora.rank) == (0, 0, 0, 0)
     assert run.evaluation.only
     assert (run.dialogue.response_tokens, run.sequence_tokens) == (8192, 1024 + 9000)
     assert (run.evaluation.temperature, run.evaluation.intervals) == (0.5, (0,))

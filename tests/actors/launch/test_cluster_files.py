@@ -57,13 +57,13 @@ class TestSlurm:
 
     def test_it_starts_one_task_per_node_and_configures_the_number_of_nodes(self, tmp_path: Path):
         arguments_seen = self.submit(
-            tmp_path, "configs/tiny.toml", "first", "--set", "learner.lr=2e-4"
+            tmp_path, "configs/tiny.toml", "first", "--set", "learner.optimizer.lr=2e-4"
         ).stdout.splitlines()
         program = arguments_seen.index(".venv/bin/asterism")
         assert {"--ntasks-per-node=1", "--cpus-per-task=16"} < set(arguments_seen[:program])
         assert arguments_seen[program + 1 : program + 3] == ["run", "configs/tiny.toml"]
         run = parse_overrides(arguments_seen[program:])
-        assert (run.name, run.runs_folder, run.learner.lr) == ("first", f"{tmp_path}/runs", 2e-4)
+        assert (run.name, run.runs_folder, run.learner.optimizer.lr) == ("first", f"{tmp_path}/runs", 2e-4)
         assert (run.cluster.nodes, run.cluster.key) == (3, "/home/user/.asterism/cluster.key")
 
     def test_it_resumes_an_existing_run(self, tmp_path: Path):

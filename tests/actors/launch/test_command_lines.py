@@ -4,12 +4,12 @@ from pathlib import Path
 
 from asterism.actors.launch.command_lines import CommandLines, Rendezvous
 from asterism.bus.transport.address_book import TcpAddress
-from asterism.configs.algorithm import LearnerConfig
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
+from tests.engine.learner.learner_settings import make_learner
 
 FOLDER = RunFolder(Path("runs/demo"))
-COMMANDS = CommandLines(RunConfig("demo", learner=LearnerConfig(ranks=2)), FOLDER, launch=1)
+COMMANDS = CommandLines(RunConfig("demo", learner=make_learner(ranks=2)), FOLDER, launch=1)
 
 
 def option(argv: list[str], name: str) -> str:

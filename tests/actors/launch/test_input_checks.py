@@ -164,7 +164,7 @@ def test_a_run_that_cannot_fit_into_main_memory_is_refused(inputs: Path, monkeyp
     with pytest.raises(UnusableInput, match=r"^main memory: .* engine\.kv_tokens.* but the machine .* has 64\.00 GiB"):
         check_inputs(load(inputs, "engine.kv_tokens=1000000000"))
     with pytest.raises(UnusableInput, match=r"the reference model \(learner\.kl_coef\)"):
-        check_inputs(load(inputs, "engine.kv_tokens=1000000000", "learner.kl_coef=0.01"))
+        check_inputs(load(inputs, "engine.kv_tokens=1000000000", "learner.loss.kl_coef=0.01"))
 
 
 def test_adapters_need_less_memory_unless_a_cold_start_trains_all_weights(
@@ -172,21 +172,21 @@ def test_adapters_need_less_memory_unless_a_cold_start_trains_all_weights(
 ) -> None:
     config = load_model_config(inputs / "model")
     total = count_parameters(inputs / "model")
-    overrides = ("learner.lora_rank=2", "engine.kv_tokens=1024", "learner.kl_coef=0.1")
+    overrides = ("learner.lora.rank=2", "engine.kv_tokens=1024", "learner.loss.kl_coef=0.1")
     adapters = count_adapter_parameters(config, LoraOptions(2, 32.0, (*ATTENTION_TARGETS, *MLP_TARGETS)))
     run = load(inputs, *overrides)
     assert count_trained_parameters(config, run) == (total + adapters, adapters)
     assert count_trained_parameters(config, replace(run, sft=replace(run.sft, steps=1))) == (total, total)
     checks = list_input_checks(run)
-    assert "q_proj" in checks["learner.lora_targets"]().description
+    assert "q_proj" in checks["learner.lora.targets"]().description
     assert "reference" not in checks["main memory"]().description
 
 
 def test_adapters_of_experts_are_refused_before_the_start(inputs: Path) -> None:
     fields = small_architecture("qwen3_moe", vocab_size=280).to_hf()
     (inputs / "model" / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(UnusableInput, match=r"learner\.lora_targets: .* belong to experts"):
-        list_input_checks(load(inputs, "learner.lora_rank=2"))["learner.lora_targets"]()
+    with pytest.raises(UnusableInput, match=r"learner\.lora\.targets: .* belong to experts"):
+        list_input_checks(load(inputs, "learner.lora.rank=2"))["learner.lora.targets"]()
 
 
 def test_test_questions_are_not_needed_without_evaluation(inputs: Path) -> None:
@@ -208,8 +208,11 @@ def test_a_full_disk_and_full_shared_memory_are_refused(inputs: Path, monkeypatc
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ("learner.loss=gpo", '"gpo" is unknown; known: grpo, gspo, cispo, or an import path such as "file.py:name"'),
-        ("learner.loss={inputs}/plug_in.py:absent", 'plug_in.py has no "absent"'),
+        (
+            "learner.loss.function=gpo",
+            '"gpo" is unknown; known: grpo, gspo, cispo, or an import path such as "file.py:name"',
+        ),
+        ("learner.loss.function={inputs}/plug_in.py:absent", 'plug_in.py has no "absent"'),
         ("rl.group_filter={inputs}/plug_in.py:VALUE", "plug_in.py:VALUE is no function"),
         ("rl.advantage_estimator=nobodys.module:f", "no module nobodys"),
     ],

@@ -21,7 +21,7 @@ ASTERISM = (sys.executable, "-m", "asterism.actors.cli.main")
 SMALL = (
     *("tiny.num_train_questions=64", "tiny.num_test_questions=16", "tiny.num_sft_dialogues=200"),
     *("sft.steps=4", "sft.batch_size=16", "rl.steps=3", "rl.prompts=2", "rl.rollouts=4"),
-    *("learner.checkpoint_every=1", "learner.threads=1", "evaluation.questions=6"),
+    *("learner.checkpoints.every=1", "learner.threads=1", "evaluation.questions=6"),
     *("sandbox.backend=process", "sandbox.spare_notebooks=8"),
 )
 # For a policy that is right in 10 to 20 % of its answers: RL steps are real updates, and some groups are rejected.

@@ -109,7 +109,7 @@ class Fault(NamedTuple):
 
 
 FAULTS = [
-    Fault("divergence", ("learner.lr=0.04",), "learner.lr"),
+    Fault("divergence", ("learner.optimizer.lr=0.04",), "learner.optimizer.lr"),
     Fault("tool_that_times_out", ("sandbox.time_limit_s=0.3",), "100% of the calls of jupyter_code", SLOW_TOOL),
     Fault(
         "reward_that_raises",
@@ -120,7 +120,7 @@ FAULTS = [
     Fault("lost_weights", (), "did not receive the published weights", LOST_WEIGHTS),
     Fault(
         "lost_adapters",
-        ("learner.lora_rank=4", "learner.lora_publish=adapters", "learner.lr=4e-3"),
+        ("learner.lora.rank=4", "learner.lora.publish=adapters", "learner.optimizer.lr=4e-3"),
         "did not receive the published weights",
         LOST_WEIGHTS,
     ),

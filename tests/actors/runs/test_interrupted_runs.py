@@ -62,7 +62,7 @@ def test_sigint_ends_a_run_in_order_and_resume_continues_it(tmp_path: Path, star
 def test_an_interrupt_saves_the_step_that_was_trained_last(
     tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], number: signal.Signals
 ) -> None:
-    settings = (*from_cold_start_of(finished_run[0]), "rl.steps=40", "learner.checkpoint_every=1000")
+    settings = (*from_cold_start_of(finished_run[0]), "rl.steps=40", "learner.checkpoints.every=1000")
     process = start(tmp_path, *settings)
     folder = RunFolder(tmp_path / "demo")
     wait_until(lambda: len(metrics(folder, "step")) >= 2, process)
@@ -83,7 +83,7 @@ def test_an_interrupt_saves_the_step_that_was_trained_last(
 def test_a_second_signal_during_the_save_leaves_a_run_that_resumes(
     tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str], second: signal.Signals
 ) -> None:
-    settings = (*from_cold_start_of(finished_run[0]), "rl.steps=4", "learner.checkpoint_every=1000")
+    settings = (*from_cold_start_of(finished_run[0]), "rl.steps=4", "learner.checkpoints.every=1000")
     process = start(tmp_path, *settings)
     folder = RunFolder(tmp_path / "demo")
     wait_until(lambda: len(metrics(folder, "step")) >= 1, process)
@@ -152,7 +152,7 @@ def test_a_run_survives_a_kill_of_any_process(
     tmp_path: Path, start: Start, finished_run: tuple[RunFolder, str]
 ) -> None:
     """Killed one after the other, in the middle of the run: nothing is lost or done twice."""
-    settings = ("rl.steps=12", "rl.prompts=4", "rl.rollouts=8", "learner.checkpoint_every=3")
+    settings = ("rl.steps=12", "rl.prompts=4", "rl.rollouts=8", "learner.checkpoints.every=3")
     process = start(tmp_path, *from_cold_start_of(finished_run[0]), *settings)
     folder = RunFolder(tmp_path / "demo")
     wait_until(lambda: len(metrics(folder, "step")) >= 1, process)

@@ -24,7 +24,13 @@ from tests.processes import processes_that_name
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 STEPS = 4
 SETTINGS = (
-    *("learner.lora_rank=2", "learner.lr=1e-3", "determinism=strict", f"rl.steps={STEPS}", "engine.num_engines=2"),
+    *(
+        "learner.lora.rank=2",
+        "learner.optimizer.lr=1e-3",
+        "determinism=strict",
+        f"rl.steps={STEPS}",
+        "engine.num_engines=2",
+    ),
     *("rl.prompts=4", "rl.rollouts=8", "evaluation.questions=2"),
 )
 
@@ -40,7 +46,7 @@ def test_killed_engines_and_learners_get_the_base_and_the_newest_adapters(
     settings = (*from_cold_start_of(finished_run[0]), *SETTINGS)
     merged, folder = (RunFolder(tmp_path / publish / "demo") for publish in ("merged", "adapters"))
     succeed(start(tmp_path / "merged", *settings))
-    process = start(tmp_path / "adapters", *settings, "learner.lora_publish=adapters")
+    process = start(tmp_path / "adapters", *settings, "learner.lora.publish=adapters")
     for step, name in ((1, "generator-0"), (2, "learner")):
         wait_until(lambda step=step: len(metrics(folder, "step")) >= step, process)
         os.kill(list_process_ids(folder, name)[-1], signal.SIGKILL)

@@ -67,7 +67,7 @@ def test_rewards_of_functions_are_logged_trained_on_and_replayed(
 ) -> None:
     functions = set_functions(correct="math", length=f"{rewards}:score_length", verl=f"{rewards}:compute_score")
     made = from_cold_start_of(finished_run[0])
-    plug_ins = (f"learner.loss={rewards}:compute_loss", f"rl.advantage_estimator={rewards}:center")
+    plug_ins = (f"learner.loss.function={rewards}:compute_loss", f"rl.advantage_estimator={rewards}:center")
     succeed(start(tmp_path, *made, *functions, *plug_ins, "reward.weights.verl=0.5", "rl.steps=2"))
     folder = RunFolder(tmp_path / "demo")
     read_conserved_summary(folder)

@@ -15,6 +15,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.checkpoints import TrainerState, get_tensors_folder, list_saved_steps, write_trainer_state
+from tests.engine.learner.learner_settings import change_learner
 
 RUN = RunConfig(name="run")
 
@@ -113,7 +114,7 @@ def test_a_damaged_step_0_is_refused_if_training_needs_its_weights(folder: RunFo
     path = damage(folder, 0)
     assert choose(folder) == (5, [])
     with pytest.raises(NotResumable, match=rf"{path}: damaged.*only this checkpoint has the weights before RL"):
-        choose(folder, replace(RUN, learner=replace(RUN.learner, kl_coef=0.1)))
+        choose(folder, replace(RUN, learner=change_learner(RUN.learner, kl_coef=0.1)))
 
 
 def test_a_damaged_checkpoint_within_the_cold_start_begins_it_again(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The plan of learner.offload, by hand: Qwen3 with a colocated server on H200 GPUs of 141 GB."""
+"""The plan of learner.memory.offload, by hand: Qwen3 with a colocated server on H200 GPUs of 141 GB."""
 
 import pytest
 from msgspec.structs import replace
@@ -14,11 +14,11 @@ PARAMETERS = {"1.7B": 1_720_574_976, "4B": 4_022_468_096, "8B": 8_190_735_360}
 TOKEN_BYTES = {"1.7B": 2 * 28 * 8 * 128 * 2, "4B": 2 * 36 * 8 * 128 * 2}
 GPU_BYTES, RESERVE = 141e9, 2 * GIB
 # The largest moment of a step is at the last layer, with its recomputed activations.
-RECOMPUTED = ("learner.activation_checkpointing=full", "learner.micro_batch_tokens=65536")
+RECOMPUTED = ("learner.memory.activation_checkpointing=full", "learner.memory.micro_batch_tokens=65536")
 
 
 def make_colocated(model: str, offload: str, *overrides: str, gpus: int = 1) -> PlanInputs:
-    sizes = (f"learner.ranks={gpus}", f"engine.num_engines={gpus}", f"learner.offload={offload}")
+    sizes = (f"learner.ranks={gpus}", f"engine.num_engines={gpus}", f"learner.memory.offload={offload}")
     run = load_run(ROOT / "configs/qwen3_4b_8gpu.toml", (*sizes, *overrides))
     return PlanInputs(run, read_qwen3(model), make_machines("h200", gpus=gpus))
 
@@ -72,9 +72,9 @@ def test_an_update_in_main_memory_leaves_activations_and_gathered_units_on_the_g
 
 
 def test_a_reference_model_moves_too() -> None:
-    host = get_bytes(plan_host(make_colocated("1.7B", "optimizer", "learner.kl_coef=0.1")))
+    host = get_bytes(plan_host(make_colocated("1.7B", "optimizer", "learner.loss.kl_coef=0.1")))
     assert host["reference model"] == 4 * PARAMETERS["1.7B"]
-    host = get_bytes(plan_host(make_colocated("1.7B", "between_steps", "learner.kl_coef=0.1")))
+    host = get_bytes(plan_host(make_colocated("1.7B", "between_steps", "learner.loss.kl_coef=0.1")))
     assert host["learner between steps"] == 16 * PARAMETERS["1.7B"]
 
 
@@ -89,8 +89,8 @@ def test_a_configuration_that_does_not_fit_names_the_offload_with_which_it_does(
     inputs = make_colocated(model, "none", *overrides)
     plan = build_plan(inputs)
     assert [each.name for each in plan.shortfalls] == ["GPU memory"]
-    assert {"learner.offload": expected} in [change.changes for change in plan.changes]
-    assert build_plan(inputs.change({"learner.offload": expected})).shortfalls == []
+    assert {"learner.memory.offload": expected} in [change.changes for change in plan.changes]
+    assert build_plan(inputs.change({"learner.memory.offload": expected})).shortfalls == []
 
 
 def test_too_little_main_memory_names_the_offload() -> None:
@@ -98,4 +98,4 @@ def test_too_little_main_memory_names_the_offload() -> None:
     machines = replace(inputs.machines, host_memory_bytes=plan_host(inputs).needed_bytes - 1)
     plan = build_plan(PlanInputs(inputs.run, inputs.config, machines))
     assert [each.name for each in plan.shortfalls] == ["host memory"]
-    assert {"learner.offload": "none"} in [change.changes for change in plan.changes]
+    assert {"learner.memory.offload": "none"} in [change.changes for change in plan.changes]

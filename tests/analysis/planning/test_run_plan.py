@@ -1,5 +1,6 @@
 """`asterism.analysis.planning`: what does not fit is named with the values of keys that suffice."""
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tests.analysis.planning.shipped_plans import NODE, ROOT, STAGES, find, get_
 from tests.engine.tiny_models import small_architecture
 
 CACHE = "KV tokens of a server"
-KEEPS_ALL = "learner.activation_checkpointing=none"
+KEEPS_ALL = "learner.memory.activation_checkpointing=none"
 
 
 # ---------------------------------------------------------------- the shipped configurations
@@ -60,17 +61,17 @@ def test_without_checkpointing_14b_does_not_fit_on_eight_gpus_and_the_mode_is_na
         make_inputs("14B", KEEPS_ALL, "stage=12k", file="rstar2_14b_8gpu", machines=make_machines("h200"))
     )
     assert [each.name for each in plan.shortfalls] == ["GPU memory"]
-    assert {"learner.activation_checkpointing": "selective"} in [change.changes for change in plan.changes]
+    assert {"learner.memory.activation_checkpointing": "selective"} in [change.changes for change in plan.changes]
 
 
 def test_gradients_reduced_once_are_undivided_and_the_other_value_of_the_key_is_named() -> None:
     machines, settings = make_machines("h100"), ("sglang.memory_share=0.4", "evaluation.response_tokens=0")
     each = make_inputs("14B", *settings, "stage=12k", file="rstar2_14b_8gpu", machines=machines)
-    once = each.change({"learner.reduce_gradients": "once"})
+    once = each.change({"learner.memory.reduce_gradients": "once"})
     assert build_plan(each).shortfalls == []
     plan = build_plan(once)
     assert get_bytes(find(plan, "GPU memory"))["gradients"] == 4 * 14_768_307_200
-    assert {"learner.reduce_gradients": "each_micro_batch"} in [change.changes for change in plan.changes]
+    assert {"learner.memory.reduce_gradients": "each_micro_batch"} in [change.changes for change in plan.changes]
 
 
 # ---------------------------------------------------------------- what does not fit
@@ -79,8 +80,14 @@ def test_gradients_reduced_once_are_undivided_and_the_other_value_of_the_key_is_
 @pytest.mark.parametrize(
     ("overrides", "machines", "resource", "key", "expected"),
     [
-        ("learner.micro_batch_tokens=65536", {}, "GPU memory", "learner.micro_batch_tokens", range(9216, 16_384)),
-        ("learner.keep_checkpoints=9", {"disk_bytes": 500 * GIB}, "disk", "learner.keep_checkpoints", [6]),
+        (
+            "learner.memory.micro_batch_tokens=65536",
+            {},
+            "GPU memory",
+            "learner.memory.micro_batch_tokens",
+            range(9216, 16_384),
+        ),
+        ("learner.checkpoints.keep=9", {"disk_bytes": 500 * GIB}, "disk", "learner.checkpoints.keep", [6]),
         ("rl.max_staleness=0", {"nodes": 1, "gpus": 4}, "GPUs of the engines", "engine.num_engines", [4]),
     ],
 )
@@ -94,8 +101,7 @@ def test_a_value_that_fits_is_named_and_the_next_larger_one_does_not_fit(
     assert value in expected
     assert f"{key} = {value}" in describe_remedy(plan, short)
     assert resource not in [each.name for each in build_plan(inputs.change({key: value})).shortfalls]
-    section, name = key.split(".")
-    before = getattr(getattr(inputs.run, section), name)
+    before = attrgetter(key)(inputs.run)
     larger = value + max(1, before // 16)
     assert resource in [each.name for each in build_plan(inputs.change({key: larger})).shortfalls]
 
@@ -121,7 +127,7 @@ def test_a_cache_without_room_for_a_trajectory_names_a_larger_share_of_the_gpu(o
 
 
 def test_trajectories_longer_than_the_context_of_the_model_do_not_fit() -> None:
-    full = "learner.activation_checkpointing=full"
+    full = "learner.memory.activation_checkpointing=full"
     inputs = make_inputs("4B", "dialogue.response_tokens=60000", full, machines=make_machines("h100"))
     plan = build_plan(inputs)
     (short,) = plan.shortfalls
@@ -150,7 +156,7 @@ def test_changes_for_the_memory_of_a_gpu_leave_room_for_a_trajectory() -> None:
     plan = build_plan(inputs)
     assert {"GPU memory", CACHE} <= {each.name for each in plan.shortfalls}
     (change,) = (each.changes for each in plan.changes if each.resource == "GPU memory")
-    assert change == {"sglang.memory_share": 0.85, "learner.offload": "between_steps"}
+    assert change == {"sglang.memory_share": 0.85, "learner.memory.offload": "between_steps"}
     assert CACHE not in [each.name for each in build_plan(inputs.change(change)).shortfalls]
 
 
@@ -221,7 +227,7 @@ def test_tensor_parallel_gpus_share_weights_and_heads_but_not_more_ways_than_hea
 
 
 def test_a_checkpoint_has_12_bytes_per_parameter_and_the_exported_model() -> None:
-    disk = get_bytes(plan_disk(make_inputs("4B", "learner.keep_checkpoints=4")))
+    disk = get_bytes(plan_disk(make_inputs("4B", "learner.checkpoints.keep=4")))
     assert disk["checkpoints"] == (4 + 3) * 12 * 4_022_468_096
     assert disk["exported models"] == (4 + 3) * 2 * 4_022_468_096
     assert disk["batches"] == 10 * 128 * 8 * 4608 * 9  # 10 steps of 128 groups with 8 kept trajectories
@@ -230,7 +236,7 @@ def test_a_checkpoint_has_12_bytes_per_parameter_and_the_exported_model() -> Non
 def test_the_reference_model_and_engines_on_the_same_gpu_count() -> None:
     plain, with_kl = (
         get_bytes(find(build_plan(make_inputs("1.7B", *more, file="qwen3_1.7b_1gpu")), "GPU memory"))
-        for more in ((), ("learner.kl_coef=0.1",))
+        for more in ((), ("learner.loss.kl_coef=0.1",))
     )
     assert with_kl["reference model"] == 4 * 1_720_574_976
     assert "reference model" not in plain
@@ -239,10 +245,10 @@ def test_the_reference_model_and_engines_on_the_same_gpu_count() -> None:
 def test_a_run_with_adapters_trains_and_saves_only_them() -> None:
     """Qwen3-1.7B: 28 layers of width 2048, 16 query and 8 key heads of 128, inner size 6144; adapters of rank 16."""
     total, adapters = 1_720_574_976, 28 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144))
-    settings = ("learner.lora_rank=16", "learner.kl_coef=0.1")
+    settings = ("learner.lora.rank=16", "learner.loss.kl_coef=0.1")
     inputs = make_inputs("1.7B", *settings, file="qwen3_1.7b_1gpu")
     gpu, disk = get_bytes(find(build_plan(inputs), "GPU memory")), get_bytes(plan_disk(inputs))
-    kept = inputs.run.learner.keep_checkpoints + 3
+    kept = inputs.run.learner.checkpoints.keep + 3
     assert gpu["parameters"] == 4 * (total + adapters)
     assert gpu["optimizer"] in {8 * adapters, 12 * adapters}  # with the temporary tensor
     assert "reference model" not in gpu
@@ -263,7 +269,7 @@ def test_the_longest_dialogue_of_a_cold_start_has_its_own_micro_batch() -> None:
     assert note.startswith("sft.max_tokens = 0 sets no limit to dialogues of the cold start; assumed: at most 9,216 ")
     limited = plan_cold_start("sft.steps=100", "sft.max_tokens=40001")
     assert limited.notes == ()
-    larger = plan_cold_start("sft.steps=100", "learner.micro_batch_tokens=40000")
+    larger = plan_cold_start("sft.steps=100", "learner.memory.micro_batch_tokens=40000")
     assert find(limited, "GPU memory").items == find(larger, "GPU memory").items
     assert [each.name for each in limited.shortfalls] == ["GPU memory"]
     assert "sft.max_tokens" in {key for change in limited.changes for key in change.changes}
@@ -271,9 +277,9 @@ def test_the_longest_dialogue_of_a_cold_start_has_its_own_micro_batch() -> None:
 
 def test_published_adapters_need_one_copy_of_the_weights_in_shared_memory() -> None:
     total, adapters = 1_720_574_976, 28 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144))
-    settings = ("learner.lora_rank=16", "engine.kind=embedded", "sglang.colocate=false", "rl.max_staleness=2")
+    settings = ("learner.lora.rank=16", "engine.kind=embedded", "sglang.colocate=false", "rl.max_staleness=2")
     for publish, expected in (("merged", 3 * 2 * total), ("adapters", 2 * total + 3 * 4 * adapters)):
-        inputs = make_inputs("1.7B", *settings, f"learner.lora_publish={publish}", file="qwen3_1.7b_1gpu")
+        inputs = make_inputs("1.7B", *settings, f"learner.lora.publish={publish}", file="qwen3_1.7b_1gpu")
         (shared,) = plan_shared_memory(inputs).items
         assert shared.bytes == expected
         assert get_bytes(find(build_plan(inputs), "host memory"))["weights in shared memory"] == expected
@@ -284,10 +290,10 @@ def test_a_plan_proposes_to_publish_adapters_if_shared_memory_is_short() -> None
     settings = ("sglang.colocate=false", "rl.max_staleness=0", "engine.kv_tokens=65536")
     machines = PlannedMachines(1, GPUS["h100"], 1, 1024 * GIB, 5 * GIB, 4096 * GIB)
     further = (
-        ("learner.lora_rank=16", "engine.kind=embedded"),
-        ("learner.lora_rank=16", "engine.kind=sglang", "sglang.weights=tensor"),
-        ("learner.lora_rank=16", "engine.kind=sglang", "sglang.data_parallel=2"),  # loads no adapters
-        ("learner.lora_rank=0", "engine.kind=embedded"),
+        ("learner.lora.rank=16", "engine.kind=embedded"),
+        ("learner.lora.rank=16", "engine.kind=sglang", "sglang.weights=tensor"),
+        ("learner.lora.rank=16", "engine.kind=sglang", "sglang.data_parallel=2"),  # loads no adapters
+        ("learner.lora.rank=0", "engine.kind=embedded"),
     )
     proposals = [
         {
@@ -299,7 +305,7 @@ def test_a_plan_proposes_to_publish_adapters_if_shared_memory_is_short() -> None
         }
         for more in further
     ]
-    adapters = {(("learner.lora_publish", "adapters"),)}
+    adapters = {(("learner.lora.publish", "adapters"),)}
     assert proposals == [adapters, adapters, set(), set()]
 
 

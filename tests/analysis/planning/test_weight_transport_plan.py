@@ -72,7 +72,7 @@ def test_a_part_is_no_larger_than_the_weights() -> None:
 
 
 def test_published_adapters_need_a_folder_for_their_base() -> None:
-    adapters = ("learner.lora_rank=16", "learner.lora_publish=adapters")
+    adapters = ("learner.lora.rank=16", "learner.lora.publish=adapters")
     inputs = make_14b(*adapters)
     slots = count_slot_bytes(inputs.config, inputs.size.total, inputs.run)
     assert WHOLE < slots < 1.1 * WHOLE
@@ -119,9 +119,9 @@ def test_a_gpu_without_room_for_the_published_weights_names_the_key() -> None:
         ("engine.device=cpu",),
         ("learner.ranks=2",),
         ("engine.kind=sglang",),
-        ("learner.offload=optimizer",),
+        ("learner.memory.offload=optimizer",),
         ("cluster.nodes=2", "cluster.learner_nodes=2", "cluster.key=key"),
-        ("learner.lora_rank=8", "learner.lora_publish=adapters"),
+        ("learner.lora.rank=8", "learner.lora.publish=adapters"),
     ],
 )
 def test_other_runs_keep_no_published_weights_on_a_gpu(settings: tuple[str, ...]) -> None:

@@ -5,9 +5,11 @@ from typing import Any, NamedTuple, get_args
 
 from msgspec.structs import replace
 
-from asterism.configs.algorithm import Checkpointing, LearnerConfig, SftConfig, SftFileConfig
+from asterism.configs.algorithm import SftConfig, SftFileConfig
+from asterism.configs.learner_options import Checkpointing, LearnerConfig
 from asterism.engine.model.model_config import DecoderConfig, ExpertsConfig
 from benchmarks.support.qwen3_models import read_qwen3
+from tests.engine.learner.learner_settings import make_learner
 
 
 class LearnerCase(NamedTuple):
@@ -27,7 +29,7 @@ class LearnerCase(NamedTuple):
             "mismatch_limit": 1.0,
             "compile": False,  # takes seconds per case
         }
-        return LearnerConfig(**{**defaults, **self.learner})
+        return make_learner(**{**defaults, **self.learner})
 
 
 class EngineCase(NamedTuple):
@@ -50,15 +52,15 @@ LEARNER_CASES: dict[str, LearnerCase] = {
         learner={"compile": True, "activation_checkpointing": "selective"}
     ),
     "float32": LearnerCase(learner={"dtype": "float32"}),
-    "gspo": LearnerCase(learner={"loss": "gspo", "loss_mean": "sequence"}),
-    "cispo": LearnerCase(learner={"loss": "cispo"}),
+    "gspo": LearnerCase(learner={"function": "gspo", "mean": "sequence"}),
+    "cispo": LearnerCase(learner={"function": "cispo"}),
     "dual clip": LearnerCase(learner={"clip_dual": 3.0}),
     **{
         f"correction {name}": LearnerCase(learner={**_RECOMPUTED, "correction": name})
         for name in ("none", "tis", "icepop", "decoupled")
     },
     "two minibatches": LearnerCase(learner={**_RECOMPUTED, "correction": "tis", "minibatches": 2}),
-    "lora": LearnerCase(learner={"lora_rank": 4}),
+    "lora": LearnerCase(learner={"rank": 4}),
     "kl and entropy": LearnerCase(learner={"kl_coef": 0.05, "entropy_coef": 0.01}),
     "cold start": LearnerCase(sft=SftConfig(steps=10)),
     "cold start of a mixture": LearnerCase(sft=SftConfig(steps=10, mixture=_MIXTURE)),

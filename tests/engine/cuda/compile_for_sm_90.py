@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from torch._inductor.runtime import triton_helpers
 from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
 
-from asterism.configs.algorithm import Checkpointing, LearnerConfig
+from asterism.configs.learner_options import Checkpointing
 from benchmarks.support.fake_cuda.fake_steps import DEVICE, measure_rl_step
 from benchmarks.support.fake_cuda.inductor_counts import generate_code, listening
 from benchmarks.support.fake_cuda.operation_log import running_fake_cuda
 from benchmarks.support.qwen3_models import read_qwen3
+from tests.engine.learner.learner_settings import make_learner
 
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str='cuda'\)", re.DOTALL)
 
@@ -47,7 +48,7 @@ def list_kernels() -> dict[str, str]:
     with listening(lambda graph, inputs: codes.append(generate_code(graph, inputs))):
         for mode in get_args(Checkpointing):
             settings = {"activation_checkpointing": mode, "old_logprobs": "engine", "correction": "none"}
-            learner = LearnerConfig(device="cuda", dtype="bfloat16", entropy_coef=0.01, **settings)
+            learner = make_learner(device="cuda", dtype="bfloat16", entropy_coef=0.01, **settings)
             with running_fake_cuda() as log:
                 measure_rl_step(log, config, 2048, learner)
     found = [match for code in codes for match in _KERNEL.findall(code)]

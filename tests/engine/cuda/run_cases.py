@@ -12,7 +12,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from asterism.configs.algorithm import LearnerConfig
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.learner.distributed import RankGroup
@@ -45,10 +44,11 @@ from tests.engine.cuda.case_table import (
 )
 from tests.engine.cuda.checked_collectives import NoGroup, checking_collectives
 from tests.engine.cuda.planted_defects import DEFECTS
+from tests.engine.learner.learner_settings import make_learner
 from tests.engine.tiny_models import random_ids, small_architecture, small_config
 
 _LENGTHS = (30, 20, 14)  # tokens of the sequences of a learner case
-_MODEL = LearnerConfig(device="cuda", dtype="bfloat16")
+_MODEL = make_learner(device="cuda", dtype="bfloat16")
 
 
 def run_learner_case(case: LearnerCase, log: OperationLog) -> StepCosts:
@@ -121,7 +121,7 @@ def run_sampling_case(case: SamplingCase, log: OperationLog) -> tuple[StepCosts,
 
 
 def run_wide_case(case: WideCase, log: OperationLog) -> StepCosts:
-    learner = LearnerConfig(
+    learner = make_learner(
         device="cuda",
         dtype="bfloat16",
         activation_checkpointing=cast(Any, case.mode),

@@ -12,7 +12,6 @@ import torch
 from torch import distributed as dist
 
 from asterism.bus.process.operations import OperationRecord
-from asterism.configs.algorithm import LearnerConfig
 from asterism.engine.learner.distributed import (
     CollectiveFailed,
     all_reduce,
@@ -20,13 +19,14 @@ from asterism.engine.learner.distributed import (
     naming_failed_collectives,
     read_rank,
 )
+from tests.engine.learner.learner_settings import make_learner
 
 
 def main(mode: str) -> None:
     rank, _ = read_rank()
     operations = OperationRecord()
     with naming_failed_collectives(rank, operations):
-        ranks = join_ranks(LearnerConfig(ranks=2, collective_timeout_s=2.0))._replace(operations=operations)
+        ranks = join_ranks(make_learner(ranks=2, collective_timeout_s=2.0))._replace(operations=operations)
         all_reduce(ranks, torch.ones(3), dist.ReduceOp.SUM)
         if rank == 1:
             if mode == "dies":

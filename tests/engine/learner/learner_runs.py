@@ -17,9 +17,7 @@ from asterism.tasks import MATH_PYTHON
 from tests.engine.learner.training_examples import small_run, write_initial_checkpoint
 
 
-def make_run(
-    path: Path, *, sft_steps: int = 3, ranks: int = 1, checkpoint_every: int = 2
-) -> tuple[RunConfig, RunFolder]:
+def make_run(path: Path, *, sft_steps: int = 3, ranks: int = 1, every: int = 2) -> tuple[RunConfig, RunFolder]:
     folder = RunFolder(path / "run")
     folder.data.mkdir(parents=True)
     folder.sockets.mkdir()
@@ -30,7 +28,7 @@ def make_run(
     ]
     lines = [json.dumps({"messages": dialogue}) + "\n"] * 12
     (folder.data / "sft.jsonl").write_text("".join(lines))
-    base = small_run(ranks=ranks, checkpoint_every=checkpoint_every)
+    base = small_run(ranks=ranks, every=every)
     run = msgspec.structs.replace(base, sft=msgspec.structs.replace(base.sft, steps=sft_steps))
     write_resolved(run, folder.config)
     write_task_descriptions(folder, {"": MATH_PYTHON})

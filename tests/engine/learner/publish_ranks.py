@@ -30,7 +30,7 @@ def main(checkpoint: str, out: str, dtype: str, ranks_per_node: str, settings: s
     fill_adapters(model)
     slots = Path(out) / "slots" if ranks.node == 0 else Path(out) / "another_node"
     options = getattr(torch, dtype), 1, ranks
-    if learner.lora_publish == "adapters":
+    if learner.lora.publish == "adapters":
         publisher = AdapterPublisher(slots, model, *options)
     else:
         publisher = WeightPublisher(slots, list_base_parameters(model), *options, AdapterMerger(model))

@@ -19,11 +19,11 @@ def list_due_and_exported(run: RunConfig) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize(
     ("settings", "evaluation", "expected"),
     [
-        ({"checkpoint_every": 4}, EvaluationConfig(), ([4, 6], [4, 6])),
-        ({"checkpoint_every": 2, "export_every": 4}, EvaluationConfig(), ([2, 4, 6], [4, 6])),
-        ({"checkpoint_every": 4, "export_every": 3}, EvaluationConfig(), ([3, 4, 6], [3, 6])),
-        ({"checkpoint_every": 9, "export_every": 9}, EvaluationConfig(every=5), ([5, 6], [5, 6])),
-        ({"checkpoint_every": 9}, EvaluationConfig(every=5, keep_best=False), ([6], [6])),
+        ({"every": 4}, EvaluationConfig(), ([4, 6], [4, 6])),
+        ({"every": 2, "export_every": 4}, EvaluationConfig(), ([2, 4, 6], [4, 6])),
+        ({"every": 4, "export_every": 3}, EvaluationConfig(), ([3, 4, 6], [3, 6])),
+        ({"every": 9, "export_every": 9}, EvaluationConfig(every=5), ([5, 6], [5, 6])),
+        ({"every": 9}, EvaluationConfig(every=5, keep_best=False), ([6], [6])),
     ],
 )
 def test_the_last_step_evaluated_steps_and_multiples_are_saved(
@@ -34,7 +34,7 @@ def test_the_last_step_evaluated_steps_and_multiples_are_saved(
 
 def test_a_step_is_saved_when_the_minutes_since_the_last_save_are_over() -> None:
     now = [0.0]
-    schedule = CheckpointSchedule(small_run(checkpoint_every=100, checkpoint_minutes=2.0), RankGroup(), lambda: now[0])
+    schedule = CheckpointSchedule(small_run(every=100, minutes=2.0), RankGroup(), lambda: now[0])
     due: list[tuple[bool, bool]] = []
     for now[0] in (119.0, 120.0, 130.0):
         due.append((schedule.is_due(1), schedule.is_due_in_cold_start(1)))
@@ -52,9 +52,7 @@ def test_the_leading_ranks_clock_decides(monkeypatch: pytest.MonkeyPatch) -> Non
         return True  # of the leading rank
 
     monkeypatch.setattr("asterism.engine.learner.saving.checkpoint_schedule.broadcast_object", broadcast)
-    follower = CheckpointSchedule(
-        small_run(checkpoint_every=2, checkpoint_minutes=1.0), RankGroup(rank=1, world_size=2), lambda: 0.0
-    )
+    follower = CheckpointSchedule(small_run(every=2, minutes=1.0), RankGroup(rank=1, world_size=2), lambda: 0.0)
     assert follower.is_due(1)
     assert decisions == [False]
     assert follower.is_due(2)  # by its number, without a broadcast

@@ -26,6 +26,7 @@ from asterism.engine.learner.saving import checkpoint_writer
 from asterism.engine.model.hf_checkpoint import load_model
 from asterism.engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.learner_runs import make_run, no_report, saved_weights
+from tests.engine.learner.learner_settings import change_learner
 from tests.engine.learner.training_examples import rows, store_batch
 
 TIMEOUT_S = 60
@@ -70,7 +71,7 @@ def test_only_the_next_step_can_be_trained(rank: LearnerRank, tmp_path: Path) ->
 
 
 def test_a_learner_that_was_killed_after_a_checkpoint_reports_the_metrics_of_its_step_again(tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    run, folder = make_run(tmp_path, sft_steps=0, every=1)
     rank = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
     assert rank.start(None, no_report).metrics == {}
     metrics = rank.train(1, store_batch(folder.batches, 1, rows(1))).metrics
@@ -84,7 +85,7 @@ def test_a_learner_that_was_killed_after_a_checkpoint_reports_the_metrics_of_its
 
 
 def test_a_learner_that_resumes_from_a_checkpoint_publishes_the_same_probes(tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    run, folder = make_run(tmp_path, sft_steps=0, every=1)
     rank = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
     rank.start(None, no_report)
     first = rank.train(1, store_batch(folder.batches, 1, rows(1))).published
@@ -103,7 +104,7 @@ def test_a_learner_that_resumes_from_a_checkpoint_publishes_the_same_probes(tmp_
 
 
 def test_the_last_step_is_published_with_a_probe_though_its_batch_is_deleted(tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    run, folder = make_run(tmp_path, sft_steps=0, every=1)
     rank = LearnerRank(run, folder, RankGroup(), BatchJournal(folder.batches))
     assert rank.start(None, no_report).published is not None
     published = rank.train(1, store_batch(folder.batches, 1, rows(1)), is_last=True).published
@@ -116,7 +117,7 @@ def test_the_last_step_is_published_with_a_probe_though_its_batch_is_deleted(tmp
 
 def test_the_kl_term_is_relative_to_the_weights_before_rl_also_after_resuming(tmp_path: Path) -> None:
     run, folder = make_run(tmp_path, sft_steps=0)
-    run = replace(run, learner=replace(run.learner, kl_coef=0.1, minibatches=1, checkpoint_every=1))
+    run = replace(run, learner=change_learner(run.learner, kl_coef=0.1, minibatches=1, every=1))
     figures = list[float]()
     for resumed in (False, True):
         rank = LearnerRank(run, folder, RankGroup())
@@ -183,8 +184,8 @@ def of_version(version: int) -> list[TrainingSample]:
 @pytest.mark.parametrize("keep", [True, False])
 def test_rl_continues_with_weights_and_moments_of_another_run(tmp_path: Path, keep: bool) -> None:
     """The next update equals that of the other run if the moments continue, also if it resumes from step 0."""
-    run, folder = make_run(tmp_path / "a", sft_steps=0, checkpoint_every=1)
-    run = replace(run, learner=replace(run.learner, warmup_steps=0, final_lr_fraction=1.0, minibatches=1))
+    run, folder = make_run(tmp_path / "a", sft_steps=0, every=1)
+    run = replace(run, learner=change_learner(run.learner, warmup_steps=0, final_lr_fraction=1.0, minibatches=1))
     first = LearnerRank(run, folder, RankGroup())
     first.start(None, no_report)
     for step in (1, 2, 3):
@@ -192,7 +193,7 @@ def test_rl_continues_with_weights_and_moments_of_another_run(tmp_path: Path, ke
     first.close()
     checkpoint = str(folder.get_checkpoint_path(2))
     _, other_folder = make_run(tmp_path / "b", sft_steps=0)
-    learner = replace(run.learner, resume_from=checkpoint, resume_optimizer=keep)
+    learner = change_learner(run.learner, resume_from=checkpoint, resume_optimizer=keep)
     other = replace(run, learner=learner, model=replace(run.model, checkpoint=checkpoint))
     for resume_step in (None, 0):
         second = LearnerRank(other, other_folder, RankGroup())
@@ -256,7 +257,7 @@ def test_a_killed_cold_start_resumes_from_its_partial_checkpoint(
 
 
 def test_old_checkpoints_are_deleted_except_step_0_and_the_last(tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=2)
+    run, folder = make_run(tmp_path, sft_steps=0, every=2)
     rank = LearnerRank(run, folder, RankGroup())
     rank.start(None, no_report)
     for step in range(1, 7):
@@ -267,8 +268,8 @@ def test_old_checkpoints_are_deleted_except_step_0_and_the_last(tmp_path: Path) 
 
 
 def test_checkpoints_without_an_export_are_saved_between_those_with_one(tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=2)
-    run = replace(run, learner=replace(run.learner, keep_checkpoints=9, export_every=3))
+    run, folder = make_run(tmp_path, sft_steps=0, every=2)
+    run = replace(run, learner=change_learner(run.learner, keep=9, export_every=3))
     rank = LearnerRank(run, folder, RankGroup())
     rank.start(None, no_report)
     for step in range(1, 7):
@@ -283,7 +284,7 @@ def test_checkpoints_without_an_export_are_saved_between_those_with_one(tmp_path
 def test_batches_are_deleted_only_after_their_checkpoint_has_its_final_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    run, folder = make_run(tmp_path, sft_steps=0, every=1)
     journal, seen = BatchJournal(folder.batches), list[list[int]]()
 
     def record_saved(_step: int) -> None:
@@ -300,7 +301,7 @@ def test_batches_are_deleted_only_after_their_checkpoint_has_its_final_name(
 
 
 def test_a_failed_write_ends_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    run, folder = make_run(tmp_path, sft_steps=0, every=1)
     rank = LearnerRank(run, folder, RankGroup())
     rank.start(None, no_report)
     rank.finish_saving()
@@ -319,7 +320,7 @@ def test_a_failed_write_ends_the_next_step(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_weights_are_published_before_they_are_saved_except_in_the_last_step(tmp_path: Path) -> None:
-    run, folder = make_run(tmp_path, sft_steps=0, checkpoint_every=1)
+    run, folder = make_run(tmp_path, sft_steps=0, every=1)
     rank = LearnerRank(run, folder, RankGroup())
     rank.start(None, no_report)
     last = run.rl.steps

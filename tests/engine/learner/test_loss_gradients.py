@@ -35,16 +35,16 @@ PLUGINS = "tests.engine.learner.plugin_losses"
 MAX_TOKENS = small_run().dialogue.response_tokens
 # Learner settings by name. The rows' log ratios reach +-6: clips, caps and the limit act on some tokens.
 SETTINGS: dict[str, dict[str, Any]] = {
-    **{f"grpo {mean}": {"loss_mean": mean} for mean in ("tokens", "group", "sequence", "constant")},
+    **{f"grpo {mean}": {"mean": mean} for mean in ("tokens", "group", "sequence", "constant")},
     "grpo dual": {"clip_dual": 3.0},
     "grpo limited": {"log_ratio_limit": 1.5},
-    "gspo": {"loss": "gspo", "loss_mean": "sequence"},
-    **{f"cispo {mean}": {"loss": "cispo", "loss_mean": mean} for mean in ("tokens", "group")},
+    "gspo": {"function": "gspo", "mean": "sequence"},
+    **{f"cispo {mean}": {"function": "cispo", "mean": mean} for mean in ("tokens", "group")},
     "recomputed": {"old_logprobs": "recomputed", "correction": "none"},
     **{
         f"{loss} {correction}": {
-            "loss": loss,
-            "loss_mean": mean,
+            "function": loss,
+            "mean": mean,
             "old_logprobs": "recomputed",
             "correction": correction,
         }
@@ -55,20 +55,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **{f"kl {kind}": {"kl_coef": 0.3, "kl_estimator": kind} for kind in ("k1", "k2", "k3")},
     "entropy": {"entropy_coef": 0.2},
     "everything": {
-        "loss_mean": "sequence",
+        "mean": "sequence",
         "clip_dual": 2.0,
         "old_logprobs": "recomputed",
         "correction": "icepop",
         "kl_coef": 0.1,
         "entropy_coef": 0.1,
     },
-    "plug-in gspo": {"loss": f"{PLUGINS}:compute_gspo_loss"},
-    "plug-in dr_grpo": {"loss": f"{PLUGINS}:compute_dr_grpo_loss"},
+    "plug-in gspo": {"function": f"{PLUGINS}:compute_gspo_loss"},
+    "plug-in dr_grpo": {"function": f"{PLUGINS}:compute_dr_grpo_loss"},
 }
 # The built-in settings that give a plug-in's loss.
 BUILT_IN = {
-    "plug-in gspo": {"loss": "gspo", "loss_mean": "sequence"},
-    "plug-in dr_grpo": {"loss_mean": "constant"},
+    "plug-in gspo": {"function": "gspo", "mean": "sequence"},
+    "plug-in dr_grpo": {"mean": "constant"},
 }
 
 
@@ -97,8 +97,8 @@ def compute_expected(name: str) -> tuple[float, dict[str, Tensor]]:
     for row in make_rows():
         ids, mask, behaviour = read_row(row)
         logprobs, entropies = score(model, ids, mask)
-        old = logprobs.tolist() if learner.old_logprobs == "recomputed" else behaviour
-        frozen = score(reference, ids, mask)[0].tolist() if learner.kl_coef else ()
+        old = logprobs.tolist() if learner.loss.old_logprobs == "recomputed" else behaviour
+        frozen = score(reference, ids, mask)[0].tolist() if learner.loss.kl_coef else ()
         advantage = float(np.float32(row.advantage))  # the trainer holds advantages in float32
         sequences.append(ReferenceSequence(logprobs, behaviour, old, advantage, row.group_id, list(entropies), frozen))
     loss = compute_reference_loss(sequences, learner, MAX_TOKENS)

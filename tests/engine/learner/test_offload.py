@@ -1,4 +1,4 @@
-"""learner.offload: the device has no memory of weights and moments between steps, and training gives the same bits."""
+"""learner.memory.offload: the device has no memory of weights and moments between steps, and training gives the same bits."""
 
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,8 @@ def test_an_update_in_main_memory_gives_the_same_bits(ranks: int, dtype: str, tm
 
 def make_offloading_run(path: Path) -> tuple[RunConfig, RunFolder]:
     path.mkdir()
-    run, folder = make_run(path, sft_steps=0, checkpoint_every=1)
-    offloading = small_run(offload="between_steps", checkpoint_every=1)
+    run, folder = make_run(path, sft_steps=0, every=1)
+    offloading = small_run(offload="between_steps", every=1)
     return replace(offloading, sft=run.sft), folder
 
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from asterism.configs.algorithm import LearnerConfig, SftConfig
+from asterism.configs.algorithm import SftConfig
+from asterism.configs.learner_options import LearnerConfig
 from asterism.engine.learner.optimizers import (
     Muon,
     build_rl_optimizers,

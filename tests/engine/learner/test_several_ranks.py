@@ -109,7 +109,7 @@ def test_compiled_layers_of_two_ranks_give_the_same_update(tmp_path: Path) -> No
         ]
         experts = RankScript("experts", str(tmp_path / name / "experts"), end=2, learner=settings)
         full = settings | {"activation_checkpointing": "full"}
-        adapted = full | {"lora_rank": 2, "kl_coef": 0.1, "lr": 1e-3}
+        adapted = full | {"rank": 2, "kl_coef": 0.1, "lr": 1e-3}
         return [*plain, experts, RankScript("adapted", str(tmp_path / name / "adapted"), end=2, learner=adapted)]
 
     alone = train(1, *make_cases("alone"))

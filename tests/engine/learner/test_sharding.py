@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from asterism.configs.algorithm import LearnerConfig
 from asterism.configs.errors import UnusableInput
 from asterism.engine.learner.distributed import ParallelDims, RankGroup, compute_parallel_dims, join_ranks
 from asterism.engine.learner.sharding import load_sharded_model, shard_model
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.hf_checkpoint import BLOCK_BYTES, CheckpointError, load_model
 from asterism.engine.model.model_config import DecoderConfig
+from tests.engine.learner.learner_settings import make_learner
 from tests.engine.learner.rank_probes import RankReport
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.training_examples import write_initial_checkpoint
@@ -156,4 +156,4 @@ def test_a_rank_without_a_gpu_is_refused_with_the_key(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(UnusableInput, match=r'learner\.device = "cuda" needs a GPU .*: rank 1 of this node finds 1;'):
-        join_ranks(LearnerConfig(device="cuda"))
+        join_ranks(make_learner(device="cuda"))

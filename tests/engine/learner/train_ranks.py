@@ -94,7 +94,7 @@ def make_trainer(script: RankScript, ranks: RankGroup) -> RecordingTrainer:
         trainer.start_stage("sft" if script.stage in SFT_STAGES else "rl")
     if script.stage == "adapted":
         trainer = add_adapters_after_cold_start(trainer, ranks, run)
-    if run.learner.kl_coef:
+    if run.learner.loss.kl_coef:
         trainer.set_reference(BasePolicy(trainer.model))
     return trainer
 

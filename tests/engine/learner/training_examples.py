@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from asterism.bus.messages import BatchGroup, BatchReady, GroupAccepted, TokenRecord, TrainingSample
-from asterism.configs.algorithm import LearnerConfig, RlConfig, SftConfig
+from asterism.configs.algorithm import RlConfig, SftConfig
 from asterism.configs.machines import EngineConfig
 from asterism.configs.schema import RunConfig
 from asterism.configs.sglang_options import SGLangConfig
@@ -22,6 +22,7 @@ from asterism.engine.learner.batches.training_sequence import (
 )
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import save_model
+from tests.engine.learner.learner_settings import make_learner
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_config, small_model, write_tokenizer
 
 torch.set_num_threads(1)  # for small products more threads are slower
@@ -47,7 +48,7 @@ def small_run(**learner: Any) -> RunConfig:
         rl=RlConfig(steps=6),
         engine=EngineConfig(kind="sglang" if is_shared else "embedded"),
         sglang=SGLangConfig(colocate=is_shared),
-        learner=LearnerConfig(**settings),
+        learner=make_learner(**settings),
     )
 
 

@@ -39,7 +39,7 @@ def test_a_divergence_in_the_first_steps_is_one_report_that_names_the_learning_r
     assert step <= first_step + 3
     head = finding.message.partition(". Measured")[0]
     assert "most likely cause: the policy has diverged after too large updates: the reward fell from 0.35" in head
-    assert "Change: lower learner.lr (now 0.04)" in head
+    assert "Change: lower learner.optimizer.lr (now 0.04)" in head
     assert "response_tokens" not in head
     assert "data.train" not in head
 

@@ -13,7 +13,7 @@ from asterism.policies.health.health_checks import HEALTH_CHECKS
 from asterism.policies.health.step_history import METRICS_READ, TOOL_PREFIX
 
 DOCS = Path(__file__).parents[3] / "docs"
-KEY = re.compile(r"\b([a-z]+\.[a-z_]+)\b")
+KEY = re.compile(r"\b([a-z]+(?:\.[a-z_]+)+)\b")
 NO_KEYS = {"metrics.jsonl"}
 # Keys that belong to no single check.
 COMMON = {"window_steps", "solved_share"}

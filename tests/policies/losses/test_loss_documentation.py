@@ -30,7 +30,7 @@ def test_the_examples_are_loaded_and_compute(tmp_path: Path) -> None:
     run = load_run(tmp_path / "run.toml")
     (tmp_path / "lengths.toml").write_text(f'name = "other"\n{lengths}')
     assert load_run(tmp_path / "lengths.toml").rl.overlong_penalty == 0.5
-    output = load_policy_loss(run.learner.loss)(BATCH)
+    output = load_policy_loss(run.learner.loss.function)(BATCH)
     assert output.loss.item() == pytest.approx(0.5)  # -(1 - 2) / 2 at ratio 1
     assert output.sequence_means["ratio_of_sequences"].item() == 2.0
     (gradient_N,) = torch.autograd.grad(output.loss, BATCH.logprobs_N)

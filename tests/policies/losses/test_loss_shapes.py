@@ -9,16 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.learner_options import LearnerConfig
 from asterism.engine.learner.batches.minibatches import compute_token_weights
 from asterism.engine.learner.batches.training_sequence import build_training_sequence
 from asterism.policies.losses.policy_objective import PolicyObjective
+from tests.engine.learner.learner_settings import make_learner
 from tests.engine.learner.loss_reference import ReferenceSequence, compute_reference_loss
 from tests.policies.losses.loss_inputs import build_loss_input
 
 MAX_TOKENS = 7
 LEARNERS = [
-    LearnerConfig(loss=loss, loss_mean=mean, old_logprobs="recomputed", correction=correction, clip_dual=clip_dual)  # pyright: ignore[reportArgumentType]
+    make_learner(function=loss, mean=mean, old_logprobs="recomputed", correction=correction, clip_dual=clip_dual)  # pyright: ignore[reportArgumentType]
     for loss, means in (
         ("grpo", ("tokens", "group", "sequence", "constant")),
         ("gspo", ("sequence",)),
@@ -48,7 +49,7 @@ class Minibatch:
             build_training_sequence(mask.astype(np.int32), mask, mask.astype(np.float32), 1.0, group)
             for mask, group in zip(ones, self.groups, strict=True)
         ]
-        weights = compute_token_weights(sequences, learner.loss_mean, MAX_TOKENS)
+        weights = compute_token_weights(sequences, learner.loss.mean, MAX_TOKENS)
         numbers = [number for number, length in enumerate(self.lengths) for _ in range(length)]
         batch = build_loss_input(
             torch.cat(self.leaves),
@@ -58,7 +59,7 @@ class Minibatch:
             sequences_N=torch.tensor(numbers, dtype=torch.int64),
             num_sequences=len(self.lengths),
             weights_N=torch.tensor([weights[number] for number in numbers], dtype=torch.float64),
-            clip_dual=learner.clip_dual,
+            clip_dual=learner.loss.clip_dual,
         )
         return PolicyObjective(learner).compute(batch, None).loss
 

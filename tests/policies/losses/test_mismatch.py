@@ -6,9 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from asterism.configs.algorithm import LearnerConfig
 from asterism.policies.losses.grpo import compute_cispo_loss, compute_grpo_loss, compute_gspo_loss
 from asterism.policies.losses.mismatch import (
     Correction,
@@ -17,9 +15,10 @@ from asterism.policies.losses.mismatch import (
     describe_excessive_mismatch,
 )
 from asterism.policies.losses.policy_objective import estimate_kl
+from tests.engine.learner.learner_settings import change_learner, make_learner
 from tests.policies.losses.loss_inputs import build_loss_input
 
-RECOMPUTED = LearnerConfig(old_logprobs="recomputed", correction="none")
+RECOMPUTED = make_learner(old_logprobs="recomputed", correction="none")
 # log(pi_old / mu) of five tokens; weights 0.1, 0.7, 1, 1.5 and 5
 DIFFERENCES = torch.tensor([math.log(each) for each in (0.1, 0.7, 1.0, 1.5, 5.0)], dtype=torch.float64)
 UNCORRECTED = Correction(torch.ones(5), torch.zeros(5, dtype=torch.bool), torch.zeros(5, dtype=torch.bool))
@@ -37,7 +36,7 @@ UNCORRECTED = Correction(torch.ones(5), torch.zeros(5, dtype=torch.bool), torch.
 def test_each_correction_weights_masks_and_truncates(
     kind: str, weights: list[float], masked: int, truncated: int
 ) -> None:
-    learner = LearnerConfig(old_logprobs="recomputed", correction=kind)  # pyright: ignore[reportArgumentType]
+    learner = make_learner(old_logprobs="recomputed", correction=kind)  # pyright: ignore[reportArgumentType]
     correction = compute_correction(DIFFERENCES - 2, torch.full((5,), -2.0, dtype=torch.float64), learner)
     assert correction.weights_N.tolist() == pytest.approx(weights)
     assert (int(correction.is_masked_N.sum()), int(correction.is_truncated_N.sum())) == (masked, truncated)
@@ -75,7 +74,7 @@ def test_metrics_are_taken_before_any_clamp_and_are_finite() -> None:
 
 def test_a_micro_batch_without_tokens_has_the_same_metrics_with_zeros() -> None:
     empty = torch.zeros(0)
-    correction = compute_correction(empty, empty, replace(RECOMPUTED, correction="tis"))
+    correction = compute_correction(empty, empty, change_learner(RECOMPUTED, correction="tis"))
     output = compute_mismatch_metrics(empty, empty, correction)
     assert {value.item() for value in (*output.token_means.values(), *output.maxima.values())} == {0.0}
 
@@ -113,7 +112,7 @@ def test_an_excessive_mismatch_is_described_with_its_figures_and_causes(share: f
     metrics = {"mismatch_above_1": share, "mismatch_k3": 0.5, "mismatch_max": 7.25}
     message = describe_excessive_mismatch(metrics, 0.1)
     assert message is not None
-    for part in ("learner.mismatch_limit", f"{share:.1%}", "0.5 nats", "7.25", "other weights", "temperature"):
+    for part in ("learner.loss.mismatch_limit", f"{share:.1%}", "0.5 nats", "7.25", "other weights", "temperature"):
         assert part in message
     assert describe_excessive_mismatch(metrics, 0.0) is None
     assert describe_excessive_mismatch(metrics | {"mismatch_above_1": 0.1}, 0.1) is None
@@ -134,8 +133,8 @@ def test_an_excessive_mismatch_is_described_with_its_figures_and_causes(share: f
 def test_auto_depends_on_the_dtypes_of_engine_and_learner(
     dtype: str, settings: dict[str, str], resolved: tuple[str, str]
 ) -> None:
-    learner = LearnerConfig(**settings).resolve_auto(dtype)  # pyright: ignore[reportArgumentType]
-    assert (learner.old_logprobs, learner.correction) == resolved
+    learner = make_learner(**settings).resolve_auto(dtype)  # pyright: ignore[reportArgumentType]
+    assert (learner.loss.old_logprobs, learner.loss.correction) == resolved
 
 
 @pytest.mark.parametrize(
@@ -143,13 +142,13 @@ def test_auto_depends_on_the_dtypes_of_engine_and_learner(
     [
         ({"clip_dual": 0.5}, "clip_dual must exceed 1"),
         ({"correction_low": 2.5}, "correction_low = 2.5 must be below correction_high = 2"),
-        ({"loss": "gspo"}, 'set loss_mean = "sequence"'),
+        ({"function": "gspo"}, 'set mean = "sequence"'),
         ({"old_logprobs": "engine", "correction": "tis"}, 'set old_logprobs = "recomputed"'),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LearnerConfig(**settings)  # pyright: ignore[reportArgumentType]
+        make_learner(**settings)  # pyright: ignore[reportArgumentType]
 
 
 def test_kl_estimates_agree_for_equal_policies_and_follow_their_formulas() -> None:

@@ -227,10 +227,10 @@ class TestEmbedded:
     def test_memory_that_the_plan_needs_and_the_machine_lacks_is_a_warning_with_a_value_that_fits(
         self, checkpoint: Path
     ) -> None:
-        settings = (f"model.checkpoint={checkpoint}", "learner.micro_batch_tokens=1000000000")
+        settings = (f"model.checkpoint={checkpoint}", "learner.memory.micro_batch_tokens=1000000000")
         finding = found(*settings)["plan"]
         assert (finding.status, finding.detail) == ("warning", "host memory may not suffice")
-        assert "host memory: set learner.micro_batch_tokens = " in finding.remedy
+        assert "host memory: set learner.memory.micro_batch_tokens = " in finding.remedy
 
 
 class TestWithoutARun:

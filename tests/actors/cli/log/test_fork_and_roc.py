@@ -153,7 +153,7 @@ def test_a_checkpoint_without_an_exported_model_is_refused(folder: RunFolder, tm
     weights = shutil.ignore_patterns("model.safetensors")
     shutil.copytree(folder.get_checkpoint_path(0), copy.get_checkpoint_path(0), ignore=weights)
     error = refused("fork", str(copy.path), str(answered(copy, 0).trajectory_id), "--turn", "1")
-    assert "step_000000: has no exported model (learner.export_every)" in error
+    assert "step_000000: has no exported model (learner.checkpoints.export_every)" in error
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(folder: RunFolder, tmp_path: Path) -> None:

@@ -53,18 +53,18 @@ def make_options(turn: int, checkpoint: Path | None = None) -> ForkOptions:
 def test_each_turn_has_its_version_and_the_state_of_its_checkpoint(folder: RunFolder) -> None:
     export_model(folder, 2)
     assert read_turn_versions(folder, 7) == {0: 2, 1: 2, 2: 3}
-    kept, gone = "", "not kept (learner.keep_checkpoints)"
+    kept, gone = "", "not kept (learner.checkpoints.keep)"
     expected = [ForkableTurn(0, 2, kept), ForkableTurn(1, 2, kept), ForkableTurn(2, 3, gone)]
     assert list_forkable_turns(folder, 7) == expected
     assert format_forkable_turns(expected) == [
         "log fork: turns 0 to 1, policy version 2",
-        "log fork: turn 2, version 3 is not kept (learner.keep_checkpoints): needs --checkpoint FOLDER",
+        "log fork: turn 2, version 3 is not kept (learner.checkpoints.keep): needs --checkpoint FOLDER",
     ]
 
 
 def test_a_checkpoint_without_a_model_is_named(folder: RunFolder) -> None:
     folder.get_checkpoint_path(2).mkdir(parents=True)
-    assert list_forkable_turns(folder, 7)[0].problem == "without an exported model (learner.export_every)"
+    assert list_forkable_turns(folder, 7)[0].problem == "without an exported model (learner.checkpoints.export_every)"
 
 
 def test_the_story_ends_with_the_turns(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.tasks import MATH_PYTHON
 from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_model
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
+from tests.engine.learner.learner_settings import change_learner
 from tests.engine.learner.training_examples import rows, store_batch
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
@@ -47,9 +48,9 @@ NEW_TOKENS = 24
 
 def train_run(path: Path, **learner: Any) -> RunFolder:
     """A run with checkpoints of the steps 0, 1 and 2."""
-    run, folder = make_run(path, sft_steps=0, checkpoint_every=1)
-    options = {"keep_checkpoints": 9, **learner}
-    run = msgspec.structs.replace(run, learner=msgspec.structs.replace(run.learner, **options))
+    run, folder = make_run(path, sft_steps=0, every=1)
+    options = {"keep": 9, **learner}
+    run = msgspec.structs.replace(run, learner=change_learner(run.learner, **options))
     write_resolved(run, folder.config)
     rank = LearnerRank(run, folder, RankGroup())
     rank.start(None, no_report)
@@ -70,7 +71,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return {name: each for file in folder.glob("*.safetensors") for name, each in load_file(file).items()}
 
 
-@pytest.mark.parametrize("learner", [{}, {"lora_rank": 2}])
+@pytest.mark.parametrize("learner", [{}, {"rank": 2}])
 def test_a_step_without_an_exported_model_has_the_weights_of_training(tmp_path: Path, learner: dict[str, Any]) -> None:
     """Adapters are merged. An equal run that exports every step has the same weights."""
     exporting = train_run(tmp_path / "a", **learner)
@@ -290,7 +291,7 @@ def test_the_model_card_has_the_figures_of_the_run(folder: RunFolder, tmp_path: 
 
 
 def test_a_checkpoint_without_the_frozen_weights_of_its_adapters_is_refused(tmp_path: Path) -> None:
-    made = train_run(tmp_path / "a", lora_rank=2)
+    made = train_run(tmp_path / "a", rank=2)
     shutil.rmtree(get_trainer_folder(made.get_checkpoint_path(0)))
     with pytest.raises(UnusableInput, match=r"step_000000: missing\. Only this checkpoint has the frozen weights"):
         export_step(RunStep(made, 1), tmp_path / "out", ExportOptions())

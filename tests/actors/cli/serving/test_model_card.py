@@ -10,8 +10,9 @@ from asterism.actors.engines.checkpoint_argument import RunStep
 from asterism.configs.algorithm import RocConfig, SftConfig
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import DataConfig, LearnerConfig, ModelConfig, RlConfig, RunConfig
+from asterism.configs.schema import DataConfig, ModelConfig, RlConfig, RunConfig
 from asterism.engine.chat.chat_files import ServingFacts
+from tests.engine.learner.learner_settings import make_learner
 
 FACTS = ServingFacts(tool_call_parser="", reasoning_parser="", context_tokens=4096, tools=[])
 
@@ -44,7 +45,7 @@ def first(tmp_path: Path) -> RunConfig:
 
 def make_second(tmp_path: Path) -> RunConfig:
     checkpoint = str(RunFolder(tmp_path / "1_8k").get_checkpoint_path(9))
-    options = {"model": ModelConfig(checkpoint=checkpoint), "learner": LearnerConfig(resume_from=checkpoint)}
+    options = {"model": ModelConfig(checkpoint=checkpoint), "learner": make_learner(resume_from=checkpoint)}
     return make_run(tmp_path / "2_12k", "math/2_12k", sft=SftConfig(steps=0), roc=RocConfig(enabled=False), **options)
 
 

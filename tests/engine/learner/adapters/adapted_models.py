@@ -14,7 +14,7 @@ from asterism.engine.model.lora.lora_options import LoraOptions
 from tests.engine.tiny_models import small_architecture, small_model
 
 OPTIONS = LoraOptions(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
-SETTINGS: dict[str, Any] = {"lora_rank": 3, "lora_alpha": 12.0, "lora_targets": OPTIONS.targets}  # of [learner]
+SETTINGS: dict[str, Any] = {"rank": 3, "alpha": 12.0, "targets": OPTIONS.targets}  # of [learner]
 
 
 def adapted_model(model_type: str = "qwen3", options: LoraOptions = OPTIONS, *, is_trained: bool = True) -> CausalLM:

@@ -29,6 +29,7 @@ from asterism.engine.weight_transfer.adapter_slots import AdapterLoader
 from asterism.engine.weight_transfer.shared_memory import load_published
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, fill_adapters, merge_adapters
 from tests.engine.learner.learner_runs import make_run, no_report
+from tests.engine.learner.learner_settings import change_learner
 from tests.engine.learner.test_several_ranks import differences, train
 from tests.engine.learner.train_ranks import RankScript
 from tests.engine.learner.training_examples import rl_sequences, rows, small_run, store_batch
@@ -159,7 +160,7 @@ def test_adapters_are_resumable_with_another_number_of_ranks(first: int, second:
 
 def make_lora_run(path: Path, sft_steps: int, **learner: Any) -> tuple[RunConfig, RunFolder]:
     run, folder = make_run(path, sft_steps=sft_steps)
-    changed = msgspec.structs.replace(run.learner, **SETTINGS, **learner)
+    changed = change_learner(run.learner, **SETTINGS, **learner)
     return msgspec.structs.replace(run, learner=changed), folder
 
 
@@ -201,7 +202,7 @@ def test_runs_that_publish_adapters_or_merged_weights_have_equal_engines(tmp_pat
     """Also a run that resumes without the slots of the killed learner, or with them."""
     merged_run, merged_folder = make_lora_run(tmp_path / "merged", sft_steps=2)
     merged = LearnerRank(merged_run, merged_folder, RankGroup())
-    run, folder = make_lora_run(tmp_path, sft_steps=2, lora_publish="adapters")
+    run, folder = make_lora_run(tmp_path, sft_steps=2, publish="adapters")
     rank = LearnerRank(run, folder, RankGroup())
     starts = merged.start(None, no_report).published, rank.start(None, no_report).published
     expected = [read_published(starts[0], merged_folder)]
@@ -287,7 +288,7 @@ def test_the_cold_start_trains_all_weights_and_resumes_without_adapters(
 
 
 def test_pruning_keeps_the_frozen_weights_and_their_absence_is_reported(tmp_path: Path) -> None:
-    run, folder = make_lora_run(tmp_path, 0, keep_checkpoints=1, checkpoint_every=1)
+    run, folder = make_lora_run(tmp_path, 0, keep=1, every=1)
     rank = LearnerRank(run, folder, RankGroup())
     rank.start(None, no_report)
     train_steps(rank, folder, range(1, 4))

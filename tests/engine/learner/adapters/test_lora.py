@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
-from asterism.configs.algorithm import LearnerConfig
 from asterism.engine.learner.adapters.adapted_model import BasePolicy
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
 from asterism.engine.learner.distributed import RankGroup
@@ -22,6 +21,7 @@ from asterism.engine.weight_transfer.adapter_slots import AdapterLoader
 from asterism.engine.weight_transfer.shared_memory import load_published
 from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.learner.adapters.adapted_models import OPTIONS, SETTINGS, adapted_model, merge_adapters
+from tests.engine.learner.learner_settings import make_learner
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.test_several_ranks import are_equal, differences, train
 from tests.engine.learner.train_ranks import RankScript
@@ -60,8 +60,8 @@ def test_experts_are_refused_with_the_targets_to_use() -> None:
 
 @pytest.mark.parametrize("targets", [(), ("all", "q_proj"), ("q_proj", "q_proj")])
 def test_targets_are_all_or_different_projections(targets: Any) -> None:
-    with pytest.raises(ValueError, match="lora_targets must be"):
-        LearnerConfig(lora_targets=targets)
+    with pytest.raises(ValueError, match="targets must be"):
+        make_learner(targets=targets)
 
 
 # ---------------------------------------------------------------- training
@@ -123,16 +123,16 @@ def test_the_policy_before_rl_computes_as_the_base_and_leaves_the_adapters_enabl
 # ---------------------------------------------------------------- publishing
 
 
-@pytest.mark.parametrize("lora_publish", ["merged", "adapters"])
-def test_two_ranks_publish_the_merged_weights_or_the_adapters(tmp_path: Path, lora_publish: str) -> None:
+@pytest.mark.parametrize("publish", ["merged", "adapters"])
+def test_two_ranks_publish_the_merged_weights_or_the_adapters(tmp_path: Path, publish: str) -> None:
     model = adapted_model()
     folder, out = save_small_model(tmp_path, small_model(config=model.config)), tmp_path / "out"
     out.mkdir()
-    settings = json.dumps(SETTINGS | {"lora_publish": lora_publish})
+    settings = json.dumps(SETTINGS | {"publish": publish})
     run_ranks(2, "publish_ranks", str(folder), str(out), "float32", "1", settings)
     published = msgspec.json.decode((out / "published.json").read_bytes(), type=WeightsPublished)
     loaded = {name: torch.zeros_like(each) for name, each in list_base_parameters(model).items()}
-    if lora_publish == "adapters":
+    if publish == "adapters":
         AdapterLoader(torch.float32, OPTIONS).load(published, loaded)
         alone = AdapterPublisher(tmp_path / "alone", model, torch.float32, 1).publish(2)
         assert alone is not None

@@ -101,23 +101,23 @@ def test_a_server_with_enough_lora_accepts_adapters(limits: dict[str, Any]):
     [
         (
             {"enable_lora": None},
-            f'learner.lora_publish = "adapters": the server runs without --enable-lora; start it with {FLAGS}',
+            f'learner.lora.publish = "adapters": the server runs without --enable-lora; start it with {FLAGS}',
         ),
-        ({"max_lora_rank": 4}, "learner.lora_rank = 8: the server has --max-lora-rank 4"),
+        ({"max_lora_rank": 4}, "learner.lora.rank = 8: the server has --max-lora-rank 4"),
         (
             {"lora_target_modules": ["qkv_proj", "down_proj"]},
-            "learner.lora_targets = ['q_proj', 'o_proj']: the server has --lora-target-modules down_proj qkv_proj;"
+            "learner.lora.targets = ['q_proj', 'o_proj']: the server has --lora-target-modules down_proj qkv_proj;"
             f" start it with {FLAGS}",
         ),
         (
             {"dp_size": 2},
-            'learner.lora_publish = "adapters": the server has 2 model replicas and loads no adapters;'
-            ' set learner.lora_publish = "merged"',
+            'learner.lora.publish = "adapters": the server has 2 model replicas and loads no adapters;'
+            ' set learner.lora.publish = "merged"',
         ),
         (
             {"enable_dp_attention": True},
-            'learner.lora_publish = "adapters": the server has --enable-dp-attention and loads no adapters;'
-            ' set learner.lora_publish = "merged"',
+            'learner.lora.publish = "adapters": the server has --enable-dp-attention and loads no adapters;'
+            ' set learner.lora.publish = "merged"',
         ),
     ],
 )

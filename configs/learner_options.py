@@ -1,0 +1,173 @@
+"""[learner]: processes and computation of the learner, and tables of the optimizer, the loss, memory, LoRA and checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from asterism.configs.schema_tree import (
+    Count,
+    FilePath,
+    ImportPath,
+    LearningRate,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    require,
+)
+
+Beta = Annotated[float, Meta(ge=0, lt=1)]
+LossMean = Literal["tokens", "group", "sequence", "constant"]
+Checkpointing = Literal["none", "selective", "attention", "full"]  # of activations; each keeps less
+LoraTarget = Literal["all", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class OptimizerConfig(Section, frozen=True):
+    """AdamW, in float32."""
+
+    lr: LearningRate = 1e-6  # learning rate after the warm-up
+    final_lr_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of `lr`, reached linearly at the end of the run
+    warmup_steps: Count = 5  # with a linearly rising learning rate
+    betas: tuple[Beta, Beta] = (0.9, 0.95)  # decay rates of the two moments
+    weight_decay: NonNegativeFloat = 0.0  # decoupled weight decay
+    max_grad_norm: PositiveFloat = 1.0  # larger gradients are scaled down to this norm
+
+
+class LossConfig(Section, frozen=True):
+    """The loss of RL updates: docs/losses.md."""
+
+    function: ImportPath = "grpo"  # "grpo", "gspo", "cispo", or a function by import path
+    mean: LossMean = "group"  # of token losses
+    # The probability ratio is clipped to [1 - clip_low, 1 + clip_high].
+    clip_low: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    clip_high: NonNegativeFloat = 0.28  # see clip_low
+    clip_dual: NonNegativeFloat = 0.0  # bound of the ratio for negative advantages, above 1; 0: none (release: 3)
+    # Denominator of the ratio. recomputed: by the learner, with the weights from the start of the step.
+    # auto: the engine's if engine and learner compute in float32, recomputed otherwise: docs/mismatch.md
+    old_logprobs: Literal["auto", "engine", "recomputed"] = "auto"
+    correction: Literal["auto", "none", "tis", "icepop", "decoupled"] = "auto"  # auto: tis for bfloat16
+    correction_low: NonNegativeFloat = 0.5  # importance weights below it are masked by icepop
+    correction_high: PositiveFloat = 2.0  # larger ones are truncated (tis) or masked (icepop, decoupled)
+    log_ratio_limit: Annotated[float, Meta(gt=0, le=80)] = 20.0  # nats; beyond it a token has no gradient
+    # Share of tokens of a minibatch with a difference of over 1 nat between engine and learner; above it the run ends.
+    mismatch_limit: Annotated[float, Meta(ge=0, le=1)] = 0.1  # 0: no limit
+    kl_coef: NonNegativeFloat = 0.0  # of the KL divergence to the weights before RL; needs memory for a second model
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # estimator of this KL divergence
+    entropy_coef: NonNegativeFloat = 0.0  # of the entropy bonus
+
+    def __post_init__(self) -> None:
+        require(
+            self.clip_dual == 0 or self.clip_dual > 1,
+            f"clip_dual must exceed 1, or be 0 for no dual clip: {self.clip_dual:g}",
+        )
+        require(
+            self.correction_low < self.correction_high,
+            f"correction_low = {self.correction_low:g} must be below correction_high = {self.correction_high:g}",
+        )
+        require(
+            self.function != "gspo" or self.mean == "sequence",
+            'function = "gspo" is a mean over sequences; set mean = "sequence"',
+        )
+        require(
+            self.correction in ("auto", "none") or self.old_logprobs != "engine",
+            f'correction = "{self.correction}" weights tokens by recomputed against engine probabilities; '
+            'set old_logprobs = "recomputed"',
+        )
+
+
+class MemoryConfig(Section, frozen=True):
+    """What the learner keeps in memory: docs/learner.md."""
+
+    micro_batch_tokens: PositiveInt = 16_384  # per forward and backward pass
+    # Activations that the backward pass recomputes, to save memory
+    activation_checkpointing: Checkpointing = "none"
+    # Content of main memory. optimizer: weights, gradients and moments, for an update on the CPU.
+    # between_steps: weights and moments while engines generate on the same GPU
+    offload: Literal["none", "optimizer", "between_steps"] = "none"
+    # When ranks add their gradients. once: after the last micro batch; needs 4 bytes per parameter on each rank.
+    reduce_gradients: Literal["each_micro_batch", "once"] = "each_micro_batch"
+
+
+class LoraConfig(Section, frozen=True):
+    """RL trains low-rank adapters of the projections and freezes the weights: docs/learner.md."""
+
+    rank: Count = 0  # of the adapters' matrices; 0: no adapters
+    alpha: PositiveFloat = 32.0  # the adapters' product is scaled by alpha / rank
+    targets: tuple[LoraTarget, ...] = ("all",)  # projections with adapters
+    # What engines receive. adapters: the frozen weights once, then only the adapters
+    publish: Literal["merged", "adapters"] = "merged"
+
+    def __post_init__(self) -> None:
+        targets = self.targets
+        require(
+            targets == ("all",) or (0 < len(targets) == len(set(targets)) and "all" not in targets),
+            f'targets must be ["all"], or name projections once each: {list(targets)}',
+        )
+        require(
+            self.publish == "merged" or self.rank > 0,
+            'publish = "adapters" needs adapters: set rank, or publish = "merged"',
+        )
+
+
+class CheckpointsConfig(Section, frozen=True):
+    every: PositiveInt = 10  # steps; the last step is always saved
+    minutes: NonNegativeFloat = 0.0  # also after the first step that ends so long after a save; 0: never
+    keep: PositiveInt = 2  # older ones are deleted, except those of the cold start and of the last step
+    # Steps between checkpoints with a transformers model; 0: each checkpoint has one: docs/learner.md
+    export_every: Count = 0
+    export_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of its weights; auto: learner.dtype
+
+
+class LearnerConfig(Section, frozen=True):
+    ranks: PositiveInt = 1  # processes per node that train
+    threads: PositiveInt = 2  # per rank
+    device: Literal["cpu", "cuda"] = "cpu"  # cuda: rank n of a node uses GPU n
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of products; weights, gradients and optimizer are float32
+    dp_replicate: PositiveInt = 1  # copies of the model, each sharded over an equal part of all ranks
+    minibatches: PositiveInt = 1  # optimizer updates per step
+    collective_timeout_s: PositiveFloat = 600.0  # of a collective, and of an operation of a rank: docs/learner.md
+    # Checkpoint of another run, step_NNNNNN, of which RL continues with the float32 weights: docs/stages.md
+    resume_from: FilePath = ""
+    resume_optimizer: bool = True  # with the moments of `resume_from`; they are 0 otherwise
+    # Layers, and on GPUs the output head, with torch.compile; needs a compiler on each machine. auto: on GPUs
+    compile: bool | Literal["auto"] = "auto"
+    # Of the logits of a model that computes in bfloat16. auto: float32 on GPUs, bfloat16 on CPUs: docs/mismatch.md
+    head_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    peak_tflops: NonNegativeFloat = 0.0  # of a rank's device, for the metric mfu; 0: no such metric
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss: LossConfig = LossConfig()
+    memory: MemoryConfig = MemoryConfig()
+    lora: LoraConfig = LoraConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+
+    def __post_init__(self) -> None:
+        require(
+            self.head_dtype != "bfloat16" or self.dtype == "bfloat16",
+            'head_dtype = "bfloat16" needs dtype = "bfloat16"',
+        )
+
+    @property
+    def compiles(self) -> bool:
+        return self.device == "cuda" if self.compile == "auto" else self.compile
+
+    @property
+    def has_float32_logits(self) -> bool:
+        return self.device == "cuda" if self.head_dtype == "auto" else self.head_dtype == "float32"
+
+    def resolve_auto(self, engine_dtype: str) -> LearnerConfig:
+        """Replace "auto" in loss.old_logprobs, loss.correction and checkpoints.export_dtype."""
+        loss, checkpoints = self.loss, self.checkpoints
+        is_float32 = engine_dtype == self.dtype == "float32"
+        exact = is_float32 and loss.correction in ("auto", "none")
+        old_logprobs = ("engine" if exact else "recomputed") if loss.old_logprobs == "auto" else loss.old_logprobs
+        default = "tis" if old_logprobs == "recomputed" and not is_float32 else "none"
+        correction = default if loss.correction == "auto" else loss.correction
+        export_dtype = self.dtype if checkpoints.export_dtype == "auto" else checkpoints.export_dtype
+        return replace(
+            self,
+            loss=replace(loss, old_logprobs=old_logprobs, correction=correction),
+            checkpoints=replace(checkpoints, export_dtype=export_dtype),
+        )
