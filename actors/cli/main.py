@@ -35,9 +35,7 @@ app.add_typer(task_app, name="task", rich_help_panel="Prepare")
 app.add_typer(data_app, name="data", rich_help_panel="Prepare")
 app.add_typer(metrics_app, name="metrics", rich_help_panel="Look")
 app.add_typer(analyze_app, name="analyze", rich_help_panel="Look")
-sandbox_app = typer.Typer(
-    help="Use the code sandbox without a run: serve it, try it, measure it, check it.", no_args_is_help=True
-)
+sandbox_app = typer.Typer(help="Serve, try, measure and check the sandbox without a run.", no_args_is_help=True)
 app.add_typer(sandbox_app, name="sandbox", rich_help_panel="Machines")
 
 ConfigOption = Annotated[
@@ -252,7 +250,7 @@ def simulate(
     ] = None,
     json_file: JsonOption = None,
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Write a figure of the results.")
+        Path | None, typer.Option("--picture", metavar="FILE", help="Write a figure of the results; a PNG also as SVG.")
     ] = None,
     run: LogsOption = None,
 ) -> None:
