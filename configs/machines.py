@@ -103,7 +103,7 @@ def check_openai(openai: OpenAIConfig, num_engines: int, *, only_evaluates: bool
 
 
 class ArbiterConfig(Section, frozen=True):
-    """Assignment of trajectories to engines: docs/scheduling.md, policies/arbiter/registry.py."""
+    """Assignment of trajectories to engines: docs/scheduling.md, policies/arbiter/arbiter.py."""
 
     # Decides which trajectory runs on which engine, and when.
     policy: Literal["static", "round_robin", "least_requests", "worst_case", "kv_lookahead"] = "kv_lookahead"

@@ -173,6 +173,7 @@ KINDS: Sequence[FileKind] = (
     FileKind("batches/*/*", (), "as batches/*"),
     FileKind("lock", (), "the kernel's lock counts; the number in it is shown"),
     FileKind("*.png", (), "pictures that no command reads"),
+    FileKind("*.svg", (), "pictures that no command reads"),
     FileKind("*.html", (), "pages that no command reads"),
     FileKind("utilization.json", (), "a result that no command reads; asterism report writes it again"),
 )
