@@ -50,7 +50,7 @@ def probe_docker(environ: Mapping[str, str]) -> DockerProbeResult:
 
 
 def query_version(address: str | tuple[str, int]) -> str:
-    """Raises OSError, and msgspec.MsgspecError if the answer is not a Docker engine's."""
+    """Return the engine's version. Raises OSError, and msgspec.MsgspecError for an unexpected answer."""
     with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as connection:
         connection.settimeout(2.0)
         connection.connect(address)

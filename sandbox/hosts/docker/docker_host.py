@@ -67,7 +67,7 @@ class ContainerHost:
         return [container for container in self._containers if container.alive]
 
     async def start(self) -> None:
-        self._closing = False  # after a failed start
+        self._closing = False  # `close` after a failed start has set it
         probe = await asyncio.to_thread(probe_docker, os.environ)
         if probe.remedy:
             raise SandboxFailure(f"no Docker engine: {probe.description}. {probe.remedy}")
@@ -88,7 +88,7 @@ class ContainerHost:
         return await container.launch(module, settings)
 
     async def wait_until_broken(self) -> NoReturn:
-        """Raises SandboxFailure after `container_timeout_s` without a container."""
+        """Raise SandboxFailure after `container_timeout_s` without a container."""
         loop = asyncio.get_running_loop()
         last_alive_at = loop.time()
         while loop.time() - last_alive_at < self._config.container_timeout_s:
@@ -98,7 +98,7 @@ class ContainerHost:
         raise SandboxFailure(f"no container for {self._config.container_timeout_s:g} s: {self._last_failure}")
 
     def get_excess_memory(self, share: float) -> int:
-        """Of the container with the largest excess."""
+        """Return the largest excess of a live container."""
         uses = [(container.memory_used, container.memory_limit) for container in self.live_containers]
         return max((used - int(share * limit) for used, limit in uses), default=0)
 
@@ -116,7 +116,7 @@ class ContainerHost:
             removals = [self._engine.remove(container.id) for container in self._containers]
             await asyncio.gather(
                 *removals, return_exceptions=True
-            )  # without an engine, the closed connections end them
+            )  # without an engine, the closed connections end the containers
             await self._engine.close()
         await self.gate.close()
 
@@ -131,7 +131,7 @@ class ContainerHost:
             try:
                 connection = await asyncio.wait_for(arrival, _CONNECT_TIMEOUT_S)
             except BaseException as error:
-                # A failure here must not hide a cancellation.
+                # A failed removal must not hide a cancellation.
                 with contextlib.suppress(SandboxFailure):
                     await engine.remove(container_id)
                 if isinstance(error, TimeoutError):
@@ -210,7 +210,7 @@ class ContainerHost:
                 return
 
     async def _wait_for_least_busy(self) -> Container:
-        """Waits for a live container; raises SandboxFailure after `_LAUNCH_TIMEOUT_S`."""
+        """Return the live container with the fewest processes; raise SandboxFailure after `_LAUNCH_TIMEOUT_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAUNCH_TIMEOUT_S):
                 while not self.live_containers:
@@ -242,7 +242,7 @@ class ContainerHost:
 
 
 def _connect_engine() -> DockerEngine:
-    """Raises SandboxFailure if a package that it needs is missing."""
+    """Connect to the engine. Raises SandboxFailure if a required package is missing."""
     try:
         from asterism.sandbox.hosts.docker.docker_api import (
             DockerEngine,  # a machine without containers needs no aiodocker
@@ -269,7 +269,7 @@ async def _remove_stale(engine: DockerEngine) -> int:
         if has_owner_ended(container.owner):
             try:
                 await engine.remove(container.id)
-            except SandboxFailure as error:  # no reason not to start: the next start removes it
+            except SandboxFailure as error:  # not fatal: the next start removes the container
                 structlog.get_logger().error("container.not_swept", id=container.id[:12], cause=str(error))
             else:
                 num_removed += 1

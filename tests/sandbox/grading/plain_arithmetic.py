@@ -7,7 +7,7 @@ NAMELESS = ("\\left", "\\right", "\\boxed", "\\fbox", "\\phantom")  # in no left
 
 
 def is_name(side: str) -> bool:
-    """Whether brackets are balanced, and the text outside them has the characters of a name."""
+    """Return whether brackets are balanced, and the text outside them has the characters of a name."""
     outside, depth = "", 0
     for character in side:
         closes = character in ")]}"

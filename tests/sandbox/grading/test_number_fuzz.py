@@ -13,7 +13,7 @@ SEED = 20_261_128
 
 
 def is_documented_form(mutation: Mutation) -> bool:
-    """Whether the changed text is a documented form of the truth's value."""
+    """Return whether the changed text is a documented form of the truth's value."""
     given = evaluate(mutation.number, is_followed=bool(mutation.unit))
     if given is None or (mutation.unit and (given.unit or given.modulus or given.base)):
         return False
@@ -27,7 +27,7 @@ def is_documented_form(mutation: Mutation) -> bool:
 
 
 def rounds(given: Value, mutation: Mutation) -> bool:
-    """Whether a decimal of four digits, also from the first nonzero one, rounds a fraction without a finite decimal."""
+    """Return whether a decimal of four digits, also from the first nonzero one, rounds a fraction without a finite decimal."""
     value, rest = mutation.value, mutation.value.denominator
     for factor in (2, 5):
         while rest % factor == 0:
