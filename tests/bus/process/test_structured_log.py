@@ -1,4 +1,4 @@
-"""Writes to a structured log, and disk errors."""
+"""Tests of writes to a structured log, and of disk errors."""
 
 import resource
 import subprocess

@@ -3,7 +3,7 @@
 import ast
 from fractions import Fraction
 
-NAMELESS = ("\\left", "\\right", "\\boxed", "\\fbox", "\\phantom")  # in no left side of an equation
+NAMELESS = ("\\left", "\\right", "\\boxed", "\\fbox", "\\phantom")  # commands that no left side of an equation contains
 
 
 def is_name(side: str) -> bool:
