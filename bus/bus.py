@@ -85,7 +85,7 @@ class Inbox:
 
 
 class Transport(Protocol):
-    """Moves frames between processes and puts received frames into its inbox."""
+    """A transport, which moves frames between processes and puts received frames into its inbox."""
 
     @property
     def epoch(self) -> int:
@@ -116,7 +116,7 @@ class Transport(Protocol):
 
 
 class Bus:
-    """Typed messages over a transport. Messages to the own process bypass the transport."""
+    """A bus for typed messages over a transport. Messages to the own process bypass the transport."""
 
     def __init__(self, process: str, inbox: Inbox, transport: Transport) -> None:
         self.process = process

@@ -11,11 +11,11 @@ from asterism.sandbox.notebooks import Notebook, NotebookTable, SpareNotebooks
 
 MAX_ATTEMPTS = 3  # attempts per call after a lack of resources or the loss of a notebook's state
 _MAX_STARVED_ATTEMPTS = 2  # attempts per starved call; each takes up to sandbox.max_call_extension time limits
-_RETRY_DELAYS_S = (0.1, 0.5)  # waits before the retries; evicted notebooks end during a wait
+_RETRY_DELAYS_S = (0.1, 0.5)  # pauses before the retries, in which evicted notebooks end
 
 
 class CallRetries:
-    """Preparation of a call's retries. `drop_process` ends the process of an evicted notebook."""
+    """The retry policy of calls. `drop_process` ends the process of an evicted notebook."""
 
     def __init__(
         self, spares: SpareNotebooks, notebooks: NotebookTable, drop_process: Callable[[Notebook], None]
@@ -24,7 +24,7 @@ class CallRetries:
         self._has_warned = False
 
     async def prepare(self, cause: str, attempt: int) -> None:
-        """Make room before a retry: end spare notebooks or evict idle ones. A starved call needs no room.
+        """Make room before a retry: end spare notebooks or evict idle ones. A call starved of CPU needs no room.
 
         `attempt`: number of the failed attempt, from 0. Raises SandboxFailure after the last attempt.
         """

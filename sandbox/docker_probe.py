@@ -24,7 +24,7 @@ def get_engine_address(environ: Mapping[str, str]) -> str:
 
 
 def probe_docker(environ: Mapping[str, str]) -> DockerProbeResult:
-    """Distinguishes absent, forbidden, stopped and broken engines, with a remedy for each."""
+    """Distinguish absent, forbidden, stopped and broken engines, with a remedy for each."""
     address = get_engine_address(environ)
     url = urlsplit(address)
     if url.scheme not in ("unix", "tcp", "http") or environ.get("DOCKER_TLS_VERIFY"):

@@ -3,10 +3,10 @@
     run()   -> preload of the code -> slot of a fork server (pool/server_pool.py) -> forked process -> CodeOutcome
     grade() -> plain numbers and equal strings in this process, all else in the grader (pool/grader_client.py)
 
-Bounds: `max_queued_calls` calls wait or run at a time, beyond which `run` raises SandboxFailure; a
-fork server runs `SLOTS_PER_SERVER` calls concurrently; `max_live_notebooks` notebooks have a
-process, spare ones included, and the others are rebuilt from their cells when needed. A call's
-time limit counts from its start, without queueing.
+Bounds: beyond `max_queued_calls` waiting or running calls, `run` raises SandboxFailure; a fork server
+runs `SLOTS_PER_SERVER` calls concurrently; at most `max_live_notebooks` notebooks, spare ones included,
+have a process, and evicted notebooks are rebuilt from their cells when needed. A call's time limit counts
+from its start, without queueing.
 """
 
 import asyncio
@@ -190,7 +190,7 @@ class ForkServerSandbox:
         return _STATE_LOST
 
     async def _replay_cells(self, notebook: Notebook) -> Frame | None:
-        """Runs the completed cells that the process has not applied, without output to the model.
+        """Run the completed cells that the process has not applied, without output to the model.
 
         A replayed cell may fail. If the notebook's own code has destroyed its state, the failure is the
         answer, and the notebook keeps only the cells before the failed one. Otherwise, raises SandboxFailure.

@@ -1,4 +1,4 @@
-"""Makes the sandbox that a configuration selects: in containers, on this machine, or in the better available one."""
+"""Makes the sandbox that a configuration selects: in containers, on this machine, or in containers if possible."""
 
 import asyncio
 from typing import NoReturn

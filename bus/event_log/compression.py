@@ -34,7 +34,7 @@ def store_uncompressed(frame: bytes) -> bytes:
 
 
 def decompress_frame(stored: bytes) -> bytes:
-    """Return the frame. Raises zlib.error for damaged data, and for a frame above MAX_FRAME_BYTES."""
+    """Return the frame. Raises zlib.error for damaged data, and for a frame that expands beyond MAX_FRAME_BYTES."""
     marker = stored[:1]
     if marker == _PLAIN:
         return stored[1:]

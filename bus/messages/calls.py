@@ -56,7 +56,7 @@ class SessionRestored(Message, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """Output of a call; invalid UTF-8 is replaced."""
+    """The output of a call; invalid UTF-8 is escaped."""
 
     stdout: str = ""
     stderr: str = ""

@@ -79,7 +79,7 @@ class TrajectoryFinished(Message, frozen=True):
     grading_s: float
     components: dict[str, float] = msgspec.field(default_factory=dict)  # components of the reward, as in AnswerGraded
     environment: EnvironmentHistory = EnvironmentHistory()  # empty without instances of environments
-    # Complete answer blocks in the assistant's text; -1: an older log without this count, replaced by answer_opens.
+    # Complete answer blocks in the assistant's text; -1: an older log without it, for which answer_opens stands.
     answer_spans: int = -1
     release: ReleaseCounts | None = None  # only with roc.penalty = "release"
     tools: dict[str, ToolCount] = msgspec.field(default_factory=dict)  # by name of the tool
@@ -114,9 +114,9 @@ class GroupJudged(Message, frozen=True):
     seed: int  # seed of the group
     verdict: Verdict
     candidates: tuple[int, ...]  # trajectories within the staleness bound
-    rewards: tuple[float, ...]  # of the candidates
+    rewards: tuple[float, ...]  # rewards of the candidates
     kept: tuple[int, ...]  # trajectories in the batch; none unless the group is accepted
-    advantages: tuple[float, ...]  # of the kept trajectories
+    advantages: tuple[float, ...]  # advantages of the kept trajectories
     task: str = ""  # as in StartGroup
 
 

@@ -50,7 +50,7 @@ class LeaseRequested(Message, frozen=True):
     lease: int  # number of the requested lease: counts the trajectory's leases from 1
     tokens: int  # current length of the trajectory, prompt included
     prompt_tokens: int  # prompt length, shared by the group's trajectories
-    max_new_tokens: int  # by which the trajectory may still grow, tool results included
+    max_new_tokens: int  # tokens by which the trajectory may still grow, tool results included
 
 
 class LeaseGranted(Message, frozen=True):

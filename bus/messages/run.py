@@ -26,7 +26,7 @@ class StepOutcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunStarted(Message, frozen=True):
-    """A process to its own deciders, as the first event of each launch of a run: start after `step`.
+    """process -> its own deciders, as the first event of each launch of a run: start after `step`.
 
     `cursor` is the buffer's state at the end of that step, from the event log.
     """
@@ -88,7 +88,7 @@ class FailureReported(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """any process -> launcher, only for the display."""
+    """any process -> launcher, only for the display: the progress of a stage."""
 
     stage: str
     step: int

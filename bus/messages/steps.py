@@ -57,7 +57,7 @@ class TaskCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EvaluationFinished(Message, frozen=True):
-    """buffer -> recipe, recorder. Accuracy is positives / (questions - failed)."""
+    """buffer -> recipe, recorder: an evaluation has ended. Accuracy is positives / (questions - failed)."""
 
     label: str
     questions: int
@@ -89,7 +89,7 @@ class StepCounts(msgspec.Struct, frozen=True):
     """
 
     groups: int = 0
-    groups_rejected: int = 0  # groups with equal rewards, which have no gradient
+    groups_rejected: int = 0  # groups that rl.group_filter rejects, for example for equal rewards
     groups_lost: int = 0  # groups with too few trajectories after failures, the staleness limit and filters
     trajectories: int = 0  # finished trajectories
     trajectories_failed: int = 0  # trajectories with infrastructure failures
@@ -128,7 +128,7 @@ class GroupAccepted(Message, frozen=True):
 
     step: int
     group_id: int
-    part: int  # from 0
+    part: int  # number of the part, from 0
     samples: tuple[TrainingSample, ...]
 
 
@@ -205,7 +205,7 @@ class WeightsLoaded(Message, frozen=True):
     version: int
     load_s: float
     incarnation: int = 1  # incarnation of the engine
-    probe_logprobs: tuple[float, ...] = ()  # of the probe's tokens by the engine; empty if not computed
+    probe_logprobs: tuple[float, ...] = ()  # the engine's logprobs of the probe; empty if not computed
 
 
 class WeightsProbed(Message, frozen=True):
@@ -225,7 +225,7 @@ class WeightsSynced(Message, frozen=True):
 
 
 class GpuMemoryRequested(Message, frozen=True):
-    """learner -> recipe, before it computes, if it shares its GPUs with engines.
+    """learner -> recipe, before it computes, if it shares its GPUs with engines: request their memory.
     The learner keeps the memory of the engines until it publishes weights."""
 
     learner_incarnation: int

@@ -17,7 +17,7 @@ from asterism.configs.run_folder import RunFolder
 
 
 class ExitReason(msgspec.Struct, frozen=True):
-    """The reason: unusable input (a file, a setting, the disk), an unexpected exception, or an outage.
+    """The reason for an exit: unusable input (a file, a setting, the disk), an unexpected exception, or an outage.
 
     A restart fails again on unusable input, and probably on the same exception. An outage (of the
     operating system, another rank, an engine) can pass.
@@ -28,7 +28,7 @@ class ExitReason(msgspec.Struct, frozen=True):
 
 
 def exit_reason_path(folder: RunFolder, process: str) -> Path:
-    """Return the path, on a tmpfs. The launcher deletes the file before it starts the process."""
+    """Return the path of the exit reason, on a tmpfs. The launcher deletes the file before it starts the process."""
     return folder.shared_memory / f"{process}.exit"
 
 

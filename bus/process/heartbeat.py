@@ -1,4 +1,4 @@
-"""Heartbeats to the launcher: each proves that the event loop runs, with its timer lag and the lengths of bus queues.
+"""Heartbeats to the launcher, with the timer lag of the event loop and the lengths of the bus queues.
 
 Heartbeats are datagrams on a separate socket in the node's folder of sockets. They do not use the bus: a
 restored process must number its frames as its previous incarnation did, without heartbeats in its log, and a

@@ -1,4 +1,4 @@
-"""`python -m asterism.bus.process.parent_death ARGV...`: execute ARGV; the kernel kills it when its parent exits.
+"""`python -m asterism.bus.process.parent_death ARGV...`: execute ARGV; its parent's exit kills it.
 
 With this program, `kill -9` of the launcher leaves no process, whatever programs its children execute. The
 parent passes its process id in the environment, and so does the executed program: the learner's ranks end with

@@ -27,7 +27,7 @@ class LogFile:
     """A file for structlog's BytesLogger. Lines are unbuffered: a kill loses no line."""
 
     def __init__(self, file: FileIO, on_disk_error: DiskErrorHandler) -> None:
-        """`file` must be open for appending and have no other writer."""
+        """Take a `file` that is open for appending and has no other writer."""
         self._file = file
         self._on_disk_error = on_disk_error
 

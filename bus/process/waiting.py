@@ -1,4 +1,4 @@
-"""Waits for coroutines and interrupts, and timeouts that do not count the time in which this process was suspended."""
+"""Functions that wait for coroutines and interrupts, and timeouts without the time of a suspended process."""
 
 import asyncio
 import contextlib
@@ -73,7 +73,7 @@ def forward_to_sigint() -> None:
 
 
 def _ignore_signal(number: int, frame: FrameType | None) -> None:
-    """Ignore the signal; unlike SIG_IGN, child processes do not inherit this."""
+    """Ignore the signal. Unlike SIG_IGN, this handler is not inherited by child processes."""
 
 
 def _replace_lost_terminal() -> None:

@@ -4,7 +4,7 @@ ReceiveWindow accepts each frame once, in order. Both use no clock, socket or ta
 duplicate and reorder packets and acknowledgements, and either process may be restarted:
 
 - Frames are numbered from 0 in each epoch of the sender. They are addressed to one epoch of the
-  receiver, which the sender learns from the answer to a probe; a receiver in another epoch does
+  receiver, which the answer to a probe contains; a receiver in another epoch does
   not accept them.
 - Acknowledgements are cumulative: they contain the number of frames that have arrived and of frames that
   are processed. The sender drops processed frames; the other frames are its window, bounded in messages
@@ -117,7 +117,7 @@ class SendWindow:
             self._receiver_queried = False
 
     def on_ack(self, ack: Ack) -> bool:
-        """Apply an acknowledgement. Return False if it is invalid or of another epoch."""
+        """Apply an acknowledgement. Return False if it is invalid, for another epoch, or of an earlier receiver."""
         if (
             ack.epoch != self._epoch
             or ack.receiver_epoch < self._receiver_epoch
@@ -168,7 +168,7 @@ class ReceiveWindow:
         self._own_epoch = own_epoch
         self._sent_before = 0
         self._resend_round = 0
-        self._resend_requested = UNKNOWN_EPOCH  # number from which a resend was requested
+        self._resend_requested = UNKNOWN_EPOCH  # number of the first frame that was requested again
         self.epoch = epoch
         self.expected = expected
         self.acknowledged = expected

@@ -114,7 +114,7 @@ class CallTally:
             self._last_cell[trajectory] = max(last, call)
 
     def record_failure(self, call_id: CallId, cause: str, now: float) -> None:
-        """Records an infrastructure failure as the answer to a call."""
+        """Record an infrastructure failure as the answer to a call."""
         record = self._record_answer(call_id, now)
         if record is not None:
             record.cause = cause

@@ -1,4 +1,4 @@
-"""Creates the cgroup folders of fork servers, below the executor's own cgroup or that of its container.
+"""Creates the cgroup folders of fork servers, below the cgroup of the executor or of its container.
 
     NAME/              one per executor or container
     NAME/PID/          one per fork server, owned by the server's user: it creates the cgroups of calls
@@ -21,7 +21,7 @@ _DELEGATION_MARKS = ("user.delegate", "trusted.delegate")
 
 
 class CgroupFolder:
-    """The folder NAME. Raises OSError without permission to create it, or without a memory controller."""
+    """The cgroup folder NAME. Raises OSError without permission to create it, or without a memory controller."""
 
     def __init__(self, neighbour: int, name: str, *, may_move: bool = False) -> None:
         parent = _find_cgroup(neighbour)

@@ -14,11 +14,11 @@ class LaunchedProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """The pid in this machine's pid namespace; with namespaces, of the parent of the serving process."""
+        """The pid on this machine; with namespaces, the pid of the serving process's parent."""
         ...
 
     def kill(self) -> None:
-        """Kills the process and its descendants."""
+        """Kill the process and its descendants."""
         ...
 
     async def wait(self) -> None:

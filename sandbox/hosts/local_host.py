@@ -64,7 +64,7 @@ class LocalHost:
         self._cgroups: CgroupFolder | None = None
 
     async def start(self) -> None:
-        """Start the host and remove the scratch folders of dead owners. Raises SandboxFailure."""
+        """Start the host and remove the scratch folders of ended owners. Raises SandboxFailure."""
         remove_stale_scratch()
         path = Path(tempfile.gettempdir()) / name_scratch(f"calls-{secrets.token_hex(4)}")
         try:

@@ -1,4 +1,4 @@
-"""Gives a fork server and its calls kernel users of their own, where this process is root.
+"""Gives a fork server and its calls kernel users of their own, if this process is root.
 
 asterism.sandbox.inside.isolation.kernel_users describes the users and the protocol.
 """
@@ -20,7 +20,7 @@ from asterism.sandbox.inside.isolation.kernel_users import (
 )
 from asterism.sandbox.inside.isolation.namespaces import write_once
 
-_TIMEOUT_S = 60.0  # for the server's interpreter to start and to enter its namespaces
+_TIMEOUT_S = 60.0  # time for the server's interpreter to start and to enter its namespaces
 _SETGID, _SETUID = 1 << 6, 1 << 7  # bits of the capabilities in /proc/self/status
 
 

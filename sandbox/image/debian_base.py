@@ -35,7 +35,7 @@ def compute_base_name() -> str:
 
 
 def import_base(architecture: str, mirror: str | None) -> None:
-    """Makes the image `compute_base_name()` from the mirror (None: debootstrap's default). Raises UnusableInput."""
+    """Make the image `compute_base_name()` from the mirror (None: debootstrap's default). Raises UnusableInput."""
     _check_prerequisites()
     with tempfile.TemporaryDirectory(prefix="asterism-debootstrap-") as parent:
         root = Path(parent) / "root"

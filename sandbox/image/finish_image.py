@@ -1,6 +1,6 @@
-"""Runs in the image during the build: removes setuid bits, compiles all modules, and fixes all times.
+"""Runs in the image during the build: compiles all modules, fixes their times, and removes setuid bits.
 
-`finish_image.py [--base] FOLDER` compiles FOLDER; `--base` adds the setuid bits and the standard library.
+`finish_image.py [--base] FOLDER` compiles FOLDER; `--base` also compiles the standard library.
 The root of a container is read-only: each process would recompile the modules that are not compiled here.
 """
 

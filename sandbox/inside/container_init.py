@@ -91,7 +91,7 @@ class ContainerInit:
         self._poll.register(pidfd, select.EPOLLIN)
 
     def _kill_process(self, token: str) -> None:
-        """Sends SIGTERM. A fork server's parent then kills the server's pid namespace."""
+        """Send SIGTERM. A fork server's parent then kills the server's pid namespace."""
         if token in self._pids_by_token:
             os.kill(self._pids_by_token[token], signal.SIGTERM)
 
@@ -103,7 +103,7 @@ class ContainerInit:
         self._send({"ended": token, "code": os.waitstatus_to_exitcode(status)})
 
     def _reap_orphans(self) -> None:
-        """Reaps the orphans of a killed fork server."""
+        """Reap the orphans of a killed fork server."""
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if ended.si_pid in self._pids_by_token.values():

@@ -10,7 +10,7 @@ from typing import Any
 
 _DIGITS = 50  # common significant digits of equal constants
 _GUARD_DIGITS = 10
-_MIN_DECIMALS, _MIN_IRRATIONAL_DECIMALS = 4, 6  # of a rounded fraction, of a rounded irrational number
+_MIN_DECIMALS, _MIN_IRRATIONAL_DECIMALS = 4, 6  # decimals of a rounded fraction, and of a rounded irrational
 
 
 def install() -> None:

@@ -1,15 +1,15 @@
 """The grader: compares answers with math-verify in processes that never run the model's code.
 
-`asterism.sandbox.pool.grader_client` starts it like a fork server, in the same namespaces. It imports
+`asterism.sandbox.pool.grader_client` starts the grader like a fork server, in the same namespaces. It imports
 math-verify once and forks workers, each of which makes one comparison at a time. No comparison
 waits for another one, and the grader's memory does not grow.
 
     executor -> grader   {"id", "answer", "truth"}
     grader -> executor   {"id", "correct", "duration_s"}, or {"id", "failed"} with a cause
 
-A worker parses the truth first and reports it. After this report, a comparison that crashes or exceeds
-its CPU time or memory makes the answer wrong; before it, an infrastructure failure. math-verify's
-own timeouts are off, because they use SIGALRM.
+A worker parses the truth first and reports it. If the worker crashes or exceeds its CPU time or memory
+after this report, the answer is wrong; before the report, the grading is an infrastructure failure.
+math-verify's own timeouts are off, because they use SIGALRM.
 
 Bounds: `concurrent_gradings` workers with short comparisons. After `_SHORT_S` of CPU time a
 comparison is a long one: its worker gets a low priority, and ends after this comparison. The
@@ -114,7 +114,7 @@ class _Worker:
         self.cpu_before_s = 0.0
         self.is_short = True
         self.received = b""
-        self.is_starved = False  # killed although it had not used its CPU time
+        self.is_starved = False  # killed before it used its CPU time
 
     def send(self, frame: Frame) -> None:
         """Send a comparison. Raises OSError if the worker has exited."""
@@ -288,7 +288,7 @@ def parse_math(text: str) -> list[Any]:
 
 class _MathVerify(NamedTuple):
     module: Any
-    extraction: Any  # reads all of the text as LaTeX: no number inside the text, none without its unit, no box
+    extraction: Any  # reads the whole text as LaTeX: no number or box inside it, no number without its unit
 
 
 @cache

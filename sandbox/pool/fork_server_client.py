@@ -22,11 +22,11 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings
 from asterism.sandbox.pool.server_connection import ServerConnection
 
 SLOTS_PER_SERVER = 64  # concurrent calls of one fork server; further calls wait
-MAX_CALLS_PER_SERVER = 512  # including long calls
+MAX_CALLS_PER_SERVER = 512  # bound that includes long calls
 SERVER_DIED = "fork server died"
 _LONG_AFTER_ANSWERS = 2 * SLOTS_PER_SERVER
 _MODULE = "asterism.sandbox.inside.server.boot"
-_PING_INTERVAL_S = 10.0  # while calls are in flight
+_PING_INTERVAL_S = 10.0  # interval while calls are in flight
 _MAX_UNANSWERED_PINGS = 6  # unanswered pings after which the server is killed and replaced
 _PING_ID, _MEASURE_ID = 0, -1  # ids that no call has
 _MEASURE_TIMEOUT_S = 1.0
@@ -38,7 +38,7 @@ class _InFlightCall(NamedTuple):
 
 
 class ForkServerClient:
-    """A client of one fork server. Every call ends once: with its answer or SandboxFailure. The exit calls `on_lost`."""
+    """A client of one fork server. Each call ends once, with its answer or SandboxFailure. An exit calls `on_lost`."""
 
     def __init__(self, host: Host, on_lost: Callable[[ForkServerClient], None], failures: int = 0) -> None:
         self._on_lost = on_lost

@@ -31,7 +31,7 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The pid in this machine's pid namespace; with namespaces, of the parent of the serving process."""
+        """The pid on this machine; with namespaces, the pid of the serving process's parent."""
         return self._process.pid if self._process else None
 
     async def start(self, settings: ServerSettings) -> Frame:
@@ -83,7 +83,7 @@ class ServerConnection(asyncio.Protocol):
     # ------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -19,7 +19,7 @@ _HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_HANDSHAKE_BYTES = 4096
 _BACKLOG = 256
 _MAX_PENDING_HANDSHAKES = 1024  # further connections without a first frame are an attack: closed
-_ACCEPT_RETRY_S = 0.1  # after a failed accept
+_ACCEPT_RETRY_S = 0.1  # pause after a failed accept
 
 
 class ConnectionGate:
@@ -36,7 +36,7 @@ class ConnectionGate:
         self._logger = structlog.get_logger()
 
     def open(self) -> None:
-        """Listen in a new folder, and remove the folders of dead owners. Raises SandboxFailure."""
+        """Listen in a new folder, and remove the folders of ended owners. Raises SandboxFailure."""
         try:
             remove_stale_scratch()
             name = name_scratch(f"docker-{secrets.token_hex(4)}")

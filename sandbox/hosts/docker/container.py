@@ -17,7 +17,7 @@ from asterism.sandbox.inside.isolation.kernel_users import get_first_user
 from asterism.sandbox.inside.wire.frames import BrokenStream, Frame, FrameReader, encode_frame
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
-_CONNECT_TIMEOUT_S = 30.0  # for a process in the container to start and connect
+_CONNECT_TIMEOUT_S = 30.0  # time for a process in the container to start and connect
 _CGROUP_NAME = "calls"  # folder that the engine removes with the cgroup of the container
 _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 
@@ -63,7 +63,7 @@ class ContainerProcess:
         self._exited.set()
         if not self._connection.done():
             self._connection.set_exception(SandboxFailure("a process in the container exited while it started"))
-            self._connection.exception()  # marks it as retrieved: there may be no waiter
+            self._connection.exception()  # marks the exception as retrieved: there may be no waiter
 
 
 class Container(asyncio.Protocol):
@@ -130,7 +130,7 @@ class Container(asyncio.Protocol):
     # ------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
         self.alive = True
 
     def data_received(self, data: bytes) -> None:

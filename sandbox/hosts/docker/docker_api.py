@@ -55,7 +55,7 @@ class DockerEngine:
         self._apparmor = False
 
     async def query_info(self) -> None:
-        """Checks that the engine answers, and whether it uses AppArmor."""
+        """Check that the engine answers, and whether it uses AppArmor."""
         async with _as_sandbox_failure("query the engine"):
             info = await self._docker.system.info()
             self._apparmor = any("apparmor" in option for option in info.get("SecurityOptions") or [])
@@ -159,7 +159,7 @@ async def _exists(container: DockerContainer) -> bool:
 
 
 async def _remove(container: DockerContainer) -> None:
-    """Repeats a removal that fails, for example because a restarted engine holds a mount."""
+    """Repeat a removal that fails, for example because a restarted engine holds a mount."""
     for delay_s in (*_REMOVAL_DELAYS_S, None):
         try:
             await container.delete(force=True, v=True)
@@ -194,7 +194,7 @@ async def _as_sandbox_failure(action: str) -> AsyncGenerator[None]:
 
 
 def _build_seccomp_profile() -> str:
-    """Return the profile as JSON. Denied calls fail with EPERM, but clone3 with ENOSYS, so that libc uses clone.
+    """Return the seccomp profile as JSON. Denied calls fail with EPERM, clone3 with ENOSYS: libc then uses clone.
 
     The allowed mounts and namespaces give no rights outside the namespaces: the container has no
     capabilities. Each call denies them for itself (asterism.sandbox.inside.isolation.seccomp).

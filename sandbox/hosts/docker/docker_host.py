@@ -5,7 +5,7 @@
     fork servers -> gate     they connect directly; calls and answers do not pass through the engine
 
 A lost container is replaced, with increasing delays while the engine refuses; its calls in flight
-raise SandboxFailure. When this process dies, the init processes lose their connections and the
+raise SandboxFailure. When this process exits, the init processes lose their connections and the
 containers end.
 """
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 30.0  # from the start of a container to the handshake of its init process
 _LAUNCH_TIMEOUT_S = 30.0  # a launch waits this long for a container
-_RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0, 5.0)  # to replace a container; the last one repeats
+_RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0, 5.0)  # pauses before attempts to replace a container; the last one repeats
 _MEMORY_POLL_S = 0.1
 _CONTAINER_POLL_S = 0.5  # interval of `wait_until_broken`
-_HEARTBEAT_TIMEOUT_S = 60.0  # without an answer: the container is frozen and replaced
+_HEARTBEAT_TIMEOUT_S = 60.0  # time without an answer after which a frozen container is replaced
 
 
 class ContainerHost:
@@ -57,7 +57,7 @@ class ContainerHost:
         self._containers_by_secret: dict[str, Container] = {}
         self._containers: list[Container] = []
         self._container_added = asyncio.Event()
-        self._last_failure = ""  # the reason when there is no container
+        self._last_failure = ""  # the reason if there is no container
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._logger = structlog.get_logger()
@@ -123,7 +123,7 @@ class ContainerHost:
     # ------------------------------------------------------------ containers
 
     async def _start_container(self, engine: DockerEngine) -> None:
-        """Starts a container and waits for the connection of its init process."""
+        """Start a container and wait for the connection of its init process."""
         secret = secrets.token_hex(16)
         arrival = self._pending_connections[secret] = asyncio.get_running_loop().create_future()
         try:
@@ -253,7 +253,7 @@ def _connect_engine() -> DockerEngine:
 
 
 async def remove_stale_containers() -> int:
-    """Removes the containers of dead owners, if an engine answers, and returns their number. Raises SandboxFailure."""
+    """Remove the containers of ended owners, if an engine answers; return their number. Raises SandboxFailure."""
     if (await asyncio.to_thread(probe_docker, os.environ)).remedy:
         return 0
     engine = _connect_engine()

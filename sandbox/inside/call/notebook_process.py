@@ -1,12 +1,12 @@
 """A notebook's processes: one runs the cells, one holds the state before a cell for a rollback.
 
-        base          the first process, process 1 of its pid namespace and parent of the others. It runs no
-                      code of the model: it holds the state of zero cells. It reaps the others, and resumes
-                      the checkpoint when the worker exits.
-        worker        reads the calls and runs the cells; the same process until a cell kills it.
-        checkpoint    a waiting fork of the worker from before a cell. When the worker exits, the checkpoint
-                      reports its exit code and becomes the worker, with the state from before the cell. The
-                      worker kills a checkpoint that is no longer needed.
+    base          the first process, process 1 of its pid namespace and parent of the others. It runs no
+                  code of the model: it holds the state of zero cells. It reaps the others, and resumes
+                  the checkpoint when the worker exits.
+    worker        reads the calls and runs the cells; the same process until a cell kills it.
+    checkpoint    a waiting fork of the worker from before a cell. When the worker exits, the checkpoint
+                  reports its exit code and becomes the worker, with the state from before the cell. The
+                  worker kills a checkpoint that is no longer needed.
 
 A worker makes a checkpoint before a cell, unless this cell and all cells since the last checkpoint
 are pure (`pure_cells`), few and fast: the executor replays such cells after a rollback. The answer

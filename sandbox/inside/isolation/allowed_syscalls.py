@@ -3,9 +3,9 @@
 Every other call is refused, so that a newer kernel adds none. The list lacks calls that neither
 Python nor common libraries need, and calls that let a process
 
-        hold memory that no limit counts     memfd_create, vmsplice, System V and POSIX queues, io_setup
-        observe or delay other processes     inotify, fanotify, flock, fadvise64, readahead, sync, ptrace
-        leave its sandbox                    socket, mount, setns, io_uring, bpf, keys, clocks, modules
+    hold memory that no limit counts     memfd_create, vmsplice, System V and POSIX queues, io_setup
+    observe or delay other processes     inotify, fanotify, flock, fadvise64, readahead, sync, ptrace
+    leave its sandbox                    socket, mount, setns, io_uring, bpf, keys, clocks, modules
 """
 
 import os

@@ -12,7 +12,7 @@ users into a namespace, so the executor maps them (asterism.sandbox.hosts.user_m
 
     executor -> server   the first user, before the server isolates itself
     server -> executor   MAP_REQUEST, in its new user namespace
-        executor -> server   MAPPED, or NOT_MAPPED: then all calls share one user
+    executor -> server   MAPPED, or NOT_MAPPED: then all calls share one user
 """
 
 import os

@@ -1,6 +1,6 @@
 """Landlock rules of a call for files, TCP and other processes. They need Linux 5.13.
 
-        files      read and execute beneath some folders, write beneath the call's own folder
+    files      read and execute beneath some folders, write beneath the call's own folder
     TCP        no bind and no connect (Linux 6.7)
     processes  no abstract sockets of, and no signals to, processes outside the call (Linux 6.12)
 

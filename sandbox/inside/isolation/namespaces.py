@@ -76,7 +76,7 @@ def _recover_from_change_of_user() -> None:
 
 
 def _unshare_all(users: OfferedUsers | None) -> bool:
-    """Return whether the executor has mapped the users; this process then is the first of them."""
+    """Enter new namespaces. Return whether the executor has mapped the users; this process then has the first."""
     user, group = os.geteuid(), os.getegid()
     syscalls.unshare(
         syscalls.CLONE_NEWUSER
@@ -169,7 +169,7 @@ def _bind_mount(source: str, target: str) -> None:
 
 
 def _drop_nested(folders: Sequence[str]) -> list[str]:
-    """Return the existing folders that are in no other one of them.
+    """Return the existing folders, except folders inside another one of them.
 
     /tmp itself is left out: an interpreter with this prefix would show all temporary files of the machine.
     """

@@ -60,7 +60,7 @@ def _load_argument(index: int) -> bytes:
 
 
 def _build_allow_list(values: Iterable[int], beyond: int) -> list[bytes]:
-    """Build a program that allows a loaded value of `values`. `beyond`: the result for larger values."""
+    """Build a program that allows a loaded value of `values` and denies others. `beyond`: result for larger ones."""
     ranges: list[list[int]] = []
     for value in sorted(values):
         if ranges and value == ranges[-1][1] + 1:
@@ -79,7 +79,7 @@ def _build_allow_list(values: Iterable[int], beyond: int) -> list[bytes]:
 
 
 def _build_checks(name: str, *checks: bytes) -> list[bytes]:
-    """Build the checks of one call, which is allowed unless a check returns. The number stays loaded."""
+    """Build the checks of one call, which is allowed unless a check returns. Other calls stay loaded."""
     return [
         _pack_instruction(_JUMP_EQUAL, CALL_SYSCALLS[name], 0, len(checks) + 1),
         *checks,

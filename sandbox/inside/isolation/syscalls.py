@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRI
 _PR_GET_TID_ADDRESS = 40
 _CAPABILITY_VERSION_3 = 0x2008_0522
 
-# x86-64 and arm64 share the numbers of calls since Linux 5.1.
+# x86-64 and arm64 have the same numbers for system calls that were added since Linux 5.1.
 _SYS_CLOSE_RANGE, _SYS_MOUNT_SETATTR = 436, 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -62,7 +62,7 @@ _CLONE_ARGUMENTS = (_SYS_CLONE[MACHINE], ctypes.c_long(_CLONE_FLAGS), None, None
 
 
 def fork_sibling() -> int:
-    """Act as os.fork(), but make the child a child of this process's parent. For single-threaded processes."""
+    """Act as os.fork(), but as a child of this process's parent. For single-threaded processes."""
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = _libc_holding_gil.syscall(*_CLONE_ARGUMENTS)
     if pid == 0:

@@ -10,7 +10,7 @@ import os
 import socket
 from typing import NamedTuple
 
-MAX_MEMORY_FACTOR = 1.25  # cgroup limit per memory_mib: page tables, copied pages of the zygote, files
+MAX_MEMORY_FACTOR = 1.25  # cgroup limit per memory_mib, for page tables, copied pages of the zygote, and files
 _MAX_REST_SHARE = 1 / 32  # memory that an ended call may leave to the next one, as a share of the limit
 _MAX_FREE_CGROUPS = 32
 
@@ -49,7 +49,7 @@ class CallCgroup:
         self._folder_fd = folder_fd
         self._files = files
         self._limit = int(memory * MAX_MEMORY_FACTOR)
-        self._num_killed = self._num_limit_hits = 0  # counts at the last look
+        self._num_killed = self._num_limit_hits = 0  # counts at the last check
         self._culprit: str | None = None  # culprit in this call
 
     def create(self) -> None:
@@ -78,7 +78,7 @@ class CallCgroup:
 
         Several processes of a call may fail to allocate at once, and the kernel then kills some of them later.
         Kills after the first one for the call's limit therefore have the same culprit. Without a free descriptor,
-        the result is the culprit of the last look.
+        the result is the culprit of the last check.
         """
         try:
             num_killed = self._read(*self._files.kills)
@@ -153,7 +153,7 @@ class CallCgroups:
         return cgroup
 
     def release(self, cgroup: CallCgroup, *, was_short: bool = False) -> None:
-        """Free a cgroup after the exit of its processes. After a short call, a check would cost 1% of the call."""
+        """Free a cgroup after the exit of its processes. After a short call, a check for reuse would cost 1% of it."""
         if len(self._free) < _MAX_FREE_CGROUPS and (was_short or cgroup.is_reusable()):
             self._free.append(cgroup)
         else:

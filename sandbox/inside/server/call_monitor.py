@@ -1,11 +1,11 @@
 """Enforces the time and memory limits of calls that do not end immediately.
 
-    5 ms after its start          the fork server reads its pipes, so that it can write more than they hold
-    8, 15 or 25 ms of CPU time    it becomes a long call: lower priority, and time slices
+    5 ms after a call's start     the fork server reads its pipes, so that it can write more than they hold
+    8, 15 or 25 ms of CPU time    the call becomes a long one: lower priority, and time slices
                                   (asterism.sandbox.inside.server.time_slices). CPU time of its children counts
     every 50 ms (or less)         the memory of all its processes is measured against the limit
     0.1 s after its answer        a program that has not exited is killed; its answer counts
-    the time limit                it is killed; if the machine gave it too little CPU time, it has failed
+    at the time limit             the call is killed; if the machine gave it too little CPU time, it has failed
     10 ms after a cell's answer   all processes of the notebook stop until its next cell
 
 A call's clock starts with its code. The clock stops while the call waits for a CPU, up to
@@ -47,7 +47,7 @@ _PAUSE_PER_MEASUREMENT, _PAUSE_PER_LONG_MEASUREMENT = 8, 20
 _ANSWER_GRACE_S = 0.1  # time for a program to exit after its answer
 _HOLD_AFTER_S = 0.01  # a notebook does not stop if its next cell arrives earlier
 _SPARE_CPU_S = 0.002  # CPU time for a worker to end its checkpoint
-_MAX_ESCAPES = 6  # looks that find a running process in a notebook on hold, before it is killed
+_MAX_ESCAPES = 6  # checks that find a running process in a stopped notebook, before it is killed
 _BUSY_SHARE = 0.02  # CPU time per clock time between two checks, above which a call is busy
 _NOTEBOOK_PROCESSES = 3  # the base, the worker and a checkpoint (asterism.sandbox.inside.call.notebook_process)
 _NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
@@ -296,7 +296,7 @@ class CallMonitor:
         for child in to_stop:
             child.stopped_at = now
             self._stops.begin_stop(child)
-            if child.exceeded_limit is None:  # otherwise, its rollback must not stop
+            if child.exceeded_limit is None:  # the rollback of a call beyond its limit must not stop
                 hold = self._holds[child] = ProcessHold(child, self._usage)
                 self._set_timer(child, now + hold.check())
         for child in to_resume:
@@ -316,7 +316,7 @@ def _compute_pause_s(began_s: float) -> float:
 
 
 def _lower_priority(pids: list[int]) -> None:
-    """Lower it also for processes that left their process group. Process groups of other calls stay as they are."""
+    """Lower the priority, also of processes that left their process group. Groups of other calls keep theirs."""
     for pid in pids:
         try:
             if os.getpgid(pid) == pid:

@@ -101,7 +101,7 @@ class CallProcess:
         self.pipes_polled = False  # its pipes are in the poll set
         self.unsent = self._received = b""
         self.nonce = 0
-        self.start_report: CallStarted | None = None  # the last one; valid until the next one
+        self.start_report: CallStarted | None = None  # last report; valid until the next report
         self.found_checkpoint: tuple[CallStarted | None, int | None] = (None, None)  # (report, pid of its checkpoint)
         self.outcome: CallOutcome | None = None
         self.has_invalid_reply = False

@@ -11,7 +11,7 @@ _UNUSED_UID = 1_999_999_999  # user of the killer, so that killed processes cann
 
 
 def kill_groups(*leaders: int | None) -> None:
-    """Kill whole process groups first: hundreds of processes may occupy all CPUs."""
+    """Kill whole process groups in one step: hundreds of processes may occupy all CPUs."""
     for leader in leaders:
         with contextlib.suppress(ProcessLookupError):
             if leader is not None:

@@ -16,7 +16,7 @@ _MAX_MAPS_BYTES = 256 << 10  # some 3000 mappings; with more, a process's shared
 
 
 class ProcessUsage:
-    """Measures processes; memory counts beyond that of the zygote. Values of an ended process are 0 or empty."""
+    """Measures processes. Memory of the zygote does not count. Values of an ended process are 0 or empty."""
 
     def __init__(self, processes: ProcessTree, zygote_pid: int) -> None:
         self._processes = processes

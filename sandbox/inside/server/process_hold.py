@@ -1,9 +1,9 @@
 """Stops all processes of a call or of an idle notebook, and verifies that they stay stopped.
 
-SIGSTOP is sent to each process, because children may leave their process group. A look may miss a
-process that starts meanwhile, and a stopped process can continue: a sibling or one of its timers may
-send SIGCONT. Looks repeat until two of them agree that no process runs. From then on, the CPU clocks
-of the processes show whether a process continues, at a fraction of a look's cost.
+SIGSTOP is sent to each process, because children may leave their process group. A scan may miss
+a process that starts meanwhile, and a stopped process can continue: a sibling or one of its timers may
+send SIGCONT. Scans repeat until two of them agree that no process runs. From then on, the CPU clocks of
+the processes show whether a process continues, at a fraction of the cost of a scan.
 """
 
 import os
@@ -19,7 +19,7 @@ _FIRST_INTERVAL_S, _MAX_INTERVAL_S = 0.01, 1.0
 class ProcessHold:
     """Keeps the processes of one call or notebook stopped, except a notebook's first process.
 
-    The processes first get `spare_cpu_s`: a worker ends its checkpoint after its answer.
+    The processes first get `spare_cpu_s` of CPU time, in which a worker ends its checkpoint after its answer.
     """
 
     def __init__(self, child: CallProcess, usage: ProcessUsage, spare_cpu_s: float = 0.0) -> None:
@@ -29,9 +29,9 @@ class ProcessHold:
         self._spare_cpu_s = spare_cpu_s
         self._first_cpu_s: float | None = None
         self._interval_s = _FIRST_INTERVAL_S
-        self._cpu_s: float | None = None  # CPU time of `pids` since two looks agreed
+        self._cpu_s: float | None = None  # CPU time of `pids` since two scans agreed
         self.pids: list[int] = []
-        self.num_escapes = -1  # looks that found a running process, after the first one
+        self.num_escapes = -1  # scans that found a running process, after the first one
 
     @property
     def is_verified(self) -> bool:

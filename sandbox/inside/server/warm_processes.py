@@ -50,7 +50,7 @@ class WarmProcesses:
         self._cgroups = cgroups
         self._waiting: deque[CallProcess] = deque()
         self._notebooks: deque[CallProcess] = deque()  # notebooks without cells
-        self._fork_at = self._fork_notebooks_at = 0.0  # times of the next forks, or later
+        self._fork_at = self._fork_notebooks_at = 0.0  # earliest times of the next forks
         self._num_forked = 0
         self._free_users = deque(list_call_users() if own_users else ())
         self._shared_user = self._free_users.pop() if own_users else None  # user of calls beyond the number of users

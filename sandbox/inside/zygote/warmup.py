@@ -17,7 +17,7 @@ import sys
 from asterism.sandbox.inside.call import run_code
 from asterism.sandbox.inside.isolation import syscalls
 
-_HUGE_PAGE_BYTES = 2 << 20  # the kernel refuses other sizes, with no effect
+_HUGE_PAGE_BYTES = 2 << 20  # a kernel with another size refuses the call, without effect
 _MADV_COLLAPSE = 25
 # The interpreter specializes a function after eight calls. sympy would take too long.
 _ROUNDS = {"bare": 10, "numpy": 10, "scientific": 2}
@@ -39,7 +39,7 @@ def total(values):
 print(total(numbers), f"{sum(numbers) / len(numbers):.2f}", max(numbers), sorted(numbers))
 print(math.sqrt(2), {n: n * n for n in range(3)}, math.gcd(12, 18))
 """,
-    # Avoids OpenBLAS, which would allocate a buffer of 33 MB in each process.
+    # This code avoids OpenBLAS, which would allocate a buffer of 33 MB in each process.
     "numpy": """
 import numpy as np
 a = np.arange(6).reshape(2, 3)

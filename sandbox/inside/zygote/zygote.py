@@ -1,4 +1,4 @@
-"""The zygote: forks once per call, with all modules loaded and no data of any call.
+"""The zygote: a process that forks once per call, with all modules loaded and no data of any call.
 
     zygote -> fork server   a newline when it is ready, or the cause of its failure, once
     fork server -> zygote   uid and folder of the call, and whether it is a notebook, with its descriptors:
