@@ -25,8 +25,8 @@ _MAX_CONTROL_IN_A_ROW = 64  # control frames that are read in a row while a bulk
 
 SendState = Mapping[
     tuple[str, Lane], tuple[int, Sequence[bytes]]
-]  # by peer and lane: the next number, and the held frames before it
-ReceiveState = Mapping[tuple[str, Lane], tuple[int, int]]  # by peer and lane: the peer's epoch, and the next number
+]  # next number and the held frames before it, by peer and lane
+ReceiveState = Mapping[tuple[str, Lane], tuple[int, int]]  # the peer's epoch and the next number, by peer and lane
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):

@@ -6,7 +6,7 @@ from asterism.bus.messages import AnyMessage, Envelope
 
 
 class MalformedFrame(ValueError):
-    """Bytes that are not a valid Envelope."""
+    """An error for bytes that are not a valid Envelope."""
 
 
 _encoder = msgspec.msgpack.Encoder()

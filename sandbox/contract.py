@@ -26,7 +26,7 @@ class Isolation(msgspec.Struct, frozen=True):
 
 class CodeResult(msgspec.Struct, frozen=True):
     outcome: CodeOutcome
-    duration_s: float  # from the start of execution, without queueing
+    duration_s: float  # time from the start of execution, without queueing
 
 
 class Grade(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ class SessionRestored(Message, frozen=True):
     The cells run again, invisible to the model, when the next call needs their effects."""
 
     trajectory_id: int
-    cells: tuple[CodeRequested, ...]  # in order: all cells with effects in the notebook
+    cells: tuple[CodeRequested, ...]  # all cells with effects in the notebook, in order
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
@@ -108,7 +108,7 @@ class CodeFinished(Message, frozen=True):
     trajectory_id: int
     call: int
     outcome: CodeOutcome
-    duration_s: float  # from the start of execution; never shown to the model
+    duration_s: float  # time from the start of execution; never shown to the model
     executor: str  # incarnation that ran the call, as in ExecutorJoined
 
 
@@ -133,7 +133,7 @@ class RewardInput(msgspec.Struct, frozen=True, array_like=True):
     """The input of reward functions."""
 
     ending: Ending
-    row: bytes  # as in StartGroup
+    row: bytes  # see StartGroup
     prompt_tokens: int
     token_ids: bytes  # int32, of prompt and response
     loss_mask: bytes  # uint8; 1 for generated tokens
@@ -146,7 +146,7 @@ class AnswerSubmitted(Message, frozen=True):
     answer: str
     ground_truth: str
     reward_input: RewardInput | None = None  # None without reward functions
-    task: str = ""  # as in StartGroup
+    task: str = ""  # see StartGroup
     rewards: dict[str, float] = msgspec.field(default_factory=dict)  # sums over the environment's calls, by name
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
 

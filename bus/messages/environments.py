@@ -73,7 +73,7 @@ class EnvironmentRestored(Message, frozen=True):
 
     trajectory_id: int
     task: str
-    calls: tuple[AnsweredCall, ...]  # in order; the first call is the opening
+    calls: tuple[AnsweredCall, ...]  # calls in order; the first call is the opening
 
 
 class EnvironmentHistory(msgspec.Struct, frozen=True, array_like=True):

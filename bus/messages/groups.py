@@ -49,7 +49,7 @@ class ReleaseCounts(msgspec.Struct, frozen=True, array_like=True):
     answer_opens: int
     answer_closes: int
     answer_spans: int  # complete answer blocks
-    turns: int  # from an assistant's header to the end of its turn; the first header is in the prompt
+    turns: int  # turns from an assistant's header to its end; the first header is in the prompt
 
 
 class ToolCount(msgspec.Struct, frozen=True, array_like=True):
@@ -77,12 +77,12 @@ class TrajectoryFinished(Message, frozen=True):
     generation_s: float
     tools_s: float
     grading_s: float
-    components: dict[str, float] = msgspec.field(default_factory=dict)  # components of the reward, as in AnswerGraded
+    components: dict[str, float] = msgspec.field(default_factory=dict)  # components of the reward, see AnswerGraded
     environment: EnvironmentHistory = EnvironmentHistory()  # empty without instances of environments
     # Complete answer blocks in the assistant's text; -1: an older log without it, for which answer_opens stands.
     answer_spans: int = -1
-    release: ReleaseCounts | None = None  # only with roc.penalty = "release"
-    tools: dict[str, ToolCount] = msgspec.field(default_factory=dict)  # by name of the tool
+    release: ReleaseCounts | None = None  # set only with roc.penalty = "release"
+    tools: dict[str, ToolCount] = msgspec.field(default_factory=dict)  # calls by name of the tool
 
 
 class TrajectoryFailed(Message, frozen=True):
@@ -117,7 +117,7 @@ class GroupJudged(Message, frozen=True):
     rewards: tuple[float, ...]  # rewards of the candidates
     kept: tuple[int, ...]  # trajectories in the batch; none unless the group is accepted
     advantages: tuple[float, ...]  # advantages of the kept trajectories
-    task: str = ""  # as in StartGroup
+    task: str = ""  # see StartGroup
 
 
 TrajectoryEnd = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted

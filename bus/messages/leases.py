@@ -38,7 +38,7 @@ class EngineLoadReported(Message, frozen=True):
     evicted_tokens: int  # cached tokens that the engine evicted for lack of memory
     preempted: int  # running sequences that the engine preempted for lack of memory
     busy_s: float
-    incarnation: int = 1  # as in EngineJoined
+    incarnation: int = 1  # see EngineJoined
 
 
 class LeaseRequested(Message, frozen=True):
@@ -59,7 +59,7 @@ class LeaseGranted(Message, frozen=True):
     trajectory_id: int
     engine: str
     tokens: int
-    lease: int  # as in LeaseRequested
+    lease: int  # see LeaseRequested
     waited_s: float
     reason: str
     incarnation: int = 1  # incarnation of the engine; the lease ends with it

@@ -34,8 +34,8 @@ class RunStarted(Message, frozen=True):
     step: int
     cursor: BufferCursor
     health: HealthConfig | None = None  # options of this launch, for the recorder; None: as in the run's configuration
-    earlier_steps: tuple[StepOutcome, ...] = ()  # up to `step`, for the recipe; empty without [early_stopping]
-    answered: tuple[int, ...] = ()  # with evaluation.only: seeds of the answers that earlier launches have
+    earlier_steps: tuple[StepOutcome, ...] = ()  # outcomes up to `step`, for the recipe; empty without [early_stopping]
+    answered: tuple[int, ...] = ()  # seeds of the answers of earlier launches, with evaluation.only
 
 
 class EarlyStopDecided(Message, frozen=True):
@@ -83,8 +83,8 @@ class FailureReported(Message, frozen=True):
 
     step: int  # step of training; 0: an evaluation
     trajectory_id: int
-    problem: str  # as in StartGroup
-    cause: str  # as in TrajectoryFailed
+    problem: str  # see StartGroup
+    cause: str  # see TrajectoryFailed
 
 
 class Progress(Message, frozen=True):

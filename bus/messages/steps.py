@@ -66,8 +66,8 @@ class EvaluationFinished(Message, frozen=True):
     response_tokens: int  # sum over trajectories
     reward: float = 0.0  # sum over trajectories
     components: dict[str, ComponentSum] = msgspec.field(default_factory=dict)
-    tasks: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # by task; empty without [[tasks]]
-    sets: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # by set; empty without [[evaluation.sets]]
+    tasks: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # counts by task; none without [[tasks]]
+    sets: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # counts by set; none without [[evaluation.sets]]
     version: int = -1  # version of the weights; -1: a log of an earlier Asterism
     other_version_tokens: int = 0  # tokens generated with other weights, because all engines of `version` were lost
     first_group_id: int = -1  # the groups of an evaluation have consecutive ids
@@ -97,8 +97,8 @@ class StepCounts(msgspec.Struct, frozen=True):
     reward: float = 0.0  # sum over trajectories
     components: dict[str, ComponentSum] = {}  # components of the reward, by name
     endings: dict[Ending, int] = {}  # finished trajectories by ending
-    tasks: dict[str, TaskCounts] = {}  # by name of the task; empty without [[tasks]]
-    sets: dict[str, TaskCounts] = {}  # by name of an evaluation set; empty without [[evaluation.sets]]
+    tasks: dict[str, TaskCounts] = {}  # counts by name of the task; empty without [[tasks]]
+    sets: dict[str, TaskCounts] = {}  # counts by name of an evaluation set; empty without [[evaluation.sets]]
     calls: int = 0
     calls_failed: int = 0
     positive_calls: int = 0  # calls in positives
@@ -109,7 +109,7 @@ class StepCounts(msgspec.Struct, frozen=True):
     generation_s: float = 0.0
     tools_s: float = 0.0
     grading_s: float = 0.0
-    tools: dict[str, ToolCount] = {}  # by name of the tool
+    tools: dict[str, ToolCount] = {}  # calls by name of the tool
     dropped: dict[str, int] = {}  # trajectories that a filter keeps out of training, by filter
 
 
@@ -142,7 +142,7 @@ class BatchReady(Message, frozen=True):
 
     step: int
     groups: tuple[BatchGroup, ...]  # sorted by group id
-    is_last: bool = False  # as in StepRequested
+    is_last: bool = False  # see StepRequested
 
 
 class StepCollected(Message, frozen=True):
@@ -184,7 +184,7 @@ class WeightProbe(msgspec.Struct, frozen=True, array_like=True):
 
     chosen_at: int  # the step of the batch that contains the prompts
     prompts: tuple[bytes, ...]  # token ids
-    logprobs: tuple[float, ...]  # under the published weights, at temperature 1
+    logprobs: tuple[float, ...]  # logprobs under the published weights, at temperature 1
 
 
 class WeightsPublished(Message, frozen=True):
@@ -213,7 +213,7 @@ class WeightsProbed(Message, frozen=True):
 
     engine: str
     version: int
-    chosen_at: int  # as in WeightProbe
+    chosen_at: int  # see WeightProbe
     learner_logprobs: tuple[float, ...]
     engine_logprobs: tuple[float, ...]
 

@@ -18,7 +18,7 @@ from asterism.configs.run_folder import RunFolder
 
 class RunningOperation(msgspec.Struct, frozen=True):
     name: str
-    start: float  # by time.monotonic, which all processes of a machine share
+    start: float  # time of time.monotonic, which all processes of a machine share
     limit_s: float = 0.0  # a longer operation counts as hung; 0: no limit
 
     def get_elapsed_s(self) -> float:

@@ -22,7 +22,7 @@ _KEY_LOCATION_FILE = "network"  # contains the path of the cluster's key file
 
 
 class TcpAddress(msgspec.Struct, frozen=True):
-    host: str  # such as 10.0.0.7
+    host: str  # address, such as 10.0.0.7
     port: int  # port of the control lane; the bulk lane has the next port
 
     def format_endpoint(self, lane: Lane) -> str:
@@ -36,7 +36,7 @@ class AddressEntry(msgspec.Struct, frozen=True):
 
 class AddressBook(msgspec.Struct, frozen=True):
     node: int  # node that owns this copy
-    entries: dict[str, AddressEntry]  # by process
+    entries: dict[str, AddressEntry]  # entries by process
     departed: list[str]  # processes that will not return; their entries are ignored
     first_epoch: int = 0  # processes with a lower epoch, other than 0, belong to an earlier launch
 

@@ -20,7 +20,7 @@ _Epoch = Annotated[int, msgspec.Meta(ge=UNKNOWN_EPOCH, lt=1 << 62)]
 
 
 class MalformedPacket(ValueError):
-    """Bytes that are not a packet, or not an acknowledgement."""
+    """An error for bytes that are not a packet, or not an acknowledgement."""
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):

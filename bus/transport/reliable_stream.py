@@ -51,7 +51,7 @@ class SendWindow:
         self._unsent: deque[bytes] = deque()
         self.base = 0
         self.num_bytes = 0  # bytes of the held frames
-        self.received_below = 0  # as in the latest acknowledgement
+        self.received_below = 0  # value in the latest acknowledgement
 
     @property
     def num_buffered(self) -> int:

@@ -130,7 +130,7 @@ class ReliableTransport:
         self._probe_timer: asyncio.TimerHandle | None = None
         self._ack_received = asyncio.Event()  # set by each acknowledgement, for `close`
         self._closed = False
-        self._departed: dict[str, int] = {}  # by departed process: frames dropped since its departure
+        self._departed: dict[str, int] = {}  # frames dropped since the departure, by departed process
         self.first_epoch = 0  # first epoch of this launch; packets with a lower epoch other than 0 are dropped
         self.accepts_peer: Callable[[str], bool] = lambda process: True  # called before the first packet of a lane
         self.num_dropped = 0  # malformed, unexpected or excess packets; frames from and for departed processes

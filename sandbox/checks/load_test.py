@@ -52,7 +52,7 @@ class LoadFigures(msgspec.Struct, frozen=True):
     duplicates: int  # answers after a call's first one
     out_of_order: int  # answers that arrived after the answer to a later cell of the same notebook
     failures: dict[str, int]  # infrastructure failures, wrong and missing outcomes, by cause
-    elapsed_s: float  # from the first call to the last call's first answer
+    elapsed_s: float  # time from the first call to the last call's first answer
     latencies_ms: Sequence[float]  # latencies of the calls with an outcome, ascending
 
     @property

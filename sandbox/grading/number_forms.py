@@ -34,7 +34,7 @@ class Form(NamedTuple):
 
 
 class Number(NamedTuple):
-    value: Fraction  # with the factor of scale words; a percentage is not divided by 100
+    value: Fraction  # value times the factor of scale words; a percentage is not divided by 100
     unit: str = ""
     form: str = "integer"
     num_decimals: int = 0  # decimals of a plain decimal number

@@ -152,7 +152,7 @@ class _Grader:
         self._max_short = settings.concurrent_gradings
         self._reader = FrameReader()
         self._waiting: deque[Frame] = deque()  # bounded by the executor's requests in flight
-        self._workers: dict[int, _Worker] = {}  # by the descriptor of the connection
+        self._workers: dict[int, _Worker] = {}  # workers by the descriptor of their connection
         self._poll = select.poll()
         self._poll.register(executor, select.POLLIN)
 

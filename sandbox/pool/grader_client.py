@@ -19,7 +19,7 @@ from asterism.sandbox.inside.wire.server_settings import MAX_GRADE_WALL, ServerS
 from asterism.sandbox.pool.answer_checks import Acceptance, judge_answer, list_compared_texts
 from asterism.sandbox.pool.server_connection import ServerConnection
 
-MAX_QUEUED_GRADINGS = 65_536  # beyond it grade() raises SandboxFailure
+MAX_QUEUED_GRADINGS = 65_536  # bound beyond which grade() raises SandboxFailure
 _IN_FLIGHT_FACTOR = 16  # requests in the grader per concurrent grading: long ones must not delay the others
 _MAX_ATTEMPTS = 2  # graders to which a request is sent
 _HANG_S = 1.0  # a grader without an answer for its wall time limit plus this time is replaced
@@ -48,7 +48,7 @@ class GraderClient:
         self._connection: ServerConnection | None = None
         self._start_task: asyncio.Task[None] | None = None
         self._waiting: deque[_GradeRequest] = deque()
-        self._in_flight: dict[int, _GradeRequest] = {}  # by number
+        self._in_flight: dict[int, _GradeRequest] = {}  # requests by number
         self._deadline: asyncio.TimerHandle | None = None
         self._num_requests = 0
         self._stop_tasks: set[asyncio.Task[None]] = set()

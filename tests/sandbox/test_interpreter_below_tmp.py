@@ -1,4 +1,4 @@
-"""With an interpreter below /tmp, calls have their own writable /tmp, without other files of the machine's /tmp."""
+"""Calls with an interpreter below /tmp have their own writable /tmp, without other files of the machine's."""
 
 import errno
 import os

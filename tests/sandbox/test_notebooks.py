@@ -64,7 +64,7 @@ async def test_a_restored_notebook_has_its_variables_and_its_random_draws(start_
             await client.sandbox.run(cell)
         call = CodeRequested(5, 9, "jupyter_code", "print(y, random.random())", "")
         before = (await client.sandbox.run(call)).outcome
-        await client.sandbox.end_notebook(5)  # as if the restored notebook came from another executor
+        await client.sandbox.end_notebook(5)  # so that the notebook is restored as in another executor
         client.sandbox.restore_notebook(5, cells)
         after = (await client.sandbox.run(call)).outcome
         assert isinstance(before, CodeOk)

@@ -93,7 +93,7 @@ def get_text(outcome: CodeOutcome) -> str:
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-async def test_a_shared_file_passes_no_bit_by(start_sandbox: StartSandbox, channel: str) -> None:
+async def test_a_shared_file_passes_no_bit_to_another_call(start_sandbox: StartSandbox, channel: str) -> None:
     send, receive = CHANNELS[channel]
     async with start_sandbox(time_limit_s=8.0, spare_notebooks=2) as client:
         for number, file in enumerate(FILES):
@@ -130,7 +130,7 @@ os.wait()
 """
 
 
-async def test_inquiries_about_own_files_get_the_answers_of_the_kernel(
+async def test_lock_inquiries_about_own_files_get_the_answers_of_the_kernel(
     start_sandbox: StartSandbox, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("plain")

@@ -191,7 +191,7 @@ async def test_a_full_machine_ends_spare_notebooks_and_keeps_notebooks_in_use(
     async with start_sandbox(spare_notebooks=_SPARE) as client:
         spare = await find_spare_processes(client, _SPARE)
         assert await client.printed("x = 5\nx") == "5\n"
-        live = await find_spare_processes(client, _SPARE + 1)  # with the notebook in use
+        live = await find_spare_processes(client, _SPARE + 1)  # includes the notebook in use
         looks = iter([1])  # excess bytes at the first look
         host = client.sandbox._host  # pyright: ignore[reportPrivateUsage]
         monkeypatch.setattr(host, "get_excess_memory", lambda share: next(looks, 0))  # pyright: ignore

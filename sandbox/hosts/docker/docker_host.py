@@ -35,7 +35,7 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings
 if TYPE_CHECKING:
     from asterism.sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
 
-_CONNECT_TIMEOUT_S = 30.0  # from the start of a container to the handshake of its init process
+_CONNECT_TIMEOUT_S = 30.0  # time from the start of a container to the handshake of its init process
 _LAUNCH_TIMEOUT_S = 30.0  # a launch waits this long for a container
 _RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0, 5.0)  # pauses before attempts to replace a container; the last one repeats
 _MEMORY_POLL_S = 0.1
@@ -197,7 +197,7 @@ class ContainerHost:
             await self._engine.remove(lost.id)
         except SandboxFailure as error:  # the next start removes the container by its label
             self._logger.error("container.not_removed", id=lost.id[:12], cause=str(error))
-        self._containers.remove(lost)  # only now, so that `close` repeats a cancelled removal
+        self._containers.remove(lost)  # after the removal, so that `close` repeats a cancelled one
         while not self._closing:
             try:
                 await self._start_container(self._engine)

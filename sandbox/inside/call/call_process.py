@@ -45,7 +45,7 @@ class CallIsolation(NamedTuple):
     seccomp_filter: SeccompFilter | None
     own_namespaces: bool
     own_users: bool  # each call has a kernel user of its own
-    mounts_in_tmp: tuple[str, ...] = ()  # as in EnteredNamespaces
+    mounts_in_tmp: tuple[str, ...] = ()  # see EnteredNamespaces
     user: int | None = None  # user of this call
 
 

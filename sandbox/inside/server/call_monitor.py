@@ -51,7 +51,7 @@ _MAX_ESCAPES = 6  # checks that find a running process in a stopped notebook, be
 _BUSY_SHARE = 0.02  # CPU time per clock time between two checks, above which a call is busy
 _NOTEBOOK_PROCESSES = 3  # the base, the worker and a checkpoint (asterism.sandbox.inside.call.notebook_process)
 _NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
-_ROLLBACK_TIMEOUT_S = 0.5  # for a notebook's checkpoint to report the exit of its worker
+_ROLLBACK_TIMEOUT_S = 0.5  # time for a notebook's checkpoint to report the exit of its worker
 
 
 class CallController(Protocol):

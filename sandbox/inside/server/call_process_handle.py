@@ -255,7 +255,7 @@ class NotebookProcesses:
 
     def __init__(self, process_tree: ProcessTree) -> None:
         self._process_tree = process_tree
-        self._processes: dict[int, CallProcess] = {}  # by notebook id
+        self._processes: dict[int, CallProcess] = {}  # first processes by notebook id
 
     def get(self, notebook_id: int) -> CallProcess | None:
         return self._processes.get(notebook_id)

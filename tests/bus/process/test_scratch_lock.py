@@ -49,7 +49,7 @@ def test_only_folders_of_ended_owners_are_removed(parent: Path) -> None:
     assert remove_stale_scratch() == []
 
 
-def test_named_shared_memory_of_a_ended_owner_is_removed(parent: Path) -> None:
+def test_named_shared_memory_of_an_ended_owner_is_removed(parent: Path) -> None:
     """Only recorded files are removed, whatever their present names are."""
     with (
         tempfile.NamedTemporaryFile(dir="/dev/shm", delete=False) as dead,

@@ -148,7 +148,7 @@ def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes(name:
         assert len(started) > 5
         assert [pid for pid in started if is_running(pid)] == []
 
-    before = list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*"))  # of this arena
+    before = list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*"))  # the arena's
     asyncio.run(scenario())
     assert list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*")) == before
 

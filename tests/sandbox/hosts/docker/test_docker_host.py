@@ -96,7 +96,7 @@ async def test_a_killed_or_frozen_container_causes_infrastructure_failures_and_i
         in_flight = asyncio.create_task(run_all(sandbox, calls))
         await sandbox.run(make_program("print(1)", 1000))
         stop_container(failure, before.id)
-        monkeypatch.setattr(docker_host, "_HEARTBEAT_TIMEOUT_S", 2.0)  # only now: a busy machine may delay an answer
+        monkeypatch.setattr(docker_host, "_HEARTBEAT_TIMEOUT_S", 2.0)  # not earlier: a busy machine may delay an answer
         results = await in_flight
         assert len(results) == 305
         assert all(isinstance(result, SandboxFailure) for result in results[:5])  # calls in flight at the failure
