@@ -88,9 +88,7 @@ class Transport(Protocol):
     """A transport, which moves frames between processes and puts received frames into its inbox."""
 
     @property
-    def epoch(self) -> int:
-        """Epoch of this process."""
-        ...
+    def epoch(self) -> int: ...
 
     async def send_frame(self, process: str, lane: Lane, frame: bytes) -> None:
         """Send a frame; wait while the window to the process is full. A cancelled wait sends nothing."""
@@ -154,7 +152,6 @@ class Bus:
         return decode(await self.receive_frame())
 
     async def receive_frame(self) -> bytes:
-        """Receive and acknowledge a frame."""
         delivery = self._inbox.pop() or await self._inbox.get()
         self._transport.acknowledge(delivery)
         return delivery.frame

@@ -65,7 +65,6 @@ def run_process_main(
 
 
 def _find_first_error(error: Exception) -> Exception:
-    """Return the first exception in the group of a TaskGroup."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

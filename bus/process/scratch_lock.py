@@ -26,7 +26,6 @@ _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 def name_scratch(suffix: str) -> str:
-    """Return the name of a scratch folder of this user."""
     return f"asterism-{os.getuid()}-{suffix}"
 
 

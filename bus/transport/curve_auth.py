@@ -114,7 +114,6 @@ class ZapAuthenticator:
         self._loop.add_reader(self._zap_socket.fileno(), self._answer_requests)
 
     def monitor_handshakes(self, socket: Socket) -> None:
-        """Count failed handshakes of this socket."""
         monitor: Socket = socket.get_monitor_socket(_HANDSHAKE_FAILED)
         self._monitors.append((socket, monitor))
         self._loop.add_reader(monitor.fileno(), self._count_failures, monitor)

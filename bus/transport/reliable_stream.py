@@ -222,7 +222,6 @@ class ReceiveWindow:
         return True
 
     def build_ack(self) -> Ack:
-        """Build the acknowledgement that is due."""
         sent_before, self._sent_before, self.ack_due = self._sent_before, 0, False
         acknowledged = min(self.acknowledged, self.expected)
         return Ack(self.epoch, self._own_epoch, self.expected, acknowledged, self._resend_round, sent_before)

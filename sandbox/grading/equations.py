@@ -173,7 +173,6 @@ def _read_power(tokens: list[str], place: int) -> tuple[Fraction, int]:
 
 
 def _read_factor(tokens: list[str], place: int) -> tuple[Fraction, int]:
-    """Read a number, a bracket or a fraction."""
     token = tokens[place]
     if token == "\\frac":
         top, place = _read_factor(tokens, place + 1)

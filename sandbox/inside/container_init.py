@@ -103,7 +103,6 @@ class ContainerInit:
         self._send({"ended": token, "code": os.waitstatus_to_exitcode(status)})
 
     def _reap_orphans(self) -> None:
-        """Reap the orphans of a killed fork server."""
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if ended.si_pid in self._pids_by_token.values():

@@ -16,7 +16,6 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bound() -> int:
-    """Return the number of messages that a queue of the network holds."""
     return 1000
 
 

@@ -77,7 +77,6 @@ def insert_false_length(data: bytes, draw: random.Random) -> bytes:
 
 
 def nest(data: bytes, draw: random.Random) -> bytes:
-    """Insert a deeply nested value."""
     at = _draw_position(data, draw)
     return data[:at] + draw.choice((b"\x91", b"\x81\xc0")) * draw.choice((2, 50, 5000)) + data[at:]
 

@@ -75,7 +75,6 @@ def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
 
 
 def list_call_cgroups(server_pids: Sequence[int]) -> list[Path]:
-    """Return the cgroups of the calls of all fork servers, in the mounted hierarchy."""
     parents: set[Path] = set()
     for pid in server_pids:
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():

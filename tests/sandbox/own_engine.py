@@ -56,7 +56,6 @@ class Engine:
 
 @contextlib.contextmanager
 def own_engine() -> Generator[Engine]:
-    """Run an engine with the sandbox image."""
     with tempfile.TemporaryDirectory(prefix="asterism-engine-", ignore_cleanup_errors=True) as folder:
         image = Path(folder, "image.tar")
         subprocess.run(["docker", "save", "--output", str(image), compute_image_name()], check=True)

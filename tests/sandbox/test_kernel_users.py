@@ -61,7 +61,6 @@ def read_max_user_watches() -> int:
 
 
 def make_room_for(num_notebooks: int) -> dict[str, Any]:
-    """Return limits with which none of so many notebooks is evicted."""
     live = max(512, 2 * num_notebooks)  # spare notebooks included
     return {
         "max_live_notebooks": live,

@@ -245,7 +245,6 @@ async def test_notebooks_over_the_limit_keep_their_variables(start_sandbox: Star
 
 
 def open_pidfds(sandbox: ForkServerSandbox, name: str) -> list[int]:
-    """Open pidfds of the sandbox's processes with this name."""
     pidfds: list[int] = []
     for pid in family(*sandbox.server_pids):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process exited in the meantime

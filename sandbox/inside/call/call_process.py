@@ -126,7 +126,6 @@ def _set_limit(kind: int, value: int) -> None:
 
 
 def _serve(isolation: CallIsolation, shared: mmap.mmap, *, is_notebook: bool) -> NoReturn:
-    """Run one program, or the cells of a notebook."""
     call = None if is_notebook else read_call()
     main = run_code.make_main_module()
     if call is None or call.is_cell:

@@ -96,7 +96,6 @@ def _deny_bits(argument: int, bits: int) -> list[bytes]:
 
 
 def _build_self_checks() -> list[bytes]:
-    """Build the checks of the calls in `_ALLOWED_ON_SELF`."""
     program: list[bytes] = []
     for name, (target, *kind) in _ALLOWED_ON_SELF.items():
         checks = _deny_bits(target, 0xFFFF_FFFF)

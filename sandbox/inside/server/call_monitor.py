@@ -116,7 +116,6 @@ class CallMonitor:
             hold.release()
 
     def forget(self, child: CallProcess) -> None:
-        """Forget a process that has ended."""
         self._holds.pop(child, None)
 
     def run_timers(self) -> None:

@@ -145,7 +145,6 @@ class ProcessTree:
         return own_id > started.checkpoint if abs(later_s) < 2 * TICK_S else later_s > 0
 
     def _read_namespace_pid(self, pid: int) -> int | None:
-        """Return the process's pid in its own pid namespace."""
         for line in _read(self._proc_fd, f"{pid}/status").splitlines():
             if line.startswith(b"NSpid:"):
                 return int(line.split()[-1])

@@ -110,7 +110,6 @@ class StopLedger(Generic[Call]):
         return self._outside_s.get(call, 0.0) + present_s
 
     def forget(self, call: Call) -> None:
-        """Forget a call that has ended."""
         self._outside_s.pop(call, None)
         self._cpu_at_stop_s.pop(call, None)
 

@@ -57,7 +57,6 @@ class Writer:
         self.write(*(LeaseReleased(100 * step + number, 1) for number in range(events)), StepTrained(step, {}))
 
     def list_trajectories(self) -> list[int]:
-        """Return the trajectories of the remaining events."""
         return [event.trajectory for event, _ in read_events(self.path) if event.trajectory is not None]
 
 

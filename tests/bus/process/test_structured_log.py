@@ -16,7 +16,6 @@ from asterism.configs.run_folder import RunFolder
 
 @contextmanager
 def limiting_file_size(size: int) -> Iterator[None]:
-    """Limit the size of files that this process writes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -29,7 +29,6 @@ def make_key(folder: Path) -> ClusterKey:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    """Make two nodes with one process each."""
     cluster = Cluster(tmp_path, make_key(tmp_path / "keys"))
     for node, process in enumerate("ab"):
         cluster.add(node, process)

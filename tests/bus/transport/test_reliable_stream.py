@@ -10,7 +10,6 @@ from asterism.bus.transport.reliable_stream import ReceiveWindow, SendWindow
 
 
 def make_frame(number: int) -> bytes:
-    """Return a frame with a length that depends on its number."""
     return number.to_bytes(4 + number % 3, "big")
 
 

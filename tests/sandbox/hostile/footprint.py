@@ -28,7 +28,6 @@ class Footprint(NamedTuple):
 
 
 def find_leftovers(before: Footprint, after: Footprint) -> dict[str, Any]:
-    """Return the leftovers by kind."""
     leftovers: dict[str, Any] = {}
     if after.servers != before.servers:
         leftovers["dead servers"] = set(before.servers) - set(after.servers)
@@ -67,7 +66,6 @@ def list_container_pids(client: Client) -> list[int]:
 
 
 def read_container_secrets(client: Client) -> list[str]:
-    """Return the secrets that authenticate the containers' processes."""
     found: list[str] = []
     for pid in list_container_pids(client):
         for variable in Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0"):

@@ -55,7 +55,6 @@ def test_the_sandbox_continues_after_a_restart_of_the_engine(engine: Engine, how
 
 
 async def wait_for_outcome(sandbox: ForkServerSandbox) -> object:
-    """Return the first outcome of a recovering sandbox."""
     while True:
         with contextlib.suppress(SandboxFailure):
             return (await sandbox.run(make_program("print(6 * 7)", 99))).outcome
