@@ -32,7 +32,7 @@ class BelowTmp(NamedTuple):
 
     prefix: Path  # PARENT/python: a copy of the interpreter and its standard library
     packages: Path  # PARENT/python/packages
-    visible: Path  # one of both folders; calls can read nothing outside it
+    visible: Path  # `prefix` or `packages`; calls can read only files below it
     shown: list[str]  # content of a call's /tmp at its start
 
     @property

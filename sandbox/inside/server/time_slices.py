@@ -30,7 +30,7 @@ class _LongCall:
 
 
 class TimeSlices(Generic[Call]):
-    """The time slices of long calls: `num_running` run. `update` and `remove` return (to stop, to resume)."""
+    """The slices of long calls: `num_running` busy calls run. `update` and `remove` return (to stop, to resume)."""
 
     def __init__(self, num_running: int) -> None:
         self._num_running = num_running
