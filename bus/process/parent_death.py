@@ -22,6 +22,6 @@ def die_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent(int(os.environ[PARENT_PID_VARIABLE]))  # the setting survives exec
+    die_with_parent(int(os.environ[PARENT_PID_VARIABLE]))  # the setting stays in force after exec
     os.environ[PARENT_PID_VARIABLE] = str(os.getpid())
     os.execvp(sys.argv[1], sys.argv[1:])

@@ -9,8 +9,8 @@ duplicate and reorder packets and acknowledgements, and either process may be re
 - Acknowledgements are cumulative: they contain the number of frames that have arrived and of frames that
   are processed. The sender drops processed frames; the other frames are its window, bounded in messages
   and bytes.
-- A receiver that does not know a sender's epoch starts at `base`, the lowest number that the
-  sender holds.
+- A receiver for which a sender's epoch is new starts at `base`, the lowest number that the sender
+  holds.
 - The sender resends from the first frame that has not arrived if the receiver is a new
   incarnation, reports a gap before a packet, or has not received all frames sent before a probe.
   Delayed frames are not resent.

@@ -26,7 +26,7 @@ _SETGID, _SETUID = 1 << 6, 1 << 7  # bits of the capabilities in /proc/self/stat
 
 def may_map_users(server_pid: int) -> bool:
     """Return whether this process is root, in a user namespace that contains the server's users."""
-    if not server_pid:  # the server is in a pid namespace that this process cannot see
+    if not server_pid:  # the server is in a pid namespace outside this one
         return False
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     needed = _SETGID | _SETUID

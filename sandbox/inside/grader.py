@@ -231,7 +231,7 @@ class _Grader:
             with contextlib.suppress(ProcessLookupError):
                 os.setpriority(os.PRIO_PROCESS, worker.pid, _LOW_PRIORITY)
         is_late = time.monotonic() - worker.started_at > MAX_GRADE_WALL * self._limit_s
-        worker.is_starved = is_late and worker.is_short  # a long comparison is the answer's fault
+        worker.is_starved = is_late and worker.is_short  # a long comparison makes the answer wrong
         if is_late or cpu_s > self._limit_s:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)

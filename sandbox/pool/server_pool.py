@@ -30,7 +30,7 @@ class ServerPool:
         self._servers: list[ForkServerClient] = []
         self._started = False
         self._waiters: deque[asyncio.Future[ForkServerClient]] = deque()
-        self._cannot_start = False  # no server is alive and restarts have failed; more restarts follow
+        self._cannot_start = False  # no server runs and restarts have failed; more restarts follow
         self._closing = asyncio.Event()
         self._restart_tasks: set[asyncio.Task[None]] = set()
         self._start_lock = asyncio.Lock()
@@ -42,7 +42,7 @@ class ServerPool:
 
     async def start(self) -> list[Frame]:
         """Start the servers and return their greetings; empty after the first start. Raises SandboxFailure."""
-        if self._started:  # `_replace` replaces dead servers
+        if self._started:  # `_replace` replaces servers that have exited
             return []
         async with self._start_lock:
             if self._started:

@@ -67,7 +67,7 @@ class ContainerProcess:
 
 
 class Container(asyncio.Protocol):
-    """A container, alive as long as the connection to its init process."""
+    """A container, which ends with the connection to its init process."""
 
     def __init__(self, container_id: str, on_end: Callable[[Container], None]) -> None:
         self.id = container_id

@@ -33,7 +33,7 @@ _ALLOWED_ON_SELF = {
 # notifications, which observe other processes; locks of an open file; larger pipes.
 _F_DUPFD_CLOEXEC = 1030
 _FCNTL_COMMANDS = (*range(18), _F_DUPFD_CLOEXEC, fcntl.F_GETPIPE_SZ)
-# Options of a process for itself: parent's death, dumps, capabilities, name, timer slack, subreaper, new
+# Options of a process for itself: signal at the parent's exit, dumps, capabilities, name, timer slack, subreaper, new
 # privileges, huge pages, speculation, names of memory. Refused: core scheduling, which takes CPUs from others.
 _PRCTL_OPTIONS = (*range(1, 5), 7, 8, 15, 16, 21, 23, 24, *range(27, 31), *range(36, 43), 47, 52, 53, 0x5356_4D41)
 _CLONE3 = 435

@@ -16,7 +16,7 @@ sys.path.insert(0, {root!r})
 from {module} import main
 main()
 """
-ENVIRONMENT = {  # executed code sees these variables, except LD_BIND_NOW
+ENVIRONMENT = {  # environment of executed code, except LD_BIND_NOW
     "LD_BIND_NOW": "1",  # lazy binding would repeat the look-up in each call
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LC_ALL": "C.UTF-8",
