@@ -24,7 +24,7 @@ def get_engine_address(environ: Mapping[str, str]) -> str:
 
 
 def probe_docker(environ: Mapping[str, str]) -> DockerProbeResult:
-    """Distinguishes absent, forbidden, stopped and broken engines, with a remedy for each."""
+    """Distinguish absent, forbidden, stopped and broken engines, with a remedy for each."""
     address = get_engine_address(environ)
     url = urlsplit(address)
     if url.scheme not in ("unix", "tcp", "http") or environ.get("DOCKER_TLS_VERIFY"):
@@ -50,7 +50,7 @@ def probe_docker(environ: Mapping[str, str]) -> DockerProbeResult:
 
 
 def query_version(address: str | tuple[str, int]) -> str:
-    """Raises OSError, and msgspec.MsgspecError if the answer is not a Docker engine's."""
+    """Return the engine's version. Raises OSError, and msgspec.MsgspecError for an unexpected answer."""
     with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as connection:
         connection.settimeout(2.0)
         connection.connect(address)

@@ -28,11 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def build(options: argparse.Namespace) -> None:
-    """Raises UnusableInput with a remedy."""
+    """Build the image. Raises UnusableInput with a remedy."""
     started = time.monotonic()
     architecture = get_engine_architecture()
     base = _ensure_local_base(architecture, options) if options.local else options.base
-    files = read_sources()  # read only here: the files may change during the build
+    files = read_sources()  # the only read: the files may change during the build
     name = compute_image_name(files)
     with tempfile.TemporaryDirectory(prefix="asterism-image-") as folder:
         write_context(Path(folder), files, architecture)

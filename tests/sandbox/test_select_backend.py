@@ -1,4 +1,4 @@
-"""The automatic choice of a backend, and the probe of `asterism doctor`."""
+"""Tests of the automatic choice of a backend, and of the probe of `asterism doctor`."""
 
 import asyncio
 import sys
