@@ -18,8 +18,9 @@ from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.contract import EngineFailure, WeightsRefused
+from asterism.engine.http.errors import ServerStatusError
 from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.http_api import ServerInfo, ServerStatusError, UpdateRefused
+from asterism.engine.sglang.http_api import ServerInfo, UpdateRefused
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.collective_thread import CollectiveThread
 from asterism.engine.sglang.weights.server_parameters import compute_expected_checksums

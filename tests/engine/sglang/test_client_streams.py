@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from asterism.engine.contract import EngineFailure
-from asterism.engine.sglang import http_session
+from asterism.engine.http import http_session
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import GenerateRequest, SamplingParams
 from tests.engine.sglang.fake_server import LENGTH, FakeServer, Handler, make_response
