@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
+from asterism.actors.engines.openai_factory import find_served_model
 from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 
 from asterism.actors.cli.join_command import EXIT_INTERRUPTED
-from asterism.actors.engines.openai_factory import find_served_model
 from asterism.actors.evaluation.evaluation_run import (
     EvalOptions,
     EvaluationSetup,

@@ -161,6 +161,7 @@ def _build_engine(parts: ChatParts, options: ChatOptions) -> tuple[Engine, int]:
         )
         return engine, tokens
     from asterism.actors.engines.embedded_factory import build_embedded_engine
+
     from asterism.engine.model.model_config import load_model_config
 
     tokens = min(tokens, load_model_config(folder).max_position_embeddings)

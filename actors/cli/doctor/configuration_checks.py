@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from asterism.actors.engines.openai_factory import find_served_model
+
 from asterism.actors.cli.doctor.finding import CheckResult, DoctorFinding, run_check
 from asterism.actors.cli.plan_command import plan_local_run
-from asterism.actors.engines.openai_factory import find_served_model
 from asterism.actors.launch.checks.input_checks import InputCheck, list_input_checks
 from asterism.actors.launch.checks.task_code_checks import check_references
 from asterism.analysis.planning.plan_table import describe_remedy

@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from asterism.actors.engines.openai_factory import find_served_model
 from msgspec.structs import replace
 
-from asterism.actors.engines.openai_factory import find_served_model
 from asterism.configs.algorithm import EvaluationConfig
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
