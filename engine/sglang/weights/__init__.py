@@ -11,10 +11,30 @@ Before requests resume, the server must confirm the version, and its checksums m
 (checksums.py).
 """
 
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
 
 from asterism.bus.messages import WeightsPublished
+from asterism.configs.sglang_options import SGLangConfig
 from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.weight_transfer.weight_layout import WeightLayout
+
+
+class TransportParts(NamedTuple):
+    """The arguments of `build`, which each transport of asterism.configs.engines.weight_transfers has."""
+
+    layout: WeightLayout
+    checksums: ChecksumRegistry
+    node_folder: Path  # in memory, used by all engines of this node
+    device: torch.device  # the server's first one, as this process numbers it
+    options: SGLangConfig
+
+    @property
+    def bucket_bytes(self) -> int:
+        return self.options.bucket_mib << 20
 
 
 class WeightTransport(Protocol):

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Self
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.contract import WeightsRefused
 from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.weights import build_extra_key
+from asterism.engine.sglang.weights import TransportParts, build_extra_key
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.node_folder import NodeFolders
 from asterism.engine.sglang.weights.transports import (
@@ -37,6 +38,10 @@ class DiskTransport:
         """`root`: of the folders of all engines of this run on this node; should be in memory."""
         self._layout, self._checksums = layout, checksums
         self._root, self._folders = root, NodeFolders(root)
+
+    @classmethod
+    def build(cls, parts: TransportParts) -> Self:
+        return cls(parts.layout, parts.checksums, parts.node_folder)
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         async with (

@@ -7,6 +7,7 @@ On a CPU, torch's shared memory takes the place of CUDA IPC. On CUDA this has ne
 
 import asyncio
 from collections.abc import Mapping
+from typing import Self
 
 import structlog
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import UpdateRefused
+from asterism.engine.sglang.weights import TransportParts
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.tensor_handles import pickle_handles
 from asterism.engine.sglang.weights.transports import Bucket, open_parameters, update_in_buckets
@@ -35,6 +37,10 @@ class IpcTransport:
         self._layout, self._checksums, self._bucket_bytes = layout, checksums, bucket_bytes
         self._device = device
         self._mappings = SlotMappings(make_page_locker(device), count_threads(_ENGINES_PER_NODE))
+
+    @classmethod
+    def build(cls, parts: TransportParts) -> Self:
+        return cls(parts.layout, parts.checksums, parts.bucket_bytes, parts.device)
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         server = await client.get_server_info()

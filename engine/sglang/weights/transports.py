@@ -12,7 +12,7 @@ import pickle
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from asterism.engine.contract import EngineFailure, WeightsRefused
 from asterism.engine.http.errors import ServerStatusError
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import ServerInfo, UpdateRefused
+from asterism.engine.sglang.weights import TransportParts
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.collective_thread import CollectiveThread
 from asterism.engine.sglang.weights.server_parameters import compute_expected_checksums
@@ -157,6 +158,10 @@ class TensorTransport:
         self._checksums = checksums
         self._bucket_bytes = bucket_bytes
 
+    @classmethod
+    def build(cls, parts: TransportParts) -> Self:
+        return cls(parts.layout, parts.checksums, parts.bucket_bytes)
+
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         server = await client.get_server_info()
 
@@ -193,6 +198,16 @@ class ProcessGroupTransport:
         self._timeout_s = timeout_s
         self._response_timeout_s = response_timeout_s
         self.group: CollectiveThread | None = None
+
+    @classmethod
+    def build(cls, parts: TransportParts) -> Self:
+        return cls(
+            parts.layout,
+            parts.checksums,
+            parts.bucket_bytes,
+            parts.options.group_backend,
+            parts.options.request_timeout_s,
+        )
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         async with open_parameters(weights, self._layout) as parameters:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from asterism.actors.engines import sglang_factory
 from asterism.actors.runtime.wiring import get_stop_timeout_s
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.engine_code import EngineStart
 from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang import sglang_factory
 from asterism.engine.sglang.server.external_server import ExternalServer
 from asterism.engine.sglang.server.managed_server import TERM_GRACE_S
 from asterism.engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL
@@ -47,9 +48,7 @@ class BuiltEngine:
         monkeypatch.setattr(sglang_factory, "load_layout", layout)
         if not run.sglang.external_urls:
             monkeypatch.setattr(sglang_factory, "SGLangServer", started)
-        sglang_factory.build_sglang_engine(
-            run, Path("/model"), FOLDER, process, version=-1, on_engine_lost=print, incarnation=incarnation
-        )
+        sglang_factory.build_engine(EngineStart(run, FOLDER, process, -1, print, incarnation))
         self.arguments: dict[str, Any] = arguments
 
 
@@ -140,8 +139,8 @@ def test_a_servers_start_does_not_reset_the_restart_count() -> None:
         engine=load_run(None, ["name=a", "engine.kind=sglang"]).engine,
         sglang=SGLangConfig(startup_timeout_s=7.0),
     )
-    assert served.engine_startup_allowance_s == 7.0
-    assert RunConfig(name="a").engine_startup_allowance_s == 0.0
+    assert served.servers.startup_timeout_s == 7.0
+    assert RunConfig(name="a").servers.startup_timeout_s == 0.0
 
 
 @pytest.mark.slow
