@@ -24,7 +24,7 @@ SinkName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class EngineConfig(Section, frozen=True):
-    # sglang, openai: one server per engine, configured in [sglang] and [openai]; openai only for evaluations.
+    # embedded, or one server per engine: sglang or openai, with tables of their own; openai only for evaluations.
     kind: str = "embedded"
     num_engines: PositiveInt = 1  # per node
     kv_tokens: Count = 65_536  # KV cache of one engine, in whole pages; 0: as much as a server has memory for

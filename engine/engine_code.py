@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from asterism.configs.engines.engine_kinds import ENGINE_KINDS, Servers
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
+from asterism.engine.contract import Engine
 
 
 class EngineStart(NamedTuple):
-    """The arguments of a factory, which returns an asterism.engine.contract.Engine."""
+    """The arguments of a factory."""
 
     run: RunConfig
     folder: RunFolder
@@ -56,15 +57,13 @@ def describe_no_servers(run: RunConfig) -> Servers:
 
 
 class EngineCode(NamedTuple):
-    factory: str  # import path: (EngineStart) -> asterism.engine.contract.Engine
+    factory: str  # import path: (EngineStart) -> Engine
     describe_servers: Callable[[RunConfig], Servers] = describe_no_servers  # ValueError: tables that do not match
     list_input_checks: Callable[[RunConfig, Path | None], InputChecks] = list_no_checks  # before a run starts
-    machine_checks: str = (
-        ""  # import path: (RunConfig, Path | None) -> Iterable[EngineCheck], only of `asterism doctor`
-    )
+    machine_checks: str = ""  # import path: (RunConfig, Path | None) -> Iterable[EngineCheck], of `asterism doctor`
     find_models: str = ""  # import path: (RunConfig) -> EvaluatedModels, for `asterism eval` of running servers
 
-    def build(self, start: EngineStart) -> Any:
+    def build(self, start: EngineStart) -> Engine:
         return pkgutil.resolve_name(self.factory)(start)
 
     def list_machine_checks(self, run: RunConfig, checkpoint: Path | None) -> Iterable[EngineCheck]:

@@ -1,14 +1,12 @@
 """Builds the SGLang engine from the run's configuration: its server and weight transport. Imports
 torch."""
 
-import pkgutil
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from asterism.bus.addresses import parse_generator_index
-from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.integrity.file_manifest import check_top_files
 from asterism.configs.schema import RunConfig
 from asterism.engine.engine_code import EngineStart
@@ -20,7 +18,7 @@ from asterism.engine.sglang.server.compatibility import make_requirements
 from asterism.engine.sglang.server.external_server import ExternalServer
 from asterism.engine.sglang.server.managed_server import SGLangServer
 from asterism.engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL, ServerHandle, SGLangEngine
-from asterism.engine.sglang.weights import TransportParts, WeightTransport
+from asterism.engine.sglang.weights import TransportParts, WeightTransport, build_transport
 from asterism.engine.sglang.weights.adapters import AdapterTransport
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.weight_transfer.weight_layout import load_layout
@@ -68,11 +66,12 @@ def _build_transport(
 ) -> WeightTransport | AdapterTransport:
     """`node_folder`: in memory, used by all engines of this node. `index`: of the engine on this node."""
     dtype: torch.dtype = getattr(torch, run.engine.dtype)
-    transfer, device = WEIGHT_TRANSFERS[run.sglang.weights], torch.device("cpu")
-    if transfer.shares_device:
-        device = select_device(run.engine.device, index * run.sglang.tensor_parallel)
-    parts = TransportParts(load_layout(checkpoint, dtype), checksums, node_folder, device, run.sglang)
-    whole: WeightTransport = pkgutil.resolve_name(transfer.transport).build(parts)
+    sglang, device = run.sglang, torch.device("cpu")
+    if run.servers.transfer.shares_device:
+        device = select_device(run.engine.device, index * sglang.tensor_parallel)
+    options = (sglang.bucket_mib << 20, device, sglang.group_backend, sglang.request_timeout_s)
+    parts = TransportParts(load_layout(checkpoint, dtype), checksums, node_folder, *options)
+    whole = build_transport(sglang.weights, parts)
     lora = get_published_adapters(run.learner)
     if lora is None:
         return whole

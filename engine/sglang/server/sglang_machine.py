@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.errors import GIB, UnusableInput, format_bytes
 from asterism.configs.schema import RunConfig
 from asterism.engine.contract import EngineFailure
@@ -38,13 +37,16 @@ def list_machine_checks(run: RunConfig, checkpoint: Path | None) -> Iterator[Eng
         remedy = f"Start SGLang {_VERSIONS} there as in docs/sglang.md, or change the keys named above."
         for index in range(len(run.sglang.external_urls)):
             check = partial(_check_external_server, run, checkpoint, index)
-            yield EngineCheck(f"sglang.external_urls[{index}]", check, remedy)
+            yield EngineCheck(f"sglang.external_urls[{index}]", lambda check=check: asyncio.run(check()), remedy)
     else:
         yield from _list_server_checks(run, checkpoint)
     if run.sglang.group_backend == "nccl" and run.sglang.weights == "group":
-        yield EngineCheck("sglang.group_backend", _check_nccl, 'Set sglang.group_backend to "gloo".')
-    if WEIGHT_TRANSFERS[run.sglang.weights].shares_device and run.engine.device == "cuda":
-        yield EngineCheck("sglang.weights", _check_ipc, 'Set sglang.weights to "disk".')
+        nccl = ("nccl", "a GPU for the generator", "the generator; the server must not use the same GPU")
+        check = partial(_check_generator_gpu, *nccl)
+        yield EngineCheck("sglang.group_backend", check, 'Set sglang.group_backend to "gloo".')
+    if run.servers.transfer.shares_device and run.engine.device == "cuda":
+        ipc = ("ipc", "the GPU of the server in the generator", "the first generator")
+        yield EngineCheck("sglang.weights", partial(_check_generator_gpu, *ipc), 'Set sglang.weights to "disk".')
 
 
 # ---------------------------------------------------------------- managed servers
@@ -111,33 +113,18 @@ def _check_gpu_memory(run: RunConfig, checkpoint: Path | None, gpus: list[Visibl
     return f"{weights} of weights; the other {cache} hold {room.max_cache_tokens} tokens"
 
 
-def _check_nccl() -> str:
+def _check_generator_gpu(transport: str, need: str, note: str) -> str:
     try:
         device = select_device("cuda", 0)
     except UnusableInput as error:
-        raise UnusableInput('"nccl" needs a GPU for the generator, but its torch finds none') from error
-    return f'"nccl", and {device} for the generator; the server must not use the same GPU'
-
-
-def _check_ipc() -> str:
-    try:
-        device = select_device("cuda", 0)
-    except UnusableInput as error:
-        raise UnusableInput('"ipc" needs the GPU of the server in the generator, but its torch finds none') from error
-    return f'"ipc", and {device} for the first generator'
+        raise UnusableInput(f'"{transport}" needs {need}, but its torch finds none') from error
+    return f'"{transport}", and {device} for {note}'
 
 
 # ---------------------------------------------------------------- external servers
 
 
-def _check_external_server(run: RunConfig, checkpoint: Path | None, index: int) -> str:
-    try:
-        return asyncio.run(_probe_external_server(run, checkpoint, index))
-    except EngineFailure as error:
-        raise ServerUnusable(str(error)) from error
-
-
-async def _probe_external_server(run: RunConfig, checkpoint: Path | None, index: int) -> str:
+async def _check_external_server(run: RunConfig, checkpoint: Path | None, index: int) -> str:
     key, url = format_config_key(run.sglang, index), run.sglang.external_urls[index].rstrip("/")
     timeout_s = min(run.sglang.request_timeout_s, EXTERNAL_SERVER_TIMEOUT_S)
     client = SGLangClient(url, max_in_flight=1, request_timeout_s=timeout_s)

@@ -162,4 +162,4 @@ def test_each_path_of_the_tables_names_code() -> None:
         for path in filter(None, (code.factory, code.machine_checks, code.find_models)):
             assert callable(pkgutil.resolve_name(path))
     for transfer in WEIGHT_TRANSFERS.values():
-        assert callable(pkgutil.resolve_name(transfer.transport).build)
+        assert callable(pkgutil.resolve_name(transfer.transport))
