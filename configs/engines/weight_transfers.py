@@ -12,6 +12,7 @@ class WeightTransfer(NamedTuple):
     transport: str = ""  # the class: asterism.engine.sglang.weights.WeightTransport
     reads_folder: bool = False  # the servers of a node read a folder of whole weights in shared memory
     reaches_copies: bool = False  # also a server with several copies of the model
+    joins_group: bool = False  # generator and server: sglang.group_backend
     device_buckets: int = 0  # on the server's device
     shares_device: bool = False  # the generator maps the device's memory; on a CPU it is shared memory
     host_buckets: int = 0  # in main memory
@@ -31,7 +32,10 @@ WEIGHT_TRANSFERS = {
         host_buckets_per_gpu=5,
     ),
     "group": WeightTransfer(
-        "asterism.engine.sglang.weights.transports:ProcessGroupTransport", device_buckets=1, host_buckets=2
+        "asterism.engine.sglang.weights.transports:ProcessGroupTransport",
+        joins_group=True,
+        device_buckets=1,
+        host_buckets=2,
     ),
     "ipc": WeightTransfer(
         "asterism.engine.sglang.weights.ipc_transport:IpcTransport", device_buckets=2, shares_device=True

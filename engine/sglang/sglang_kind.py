@@ -16,7 +16,7 @@ from asterism.engine.model.model_config import load_model_config
 
 def describe_servers(run: RunConfig) -> Servers:
     """Raises ValueError if the servers do not match the engines, or if engines of two nodes would share a server."""
-    sglang, engines = run.sglang, run.engine.num_engines
+    sglang, engines, transfer = run.sglang, run.engine.num_engines, WEIGHT_TRANSFERS[run.sglang.weights]
     require(
         len(sglang.external_urls) in (0, engines),
         f"sglang.external_urls must name one server per engine, engine.num_engines = {engines}, or none:"
@@ -28,7 +28,7 @@ def describe_servers(run: RunConfig) -> Servers:
         f" servers: {sglang.port}",
     )
     require(
-        sglang.weights != "group" or sglang.group_backend != "nccl" or run.engine.device == "cuda",
+        not transfer.joins_group or sglang.group_backend != "nccl" or run.engine.device == "cuda",
         f'sglang.group_backend = "nccl" needs engine.device = "cuda"; use "gloo": "{run.engine.device}"',
     )
     require(
@@ -43,7 +43,7 @@ def describe_servers(run: RunConfig) -> Servers:
         SPARE_TOKENS,
         sglang.startup_timeout_s,
         sglang.memory_share,
-        WEIGHT_TRANSFERS[sglang.weights],
+        transfer,
         sglang.bucket_mib,
         has_own_torch=sglang.python != "",
     )

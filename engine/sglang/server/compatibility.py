@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.errors import UnusableInput
 from asterism.configs.machines import EngineConfig
 from asterism.configs.schema import RunConfig
@@ -79,7 +80,7 @@ def _find_model_problems(info: ServerInfo, requirements: ServerRequirements, ser
 
 def _find_transport_problems(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> list[str]:
     transport = requirements.sglang.weights
-    if info.dp_size == 1 or transport == "disk":
+    if info.dp_size == 1 or WEIGHT_TRANSFERS[transport].reaches_copies:
         return []
     return [
         f'sglang.weights = "{transport}": {server_name} has {info.dp_size} model replicas; set sglang.weights = "disk"'

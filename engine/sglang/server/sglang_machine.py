@@ -40,7 +40,7 @@ def list_machine_checks(run: RunConfig, checkpoint: Path | None) -> Iterator[Eng
             yield EngineCheck(f"sglang.external_urls[{index}]", lambda check=check: asyncio.run(check()), remedy)
     else:
         yield from _list_server_checks(run, checkpoint)
-    if run.sglang.group_backend == "nccl" and run.sglang.weights == "group":
+    if run.sglang.group_backend == "nccl" and run.servers.transfer.joins_group:
         nccl = ("nccl", "a GPU for the generator", "the generator; the server must not use the same GPU")
         check = partial(_check_generator_gpu, *nccl)
         yield EngineCheck("sglang.group_backend", check, 'Set sglang.group_backend to "gloo".')

@@ -17,7 +17,6 @@ from asterism.analysis.planning.run_plan import build_plan
 from asterism.bus.messages import EngineJoined, Shutdown, TurnGenerated, WeightsLoaded, WeightsPublished
 from asterism.bus.transport.in_process import Hub
 from asterism.configs.engines.engine_kinds import ENGINE_KINDS, EngineKind
-from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
@@ -156,10 +155,8 @@ async def test_a_generator_has_the_engine_that_the_kind_builds(tmp_path: Path) -
     await running
 
 
-def test_each_path_of_the_tables_names_code() -> None:
+def test_each_path_of_a_kind_names_code() -> None:
     for name in ("embedded", "sglang", "openai"):
         code = ENGINE_KINDS[name].load_code()
         for path in filter(None, (code.factory, code.machine_checks, code.find_models)):
             assert callable(pkgutil.resolve_name(path))
-    for transfer in WEIGHT_TRANSFERS.values():
-        assert callable(pkgutil.resolve_name(transfer.transport))
