@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
-from asterism.engine.sglang.http_api import InvalidResponse, ServerStatusError, parse_error
+from asterism.engine.http.errors import InvalidResponse, ServerStatusError, parse_error
 from asterism.policies.dialogue.chat_format import TextTokenizer
 
 COMPLETIONS_PATH = "/v1/completions"

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.sandbox.hosts.docker.docker_host import REPOSITORY, compute_image_name, read_sources
 from asterism.sandbox.image import debian_base
 from asterism.sandbox.image.docker_cli import get_engine_architecture, image_exists, remove_other_tags, run_docker
-from asterism.sandbox.image.image_context import REPOSITORY, compute_image_name, read_sources, write_context
+from asterism.sandbox.image.image_context import write_context
 
 _MAX_MB = 300
 _log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import subprocess
 from typing import IO
 
 from asterism.configs.errors import UnusableInput
-from asterism.sandbox.docker_probe import get_engine_address, probe_docker
+from asterism.sandbox.hosts.docker.docker_probe import get_engine_address, probe_docker
 
 _NO_COMMAND = (
     "the command `docker` is not installed. On Debian: apt-get install docker.io (and docker-cli if it is a package)"

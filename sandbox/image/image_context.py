@@ -3,7 +3,6 @@
 pip installs the packages here, on the host, so that the build of the image needs no network.
 """
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -90,23 +89,3 @@ def write_tar(root: Path, stream: IO[bytes], adapt: Callable[[TarInfo], TarInfo 
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, bufsize=1 << 20) as tar:
         for path in sorted(root.iterdir()):
             tar.add(path, arcname=path.name, filter=strip_metadata)
-
-
-REPOSITORY = "asterism-sandbox"
-_SANDBOX_FOLDER = Path(__file__).resolve().parent.parent
-
-
-def read_sources(folder: Path = _SANDBOX_FOLDER) -> dict[str, bytes]:
-    """Return the sources of the image: file contents by path relative to `folder` (sandbox/)."""
-    build_files = ("Dockerfile", "requirements.txt", "image_context.py", "finish_image.py")
-    names = [*(f"image/{name}" for name in build_files), "__init__.py"]
-    inside = sorted((folder / "inside").rglob("*.py"))
-    return {str(path.relative_to(folder)): path.read_bytes() for path in [*(folder / name for name in names), *inside]}
-
-
-def compute_image_name(files: dict[str, bytes] | None = None) -> str:
-    """Return name and tag. The tag is a digest of `files` (default: `read_sources()`)."""
-    digest = hashlib.blake2b(digest_size=6)
-    for name, content in (read_sources() if files is None else files).items():
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return f"{REPOSITORY}:{digest.hexdigest()}"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from asterism.sandbox.docker_probe import probe_docker
-from asterism.sandbox.image.image_context import compute_image_name
+from asterism.sandbox.hosts.docker.docker_host import compute_image_name
+from asterism.sandbox.hosts.docker.docker_probe import probe_docker
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may start an engine; `.ci/run` is root")
 

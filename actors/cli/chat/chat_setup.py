@@ -160,7 +160,7 @@ def _build_engine(parts: ChatParts, options: ChatOptions) -> tuple[Engine, int]:
             api_key_variable=options.api_key_variable,
         )
         return engine, tokens
-    from asterism.actors.engines.embedded_factory import build_embedded_engine
+    from asterism.engine.inference.embedded_factory import build_embedded_engine
     from asterism.engine.model.model_config import load_model_config
 
     tokens = min(tokens, load_model_config(folder).max_position_embeddings)

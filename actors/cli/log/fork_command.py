@@ -138,7 +138,7 @@ def _check_vocabulary(checkpoint: Path, tokenizer: FastTokenizer) -> None:
 def _run_branches(
     run: RunConfig, folder: RunFolder, tokenizer: FastTokenizer, checkpoint: Path, trajectories: list[Trajectory]
 ) -> list[EndedTrajectory]:
-    from asterism.actors.engines.embedded_factory import build_embedded_engine
+    from asterism.engine.inference.embedded_factory import build_embedded_engine
 
     _check_vocabulary(checkpoint, tokenizer)
     pages = -(-run.sequence_tokens // run.engine.page_tokens)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import secrets
 import socket
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
@@ -24,10 +26,9 @@ import structlog
 from asterism.bus.process.scratch_lock import has_owner_ended
 from asterism.configs.schema import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import SandboxFailure
-from asterism.sandbox.docker_probe import get_engine_address, probe_docker
 from asterism.sandbox.hosts.docker.connection_gate import ConnectionGate
 from asterism.sandbox.hosts.docker.container import Container, ContainerProcess
-from asterism.sandbox.image.image_context import compute_image_name
+from asterism.sandbox.hosts.docker.docker_probe import get_engine_address, probe_docker
 from asterism.sandbox.inside.container_init import SECRET_VARIABLE
 from asterism.sandbox.inside.wire.frames import Frame
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
@@ -35,12 +36,30 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings
 if TYPE_CHECKING:
     from asterism.sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
 
+REPOSITORY = "asterism-sandbox"  # name of the images
+_SANDBOX_FOLDER = Path(__file__).resolve().parents[2]
 _CONNECT_TIMEOUT_S = 30.0  # time from the start of a container to the handshake of its init process
 _LAUNCH_TIMEOUT_S = 30.0  # a launch waits this long for a container
 _RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0, 5.0)  # pauses before attempts to replace a container; the last one repeats
 _MEMORY_POLL_S = 0.1
 _CONTAINER_POLL_S = 0.5  # interval of `wait_until_broken`
 _HEARTBEAT_TIMEOUT_S = 60.0  # time without an answer after which a frozen container is replaced
+
+
+def read_sources(folder: Path = _SANDBOX_FOLDER) -> dict[str, bytes]:
+    """Return the sources of the image: file contents by path relative to `folder` (sandbox/)."""
+    build_files = ("Dockerfile", "requirements.txt", "image_context.py", "finish_image.py")
+    names = [*(f"image/{name}" for name in build_files), "__init__.py"]
+    inside = sorted((folder / "inside").rglob("*.py"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in [*(folder / name for name in names), *inside]}
+
+
+def compute_image_name(files: dict[str, bytes] | None = None) -> str:
+    """Return name and tag. The tag is a digest of `files` (default: `read_sources()`)."""
+    digest = hashlib.blake2b(digest_size=6)
+    for name, content in (read_sources() if files is None else files).items():
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return f"{REPOSITORY}:{digest.hexdigest()}"
 
 
 class ContainerHost:

@@ -19,10 +19,10 @@ from packaging.utils import canonicalize_name
 
 from asterism import sandbox
 from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.sandbox.hosts.docker.docker_host import compute_image_name, read_sources
 from asterism.sandbox.image import build_image, debian_base, image_context
 from asterism.sandbox.image.docker_cli import get_engine_architecture, remove_other_tags, run_docker
 from asterism.sandbox.image.finish_image import MODIFIED_AT, compile_all, strip_setuid
-from asterism.sandbox.image.image_context import compute_image_name, read_sources
 
 FOLDER = Path(sandbox.__file__).resolve().parent
 NO_ENGINE = "unix:///nonexistent/docker.sock"

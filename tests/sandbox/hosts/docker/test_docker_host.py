@@ -18,11 +18,11 @@ from asterism.bus.messages import CodeOk, CodeRequested, Output
 from asterism.bus.process.scratch_lock import holding_scratch, name_owner
 from asterism.configs.schema import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import CodeResult, SandboxFailure
-from asterism.sandbox.docker_probe import get_engine_address
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from asterism.sandbox.hosts.docker import docker_host
 from asterism.sandbox.hosts.docker.docker_api import DockerEngine
 from asterism.sandbox.hosts.docker.docker_host import ContainerHost
+from asterism.sandbox.hosts.docker.docker_probe import get_engine_address
 from tests.processes import wait_for_end
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.real_clock]

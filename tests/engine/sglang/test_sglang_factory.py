@@ -1,5 +1,6 @@
 """The configuration determines an engine's server, log, weight transport and stop timeout."""
 
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,21 +8,20 @@ from typing import Any
 
 import pytest
 
-from asterism.actors.engines import sglang_factory
 from asterism.actors.runtime.wiring import get_stop_timeout_s
+from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS, WeightTransfer
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.engine_code import EngineStart
 from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang import sglang_factory
 from asterism.engine.sglang.server.external_server import ExternalServer
 from asterism.engine.sglang.server.managed_server import TERM_GRACE_S
 from asterism.engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL
-from asterism.engine.sglang.weights import WeightTransport
 from asterism.engine.sglang.weights.adapters import AdapterTransport
 from asterism.engine.sglang.weights.disk_transport import DiskTransport
-from asterism.engine.sglang.weights.ipc_transport import IpcTransport
-from asterism.engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from tests.engine.tiny_models import small_model
 
 FOLDER = RunFolder(Path("/runs/demo"))
@@ -47,9 +47,7 @@ class BuiltEngine:
         monkeypatch.setattr(sglang_factory, "load_layout", layout)
         if not run.sglang.external_urls:
             monkeypatch.setattr(sglang_factory, "SGLangServer", started)
-        sglang_factory.build_sglang_engine(
-            run, Path("/model"), FOLDER, process, version=-1, on_engine_lost=print, incarnation=incarnation
-        )
+        sglang_factory.build_engine(EngineStart(run, FOLDER, process, -1, print, incarnation))
         self.arguments: dict[str, Any] = arguments
 
 
@@ -91,17 +89,13 @@ def test_a_later_incarnation_waits_for_its_external_server(monkeypatch: pytest.M
     assert made == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("transport", "kind"),
-    [("disk", DiskTransport), ("tensor", TensorTransport), ("group", ProcessGroupTransport), ("ipc", IpcTransport)],
-)
+@pytest.mark.parametrize(("transport", "transfer"), WEIGHT_TRANSFERS.items())
 def test_the_configured_weight_transport_is_used(
-    monkeypatch: pytest.MonkeyPatch, transport: str, kind: type[WeightTransport]
+    monkeypatch: pytest.MonkeyPatch, transport: str, transfer: WeightTransfer
 ) -> None:
-    arguments = BuiltEngine(
-        monkeypatch, "generator-0", f"sglang.weights={transport}", "engine.dtype=bfloat16"
-    ).arguments
-    assert isinstance(arguments["weights"], kind)
+    settings = (f"sglang.weights={transport}", "engine.dtype=bfloat16")
+    arguments = BuiltEngine(monkeypatch, "generator-0", *settings).arguments
+    assert isinstance(arguments["weights"], pkgutil.resolve_name(transfer.transport))
     assert str(arguments["dtype"]) == "torch.bfloat16"
 
 
@@ -140,8 +134,8 @@ def test_a_servers_start_does_not_reset_the_restart_count() -> None:
         engine=load_run(None, ["name=a", "engine.kind=sglang"]).engine,
         sglang=SGLangConfig(startup_timeout_s=7.0),
     )
-    assert served.engine_startup_allowance_s == 7.0
-    assert RunConfig(name="a").engine_startup_allowance_s == 0.0
+    assert served.servers.startup_timeout_s == 7.0
+    assert RunConfig(name="a").servers.startup_timeout_s == 0.0
 
 
 @pytest.mark.slow

@@ -4,22 +4,20 @@ import asyncio
 import io
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import msgspec
 
-from asterism.engine.event_stream import EventReader, EventTooLong, ServerSentEvent
-from asterism.engine.sglang.http_api import (
+from asterism.engine.http.errors import (
     InvalidResponse,
     ServerStatusError,
     ServerTimeout,
     ServerUnreachable,
     parse_error,
-    parse_response,
 )
+from asterism.engine.http.event_stream import EventReader, EventTooLong, ServerSentEvent
 
-Answer = TypeVar("Answer")
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 2.0  # less than the 5 s after which the server closes an idle connection
 STREAM_END_S = 2.0  # from the last piece of an answer to the end of its response
@@ -39,7 +37,6 @@ class HttpSession:
         """`headers`: of each request, such as an authorization."""
         self._headers = {**_JSON_HEADERS, **(headers or {})}
         self.base_url = base_url.rstrip("/")
-        self.server_version = ""  # for error messages, once known
         self._request_timeout_s, self._retry_delays_s = request_timeout_s, retry_delays_s
         self._session: aiohttp.ClientSession | None = None
 
@@ -83,9 +80,6 @@ class HttpSession:
                     retry_after = response.headers.get("Retry-After", "")
                     raise make_status_error(path, response.status, await response.read(), retry_after)
                 yield StreamedResponse(path, response)
-
-    def parse(self, content: bytes, kind: type[Answer]) -> Answer:
-        return parse_response(content, kind, self.server_version)
 
     async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         status, content = await self.send(method, path, body)

@@ -1,12 +1,14 @@
-"""Builds the embedded engine from the run's configuration. Imports torch, so only generators
-import this module."""
+"""Builds the embedded engine from the run's configuration. Imports torch."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from asterism.bus.addresses import parse_generator_index
 from asterism.configs.schema import RunConfig
 from asterism.engine.contract import Capacity
+from asterism.engine.engine_code import EngineCheck, EngineStart
 from asterism.engine.inference.embedded import EmbeddedEngine, select_device
 from asterism.engine.model.lora.lora_options import get_published_adapters
 
@@ -30,3 +32,18 @@ def build_embedded_engine(
         strict=run.determinism == "strict",
         lora=get_published_adapters(run.learner),
     )
+
+
+def build_engine(start: EngineStart) -> EmbeddedEngine:
+    kv_tokens, index = start.run.engine.kv_tokens, parse_generator_index(start.process)
+    return build_embedded_engine(start.run, start.checkpoint, kv_tokens=kv_tokens, index=index, version=start.version)
+
+
+def list_machine_checks(run: RunConfig, checkpoint: Path | None) -> Iterator[EngineCheck]:
+    remedy = 'Set engine.device to "cpu", or follow the remedy for the GPU above.'
+    yield EngineCheck("engine.device", lambda: _check_device(run), remedy)
+
+
+def _check_device(run: RunConfig) -> str:
+    devices = {str(select_device(run.engine.device, number)) for number in range(run.engine.num_engines)}
+    return f"{run.engine.num_engines} engines on {', '.join(sorted(devices))}"

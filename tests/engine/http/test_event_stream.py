@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asterism.engine.event_stream import EventReader, EventTooLong, ServerSentEvent
+from asterism.engine.http.event_stream import EventReader, EventTooLong, ServerSentEvent
 
 
 def read(*pieces: bytes, max_bytes: int = 1 << 20) -> list[ServerSentEvent]:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asterism.actors.engines.openai_factory import find_served_model
 from asterism.configs.algorithm import EvaluationConfig
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.machines import EngineConfig, OpenAIConfig
 from asterism.configs.schema import ModelConfig, RunConfig
+from asterism.engine.openai.openai_factory import find_served_model
 from tests.engine.openai.completions_server import MODEL, CompletionsServer
 from tests.engine.tiny_models import save_small_model
 
