@@ -1,7 +1,7 @@
-"""Results in the messages of cold-start rows: one for each call of the turn before, in the order of the calls.
+"""Orders results in the messages of cold-start rows: one for each call of the previous turn, in the order of calls.
 
-A rollout gives each call one result, in order. Public sets list results in the order in which parallel calls end, with
-the id of the call in `tool_call_id`.
+A rollout gives each call one result, in order. Public data sets list results in the order in which parallel calls end,
+with the id of the call in `tool_call_id`.
 """
 
 import json
@@ -17,17 +17,17 @@ DEFECT = "other results than calls"
 
 
 def list_call_ids(message: DialogueMessage, num_calls: int) -> list[str]:
-    """By call of an assistant's turn; empty texts for calls without an id, as for those in its text, which come first."""
+    """Return the ids of a turn's calls. Calls without an id have "", as calls in its text, which come first."""
     calls = message.fields.get("tool_calls")
     given = [_read_id(call, "id") for call in cast(list[Any], calls)] if isinstance(calls, list) else []
     return [*[""] * (num_calls - len(given)), *given]
 
 
 def order_results(turn: Sequence[DialogueMessage], call_ids: Sequence[str]) -> list[str]:
-    """Return the texts of the turn's results, one for each call. Raise RowDefect for missing, surplus and unknown ones.
+    """Return one result for each call. Raise RowDefect for missing, surplus and unknown results.
 
-    Without ids of calls, or without ids of results, the order of the file counts. One message may have the results of
-    several calls as a JSON list.
+    Without ids of calls or without ids of results, the results keep the order of the file. One message may contain the
+    results of several calls as a JSON list.
     """
     if len(turn) == 1 and len(call_ids) > 1 and (listed := _read_list(turn[0], len(call_ids))):
         return listed
@@ -49,7 +49,7 @@ def order_results(turn: Sequence[DialogueMessage], call_ids: Sequence[str]) -> l
 
 
 def _read_list(message: DialogueMessage, num_calls: int) -> list[str]:
-    """The elements of a JSON list with one element for each call, as JSON; empty for other texts."""
+    """Return the elements, as texts, of a JSON list with one element for each call; empty for other texts."""
     try:
         values = json.loads(message.get_text())
     except (ValueError, RecursionError):
@@ -60,7 +60,7 @@ def _read_list(message: DialogueMessage, num_calls: int) -> list[str]:
 
 
 def require_no_calls(message: DialogueMessage, call_ids: Sequence[str]) -> None:
-    """Raise RowDefect for a user's text after calls, unless it has the results as <tool_response> blocks."""
+    """Raise RowDefect for a user's text after calls, unless it contains the results as <tool_response> blocks."""
     num_results = len(_RESPONSES.findall(message.get_text())) if call_ids else 0
     if num_results != len(call_ids):
         raise _build_error(message, f"{num_results} results for {len(call_ids)} calls of the turn before")

@@ -157,7 +157,7 @@ def test_weight_shapes_equal_those_of_the_model(model_type: str) -> None:
         (QWEN2_5, {"rope_scaling": {"type": "mrope"}}, "rope_parameters is 'mrope'; only 'default', 'linear'"),
         (QWEN3_MOE, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_parameters is 'dynamic'; only"),
         (QWEN3_MOE, {"num_experts": None}, r"missing required field `num_experts` - at `\$\.experts`"),
-        (QWEN3_MOE, {"num_experts_per_tok": 129}, "num_experts_per_tok is 129 of num_experts 128"),
+        (QWEN3_MOE, {"num_experts_per_tok": 129}, "num_experts_per_tok is 129, but num_experts is 128"),
         (QWEN3_MOE, {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters differ by layer"),
     ],
 )
