@@ -67,7 +67,7 @@ class RowLayout(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether each row is a question with an answer."""
+        """Return whether each row is a question with an answer."""
         return self.needs_question and self.needs_answer
 
 

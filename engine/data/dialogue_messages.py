@@ -73,7 +73,7 @@ class DialogueMessage(NamedTuple):
 
     @property
     def belongs_to_call(self) -> bool:
-        """Whether the message calls a tool or is a result."""
+        """Return whether the message calls a tool or is a result."""
         content = self.fields.get("content")
         in_text = isinstance(content, str) and self.role == "assistant" and "<tool_call>" in content
         return self.role == "tool" or in_text or bool(self.fields.get("tool_calls"))

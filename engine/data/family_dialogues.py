@@ -26,7 +26,7 @@ _PACKAGE_ERRORS = (AssertionError, AttributeError, IndexError, KeyError, TypeErr
 
 
 class TokenizedTurn(NamedTuple):
-    is_trained: bool  # the assistant generates it
+    is_trained: bool  # whether the assistant generates the turn
     token_ids: list[int]
 
 
@@ -219,7 +219,7 @@ class _Row:
     """The shared state of a dialogue's turns. Only the schemas of the run's own tools are trusted."""
 
     def __init__(self, renderer: FamilyRenderer, reader: CallReader) -> None:
-        """Raises UnicodeEncodeError for a tool's schema."""
+        """Prepare the schemas of the tools. Raises UnicodeEncodeError."""
         self.reader, self.opened = reader, list[int]()
         self.tools = describe_tools(reader.dialogue.tools)
         if reader.dialogue.tools is not renderer.dialogue.tools:

@@ -164,7 +164,7 @@ class BatchState:
 
 
 def upload(arrays: Ordered[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """Copy arrays with dtypes of _TORCH_DTYPES to the device: all at once, and without waiting on CUDA.
+    """Copy arrays with dtypes of _TORCH_DTYPES to the device, in one transfer that does not wait for CUDA.
 
     On a CPU the tensors share the arrays' memory. CUDA copies from page-locked memory.
     """

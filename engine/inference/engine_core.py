@@ -24,7 +24,7 @@ from asterism.engine.model.causal_lm import CausalLM
 
 
 class EngineCore:
-    """The engine between steps (submit, abort, release_cache, install_weights) and in a step, which ends requests."""
+    """An engine in one thread. Calls of submit, abort, release_cache and install_weights come between `step` calls."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class EngineCore:
         """Copy the model's weights to `device`, by default the model's device.
 
         With `overlaps_steps`, `step` launches a step and then reads the tokens of the previous step: the device
-        computes while the host schedules. The tokens do not depend on it.
+        computes while the host schedules. The tokens are the same in both modes.
 
         `capture` captures steps without prompt tokens as graphs; without it each operation is launched separately.
         Raises ValueError if the capacity is too small for a sequence of `sequence_tokens`.
@@ -88,14 +88,14 @@ class EngineCore:
 
     @torch.inference_mode()
     def abort(self, sequence_id: int) -> list[SequenceOutcome]:
-        """Also returns outcomes of other requests that have ended."""
+        """Abort a request; return its outcome, and outcomes of other requests that have ended."""
         if self._scheduler.is_running(sequence_id):
             self._finish_pending()
         return self._take_outcomes() + self._scheduler.abort(sequence_id)
 
     @torch.inference_mode()
     def release_cache(self, sequence_id: int) -> list[SequenceOutcome]:
-        """Also returns outcomes of other requests that have ended."""
+        """Release a sequence's cache; return outcomes as `abort` does."""
         if self._scheduler.is_running(sequence_id):
             self._finish_pending()
         return self._take_outcomes() + self._scheduler.release_cache(sequence_id)

@@ -167,7 +167,7 @@ class RunningBatch:
         return LaunchedStep(self.sequences, state[0].copy(), state[2], state[4], self.num_drops)
 
     def mark_known(self, step: LaunchedStep) -> NDArray[np.int64] | None:
-        """Return the indices of the sequences that had not ended before the step, or None if all are among them."""
+        """Return the indices of sequences that had not ended before the step; None if no sequence had ended."""
         self.num_unknown -= 1
         if step.num_drops == self.num_drops:
             return None

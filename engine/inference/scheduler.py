@@ -68,12 +68,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has sequences to run or prefill. Without running sequences, each request has room."""
+        """Return whether a step has sequences to run or prefill. Without running sequences, each request has room."""
         return bool(self.batch.sequences or self._prefilling or self._priority_waiting or self._waiting)
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether a sequence has pages but not all of its tokens are cached."""
+        """Return whether a sequence has pages but not all of its tokens are cached."""
         return self._prefilling is not None
 
     @property

@@ -97,7 +97,7 @@ class Learner:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the worker is running a task."""
+        """Return whether the worker is running a task."""
         return self._in_flight is not None and not self._in_flight.done()
 
     async def run(self, resume_step: int | None) -> None:

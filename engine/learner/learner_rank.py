@@ -149,7 +149,7 @@ class LearnerRank:
     def _start_rl(self) -> None:
         trainer = self._loaded_trainer
         if self._trainers.models.needs_adapters(trainer.model):
-            self.finish_saving()  # the cold start's checkpoint, which reads the weights
+            self.finish_saving()  # completes the cold start's checkpoint before its model is replaced
             trainer.model = self._trainers.models.add_adapters(trainer.model)
         trainer.start_stage("rl")
 

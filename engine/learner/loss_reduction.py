@@ -42,7 +42,7 @@ def reduce_outputs(outputs: Sequence[LossOutput], ranks: RankGroup) -> LossSums:
     device = first.loss.device
     sums = all_reduce(ranks, torch.stack([_stack_sums(each, first) for each in outputs]).sum(0), ReduceOp.SUM)
     maxima = torch.stack([_stack(each.maxima, first.maxima, device) for each in outputs]).amax(0)
-    if first.maxima:  # the cold start has none
+    if first.maxima:  # the cold start has no maxima
         all_reduce(ranks, maxima, ReduceOp.MAX)
     loss, *values = sums.tolist()
     return LossSums(

@@ -168,7 +168,7 @@ class Trainer:
             policy.set_compiled(self._learner.compiles)
 
     def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[SequenceSource]]) -> list[OldLogprobs]:
-        """Recompute log probabilities with the current weights, except for the first minibatch, which needs none."""
+        """Recompute old log probabilities; None for the first minibatch: its own forward pass computes them."""
         if self._learner.old_logprobs == "engine" or len(minibatches) < 2:
             return [None] * len(minibatches)
         old_logprobs: list[OldLogprobs] = [None]

@@ -27,7 +27,7 @@ from asterism.policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, T
 class PartCheckpoints(NamedTuple):
     """The checkpointing of each part of a layer: the activations that the backward pass recomputes."""
 
-    until_attention: Checkpointing  # around both the first part and attention
+    until_attention: Checkpointing  # one checkpoint around the first part and attention
     in_project: Checkpointing
     in_finish: Checkpointing
 

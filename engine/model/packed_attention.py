@@ -59,7 +59,7 @@ def attend(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, segments: Segments | 
 
 
 def attend_segments(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
-    """Compute causal attention over each segment, [T, H, D]: on GPUs in 16 bits with one kernel, otherwise in calls.
+    """Compute causal attention over each segment, [T, H, D]: in one kernel on GPUs in 16 bits, else in several calls.
 
     On a CPU, a call for each segment is twice as fast as one call with padded segments, and the backward pass in
     float32 is three times as fast as in bfloat16.

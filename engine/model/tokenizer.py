@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # importing torch takes seconds, and the head and the rollout
 
 
 class UnusableTokenizer(UnusableInput):
-    """A missing or invalid tokenizer, or one of another model. The message names the files."""
+    """A missing or invalid tokenizer, or a tokenizer of another model. The message names the files."""
 
 
 class FastTokenizer:

@@ -71,7 +71,7 @@ class CachedAttention(Protocol):
 
     @property
     def reads_pages(self) -> bool:
-        """Whether a wider block table costs no time."""
+        """Return whether attention takes the same time with a wider block table."""
         ...
 
     def build_row_blocks(self, first: int, tokens_R: Sequence[int], tables_RN: Tensor) -> Sequence[Any]: ...

@@ -17,7 +17,7 @@ from torch import Tensor
 from asterism.engine.inference.buffer_sizes import DENSE_CACHE_BYTES
 from asterism.engine.inference.kv.kv_cache import KvCache
 
-# With fewer rows a step makes more calls; with more, attention reads more padding of short sequences.
+# Smaller blocks need more calls per step; in larger blocks attention reads more padding of short sequences.
 DENSE_BLOCK_ROWS = 64
 _EMPTY = -1
 _GROWTH_DIVISOR = 8  # a new block has room for 1/8 more tokens per row

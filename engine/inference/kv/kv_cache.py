@@ -25,7 +25,7 @@ class KeyValueCache(Protocol):
 
     @property
     def page_step(self) -> int:
-        """The step of page counts: attention reads a multiple of it of each sequence."""
+        """The step of page counts: attention reads a multiple of this many pages of a sequence."""
         ...
 
     def count_pages(self, tokens: int) -> int: ...

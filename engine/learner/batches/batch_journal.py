@@ -69,7 +69,7 @@ class BatchJournal:
         return [read_index(folder / name) for name in names]
 
     def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Write the metrics of a step, before its checkpoint: a learner killed after the checkpoint does not repeat it.
+        """Write the metrics of a step before its checkpoint: a learner killed later does not repeat the step.
 
         Raises DiskError.
         """

@@ -1,4 +1,4 @@
-"""The times at which the learner saves a checkpoint, and the checkpoints that have an export."""
+"""Decides when the learner saves a checkpoint, and which checkpoints have an export."""
 
 import time
 from collections.abc import Callable

@@ -52,7 +52,7 @@ def count_adapter_parameters(config: DecoderConfig, options: LoraOptions) -> int
 
 
 def count_trained_parameters(config: DecoderConfig, run: RunConfig) -> tuple[int, int]:
-    """Return the numbers of the learner's parameters and of those with gradients and moments, in the larger stage.
+    """Return the number of the learner's parameters and the number with gradients and moments, in the larger stage.
 
     The cold start trains all parameters. Without a cold start, a run with adapters trains only the adapters.
     """
