@@ -79,8 +79,7 @@ class DatasetRow(NamedTuple):
 def read_rows(path: Path, columns: Collection[str] = (), bad_rows: BadRows | None = None) -> Iterator[DatasetRow]:
     """Yield all rows of a file or of a folder's parts, without blank lines.
 
-    From a parquet file, only `columns` are read, or all columns if none are given. Raises DatasetError, also for a file
-    without rows.
+    From a parquet file, only `columns` are read, or all if none are given. Raises DatasetError, also without rows.
     """
     is_empty, bad_rows = True, bad_rows or BadRows()
     for file in list_data_files(path):

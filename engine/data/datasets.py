@@ -172,8 +172,7 @@ def read_problems(
 ) -> Iterator[DatasetProblem]:
     """Yield the problems of the file or folder, without repeated problems unless `report` is for test questions.
 
-    Raises the DatasetError of the first unusable row if all rows are unusable, and an error above the limit of
-    `report.bad_rows`.
+    Raises the first row's DatasetError if all rows are unusable, and an error above the limit of `report.bad_rows`.
     """
     report = report or QuestionReport()
     for row in islice(read_rows(path, () if layout.all_columns else QUESTION_COLUMNS, report.bad_rows), max_rows):

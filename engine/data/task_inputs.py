@@ -47,7 +47,6 @@ def load_task_formats(run: RunConfig, folder: RunFolder) -> dict[str, DialogueFo
 
 
 def load_task_renderers(run: RunConfig, folder: RunFolder, tokenizer: FastTokenizer) -> dict[str, DialogueRenderer]:
-    """Build the renderers by name of the task."""
     descriptions = read_task_descriptions(folder)
     return {
         task.name: build_renderer(task.get_dialogue(), descriptions[task.name], tokenizer)

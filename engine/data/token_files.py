@@ -138,8 +138,7 @@ def is_too_long(dialogue: TokenizedDialogue, sft: SftConfig) -> bool:
 def fit_length(dialogue: TokenizedDialogue, sft: SftConfig) -> TokenizedDialogue | None:
     """Return the tokens that training reads: at most `sft.max_tokens`, up to the last token in the loss.
 
-    Returns None for a dialogue that is too long, if `sft.too_long` is "drop" or no token within the limit is in the
-    loss.
+    Returns None for a dialogue that is too long, if `sft.too_long` is "drop" or no loss token is within the limit.
     """
     loss_mask = np.array(dialogue.loss_mask[: sft.max_tokens or None], np.uint8)
     loss_mask[:1] = 0  # the first token has no prediction

@@ -119,7 +119,6 @@ class BatchState:
         self.active = self.get_padded_rows(len(rows))
 
     def get_padded_rows(self, count: int) -> RowTensors:
-        """Return the active rows, padded to `count`."""
         rows, positions, advances, offsets, top_k, seed = self._active_ints[:, :count].unbind(0)
         temperature, top_p = self._active_floats[:, :count].unbind(0)
         return RowTensors(rows, positions, advances, offsets, SamplingTensors(temperature, top_p, top_k, seed))

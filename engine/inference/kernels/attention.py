@@ -201,7 +201,6 @@ class PagedAttention:
     # ------------------------------------------------------------ one pass
 
     def plan(self, positions_N: Tensor, blocks: Sequence[RowBlock]) -> list[AttentionPlan]:
-        """Return one plan per block."""
         return [self._plan_block(positions_N[block.first : block.end], block) for block in blocks]
 
     def _plan_block(self, positions_R: Tensor, block: RowBlock) -> AttentionPlan:
@@ -218,7 +217,6 @@ class PagedAttention:
                 assert_never(block)
 
     def _build_mask(self, positions_R: Tensor, width: int) -> Tensor:
-        """Build the mask, [R, 1, W]."""
         masked_R1W = self._positions[:width] > positions_R[:, None, None]
         return torch.where(masked_R1W, self._masked, self._unmasked)
 

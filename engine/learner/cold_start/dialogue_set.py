@@ -58,13 +58,12 @@ class StoredDialogue(NamedTuple):
 
 
 class DialogueSet:
-    """The dialogues of training and validation, in the same order on every rank."""
+    """The dialogues, equal on every rank. Raises UnusableInput for a file without dialogues to train on."""
 
     def __init__(
         self, sft: SftConfig, seed: int, files: Sequence[MappedTokens], validation: Sequence[MappedTokens] = ()
     ) -> None:
-        """`files`: tokens of sft.files. `validation`: tokens of sft.validation_files. Raises UnusableInput for a file
-        without dialogues to train on."""
+        """`files`: tokens of sft.files. `validation`: tokens of sft.validation_files."""
         self._files = files
         self._trained: list[NDArray[np.int64]] = []  # places of trained dialogues in each file
         self.validation = [

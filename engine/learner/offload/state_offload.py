@@ -36,8 +36,7 @@ class _MovedTensor(NamedTuple):
 
 
 class StateOffload:
-    """The offload of one rank's state. Between steps, all ranks call `release`, then `restore`. Without a shared GPU,
-    both do nothing."""
+    """An offload between steps: all ranks call `release`, then `restore`. Without a shared GPU, both do nothing."""
 
     def __init__(self, run: RunConfig, ranks: RankGroup) -> None:
         self._ranks = ranks

@@ -1,4 +1,4 @@
-"""The model for training, and the fields of Qwen3's config.json; test_architectures.py compares with transformers."""
+"""Tests of the model for training and of Qwen3's config.json; test_architectures.py compares with transformers."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_a_seed_gives_the_same_weights() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_scores_of_a_forward_pass_are_those_of_its_logits(tied: bool) -> None:
+def test_the_scores_of_a_forward_pass_follow_from_its_logits(tied: bool) -> None:
     model = small_model(config=small_config(tie_word_embeddings=tied))
     generator = torch.Generator().manual_seed(0)
     token_ids_BT = torch.randint(0, VOCABULARY, (2, 9), generator=generator)
