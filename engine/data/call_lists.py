@@ -47,7 +47,7 @@ def _convert_message(message: DialogueMessage, names: list[str]) -> DialogueMess
         calls = parse_call_list(text)
     except ValueError as error:
         if any(text.lstrip().startswith(f"[{name}") for name in names):
-            raise message.location.build_error(f"no list of calls: {error}", "content") from error
+            raise message.location.build_error(f"not a list of calls: {error}", "content") from error
         return message
     return message._replace(fields=message.fields | {"content": None, "tool_calls": calls})
 
@@ -91,7 +91,7 @@ def _parse_value(text: str) -> Any:
                 value = ast.literal_eval(literal)
         return json.loads(json.dumps(value, allow_nan=False))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        raise ValueError(f"no literal: {text:.80}") from None
+        raise ValueError(f"not a literal of JSON or Python: {text:.80}") from None
 
 
 def _split(text: str) -> list[str]:

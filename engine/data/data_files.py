@@ -125,7 +125,7 @@ def _list_parts(folder: Path) -> list[Path]:
     removed = {name for name in names if name.endswith(_REMOVED_ROWS)}
     if len(splits) > 1 or removed:
         found = ", ".join(sorted(splits | removed))
-        raise DatasetError(folder, f"several data sets: {found}; set one file, or one folder each")
+        raise DatasetError(folder, f"several data sets: {found}; set one file, or a separate folder for each data set")
     if numbered and len(numbered) != int(numbered[0][2]):
         raise DatasetError(folder, f"incomplete: {len(numbered)} of {int(numbered[0][2])} parts")
     return [folder / name for name in names]

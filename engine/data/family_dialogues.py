@@ -97,7 +97,7 @@ class FamilyDialogues:
         except _PACKAGE_ERRORS as error:
             raise _Inexpressible(f"{self._name}: {error}") from error
         if added is None:
-            raise _Inexpressible(f"the format of {self._name} cannot continue after the turn before")
+            raise _Inexpressible(f"the format of {self._name} cannot continue after the previous turn")
         return added
 
     # ---------------------------------------------------------------- turns of the assistant
@@ -114,7 +114,7 @@ class FamilyDialogues:
             asked = len(self._render([_QUESTION], row))
             end = self._find_end(followed[asked:])
             if end is None:
-                raise UnusableInput(f"{self._name}: no stop token ends a turn, so that a cold start cannot teach it")
+                raise UnusableInput(f"{self._name}: no stop token ends a turn: a cold start cannot train its end")
             turn = [*turn, followed[asked + end - 1]]
         names = [normalize("NFC", name) for name in self._renderer.read_called_names(self._open(row), turn, row.tools)]
         if parts.calls and names != [normalize("NFC", call.tool) for call in parts.calls]:

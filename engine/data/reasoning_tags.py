@@ -48,7 +48,7 @@ def join_reasoning(content: str, reasoning: str | None, prefill: str, tag: str) 
         own = split_reasoning(content, tag)
         reasoning, content = own if own != ("", content) else split_reasoning(content)
     elif _starts_with_reasoning(content, tag):
-        raise BrokenTags("has reasoning in its text and in a field of its own; keep one of them")
+        raise BrokenTags("has reasoning in its text and in a separate field; keep only one of the two")
     separator = "\n" if content else ""
     return f"{prefill}{reasoning}</{tag}>{separator}{content}"
 

@@ -34,15 +34,15 @@ def order_results(turn: Sequence[DialogueMessage], call_ids: Sequence[str]) -> l
     results = [(_read_id(each.fields, "tool_call_id"), text) for each in turn for text in each.get_results()]
     ids = [each for each, _ in results]
     if len(results) != len(call_ids):
-        raise _build_error(turn[0], f"{len(results)} results for {len(call_ids)} calls of the turn before")
+        raise _build_error(turn[0], f"{len(results)} results for {len(call_ids)} calls of the previous turn")
     if not any(ids) or not any(call_ids):
         return [text for _, text in results]
     if repeated := next((each for each in call_ids if each and call_ids.count(each) > 1), ""):
-        raise _build_error(turn[0], f"several calls of the turn before have the id {repeated!r}")
+        raise _build_error(turn[0], f"several calls of the previous turn have the id {repeated!r}")
     if sorted(ids) != sorted(call_ids):
         unknown = next((each for each in ids if ids.count(each) > call_ids.count(each)), "")
         described = f"the id {unknown!r}" if unknown else "no id"
-        raise _build_error(turn[0], f"a result with {described} belongs to no call of the turn before")
+        raise _build_error(turn[0], f"a result with {described} belongs to no call of the previous turn")
     unnamed = (text for each, text in results if not each)
     by_id = {each: text for each, text in results if each}
     return [by_id[each] if each else next(unnamed) for each in call_ids]
@@ -63,7 +63,7 @@ def require_no_calls(message: DialogueMessage, call_ids: Sequence[str]) -> None:
     """Raise RowDefect for a user's text after calls, unless it contains the results as <tool_response> blocks."""
     num_results = len(_RESPONSES.findall(message.get_text())) if call_ids else 0
     if num_results != len(call_ids):
-        raise _build_error(message, f"{num_results} results for {len(call_ids)} calls of the turn before")
+        raise _build_error(message, f"{num_results} results for {len(call_ids)} calls of the previous turn")
 
 
 def _build_error(message: DialogueMessage, problem: str) -> RowDefect:

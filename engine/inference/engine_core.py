@@ -198,6 +198,6 @@ def _round_down_to_pages(capacity: Capacity) -> Capacity:
     if not 0 < capacity.sequence_tokens <= kv_tokens:
         raise ValueError(
             f"kv_tokens {capacity.kv_tokens} in pages of {capacity.page_tokens} "
-            f"hold no sequence of {capacity.sequence_tokens}"
+            f"have no room for a sequence of {capacity.sequence_tokens} tokens"
         )
     return Capacity(kv_tokens, capacity.page_tokens, capacity.sequence_tokens)

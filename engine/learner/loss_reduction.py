@@ -63,7 +63,7 @@ def _stack(values: Mapping[str, Tensor], names: Mapping[str, Tensor], device: to
     """Stack values in the order of `names`, in float64 on `device`: collectives need even an empty tensor there."""
     if set(values) != set(names):
         raise UnusableInput(
-            f"learner.loss: a micro batch has the metrics {', '.join(values)}, another one has {', '.join(names)}"
+            f"learner.loss: metrics differ between micro batches: {', '.join(values)}; {', '.join(names)}"
         )
     stacked = [values[name].detach().reshape(()).to(device, torch.float64) for name in names]
     return torch.stack(stacked) if stacked else torch.zeros(0, dtype=torch.float64, device=device)

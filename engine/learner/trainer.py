@@ -158,7 +158,7 @@ class Trainer:
         if name := find_non_finite_parameter(self.model, self._ranks):
             raise UnusableInput(
                 f"the weights of the learner are not finite after step {self.step}, first in {name}. Likely causes: "
-                "a damaged model.checkpoint, or a too high learner.lr or sft.lr. Earlier checkpoints are kept."
+                "a damaged model.checkpoint, or too high values of learner.lr or sft.lr. Earlier checkpoints are kept."
             )
 
     def set_reference(self, policy: nn.Module) -> None:

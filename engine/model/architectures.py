@@ -92,7 +92,7 @@ def _find_rope_problem(fields: Mapping[str, Any]) -> str | None:
     if any(isinstance(value, dict) for value in rope.values()):
         return "rope_parameters differ by layer type; only one rotary embedding for all layers is supported"
     if (rope_type := rope["rope_type"]) not in ROPE_TYPES:
-        return f"rope_parameters is {rope_type!r}; only {', '.join(map(repr, ROPE_TYPES))} are supported"
+        return f"rope_type is {rope_type!r}; only {', '.join(map(repr, ROPE_TYPES))} are supported"
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         return f"partial_rotary_factor is {rope['partial_rotary_factor']}; only 1.0 is supported"
     return None

@@ -155,7 +155,7 @@ def test_calls_without_a_json_list_of_functions_are_unknown_functions(tmp_path: 
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        ("[Get Weather(city=Zürich)]", "no literal: Zürich"),
+        ("[Get Weather(city=Zürich)]", "not a literal of JSON or Python: Zürich"),
         ('[Get Weather(city="Zürich"]', "a bracket is missing"),
         ('[Get Weather("Zürich")]', 'expected one argument=value of each name: "Zürich"'),
         ('[Get Weather]=>(city="Zürich")', "a list begins with [ and ends with ]"),
@@ -164,7 +164,7 @@ def test_calls_without_a_json_list_of_functions_are_unknown_functions(tmp_path: 
 def test_a_malformed_call_of_a_known_function_is_reported(tmp_path: Path, call: str, problem: str) -> None:
     with pytest.raises(DatasetError) as caught:
         tokenize(tmp_path / "some.jsonl", TOOLACE, replace_turn(1, call), file=FILES["toolace"])
-    assert f": row 2, field `conversations[1].content`: no list of calls: {problem}" in str(caught.value)
+    assert f": row 2, field `conversations[1].content`: not a list of calls: {problem}" in str(caught.value)
 
 
 # ---------------------------------------------------------------- program_tool and where

@@ -159,5 +159,5 @@ def test_other_model_shapes_decode_as_the_training_forward(config: DecoderConfig
 
 
 def test_a_capacity_without_room_for_a_sequence_is_refused(model: CausalLM) -> None:
-    with pytest.raises(ValueError, match="kv_tokens 47 in pages of 8 hold no sequence of 41"):
+    with pytest.raises(ValueError, match="kv_tokens 47 in pages of 8 have no room for a sequence of 41"):
         EngineCore(model, Capacity(kv_tokens=47, page_tokens=8, sequence_tokens=41))

@@ -24,8 +24,8 @@ def test_the_rope_base_is_read_in_the_layouts_of_transformers_4_and_5() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope"}}, "rope_parameters is 'longrope'"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "su", "factor": 2}}, "rope_parameters is 'su'"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope"}}, "rope_type is 'longrope'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "su", "factor": 2}}, "rope_type is 'su'"),
         ({"use_sliding_window": True}, "use_sliding_window is True"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .'sliding_attention'."),
         ({"attention_bias": True}, "attention_bias is True"),
