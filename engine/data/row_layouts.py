@@ -41,7 +41,7 @@ def read_dialogue(row: DatasetRow, file: SftFileConfig) -> tuple[DatasetRow, Row
 
 
 def _call_program(row: DatasetRow, tool: str) -> DatasetRow | None:
-    """Return the instruction and a call with the response's program as messages; None unless it has one program."""
+    """Return messages with the instruction and a call of the response's program; None unless there is one program."""
     response = row.fields.get("response")
     programs = _PROGRAM.findall(response) if isinstance(response, str) else []
     if len(programs) != 1:

@@ -65,7 +65,7 @@ def build_renderer(config: DialogueConfig, description: TaskDescription, tokeniz
 def build_family_dialogues(
     run: RunConfig, descriptions: Mapping[str, TaskDescription], tokenizer: FastTokenizer
 ) -> dict[str, FamilyDialogues]:
-    """Build FamilyDialogues by name of the task, if it has dialogue.renderer. Raises UnusableInput for a wrong one."""
+    """Build the FamilyDialogues of tasks with dialogue.renderer, by name. Raises UnusableInput for a wrong renderer."""
     families: dict[str, FamilyDialogues] = {}
     for task in run.resolved_tasks:
         if family := task.get_dialogue().renderer:

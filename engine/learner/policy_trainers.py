@@ -30,7 +30,7 @@ class PolicyTrainers:
             return self._make(self.models.load_initial(), self._initial_checkpoint)
 
     def resume(self, checkpoint: Path) -> Trainer:
-        """Return a trainer in the state of a checkpoint. Raises DamagedFile with the command for an older one."""
+        """Return a trainer in a checkpoint's state. Raises DamagedFile with the command to use an older checkpoint."""
         try:
             return self._load(checkpoint)
         except DamagedFile as error:

@@ -17,7 +17,7 @@ class Architecture(NamedTuple):
     has_qkv_bias: bool = False
     has_qk_norm: bool = False  # RMSNorm of each head's query and key
     has_experts: bool = False
-    derives_head_dim: bool = False  # default of head_dim: hidden_size / num_attention_heads
+    derives_head_dim: bool = False  # head_dim defaults to hidden_size / num_attention_heads
     max_positions: int = 32_768  # default of max_position_embeddings
     only_values: Mapping[str, Any] = {}  # fields of config.json, each with its only supported value
 

@@ -1,6 +1,6 @@
 """Rotary embedding: frequencies of each scaling, tables of cosine and sine, and the rotation.
 
-The formulas and their order of operations are those of transformers, so that float32 tables have the same bits.
+Formulas and order of operations are the same as in transformers, so that float32 tables have the same bits.
 """
 
 import math
@@ -49,7 +49,7 @@ def _compute_frequencies(config: DecoderConfig, device: torch.device) -> tuple[T
 
 
 def _scale_llama3(frequencies: Tensor, scaling: Llama3Rope) -> Tensor:
-    """Divide the frequencies of long wavelengths by the factor, keep those of short ones, and interpolate between."""
+    """Divide frequencies of long wavelengths by the factor, keep frequencies of short wavelengths, and interpolate."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     context = scaling.original_max_position_embeddings
     wavelengths = 2 * math.pi / frequencies

@@ -22,7 +22,7 @@ def split_micro_batches(
 ) -> list[list[list[int]]]:
     """Return each rank's micro batches, as lists of indices. Every rank has the same number of them, at least one.
 
-    A micro batch has at most `micro_batch_tokens`; a longer sequence has a separate one. Micro batches may be empty.
+    A micro batch has at most `micro_batch_tokens`; a longer sequence has its own. Micro batches may be empty.
     Sequences without a token in the loss are left out. `attention_tokens`: the length at which attention costs as much
     as all other products. The most expensive micro batches come first.
     """
@@ -38,7 +38,7 @@ def split_micro_batches(
 
 
 def _fill_densely(longest_first: Sequence[int], lengths: dict[int, int], most_tokens: int) -> list[list[int]]:
-    """Fill few micro batches: each sequence joins the one in which it leaves the least room (best fit decreasing)."""
+    """Fill few micro batches: each sequence joins the micro batch with the least room that suffices (best fit)."""
     micro_batches: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # free tokens and index of each micro batch, ascending
     for index in longest_first:

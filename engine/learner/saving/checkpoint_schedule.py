@@ -26,7 +26,7 @@ class CheckpointSchedule:
         return self._is_export_requested(step) or step % self._run.learner.checkpoint_every == 0 or self._is_time_over()
 
     def is_due_in_cold_start(self, step: int) -> bool:
-        """Return whether a checkpoint follows a step of the cold start, except the last step, which always has one."""
+        """Return whether a checkpoint follows a step of the cold start; the last step always has a checkpoint."""
         return step < self._run.sft.steps and (step % SFT_SAVE_EVERY == 0 or self._is_time_over())
 
     def is_exported(self, step: int) -> bool:

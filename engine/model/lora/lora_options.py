@@ -52,9 +52,9 @@ def count_adapter_parameters(config: DecoderConfig, options: LoraOptions) -> int
 
 
 def count_trained_parameters(config: DecoderConfig, run: RunConfig) -> tuple[int, int]:
-    """Return the number of the learner's parameters and the number with gradients and moments, in the larger stage.
+    """Return the numbers of all and of trained parameters of the learner, for the stage that needs more memory.
 
-    The cold start trains all parameters. Without a cold start, a run with adapters trains only the adapters.
+    The cold start trains all parameters. Without a cold start, only adapters have gradients and moments.
     """
     total = sum(map(prod, config.compute_weight_shapes().values()))
     options = get_lora_options(run.learner)

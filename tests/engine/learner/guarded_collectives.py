@@ -69,7 +69,7 @@ def list_roots(model: nn.Module) -> list[Tensor]:
 
 
 def join(world_size: int) -> RankGroup:
-    """Join the ranks. A single rank gets a group, because it would send nothing without one."""
+    """Join the ranks. A single rank gets a group, because it would send nothing without a group."""
     if world_size > 1:
         return join_ranks(small_run(ranks=world_size).learner)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
