@@ -238,7 +238,9 @@ class EmbeddedEngine:
                 'set determinism to "fast"'
             )
         if self._device.type != "cpu" or self._dtype != torch.float32:
-            raise NotBatchInvariant(f'set determinism to "fast": {self._device} in {self._dtype} cannot be strict')
+            raise NotBatchInvariant(
+                f'an engine on {self._device} in {self._dtype} cannot be strict; set determinism to "fast"'
+            )
         check_attention(select_kernels(self._device), config, self._requested_capacity.sequence_tokens)
         return find_batch_invariant_matmul(config, self._prefill_tokens + self._max_running, self._max_running)
 
