@@ -17,7 +17,7 @@ DEFECT = "other results than calls"
 
 
 def list_call_ids(message: DialogueMessage, num_calls: int) -> list[str]:
-    """Return the ids of a turn's calls. A call without an id has "", also each call in the turn's text; these come first."""
+    """Return the ids of a turn's calls, or "" without an id. The calls in its text come first, and have no ids."""
     calls = message.fields.get("tool_calls")
     given = [_read_id(call, "id") for call in cast(list[Any], calls)] if isinstance(calls, list) else []
     return [*[""] * (num_calls - len(given)), *given]
