@@ -1,7 +1,7 @@
-"""Reasoning in the text of a cold-start turn: <think>, the tag of the prefill, and tags without their pair.
+"""Reads reasoning in the text of a cold-start turn, in <think> or in the tag of the prefill, and checks the tags.
 
-Some sets leave out the opening tag, which a chat template has written before the turn: the text up to the closing tag is
-reasoning then. All other tags need their pair.
+Some data sets leave out the opening tag, which a chat template writes before the turn: the text up to the closing tag
+is then reasoning. All other tags need their pair.
 """
 
 import re
@@ -14,16 +14,16 @@ _TAG = re.compile(r"<(/?)(\w+)>")
 
 
 class BrokenTags(ValueError):
-    """A tag of reasoning without its pair, inside of another pair, or next to reasoning in a field of its own."""
+    """A tag of reasoning without its pair, inside of another pair, or in addition to a field with reasoning."""
 
 
 class SplitText(NamedTuple):
-    reasoning: str  # empty without any
+    reasoning: str  # empty without reasoning
     rest: str
 
 
 def split_reasoning(content: str, tag: str = THINK) -> SplitText:
-    """Divide a text that begins with a pair of tags, or with a text before a closing tag; else all is the rest."""
+    """Split off the reasoning at the start: a pair of tags, or the text before a closing tag without its pair."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     begun = content.lstrip()
     before, found, after = begun.removeprefix(opening).partition(closing)
@@ -39,7 +39,7 @@ def split_reasoning(content: str, tag: str = THINK) -> SplitText:
 def join_reasoning(content: str, reasoning: str | None, prefill: str, tag: str) -> str:
     """Return the turn with one pair of `tag`, the tag of `prefill`, around its first reasoning. Raise BrokenTags.
 
-    `reasoning`: that in a field of its own, or None.
+    `reasoning`: the reasoning of a separate field, or None.
     """
     if reasoning is None:
         begun = content.lstrip()
@@ -48,13 +48,13 @@ def join_reasoning(content: str, reasoning: str | None, prefill: str, tag: str) 
         own = split_reasoning(content, tag)
         reasoning, content = own if own != ("", content) else split_reasoning(content)
     elif _starts_with_reasoning(content, tag):
-        raise BrokenTags("has reasoning in its text and in a field of its own; keep one of them")
+        raise BrokenTags("has reasoning in its text and in a separate field; keep only one of the two")
     separator = "\n" if content else ""
     return f"{prefill}{reasoning}</{tag}>{separator}{content}"
 
 
 def require_pairs(text: str, *tags: str, prefix: str = "") -> None:
-    """Raise BrokenTags for a tag of reasoning without its pair, or inside of another one. The texts of calls do not count.
+    """Raise BrokenTags for a tag of reasoning without its pair, or inside of another pair; texts of calls are skipped.
 
     `prefix`: a tag that may begin the text without a pair, if no other tag follows.
     """
@@ -76,7 +76,7 @@ def _starts_with_reasoning(content: str, tag: str) -> bool:
 
 
 def _find_call(text: str) -> int:
-    """Position of the first call, or the length of the text."""
+    """Return the position of the first call, or the length of the text."""
     return next((block.start for block in iter_call_blocks(text)), len(text))
 
 

@@ -30,26 +30,26 @@ from asterism.engine.model.model_config import (
 from asterism.engine.model.weight_files import CheckpointError, list_weight_files
 
 _HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
-BLOCK_BYTES = 64 * 2**20  # of a tensor in float32 that are read at once
+BLOCK_BYTES = 64 * 2**20  # size in float32 of the rows of a tensor that are read at once
 
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> CausalLM:
-    """The whole model in main memory. Raises CheckpointError or UnsupportedModel with the missing or invalid file."""
+    """Load a whole model into main memory. Raises CheckpointError or UnsupportedModel with the file."""
     model = build_empty_model(folder).to(dtype).to_empty(device="cpu")
     fill_parameters(dict(model.named_parameters()), folder)
     return model
 
 
 def build_empty_model(folder: Path | str) -> CausalLM:
-    """On the meta device: parameters have shapes and no memory. Raises CheckpointError or UnsupportedModel."""
+    """Build a model on the meta device, with shapes and no memory. Raises CheckpointError or UnsupportedModel."""
     with torch.device("meta"):
         return CausalLM(load_model_config(folder))
 
 
 def fill_parameters(parameters: Mapping[str, Tensor], folder: Path | str) -> None:
-    """Read the weights into the parameters, cast to their dtype; of a sharded one, only the rows of this rank.
+    """Read the weights into the parameters, cast to their dtype; only this rank's rows of a sharded parameter.
 
-    `parameters`: all those of the model of config.json. Needs BLOCK_BYTES besides the parameters. Raises CheckpointError
+    `parameters`: all parameters of the model of config.json. Needs BLOCK_BYTES of extra memory. Raises CheckpointError
     with the missing or invalid file, and if a tied model has an lm_head with other values than its embeddings.
     """
     folder = Path(folder)
@@ -71,7 +71,7 @@ def fill_parameters(parameters: Mapping[str, Tensor], folder: Path | str) -> Non
 
 
 def _check_tied_head(file: Path, embeddings: Tensor) -> None:
-    """Raises CheckpointError for a head with other values: the model would silently compute without it."""
+    """Raise CheckpointError if the head differs from the embeddings: the model would silently ignore the head."""
     with _opening_weights(file) as weights:
         source = weights.get_slice(_HEAD)
         check_shape(file, _HEAD, source.get_shape(), embeddings.shape)
@@ -85,14 +85,14 @@ def _check_tied_head(file: Path, embeddings: Tensor) -> None:
 
 @torch.no_grad()
 def fill_rows(parameter: Tensor, source: Any) -> None:
-    """`source`: the whole tensor, or a slice of safetensors. Copies the rows of this rank block by block into memory that
-    torch has aligned: alignment may change the summation order of a matrix product."""
+    """Copy this rank's rows of `source`, a whole tensor or a slice of safetensors, block by block into the parameter.
+    torch aligns the parameter's memory: alignment may change the summation order of a matrix product."""
     for block, rows in _iter_blocks(parameter):
         block.copy_(source[rows])
 
 
 def _iter_blocks(parameter: Tensor) -> Generator[tuple[Tensor, slice]]:
-    """Yield blocks of this rank's rows, each with its rows of the whole tensor."""
+    """Yield this rank's rows in blocks, each with its slice of the whole tensor's rows."""
     first_row = _find_first_row(parameter)
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     if not local.numel():
@@ -104,7 +104,7 @@ def _iter_blocks(parameter: Tensor) -> Generator[tuple[Tensor, slice]]:
 
 
 def _find_first_row(parameter: Tensor) -> int:
-    """The row of the whole tensor with which this rank's part starts."""
+    """Return the row of the whole tensor with which this rank's part starts."""
     if not isinstance(parameter, DTensor):
         return 0
     num_parts, part = 1, 0
@@ -116,7 +116,7 @@ def _find_first_row(parameter: Tensor) -> int:
 
 
 def find_shard_rows(num_rows: int, part: int, num_parts: int) -> slice:
-    """The rows of one part: FSDP cuts rows into equal parts, rounded up."""
+    """Return the rows of one part. FSDP cuts rows into equal parts, rounded up."""
     part_rows = -(-num_rows // num_parts)
     return slice(min(part * part_rows, num_rows), min((part + 1) * part_rows, num_rows))
 
@@ -136,7 +136,7 @@ def _opening_weights(file: Path) -> Generator[Any]:
 def save_model(
     folder: Path | str, model_config: DecoderConfig, state_dict: Mapping[str, Tensor], tokenizer_folder: Path | str
 ) -> None:
-    """Writes a folder for AutoModelForCausalLM and AutoTokenizer from a whole model. Raises OSError on disk errors.
+    """Write a whole model as a folder for AutoModelForCausalLM and AutoTokenizer. Raises OSError on disk errors.
 
     Replaces an existing folder, as replacing_folder does.
     """

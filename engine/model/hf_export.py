@@ -1,7 +1,7 @@
 """Writes transformers folders: config.json, tokenizer files, and safetensors files ("shards").
 
-A shard is written tensor by tensor, so that no process needs memory for more than a bucket of weights. With more than one
-shard, `model.safetensors.index.json` names the file of each tensor.
+A shard is written bucket by bucket, so that no process needs memory for more than one bucket of weights. With more than
+one shard, `model.safetensors.index.json` names the file of each tensor.
 """
 
 import json
@@ -25,13 +25,13 @@ TOKENIZER_FILES = (
     *("vocab.json", "merges.txt", "chat_template.jinja"),
 )
 MAX_SHARD_BYTES = 5 * 10**9
-BUCKET_BYTES = 64 * 2**20  # of weights in float32 that are read together; a larger tensor is read alone
-_BLOCK_ELEMENTS = 2**22  # converted to the type of the file at once
+BUCKET_BYTES = 64 * 2**20  # size in float32 of weights that are read together; a larger tensor is read alone
+_BLOCK_ELEMENTS = 2**22  # elements converted to the file's dtype at once
 _DEFAULT_TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
-Shapes = Mapping[str, Sequence[int]]  # by tensor, in the order of the files
-WeightReader = Callable[[Sequence[str]], Mapping[str, Tensor]]  # whole tensors in main memory
+Shapes = Mapping[str, Sequence[int]]  # shape of each tensor, in the order of the files
+WeightReader = Callable[[Sequence[str]], Mapping[str, Tensor]]  # reads whole tensors into main memory
 
 
 class WeightShard(NamedTuple):
@@ -43,7 +43,7 @@ class WeightShard(NamedTuple):
 
 
 def plan_shards(shapes: Shapes, dtype: torch.dtype, max_bytes: int = MAX_SHARD_BYTES) -> list[WeightShard]:
-    """Consecutive tensors; a tensor above `max_bytes` has its own shard."""
+    """Distribute consecutive tensors over shards. A tensor above `max_bytes` has its own shard."""
     groups = group_by_size(shapes, dtype.itemsize, max_bytes)
     if len(groups) == 1:
         return [WeightShard("model.safetensors", groups[0])]
@@ -54,7 +54,7 @@ def plan_shards(shapes: Shapes, dtype: torch.dtype, max_bytes: int = MAX_SHARD_B
 
 
 def group_by_size(shapes: Shapes, element_bytes: int, max_bytes: int) -> list[tuple[str, ...]]:
-    """Consecutive tensors with at most `max_bytes` together, or a single larger one."""
+    """Group consecutive tensors: at most `max_bytes` in a group, or a single larger tensor."""
     groups: list[list[str]] = [[]]
     group_bytes = 0
     for name, shape in shapes.items():
@@ -68,7 +68,7 @@ def group_by_size(shapes: Shapes, element_bytes: int, max_bytes: int) -> list[tu
 
 
 def write_shard(folder: Path, shard: WeightShard, shapes: Shapes, dtype: torch.dtype, read: WeightReader) -> None:
-    """Reads at most BUCKET_BYTES at once. Raises OSError."""
+    """Write a shard, of which at most BUCKET_BYTES are read at once. Raises OSError."""
     of_shard = {name: shapes[name] for name in shard.names}
     with (folder / shard.file_name).open("wb") as file:
         file.write(_encode_header(of_shard, dtype))
@@ -80,7 +80,7 @@ def write_shard(folder: Path, shard: WeightShard, shapes: Shapes, dtype: torch.d
 
 
 def _encode_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
-    """The length and the JSON header of a safetensors file (https://huggingface.co/docs/safetensors)."""
+    """Return the length and the JSON header of a safetensors file (https://huggingface.co/docs/safetensors)."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -92,7 +92,7 @@ def _encode_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 
 
 def write_index(folder: Path, shards: Sequence[WeightShard], shapes: Shapes, dtype: torch.dtype) -> None:
-    """Writes nothing for a single shard. Raises OSError."""
+    """Write the index of several shards; a single shard needs none. Raises OSError."""
     if len(shards) > 1:
         total = dtype.itemsize * sum(prod(shape) for shape in shapes.values())
         files = {name: shard.file_name for shard in shards for name in shard.names}
@@ -103,21 +103,21 @@ def write_index(folder: Path, shards: Sequence[WeightShard], shapes: Shapes, dty
 
 
 def write_model_description(folder: Path, config: DecoderConfig, source: Path, dtype: torch.dtype) -> None:
-    """All files except the weights. `source`: folder of the tokenizer; `dtype`: of the weights. Raises OSError."""
+    """Write all files except weights. `source`: the tokenizer's folder; `dtype`: the weights' dtype. Raises OSError."""
     end_of_turn, kept = _find_end_of_turn(source), _read_kept_fields(source)
     name = str(dtype).removeprefix("torch.")
     _write_json(folder / "config.json", {**config.to_hf(), **kept, "eos_token_id": end_of_turn, "dtype": name})
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
-    if not (source / "tokenizer_config.json").exists():  # transformers would assume Qwen2's
+    if not (source / "tokenizer_config.json").exists():  # transformers would use Qwen2's tokenizer class
         _write_json(folder / "tokenizer_config.json", {**_DEFAULT_TOKENIZER_CONFIG, "eos_token": TURN_END})
     if not (source / "generation_config.json").exists():
         _write_json(folder / "generation_config.json", {"do_sample": True, "eos_token_id": end_of_turn})
 
 
 def _find_end_of_turn(source: Path) -> int | list[int]:
-    """ChatML's token, or the tokens that the folder's configuration names, such as those of Llama 3."""
+    """Return the id of ChatML's token, or the ids in the folder's configuration, such as Llama 3's."""
     tokenizer = load_tokenizer(source)
     if (token := tokenizer.find_token_id(TURN_END)) is not None:
         return token
@@ -128,7 +128,7 @@ def _find_end_of_turn(source: Path) -> int | list[int]:
 
 
 def _read_kept_fields(source: Path) -> dict[str, Any]:
-    """Fields of the folder's config.json that do not describe the model's layers."""
+    """Return the fields of the folder's config.json that an export keeps: token ids, which DecoderConfig lacks."""
     fields = read_json_object(source / "config.json") if (source / "config.json").exists() else {}
     return {name: fields[name] for name in ("bos_token_id", "pad_token_id") if name in fields}
 
@@ -138,7 +138,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def make_readable(folder: Path, files: Iterable[Path]) -> None:
-    """Modes 0755 and 0644 whatever the umask: other users and containers serve the model."""
+    """Set modes 0755 and 0644 regardless of the umask: other users and containers serve the model."""
     folder.chmod(0o755)
     for file in files:
         file.chmod(0o644)

@@ -1,7 +1,7 @@
-"""The weights of a checkpoint for an export: from the state of training, or else from the exported model.
+"""The weights of a checkpoint for an export: from the state of training, or without it from the exported model.
 
-The state of training has float32 and is in each checkpoint; the exported model is not (learner.export_every). Adapters
-are merged.
+The state of training is in each checkpoint, in float32; the exported model is only in some (learner.export_every).
+Adapters are merged.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class CheckpointWeights(NamedTuple):
 
 
 def open_checkpoint_weights(checkpoint: Path, options: LoraOptions | None) -> CheckpointWeights:
-    """`options`: of the run's adapters. Raises CheckpointError or UnsupportedModel."""
+    """Open the weights. `options`: the run's adapters. Raises CheckpointError or UnsupportedModel."""
     config = load_model_config(checkpoint)
     shapes = config.compute_weight_shapes()
     tensors = get_tensors_folder(checkpoint)
@@ -51,7 +51,7 @@ def open_checkpoint_weights(checkpoint: Path, options: LoraOptions | None) -> Ch
 
 
 def write_weights(folder: Path, weights: CheckpointWeights, dtype: torch.dtype, max_shard_bytes: int) -> None:
-    """Safetensors files and their index. Raises OSError and CheckpointError."""
+    """Write safetensors files and their index. Raises OSError and CheckpointError."""
     shards = plan_shards(weights.shapes, dtype, max_shard_bytes)
     for shard in shards:
         write_shard(folder, shard, weights.shapes, dtype, weights.read)
@@ -75,7 +75,7 @@ class _ExportedFiles:
     """The weights in the safetensors files of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError."""
+        """Check the files' headers. Raises CheckpointError."""
         check_weight_shapes(folder)
         self._files = {name: file for file in list_weight_files(folder) for name in read_weight_shapes(file)}
 

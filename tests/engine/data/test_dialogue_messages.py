@@ -1,4 +1,4 @@
-"""Public layouts of cold-start dialogues give the same turns."""
+"""Tests: public layouts of cold-start dialogues give the same turns."""
 
 import json
 from pathlib import Path
@@ -87,7 +87,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def write_turns(path: Path, *rows: dict[str, Any], prefill: str = "<reason>") -> list[str]:
-    """The text under the loss of each row, after a check that all rows have the same prompt."""
+    """Write rows and read them; check that all have the same prompt, and return the text in the loss of each row."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     dialogue = build_dialogue_format(DialogueConfig(tools=("jupyter_code",), prefill=prefill), MATH_PYTHON)
     turns: list[str] = []
@@ -153,7 +153,7 @@ def test_reasoning_gets_the_tag_of_the_prefill(tmp_path: Path, message: dict[str
     assert turns == f"Add.</reason>\n{ANSWER}<|im_end|>"
 
 
-def test_without_a_prefill_the_content_stays_and_reasoning_is_thought(tmp_path: Path) -> None:
+def test_without_a_prefill_reasoning_gets_think_tags(tmp_path: Path) -> None:
     rows = [
         {"messages": [{"role": "user", "content": "1+2?"}, {"role": "assistant", **message}]}
         for message in ({"content": ANSWER}, {"content": ANSWER, "reasoning_content": "Add."})
@@ -187,7 +187,7 @@ def test_a_prefill_without_a_tag_must_begin_the_content(tmp_path: Path) -> None:
         ([], "`conversations`: expected a list of messages"),
     ],
 )
-def test_an_unusable_conversation_is_named(conversations: list[Any], problem: str) -> None:
+def test_an_unusable_conversation_is_reported(conversations: list[Any], problem: str) -> None:
     with pytest.raises(DatasetError) as caught:
         parse_dialogue(DatasetRow(Path("some.jsonl"), 3, {"conversations": conversations}))
     assert str(caught.value).startswith(f"some.jsonl: row 3, field {problem}")

@@ -25,7 +25,7 @@ DEVICE = "elsewhere"
 
 
 class Moves(TorchFunctionMode):
-    """Copies to the device, which tensors without values do not support."""
+    """A mode with copies to the device, which tensors without values do not support."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -43,15 +43,15 @@ def _there(tensor: Tensor) -> Tensor:
 
 
 def _read_first_tokens(self: PendingStep) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """No values arrive: each token is 0, which ends no sequence."""
+    """Return token 0, which ends no sequence, in place of missing values."""
     count = len(self.launched.sequences)
     return np.zeros(count, np.int32), np.zeros(count, np.float32)
 
 
 def take_steps(dtype: torch.dtype, *, graphs: bool) -> int:
-    """Prompts of several sizes, prefilled in chunks while other sequences run; then new weights.
+    """Run prompts of several sizes, prefilled in chunks while other sequences run; then install new weights.
 
-    Greedy and filtered sampling, a temperature, and plain sampling.
+    The requests have greedy, filtered and plain sampling, and a temperature.
     """
     torch.set_default_dtype(dtype)
     with torch.device(DEVICE):

@@ -1,4 +1,4 @@
-"""Decode steps as graphs, recorded on a CPU (tests/engine/inference/recorded_graph.py); the other code is that of CUDA."""
+"""Tests of decode steps as graphs; recorded_graph.py replaces CUDA's graphs, the remaining code is unchanged."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def requests(count: int, new_tokens: int = 12) -> list[GenerationRequest]:
 
 
 @pytest.mark.slow
-def test_graphs_give_sequences_that_join_leave_and_grow_the_bits_of_a_batch_of_one(model: CausalLM) -> None:
+def test_graphs_give_joining_leaving_and_growing_sequences_the_bits_of_a_batch_of_one(model: CausalLM) -> None:
     capture = Recorded()
     core = new_core(model, prefill_tokens=20, capture=capture)
     found: dict[int, Generation] = {}
@@ -47,7 +47,7 @@ def test_a_graph_serves_every_batch_of_its_size_bucket(model: CausalLM) -> None:
     for number, new_tokens in enumerate((5, 7, 9, 28)):
         core.submit(GenerationRequest(number, random_ids(3, number), new_tokens, seed=number))
     found = generate(core)
-    assert (capture.graphs, capture.replays) == (1, 28 - 1)  # the first token comes with the prompt
+    assert (capture.graphs, capture.replays) == (1, 28 - 1)  # the step of the prompt generates the first token
     for number, generation in found.items():
         assert_same(
             generation,

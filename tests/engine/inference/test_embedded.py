@@ -1,4 +1,4 @@
-"""The embedded engine: its event loop and its thread. Tests for every engine are in tests/engine/contract."""
+"""Tests of the embedded engine's event loop and thread. tests/engine/contract has the tests for all engines."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ CONFIG = small_config(vocab_size=280)
 
 @asynccontextmanager
 async def running_engine(model_folder: Path, *, rows: int = 4) -> AsyncIterator[EmbeddedEngine]:
-    """A started engine; its thread ends when it is closed."""
+    """Start an engine, close it, and check that its thread ends."""
     before = set(threading.enumerate())
     engine = EmbeddedEngine(model_folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_running=rows)
     assert await engine.start() == Capacity(rows * LONGEST, PAGE, LONGEST)
@@ -36,7 +36,7 @@ async def running_engine(model_folder: Path, *, rows: int = 4) -> AsyncIterator[
         await engine.close()
         await engine.close()
     left = [thread.name for thread in set(threading.enumerate()) - before]
-    assert [name for name in left if not name.startswith("asyncio_")] == []  # the event loop's own threads stay
+    assert [name for name in left if not name.startswith("asyncio_")] == []  # threads of the event loop stay
 
 
 def request(number: int, new_tokens: int = 12) -> GenerationRequest:

@@ -1,4 +1,4 @@
-"""The embedded engine's core: generated tokens do not depend on batching, caching and preemption."""
+"""Tests of the embedded engine's core: generated tokens do not depend on batching, caching and preemption."""
 
 from itertools import islice
 
@@ -16,7 +16,7 @@ LONGEST = 48
 
 
 def core_with_rows(model: CausalLM, rows: int = 4, prefill_tokens: int = 512) -> EngineCore:
-    """Pages and rows for `rows` sequences of the longest size."""
+    """Build a core with pages and rows for `rows` sequences of the longest size."""
     capacity = Capacity(kv_tokens=rows * LONGEST, page_tokens=PAGE, sequence_tokens=LONGEST)
     matmul = get_batch_invariant_matmul(model.config)
     return EngineCore(model, capacity, prefill_tokens=prefill_tokens, max_running=rows, matmul=matmul)
@@ -30,7 +30,7 @@ def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_le
         for number in range(6)
     ]
     found: dict[int, Generation] = {}
-    coming = iter(requests)  # one request per step; three fit
+    coming = iter(requests)  # one request per step; three have room
     while len(found) < len(requests):
         submit(core, islice(coming, 1))
         ended = step(core)
@@ -77,7 +77,7 @@ def test_a_second_turn_may_be_shorter(model: CausalLM) -> None:
     assert generate(core, again)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
 
 
-def test_a_sequence_may_grow_to_the_last_token(model: CausalLM) -> None:
+def test_a_sequence_may_grow_to_the_largest_length(model: CausalLM) -> None:
     found = alone(model, GenerationRequest(1, random_ids(8, 0), LONGEST - 8, temperature=0))
     assert_greedy(model, random_ids(8, 0), found)
     assert len(found.token_ids) == LONGEST - 8
@@ -99,12 +99,12 @@ def test_an_idle_sequence_is_served_before_new_sequences(model: CausalLM) -> Non
     assert list(generate(core, GenerationRequest(1, random_ids(4, 1), 3))) == [1, 2]
 
 
-def test_used_tokens_are_full_pages_of_running_and_idle_sequences(model: CausalLM) -> None:
+def test_used_tokens_count_whole_pages_of_running_and_idle_sequences(model: CausalLM) -> None:
     core = core_with_rows(model)
     assert core.capacity == Capacity(4 * LONGEST, PAGE, LONGEST)
     for number in (1, 2):
         core.submit(GenerationRequest(number, random_ids(4, number), 6 * number))
-    generate(core)  # 9 and 15 tokens are cached: the last token of each has not been read
+    generate(core)  # 9 and 15 tokens are cached: the last token of a sequence is never read
     assert (core.get_load().used_tokens, core.get_load().cached_tokens) == (4 * PAGE, 4 * PAGE)
     core.release_cache(1)
     core.release_cache(1)
@@ -158,6 +158,6 @@ def test_other_model_shapes_decode_as_the_training_forward(config: DecoderConfig
     assert_greedy(other, random_ids(8, 0), found)
 
 
-def test_a_capacity_that_holds_no_sequence_is_an_error(model: CausalLM) -> None:
-    with pytest.raises(ValueError, match="kv_tokens 47 in pages of 8 hold no sequence of 41"):
+def test_a_capacity_without_room_for_a_sequence_is_refused(model: CausalLM) -> None:
+    with pytest.raises(ValueError, match="kv_tokens 47 in pages of 8 have no room for a sequence of 41"):
         EngineCore(model, Capacity(kv_tokens=47, page_tokens=8, sequence_tokens=41))
