@@ -28,7 +28,7 @@ CONTEXT_BYTES = GIB / 2  # of CUDA in a generator with sglang.weights = "ipc"; a
 BODY_COPIES = 5  # per rank of a server: base64, sent and received body with 4/3 of a bucket each, and the decoded one
 WRITE_BYTES = (
     64 * 2**20
-)  # of asterism.engine.learner.weight_publisher and asterism.engine.model.hf_export, which import torch
+)  # of asterism.engine.learner.weight_publisher and asterism.engine.export.hf_export, which import torch
 RECORD_BYTES = 13  # of a token on the bus: id, logprob, version, mask
 _LEARNER_KEYS = (
     "learner.micro_batch_tokens",

@@ -2,7 +2,7 @@
 
 step_000010/
     config.json, tokenizer files
-    model.safetensors           the export (asterism.engine.model.hf_export): one file, or shards with an index; not in each checkpoint
+    model.safetensors           the export (asterism.engine.export.hf_export): one file, or shards with an index; not in each checkpoint
     adapter/                    the export of a run with learner.lora_rank has its adapters in the format of peft, too
     trainer/
         state.json              stage, step (which is the data position too), ranks, seed, prompts of the probe

@@ -7,7 +7,7 @@ without `function`.
 
 A run encodes a dialogue piece by piece (TextSegment), but a template gives one text. TemplateMarks has the marks that
 keep the pieces apart and untrusted text from becoming special tokens. The exported tokenizer removes them
-(asterism.engine.chat.served_tokenizer).
+(asterism.engine.export.served_tokenizer).
 """
 
 import json

@@ -14,7 +14,8 @@ from asterism.configs.integrity.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.configs.task_options import TaskConfig
-from asterism.engine.chat.served_tokenizer import (
+from asterism.engine.data.task_inputs import build_renderer, read_task_descriptions
+from asterism.engine.export.served_tokenizer import (
     BOUNDARY_LITERAL,
     CLASS_CODE,
     CLASS_FILE,
@@ -22,7 +23,6 @@ from asterism.engine.chat.served_tokenizer import (
     build_tokenizer_config,
     find_marks,
 )
-from asterism.engine.data.task_inputs import build_renderer, read_task_descriptions
 from asterism.engine.model.family_renderer import FamilyRenderer
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.engine.model.weight_files import read_json_object
