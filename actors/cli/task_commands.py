@@ -148,12 +148,13 @@ def _check_task(
 ) -> TaskCheck:
     """Raises UnusableInput."""
     from asterism.actors.cli.sandbox_commands import suppress_logs
+    from asterism.policies.dialogue.chat_format import get_call_format
     from asterism.tasks.checking.task_check import CheckInputs, check_task_code, write_byte_tokenizer
     from asterism.tasks.checking.turn_scripts import read_turn_script
     from asterism.tasks.hosting.host_process import HostFailure
 
     suppress_logs()
-    script = read_turn_script(turns) if turns is not None else None
+    script = None if turns is None else read_turn_script(turns, get_call_format(task.get_dialogue()))
     description = _load_code(run, task)
     with tempfile.TemporaryDirectory(prefix="asterism-check-") as folder:
         if tokenizer is None:

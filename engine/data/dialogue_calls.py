@@ -1,4 +1,4 @@
-"""Calls in the messages of cold-start rows: in `tool_calls`, or in a text as <tool_call>, by name of the dialogue's tools."""
+"""Calls in the messages of cold-start rows: in `tool_calls`, or in a text as the model writes them, by name of the dialogue's tools."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -20,7 +20,13 @@ from asterism.engine.data.data_files import DatasetError, list_data_files
 from asterism.engine.data.datasets import DatasetProblem, read_problems
 from asterism.engine.data.task_inputs import build_renderer, get_row_layout
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
-from asterism.policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, build_dialogue_format
+from asterism.policies.dialogue.chat_format import (
+    PROTOCOL_TAGS,
+    TURN_END,
+    TURN_START,
+    build_dialogue_format,
+    get_call_format,
+)
 from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
 from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.tools.task_description import TaskDescription, list_success_warnings
@@ -140,7 +146,8 @@ class CheckInputs(NamedTuple):
 
 def write_byte_tokenizer(folder: Path, dialogue: DialogueConfig) -> None:
     """One token for each byte, and one for each tag of the dialogue."""
-    tags = (END_OF_TEXT, TURN_START, TURN_END, *PROTOCOL_TAGS, *dialogue.stop_tokens)
+    calls = get_call_format(dialogue)
+    tags = (END_OF_TEXT, TURN_START, TURN_END, *PROTOCOL_TAGS, calls.opening, calls.closing, *dialogue.stop_tokens)
     tags = dict.fromkeys((*tags, dialogue.answer_open, dialogue.answer_close))
     save_tokenizer(train_tokenizer([], AddedTexts(list(tags), [])), folder, dialogue.prefill)
 

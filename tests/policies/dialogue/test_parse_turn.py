@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asterism.configs.dialogue_options import DialogueConfig
-from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall, parse_assistant_turn
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.tasks.math_python import MATH_PYTHON

@@ -16,7 +16,7 @@ from asterism.engine.export.hf_export import save_model
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
 from asterism.engine.model.model_config import build_tiny_config
 from asterism.engine.model.tokenizer import load_tokenizer
-from asterism.policies.dialogue.chat_format import format_tool_call
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.tasks import DEFAULT_TASK
 from asterism.tasks.tiny.prepare import prepare
 
