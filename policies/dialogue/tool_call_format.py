@@ -17,7 +17,11 @@ from asterism.policies.tools.tool_schema import ToolSchema
 
 
 class ToolCallFormat(NamedTuple):
-    """A call is a block: an opening tag, the content, and a closing tag. Its content may contain the tags."""
+    """A call is a block: an opening tag, the content, and a closing tag.
+
+    The content may contain both tags, for example in a program. A turn may hold several blocks, and the last one may
+    lack its closing tag. A block without a whole content is a malformed call: the model reads its error as the result.
+    """
 
     name: str  # in dialogue.tool_call_format
     opening: str
