@@ -46,13 +46,15 @@ from asterism.policies.dialogue.tool_results import format_result
 from asterism.policies.rollout import transitions
 from asterism.policies.rollout.call_transitions import format_environment_result, format_refusal, select_calls
 from asterism.policies.rollout.trajectory import Rules, Trajectory
-from asterism.sandbox.contract import CodeSandbox, SandboxFailure
+from asterism.sandbox.contract import CodeResult, CodeSandbox, SandboxFailure
 from asterism.sandbox.output_scrubbing import scrub_outcome
+from asterism.tasks.hosting.host_pool import CallResult
 from asterism.tasks.hosting.host_process import HostFailure
 from asterism.tasks.hosting.task_services import TaskServices
 
 INTERRUPTION = "KeyboardInterrupt: interrupted by the user"  # the model reads it as the result of a call
 Result = TypeVar("Result")
+SoloCall = CodeRequested | EnvironmentCalled
 
 
 class SoloTask(NamedTuple):
@@ -68,7 +70,7 @@ class SoloTask(NamedTuple):
 class SoloResult(NamedTuple):
     """The result of a call, or the first observation of an instance."""
 
-    request: CodeRequested | EnvironmentCalled
+    request: SoloCall
     outcome: CodeOutcome | EnvironmentOutcome
     text: str  # as the model reads it
     place: int  # of the call in its turn, from 0
@@ -163,13 +165,11 @@ class SoloDriver:
             result = await self._wait_for_call(task.sandbox.run(request))
         except SandboxFailure as error:
             return self._fail_call(request, f"sandbox: {error}")
-        outcome = CodeRefused(INTERRUPTION) if result is None else result.outcome
-        if task.scrubs_outcomes:
-            outcome = scrub_outcome(outcome)
+        result = result or CodeResult(CodeRefused(INTERRUPTION), 0.0)
+        outcome = scrub_outcome(result.outcome) if task.scrubs_outcomes else result.outcome
         text = format_result(outcome, rules.result_characters, rules.result_format, request.code)
-        duration_s = 0.0 if result is None else result.duration_s
-        self._add_result(request, outcome, text, duration_s)
-        return CodeFinished(request.trajectory_id, request.call, outcome, duration_s, "")
+        self._add_result(request, outcome, text, result.duration_s)
+        return CodeFinished(request.trajectory_id, request.call, outcome, result.duration_s, "")
 
     async def _call_environment(self, request: EnvironmentCalled) -> EnvironmentReturned | CallFailed:
         try:
@@ -178,8 +178,7 @@ class SoloDriver:
             return self._fail_call(request, f"environment: {error}")
         if result is None and self.trajectory.is_opening:
             raise OpeningInterrupted
-        outcome = EnvironmentRaised(INTERRUPTION) if result is None else result.outcome
-        duration_s = 0.0 if result is None else result.duration_s
+        outcome, duration_s = result or CallResult(EnvironmentRaised(INTERRUPTION), 0.0)
         text = format_environment_result(outcome, self._task.rules.result_characters)
         self._add_result(request, outcome, text, duration_s)
         return EnvironmentReturned(request.trajectory_id, request.call, outcome, duration_s, "")
@@ -198,16 +197,11 @@ class SoloDriver:
         return None if call.cancelled() else call.result()
 
     def _add_result(
-        self,
-        request: CodeRequested | EnvironmentCalled,
-        outcome: CodeOutcome | EnvironmentOutcome,
-        text: str,
-        duration_s: float,
+        self, request: SoloCall, outcome: CodeOutcome | EnvironmentOutcome, text: str, duration_s: float
     ) -> None:
-        is_opening = self.trajectory.is_opening
-        place = request.call - self.trajectory.calls
+        place, is_opening = request.call - self.trajectory.calls, self.trajectory.is_opening
         self._listener.add_result(SoloResult(request, outcome, text, place, duration_s, is_opening))
 
-    def _fail_call(self, request: CodeRequested | EnvironmentCalled, cause: str) -> CallFailed:
+    def _fail_call(self, request: SoloCall, cause: str) -> CallFailed:
         self._listener.fail_call(cause, is_opening=self.trajectory.is_opening)
         return CallFailed(request.trajectory_id, request.call, cause, "")
