@@ -339,9 +339,9 @@ def serve(
     override: SetOption = None,
 ) -> None:
     """Serve sandbox calls to processes of the same user, until Ctrl-C."""
-    from asterism.actors.cli.sandbox_client import get_default_folder
     from asterism.actors.cli.sandbox_commands import load_config_or_defaults
-    from asterism.actors.cli.sandbox_server import serve_sandbox
+    from asterism.actors.sandbox_service.sandbox_client import get_default_folder
+    from asterism.actors.sandbox_service.sandbox_server import serve_sandbox
 
     folder = at or get_default_folder(os.environ)
     serve_sandbox(load_config_or_defaults(config, override or []), folder, make_console())

@@ -24,7 +24,7 @@ from asterism.engine.weight_transfer.published_bytes import (
 CONTEXT_BYTES = GIB / 2  # of CUDA in a generator with sglang.weights = "ipc"; assumed, never measured
 WRITE_BYTES = (
     64 * 2**20
-)  # of asterism.engine.learner.weight_publisher and asterism.engine.model.hf_export, which import torch
+)  # of asterism.engine.learner.weight_publisher and asterism.engine.export.hf_export, which import torch
 RECORD_BYTES = 13  # of a token on the bus: id, logprob, version, mask
 _LEARNER_KEYS = (
     "learner.micro_batch_tokens",

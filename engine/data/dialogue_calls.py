@@ -1,4 +1,4 @@
-"""Reads tool calls from messages of cold-start rows: from `tool_calls`, or from <tool_call> in a text."""
+"""Reads tool calls from messages of cold-start rows: from `tool_calls`, or from a text as the model writes them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

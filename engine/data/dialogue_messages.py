@@ -1,7 +1,7 @@
 """Reads the messages of cold-start rows: OpenAI's `messages` and ShareGPT's `conversations` (docs/data.md).
 
 Both layouts become messages with the roles user, assistant and tool. The calls of an assistant are in `tool_calls`, or
-in its text as `<tool_call>`.
+in its text as the model writes them.
 """
 
 import json
@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, cast
 
 from asterism.engine.data.data_files import DatasetError, DatasetRow, RowDefect, RowFields
 from asterism.engine.data.reasoning_tags import THINK, BrokenTags, join_reasoning, require_pairs, split_reasoning
+from asterism.policies.dialogue.chat_format import CALL_FORMATS
+from asterism.policies.dialogue.json_calls import JSON_CALLS
+from asterism.policies.dialogue.tool_call_format import ToolCallFormat
 
 BROKEN_TAGS = "broken tags of reasoning"
 DIALOGUE_COLUMNS = ("messages", "conversations", "task", "system", "tools")
@@ -75,10 +78,11 @@ class DialogueMessage(NamedTuple):
     def belongs_to_call(self) -> bool:
         """Return whether the message calls a tool or is a result."""
         content = self.fields.get("content")
-        in_text = isinstance(content, str) and self.role == "assistant" and "<tool_call>" in content
+        text = content if isinstance(content, str) and self.role == "assistant" else ""
+        in_text = any(calls.opening in text for calls in CALL_FORMATS.values())
         return self.role == "tool" or in_text or bool(self.fields.get("tool_calls"))
 
-    def get_turn_text(self, prefill: str) -> str:
+    def get_turn_text(self, prefill: str, calls: ToolCallFormat = JSON_CALLS) -> str:
         """Return the text of an assistant's turn, beginning with the prefill of the rollouts.
 
         Reasoning in a separate field or in <think> gets the tag of the prefill; without reasoning, the closing tag
@@ -88,11 +92,11 @@ class DialogueMessage(NamedTuple):
         opening = _OPENING_TAG.fullmatch(prefill)
         try:
             if opening is not None:
-                text = join_reasoning(content, reasoning, prefill, opening[1])
-                require_pairs(text, opening[1], THINK, prefix=opening[1])
+                text = join_reasoning(content, reasoning, prefill, opening[1], calls)
+                require_pairs(text, opening[1], THINK, prefix=opening[1], calls=calls)
                 return text
             text = content if reasoning is None else f"<think>{reasoning}</think>\n{content}"
-            require_pairs(text, THINK)
+            require_pairs(text, THINK, calls=calls)
         except BrokenTags as error:
             raise self.location.build_defect(BROKEN_TAGS, str(error)) from error
         if not text.startswith(prefill):

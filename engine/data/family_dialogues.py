@@ -19,6 +19,7 @@ from asterism.engine.data.dialogue_messages import DialogueMessage
 from asterism.engine.data.result_order import list_call_ids, order_results, require_no_calls
 from asterism.engine.model.family_renderer import CalledTool, FamilyRenderer, build_call_id, describe_tools
 from asterism.policies.dialogue.call_blocks import iter_call_blocks, replace_call_blocks
+from asterism.policies.dialogue.json_calls import JSON_CALLS
 
 _QUESTION = {"role": "user", "content": "q"}
 _RESULT = "r"
@@ -227,21 +228,21 @@ class _Row:
         _require_unicode([self.tools])
 
     def read_parts(self, message: DialogueMessage, before: AssistantParts) -> AssistantParts:
-        """Read a turn; its text may end with calls. `before`: the previous assistant's turn. Raises DatasetError."""
+        """Read a turn; its text may end with calls in JSON. `before`: the previous assistant's turn. Raises DatasetError."""
         reasoning, text = message.split_reasoning()
         calls: list[DialogueCall] = []
         can_call = self.reader.dialogue.tools or "<tools>" in self.reader.dialogue.system
-        blocks = [block for block in iter_call_blocks(text) if block.is_closed] if can_call else []
+        blocks = [block for block in iter_call_blocks(text, JSON_CALLS) if block.is_closed] if can_call else []
         if blocks:
             location = message.location._replace(field=f"{message.location.field}.content")
             first = blocks[0].start
-            if replace_call_blocks(text[first:], lambda block: "").strip():
+            if replace_call_blocks(text[first:], JSON_CALLS, lambda block: "").strip():
                 raise location.build_error("a text follows a call")
             for block in blocks:
                 try:
                     call = json.loads(block.content)
                 except (ValueError, RecursionError) as error:
-                    raise location.build_error(f"<tool_call> contains no JSON: {error}") from error
+                    raise location.build_error(f"{JSON_CALLS.opening} contains no JSON: {error}") from error
                 calls.append(self.reader.read_call(call, location))
             text = text[:first].rstrip()
         given = [*calls, *self.reader.read_calls(message)]

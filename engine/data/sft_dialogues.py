@@ -4,7 +4,6 @@ Training and rollouts both encode the segments of policies/dialogue/chat_format.
 of a model family (engine/data/family_dialogues.py), so that they use the same token ids.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
@@ -29,7 +28,6 @@ from asterism.policies.dialogue.chat_format import (
     build_tool_turn_segments,
     build_user_turn_segments,
     encode_segments,
-    format_tool_call,
 )
 from asterism.policies.dialogue.parse_turn import MalformedCall, find_calls, parse_assistant_turn
 
@@ -206,20 +204,20 @@ def _build_user_segments(message: DialogueMessage, dialogue: DialogueFormat, *, 
 
 def _format_assistant_text(message: DialogueMessage, reader: CallReader) -> tuple[str, list[str]]:
     """Return an assistant's generated text, without prefill and with the end of turn, and the ids of its calls."""
-    prefill = reader.dialogue.prefill
-    text = message.get_turn_text(prefill).removeprefix(prefill)
+    prefill, form = reader.dialogue.prefill, reader.dialogue.calls
+    text = message.get_turn_text(prefill, form).removeprefix(prefill)
     refuse_turn_tokens(text, message.location._replace(field=f"{message.location.field}.content"))
-    if reader.dialogue.tools and "<tool_call>" in text:
+    if reader.dialogue.tools and form.opening in text:
         text = _rename_calls(text, message.location, reader)
     calls = list(reader.read_calls(message))
     turn = text
     for call in calls:
         separator = "" if prefill + turn == "" or turn.endswith("\n") else "\n"
-        turn += separator + format_tool_call(call.tool, call.arguments)
+        turn += separator + form.format_call(call.tool, call.arguments)
     if calls:
         _require_calls(turn, text, calls, message.location, reader)
     can_call = reader.dialogue.tools or "<tools>" in reader.dialogue.system
-    num_calls = len(find_calls(turn, reader.dialogue.unclosed_call)) if can_call else 0
+    num_calls = len(find_calls(turn, reader.dialogue)) if can_call else 0
     return turn + TURN_END, list_call_ids(message, num_calls)
 
 
@@ -229,8 +227,10 @@ def _require_calls(
     """Raise DatasetError unless a rollout reads these calls in the turn: the calls of its text, then `calls`."""
     here = location._replace(field=f"{location.field}.tool_calls")
     refuse_turn_tokens(turn, here)
-    blocks = [*iter_call_blocks(text), *iter_call_blocks("".join(format_tool_call(*call) for call in calls))]
-    if [block.content for block in blocks] != [block.content for block in iter_call_blocks(turn)]:
+    form = reader.dialogue.calls
+    added = "".join(form.format_call(*call) for call in calls)
+    blocks = [*iter_call_blocks(text, form), *iter_call_blocks(added, form)]
+    if [block.content for block in blocks] != [block.content for block in iter_call_blocks(turn, form)]:
         raise here.build_error(
             "a rollout would read other calls in this turn: its text has a tag of a call without its pair"
         )
@@ -241,17 +241,17 @@ def _require_calls(
 
 def _rename_calls(text: str, location: DatasetLocation, reader: CallReader) -> str:
     """Rename calls of functions in `tool_names`. Other calls, also malformed calls, stay unchanged."""
-    content = location._replace(field=f"{location.field}.content")
+    content, form = location._replace(field=f"{location.field}.content"), reader.dialogue.calls
 
     def rename(block: CallBlock) -> str:
         written = text[block.start : block.end]
         try:
-            call = json.loads(block.content)
-        except (ValueError, RecursionError):
+            call = form.read_call(block.content.strip(), reader.dialogue.tools)
+        except ValueError:
             return written
         name = cast(RowFields, call).get("name") if isinstance(call, dict) else None
         if not isinstance(name, str) or reader.find_tool(name, content) == name:
             return written
-        return format_tool_call(*reader.read_call(call, location))
+        return form.format_call(*reader.read_call(call, location))
 
-    return replace_call_blocks(text, rename)
+    return replace_call_blocks(text, form, rename)

@@ -2,7 +2,7 @@
 
 step_000010/
     config.json, tokenizer files
-    model.safetensors           the optional export (engine/model/hf_export.py): one file, or shards with an index
+    model.safetensors           the optional export (engine/export/hf_export.py): one file, or shards with an index
     adapter/                    adapters in the format of peft, in exports of a run with learner.lora_rank
     trainer/
         state.json              stage, step (also the position in the data), ranks, seed, prompts of the probe

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from asterism.configs.algorithm import LearnerConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema import RunConfig
-from asterism.engine.chat.chat_files import ServedChat
+from asterism.engine.export.chat_files import ServedChat
+from asterism.engine.export.hf_export import MAX_SHARD_BYTES
 from asterism.engine.learner.batches.minibatches import (
     MicroBatch,
     build_rl_minibatches,
@@ -47,7 +48,6 @@ from asterism.engine.learner.saving.checkpoint_writer import CheckpointWriter, M
 from asterism.engine.learner.saving.training_state import capture_training_state, load_training_state
 from asterism.engine.learner.sharding import reshard_parameters, set_gradient_reduction
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.hf_export import MAX_SHARD_BYTES
 from asterism.engine.model.lora.lora_linear import list_base_parameters
 from asterism.engine.model.training_flops import count_forward_flops
 from asterism.policies.losses.grpo import compute_sft_loss

@@ -1,4 +1,4 @@
-"""Loads and saves models as transformers folders: config.json, safetensors, tokenizer."""
+"""Loads models from transformers folders: config.json and safetensors."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -10,23 +10,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from asterism.configs.atomic_write import replacing_folder
 from asterism.configs.integrity.file_manifest import check_file
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.hf_export import (
-    make_readable,
-    plan_shards,
-    write_index,
-    write_model_description,
-    write_shard,
-)
-from asterism.engine.model.model_config import (
-    DecoderConfig,
-    check_complete,
-    check_names,
-    check_shape,
-    load_model_config,
-)
+from asterism.engine.model.model_config import check_complete, check_names, check_shape, load_model_config
 from asterism.engine.model.weight_files import CheckpointError, list_weight_files
 
 _HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
@@ -131,27 +117,3 @@ def _opening_weights(file: Path) -> Generator[Any]:
         raise CheckpointError(f"{file}: no such file") from None
     except SafetensorError as error:
         raise CheckpointError(f"{file}: {error}") from error
-
-
-def save_model(
-    folder: Path | str, model_config: DecoderConfig, state_dict: Mapping[str, Tensor], tokenizer_folder: Path | str
-) -> None:
-    """Write a whole model as a folder for AutoModelForCausalLM and AutoTokenizer. Raises OSError on disk errors.
-
-    Replaces an existing folder, as replacing_folder does.
-    """
-    with replacing_folder(Path(folder)) as partial:
-        _write_files(partial, model_config, state_dict, Path(tokenizer_folder))
-
-
-def _write_files(folder: Path, config: DecoderConfig, state_dict: Mapping[str, Tensor], source: Path) -> None:
-    dropped = {_HEAD} if config.tie_word_embeddings else set[str]()
-    tensors = {name: tensor.detach().cpu() for name, tensor in state_dict.items() if name not in dropped}
-    dtype = next(iter(tensors.values())).dtype
-    write_model_description(folder, config, source, dtype)
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    shards = plan_shards(shapes, dtype)
-    for shard in shards:
-        write_shard(folder, shard, shapes, dtype, lambda _names: tensors)
-    write_index(folder, shards, shapes, dtype)
-    make_readable(folder, folder.iterdir())

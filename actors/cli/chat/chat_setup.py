@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from asterism.actors.cli.sandbox_client import SandboxClient
 from asterism.actors.cli.sandbox_commands import make_sandbox_of_run
 from asterism.actors.engines.checkpoint_argument import CheckpointArgument
 from asterism.actors.launch.checks.task_code_checks import describe_tasks
 from asterism.actors.runtime.wiring import build_task_rules
+from asterism.actors.sandbox_service.sandbox_client import SandboxClient
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder

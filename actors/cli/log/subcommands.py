@@ -242,9 +242,11 @@ def roc(
 
     Example: `--set roc.penalty=release`.
     """
-    from asterism.actors.cli.log.roc_command import print_refiltered
+    from asterism.actors.cli.log.roc_command import OtherFilters
+    from asterism.actors.cli.log.what_if import answer_what_if
 
-    print_refiltered(open_run_folder(run), step, override or [], json_file, make_console())
+    filters = OtherFilters.parse(step)
+    raise typer.Exit(answer_what_if(filters, open_run_folder(run), override or [], json_file, make_console()))
 
 
 @log_app.command("regrade", rich_help_panel="What if")
@@ -259,9 +261,12 @@ def regrade_run(
     The calls of environments and dialogues are repeated in new instances. Example: `--set reward.accept=any`, or
     `--task search --set reward.functions.format=rewards.py:score_format`.
     """
-    from asterism.actors.cli.log.regrade_command import print_regraded
+    from asterism.actors.cli.log.regrade_command import OtherRewards
+    from asterism.actors.cli.log.what_if import answer_what_if
 
-    raise typer.Exit(print_regraded(open_run_folder(run), task, override or [], json_file, make_console()))
+    rewards = OtherRewards(task)
+    overrides = rewards.locate_overrides(override or [])
+    raise typer.Exit(answer_what_if(rewards, open_run_folder(run), overrides, json_file, make_console()))
 
 
 @log_app.command(rich_help_panel="Read")

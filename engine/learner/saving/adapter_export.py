@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from asterism.engine.export.hf_export import Shapes, WeightShard, make_readable, write_shard
 from asterism.engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
 from asterism.engine.learner.saving.training_state import read_whole_weights
-from asterism.engine.model.hf_export import Shapes, WeightShard, make_readable, write_shard
 from asterism.engine.model.lora.lora_linear import list_adapter_parameters, list_adapters, merge_rows, name_adapter
 from asterism.engine.model.lora.lora_options import LoraOptions
 

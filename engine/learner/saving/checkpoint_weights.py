@@ -14,11 +14,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from asterism.configs.integrity.file_manifest import check_file
+from asterism.engine.export.hf_export import Shapes, WeightReader, plan_shards, write_index, write_shard
 from asterism.engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder, is_resumable
 from asterism.engine.learner.saving.adapter_export import SavedAdapters, describe_adapters, read_merged_weights
 from asterism.engine.learner.saving.training_state import read_whole_weights
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.hf_export import Shapes, WeightReader, plan_shards, write_index, write_shard
 from asterism.engine.model.lora.lora_linear import add_adapters
 from asterism.engine.model.lora.lora_options import LoraOptions
 from asterism.engine.model.model_config import DecoderConfig, check_weight_shapes, load_model_config

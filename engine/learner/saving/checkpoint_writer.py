@@ -22,7 +22,16 @@ from torch import Tensor
 
 from asterism.configs.atomic_write import sync_paths
 from asterism.configs.integrity.file_manifest import digest_files, list_files, write_manifest
-from asterism.engine.chat.chat_files import ServedChat, write_chat_files
+from asterism.engine.export.chat_files import ServedChat, write_chat_files
+from asterism.engine.export.hf_export import (
+    MAX_SHARD_BYTES,
+    Shapes,
+    make_readable,
+    plan_shards,
+    write_index,
+    write_model_description,
+    write_shard,
+)
 from asterism.engine.learner.checkpoints import (
     FIRST_CHECKPOINT,
     TrainerState,
@@ -35,15 +44,6 @@ from asterism.engine.learner.checkpoints import (
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.saving.adapter_export import SavedAdapters, read_merged_weights, write_adapters
 from asterism.engine.learner.saving.training_state import StateDict, read_whole_weights, write_training_state
-from asterism.engine.model.hf_export import (
-    MAX_SHARD_BYTES,
-    Shapes,
-    make_readable,
-    plan_shards,
-    write_index,
-    write_model_description,
-    write_shard,
-)
 from asterism.engine.model.model_config import DecoderConfig
 
 Result = TypeVar("Result")

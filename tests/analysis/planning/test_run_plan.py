@@ -13,8 +13,8 @@ from asterism.analysis.planning.run_plan import RunPlan, build_plan
 from asterism.analysis.planning.storage_plan import plan_disk, plan_shared_memory
 from asterism.configs.load import load_run
 from asterism.configs.sglang_options import SPARE_TOKENS
+from asterism.engine.export import hf_export
 from asterism.engine.learner import weight_publisher
-from asterism.engine.model import hf_export
 from asterism.engine.model.architectures import ARCHITECTURES
 from benchmarks.support.qwen3_models import read_qwen3
 from tests.analysis.planning.shipped_plans import NODE, ROOT, STAGES, find, get_bytes, make_inputs, make_machines

@@ -11,7 +11,8 @@ from asterism.configs.dialogue_options import DialogueConfig
 from asterism.engine.data.data_files import DatasetError, DatasetRow
 from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage, parse_dialogue
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
-from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.tasks.math_python import MATH_PYTHON
 from tests.engine.data.test_sft_dialogues import LetterTokenizer
 

@@ -13,7 +13,8 @@ from asterism.configs.algorithm import SftFileConfig
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.engine.data.data_files import BadRows, DatasetError
 from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
-from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.dialogue.parse_turn import ToolCall, parse_assistant_turn
 from asterism.tasks.math_python import MATH_PYTHON
 

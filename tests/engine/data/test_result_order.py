@@ -16,7 +16,8 @@ from asterism.engine.data.data_files import BadRows, DatasetRow, RowDefect
 from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage
 from asterism.engine.data.result_order import DEFECT, order_results
 from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
-from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.tasks.math_python import MATH_PYTHON
 from tests.engine.data.test_sft_dialogues import LetterTokenizer
 

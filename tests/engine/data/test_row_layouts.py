@@ -11,7 +11,7 @@ from asterism.configs.algorithm import SftFileConfig
 from asterism.configs.load import load_run
 from asterism.engine.data.data_files import BadRows, DatasetError
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
-from asterism.policies.dialogue.chat_format import format_tool_call
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.tools.tool_schema import ToolSchema
 from tests.engine.data.public_layouts import ANSWER, ARGUMENTS, CLOCK, QUESTION, RESULT, SYSTEM, WEATHER
 from tests.engine.data.test_row_prompts import RUN_FORMAT, build_task_format, tokenize

@@ -27,8 +27,8 @@ from asterism.policies.dialogue.chat_format import (
     build_tool_turn_segments,
     build_user_turn_segments,
     encode_segments,
-    format_tool_call,
 )
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.tools.task_description import TaskDescription, TaskKind
 from asterism.policies.tools.tool_schema import ToolSchema
 from asterism.tasks.math_python import MATH_PYTHON

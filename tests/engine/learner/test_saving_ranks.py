@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from asterism.engine.export.hf_export import BUCKET_BYTES
 from asterism.engine.learner.checkpoints import list_saved_steps, restore_replaced_checkpoints
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import build_sharded_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.hf_checkpoint import load_model
-from asterism.engine.model.hf_export import BUCKET_BYTES
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.saving_ranks import SavingReport
 from tests.engine.learner.test_sharding import MB, make_config, write_model

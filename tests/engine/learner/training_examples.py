@@ -13,6 +13,7 @@ from asterism.configs.algorithm import LearnerConfig, RlConfig, SftConfig
 from asterism.configs.machines import EngineConfig
 from asterism.configs.schema import RunConfig
 from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.export.hf_export import save_model
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.batches.sample_files import StoredSequence, list_sequences
 from asterism.engine.learner.batches.training_sequence import (
@@ -21,7 +22,6 @@ from asterism.engine.learner.batches.training_sequence import (
     build_training_sequence,
 )
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.hf_checkpoint import save_model
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_config, small_model, write_tokenizer
 
 torch.set_num_threads(1)  # small products are slower with more threads

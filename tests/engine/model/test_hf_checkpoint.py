@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from asterism.engine.export.hf_export import save_model
 from asterism.engine.model import hf_checkpoint
-from asterism.engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config, save_model
+from asterism.engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config
 from asterism.engine.model.model_config import UnsupportedModel
 from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model, write_tokenizer
 

@@ -53,8 +53,9 @@ async def test_calls_and_results_are_shown_as_the_model_reads_them() -> None:
     assert all(text in chat.view.text for text in read)
 
 
-async def test_an_interrupt_ends_an_answer_and_keeps_its_tokens() -> None:
-    chat = ScriptedChat("I count: 1 2 3...", ANSWER)
+@pytest.mark.parametrize("others", [(), tuple(TOKENIZER.encode("Z", trusted=True))], ids=["", "another-stop-token"])
+async def test_an_interrupted_answer_keeps_its_tokens_and_ends_as_in_a_cold_start(others: tuple[int, ...]) -> None:
+    chat = ScriptedChat("I count: 1 2 3...", ANSWER, stop_token_ids=(*others, END))
     answering = asyncio.ensure_future(chat.session.answer("count"))
     await chat.engine.endless_turn_began.wait()
     chat.session.interrupt()
@@ -63,17 +64,6 @@ async def test_an_interrupt_ends_an_answer_and_keeps_its_tokens() -> None:
     assert (await chat.session.answer("more")).ending == "answered"
     prompt = chat.read_prompt(1)
     assert "<reason>I count: 1 2 3...<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n" in prompt
-
-
-async def test_an_interrupted_turn_ends_as_in_a_cold_start_although_another_token_stops_turns_too() -> None:
-    other = TOKENIZER.encode("Z", trusted=True)[0]
-    chat = ScriptedChat("I count: 1 2 3...", ANSWER, stop_token_ids=(other, END))
-    answering = asyncio.ensure_future(chat.session.answer("count"))
-    await chat.engine.endless_turn_began.wait()
-    chat.session.interrupt()
-    await answering
-    await chat.session.answer("more")
-    assert "3...<|im_end|>\n<|im_start|>user\nmore" in chat.read_prompt(1)
 
 
 async def test_an_interrupt_stops_a_call_and_the_model_reads_that() -> None:

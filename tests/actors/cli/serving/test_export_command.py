@@ -37,7 +37,7 @@ from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.learner_rank import LearnerRank
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.tasks import MATH_PYTHON
-from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_model
+from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
 from tests.engine.learner.training_examples import rows, store_batch
 

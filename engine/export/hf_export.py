@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from asterism.configs.atomic_write import replacing_folder
 from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.engine.model.weight_files import read_json_object
@@ -37,6 +38,30 @@ WeightReader = Callable[[Sequence[str]], Mapping[str, Tensor]]  # reads whole te
 class WeightShard(NamedTuple):
     file_name: str
     names: tuple[str, ...]
+
+
+def save_model(
+    folder: Path | str, model_config: DecoderConfig, state_dict: Mapping[str, Tensor], tokenizer_folder: Path | str
+) -> None:
+    """Write a folder for AutoModelForCausalLM and AutoTokenizer from a whole model. Raises OSError on disk errors.
+
+    Replaces an existing folder, as replacing_folder does.
+    """
+    with replacing_folder(Path(folder)) as partial:
+        _write_files(partial, model_config, state_dict, Path(tokenizer_folder))
+
+
+def _write_files(folder: Path, config: DecoderConfig, state_dict: Mapping[str, Tensor], source: Path) -> None:
+    dropped = {"lm_head.weight"} if config.tie_word_embeddings else set[str]()
+    tensors = {name: tensor.detach().cpu() for name, tensor in state_dict.items() if name not in dropped}
+    dtype = next(iter(tensors.values())).dtype
+    write_model_description(folder, config, source, dtype)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    shards = plan_shards(shapes, dtype)
+    for shard in shards:
+        write_shard(folder, shard, shapes, dtype, lambda _names: tensors)
+    write_index(folder, shards, shapes, dtype)
+    make_readable(folder, folder.iterdir())
 
 
 # ---------------------------------------------------------------- weights

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from asterism.engine.model.hf_checkpoint import save_model
-from tests.engine.chat.family_templates import LLAMA3_TEMPLATE, QWEN3_TEMPLATE, QWEN25_TEMPLATE
+from asterism.engine.export.hf_export import save_model
+from tests.engine.export.family_templates import LLAMA3_TEMPLATE, QWEN3_TEMPLATE, QWEN25_TEMPLATE
 from tests.engine.tiny_models import small_architecture, small_model
 
 QWEN_REGEX = (

@@ -25,14 +25,14 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from asterism.actors.cli.sandbox_client import (
+from asterism.actors.executor import Executor
+from asterism.actors.sandbox_service.sandbox_client import (
     MAX_REQUEST_BYTES,
     SERVED_ADDRESS,
     check_private_folder,
     is_listening,
     is_served,
 )
-from asterism.actors.executor import Executor
 from asterism.bus.bus import Bus, Delivery
 from asterism.bus.codec import decode
 from asterism.bus.lanes import LANES

@@ -15,10 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from asterism.actors.cli import sandbox_server
-from asterism.actors.cli.sandbox_client import SERVED_ADDRESS, check_private_folder, get_default_folder, is_listening
-from asterism.actors.cli.sandbox_server import ClientGateway, ClientTable, GuardedSandbox
 from asterism.actors.executor import Executor
+from asterism.actors.sandbox_service import sandbox_server
+from asterism.actors.sandbox_service.sandbox_client import (
+    SERVED_ADDRESS,
+    check_private_folder,
+    get_default_folder,
+    is_listening,
+)
+from asterism.actors.sandbox_service.sandbox_server import ClientGateway, ClientTable, GuardedSandbox
 from asterism.bus.bus import Bus
 from asterism.bus.messages import (
     AnswerSubmitted,

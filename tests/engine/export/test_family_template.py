@@ -10,13 +10,13 @@ from transformers import AutoTokenizer
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema import RunConfig
-from asterism.engine.chat.chat_files import ServedChat, build_served_chat, write_chat_files
 from asterism.engine.data.task_inputs import build_renderer
+from asterism.engine.export.chat_files import ServedChat, build_served_chat, write_chat_files
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks import MATH_PYTHON
-from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_tokenizer
-from tests.engine.chat.family_templates import QWEN3_TEMPLATE
+from tests.engine.export.family_folders import FAMILY_KINDS, write_family_tokenizer
+from tests.engine.export.family_templates import QWEN3_TEMPLATE
 
 CONFIGS = {
     "default": DialogueConfig(tools=("jupyter_code",), renderer="qwen3"),

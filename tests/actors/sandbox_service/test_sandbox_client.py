@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from asterism.actors.cli import sandbox_client
-from asterism.actors.cli.sandbox_client import SERVED_ADDRESS, SandboxClient, is_served
+from asterism.actors.sandbox_service import sandbox_client
+from asterism.actors.sandbox_service.sandbox_client import SERVED_ADDRESS, SandboxClient, is_served
 from asterism.bus.bus import Bus
 from asterism.bus.messages import (
     AnswerGraded,

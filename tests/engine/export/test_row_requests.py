@@ -12,9 +12,9 @@ import pytest
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks import MATH_PYTHON
-from tests.engine.chat.exported_chats import DIALOGUES, assert_same_ids, export_chat, render, tokenize_rows
-from tests.engine.chat.family_folders import FAMILY_KINDS
 from tests.engine.data.public_layouts import PUBLIC_ROWS, SEVERAL_CALLS_ROWS, TOOLS
+from tests.engine.export.exported_chats import DIALOGUES, assert_same_ids, export_chat, render, tokenize_rows
+from tests.engine.export.family_folders import FAMILY_KINDS
 
 FORMATS = ("default", "think", "plain")  # the answers of public rows do not start with the prefill of "no system"
 BARE = DialogueConfig(tools=(), system="Be brief.", instruction="Solve it: ")

@@ -11,13 +11,13 @@ from transformers import GenerationConfig
 from asterism.configs.algorithm import EvaluationConfig, RlConfig, SamplingConfig
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.schema import RunConfig
-from asterism.engine.chat.chat_files import build_served_chat, write_chat_files
+from asterism.engine.export.chat_files import build_served_chat, write_chat_files
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.tools.python_tools import TOOL_SCHEMAS
 from asterism.tasks import MATH_PYTHON
-from tests.engine.chat.exported_chats import DIALOGUES, assert_same_ids, export_chat, render, tokenize_rows
-from tests.engine.chat.family_folders import FAMILY_KINDS, TEXTS, write_family_tokenizer
-from tests.engine.chat.random_dialogues import RandomDialogue, make_dialogue
+from tests.engine.export.exported_chats import DIALOGUES, assert_same_ids, export_chat, render, tokenize_rows
+from tests.engine.export.family_folders import FAMILY_KINDS, TEXTS, write_family_tokenizer
+from tests.engine.export.random_dialogues import RandomDialogue, make_dialogue
 
 NUM_DIALOGUES = 60  # for each of the formats: 240 per family
 slow = pytest.mark.slow

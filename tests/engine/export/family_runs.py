@@ -20,15 +20,15 @@ from transformers import AutoTokenizer
 from asterism.bus.messages import build_blank_record, bytes_to_ids, ids_to_bytes
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.schema import RunConfig
-from asterism.engine.chat.chat_files import build_served_chat, write_chat_files
 from asterism.engine.data.task_inputs import build_renderer
+from asterism.engine.export.chat_files import build_served_chat, write_chat_files
 from asterism.engine.model.family_renderer import FamilyTokenizer
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
 from asterism.policies.dialogue.parse_turn import ToolCall
 from asterism.tasks import MATH_PYTHON
-from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_tokenizer
-from tests.engine.chat.random_dialogues import Message, make_text
+from tests.engine.export.family_folders import FAMILY_KINDS, write_family_tokenizer
+from tests.engine.export.random_dialogues import Message, make_text
 from tests.fakes import generated_ids
 
 TOOL = "jupyter_code"

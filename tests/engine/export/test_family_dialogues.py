@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from asterism.policies.tools.python_tools import TOOL_SCHEMAS
-from tests.engine.chat.exported_chats import render
-from tests.engine.chat.family_runs import CONFIGS, FamilyRun, make_family_dialogue, make_family_run
-from tests.engine.chat.random_dialogues import Message, make_text
+from tests.engine.export.exported_chats import render
+from tests.engine.export.family_runs import CONFIGS, FamilyRun, make_family_dialogue, make_family_run
+from tests.engine.export.random_dialogues import Message, make_text
 
 NUM_DIALOGUES = 100  # for each of the configurations
 # Numbers of dialogues with calls and results, of prompts equal to the run's, and of all prompts.

@@ -19,11 +19,11 @@ from asterism.engine.data.token_files import DialogueSource
 from asterism.engine.model.family_renderer import FamilyRenderer
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.tasks import MATH_PYTHON
-from tests.engine.chat.exported_chats import render
-from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_tokenizer
-from tests.engine.chat.family_runs import CONFIGS, EMPTY_REASONING, TOOL, make_family_dialogue, make_family_run
-from tests.engine.chat.random_dialogues import make_text
 from tests.engine.data.public_layouts import PUBLIC_ROWS, SEVERAL_CALLS_ROWS, THOUGHT
+from tests.engine.export.exported_chats import render
+from tests.engine.export.family_folders import FAMILY_KINDS, write_family_tokenizer
+from tests.engine.export.family_runs import CONFIGS, EMPTY_REASONING, TOOL, make_family_dialogue, make_family_run
+from tests.engine.export.random_dialogues import make_text
 from tests.engine.model.test_family_renderer import FAMILIES, HOSTILE, make_tokenizer
 
 NUM_DIALOGUES = 60  # for each of the configurations

@@ -14,7 +14,8 @@ from asterism.configs.integrity.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.configs.task_options import TaskConfig
-from asterism.engine.chat.served_tokenizer import (
+from asterism.engine.data.task_inputs import build_renderer, read_task_descriptions
+from asterism.engine.export.served_tokenizer import (
     BOUNDARY_LITERAL,
     CLASS_CODE,
     CLASS_FILE,
@@ -22,7 +23,6 @@ from asterism.engine.chat.served_tokenizer import (
     build_tokenizer_config,
     find_marks,
 )
-from asterism.engine.data.task_inputs import build_renderer, read_task_descriptions
 from asterism.engine.model.family_renderer import FamilyRenderer
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.engine.model.weight_files import read_json_object
@@ -145,7 +145,7 @@ def _choose_parsers(config: DialogueConfig, dialogue: DialogueFormat) -> ChatPar
         parsers = _FAMILY_PARSERS.get(config.renderer, ChatParsers())
     else:
         tag = OPENING_TAG.fullmatch(dialogue.prefill)
-        parsers = ChatParsers("qwen25", "deepseek-r1" if tag and tag[1] == "think" else "")
+        parsers = ChatParsers(dialogue.calls.sglang_parser, "deepseek-r1" if tag and tag[1] == "think" else "")
     return parsers if dialogue.tools else parsers._replace(calls="")
 
 
@@ -175,7 +175,8 @@ def _build_generation_config(run: RunConfig, task: TaskConfig, stop_ids: list[in
 
 
 def _list_visible_tags(dialogue: DialogueFormat) -> list[str]:
-    return [*PROTOCOL_TAGS, "<think>", "</think>", dialogue.answer_open, dialogue.answer_close]
+    calls = dialogue.calls.opening, dialogue.calls.closing
+    return [*PROTOCOL_TAGS, *calls, "<think>", "</think>", dialogue.answer_open, dialogue.answer_close]
 
 
 def _read_tokenizer_config(source: Path) -> dict[str, Any]:

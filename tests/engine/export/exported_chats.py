@@ -9,12 +9,12 @@ from transformers import AutoTokenizer
 
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.schema import RunConfig
-from asterism.engine.chat.chat_files import build_served_chat, write_chat_files
 from asterism.engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
+from asterism.engine.export.chat_files import build_served_chat, write_chat_files
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks import MATH_PYTHON
-from tests.engine.chat.family_folders import FamilyKind, write_family_tokenizer
+from tests.engine.export.family_folders import FamilyKind, write_family_tokenizer
 
 OWN_TEXTS = "Use it \u2603.\n{tools}\nEnd."
 DIALOGUES = {
