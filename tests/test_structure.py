@@ -109,6 +109,5 @@ def test_no_function_name_ends_in_of() -> None:
 def test_every_struct_of_the_schema_is_a_config() -> None:
     files = ("schema", "algorithm", "machines", "dialogue_options", "sglang_options", "task_options")
     schema = [ROOT / "configs" / f"{file}.py" for file in files]
-    assert [
-        node.name for path, node in definitions(ast.ClassDef) if path in schema and not node.name.endswith("Config")
-    ] == []
+    names = {node.name for path, node in definitions(ast.ClassDef) if path in schema}
+    assert {name for name in names if not name.endswith("Config")} == {"Sampling"}  # a field of messages as well

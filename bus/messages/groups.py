@@ -7,6 +7,7 @@ import msgspec
 from asterism.bus.messages.environments import EnvironmentHistory
 from asterism.bus.messages.message import Message
 from asterism.bus.messages.tokens import TokenRecord
+from asterism.configs.algorithm import Sampling
 
 # Why a finished trajectory stopped; an infrastructure failure or an abort has a cause instead.
 # done: the task ended it, by ToolResult.stop or the `done` of a dialogue.
@@ -23,12 +24,10 @@ class StartGroup(Message, frozen=True):
     prompt_ids: bytes
     size: int
     first_trajectory_id: int
-    temperature: float
+    sampling: Sampling
     seed: int
     row: bytes = b""  # the row of data as a JSON object, for environments and reward functions; empty without them
     task: str = ""  # its name; empty if the run has no [[tasks]]
-    top_p: float = 1.0
-    top_k: int = 0  # 0: all tokens
     evaluation_set: str = ""  # its name; empty for training, and if the run has no [[evaluation.sets]]
 
 
@@ -73,14 +72,13 @@ class TrajectoryFinished(Message, frozen=True):
     responses_with_error: int  # tool results that contain "error", case-insensitive
     answer_opens: int  # `<answer>` tags in the assistant's text
     answer_closes: int
+    answer_spans: int  # complete answer blocks in the assistant's text
     lease_wait_s: float
     generation_s: float
     tools_s: float
     grading_s: float
     components: dict[str, float] = msgspec.field(default_factory=dict)  # of the reward, as in AnswerGraded
     environment: EnvironmentHistory = EnvironmentHistory()  # empty without instances
-    # Complete answer blocks in the assistant's text; -1: a log without this count, where opens stand for it.
-    answer_spans: int = -1
     release: ReleaseCounts | None = None  # only with roc.penalty = "release"
     tools: dict[str, ToolCount] = msgspec.field(default_factory=dict)  # by name
 

@@ -6,6 +6,7 @@ from asterism.bus.messages.groups import Ending, ToolCount
 from asterism.bus.messages.message import Message
 from asterism.bus.messages.run import BufferCursor
 from asterism.bus.messages.tokens import TokenRecord
+from asterism.configs.algorithm import Sampling
 
 
 class StepRequested(Message, frozen=True):
@@ -20,11 +21,9 @@ class EvaluationRequested(Message, frozen=True):
     """recipe -> buffer: one trajectory for each of the first `questions` test questions of each set."""
 
     label: str  # "start_sampled", "start_greedy", "step_sampled", "step_greedy", "end_sampled", "end_greedy"
-    temperature: float
+    sampling: Sampling
     questions: int
     version: int  # of the weights
-    top_p: float = 1.0
-    top_k: int = 0
 
 
 def name_evaluation(label: str, version: int) -> str:
@@ -40,35 +39,36 @@ class ComponentSum(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TaskCounts(msgspec.Struct, frozen=True, array_like=True):
-    """One task's part of StepCounts or of an evaluation."""
+    """Sums over the groups and trajectories of a step or an evaluation, or over a task's or a set's part of them."""
 
     groups: int = 0
-    groups_rejected: int = 0
-    groups_lost: int = 0
-    trajectories: int = 0
-    trajectories_failed: int = 0
-    positives: int = 0
+    groups_rejected: int = 0  # equal rewards: no gradient
+    groups_lost: int = 0  # too few trajectories left after failures, the staleness limit and filters
+    trajectories: int = 0  # finished
+    trajectories_failed: int = 0  # infrastructure failures
+    positives: int = 0  # successes (evaluation.success)
     reward: float = 0.0  # sum
     calls: int = 0
     calls_failed: int = 0
     positive_calls: int = 0  # in positives
     positive_calls_failed: int = 0
-    response_tokens: int = 0
+    response_tokens: int = 0  # generated and tool tokens
+
+    @property
+    def ended(self) -> int:
+        """Finished and failed trajectories."""
+        return self.trajectories + self.trajectories_failed
 
 
 class EvaluationFinished(Message, frozen=True):
-    """buffer -> recipe, recorder. Accuracy is positives / (questions - failed)."""
+    """buffer -> recipe, recorder. A trajectory answers one question; groups are not counted."""
 
     label: str
-    questions: int
-    positives: int  # successes (evaluation.success)
-    failed: int  # trajectories lost to infrastructure failures
-    response_tokens: int  # sum
-    reward: float = 0.0  # sum
+    version: int  # of the weights
+    totals: TaskCounts
     components: dict[str, ComponentSum] = msgspec.field(default_factory=dict)
     tasks: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # by name; empty without [[tasks]]
     sets: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # by name; empty without [[evaluation.sets]]
-    version: int = -1  # of the weights; -1: a log of an earlier Asterism
     other_version_tokens: int = 0  # generated with other weights, because all engines of `version` were lost
     first_group_id: int = -1  # its groups have consecutive ids
 
@@ -86,23 +86,12 @@ class StepCounts(msgspec.Struct, frozen=True):
     """Sums over all groups that a step started or carried over, including rejected ones, until
     its end. Groups aborted at its end are in LengthsMeasured."""
 
-    groups: int = 0
-    groups_rejected: int = 0  # equal rewards: no gradient
-    groups_lost: int = 0  # too few trajectories left after failures, the staleness limit and filters
-    trajectories: int = 0  # finished
-    trajectories_failed: int = 0  # infrastructure failures
-    positives: int = 0  # successes (evaluation.success)
-    reward: float = 0.0  # sum
+    totals: TaskCounts = TaskCounts()
     components: dict[str, ComponentSum] = {}  # of the reward
     endings: dict[Ending, int] = {}  # finished trajectories
     tasks: dict[str, TaskCounts] = {}  # by name; empty without [[tasks]]
     sets: dict[str, TaskCounts] = {}  # by name, of an evaluation; empty without [[evaluation.sets]]
-    calls: int = 0
-    calls_failed: int = 0
-    positive_calls: int = 0  # in positives
-    positive_calls_failed: int = 0
     generated_tokens: int = 0
-    response_tokens: int = 0  # generated and tool tokens
     lease_wait_s: float = 0.0  # sum over trajectories
     generation_s: float = 0.0
     tools_s: float = 0.0

@@ -6,17 +6,29 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asterism.configs.algorithm import Sampling
+
 
 class SamplingTensors(NamedTuple):
-    """Sampling parameters of B rows; all [B]."""
+    """Draws of B rows; all [B]. Behind the seed, the fields are those of Sampling in their order, as `pack_sampling` has
+    them."""
 
-    temperature: Tensor  # float32; 0 is greedy
-    top_p: Tensor  # float32; 1: no filter
-    top_k: Tensor  # int64; 0: no filter
     mixed_seed: Tensor  # int64: mix_seed of the request's seed
+    temperature: Tensor  # 0 is greedy
+    top_p: Tensor  # 1: no filter
+    top_k: Tensor  # 0: no filter
+
+
+def pack_sampling(sampling: Sampling) -> NDArray[np.float32]:
+    """Return its F fields, float32 [F]. They hold numbers of tokens exactly: a vocabulary has fewer than 2^24."""
+    return np.array(astuple(sampling), np.float32)
+
+
+_DEFAULTS_F = pack_sampling(Sampling())
 
 
 class SamplingFlags(NamedTuple):
@@ -24,16 +36,16 @@ class SamplingFlags(NamedTuple):
 
     all_temperature_one: bool
     any_greedy: bool
-    any_filtered: bool  # by top-p or top-k
+    any_filtered: bool  # by another parameter than the temperature
 
     @classmethod
-    def from_arrays(
-        cls, temperature: NDArray[np.float32], top_p: NDArray[np.float32], top_k: NDArray[np.int64]
-    ) -> SamplingFlags:
+    def from_values(cls, values_FB: NDArray[np.float32]) -> SamplingFlags:
+        """`values_FB`: by row, as `pack_sampling` has them."""
+        temperature_B = values_FB[0]
         return cls(
-            all_temperature_one=bool((temperature == 1).all()),
-            any_greedy=bool((temperature == 0).any()),
-            any_filtered=bool(((top_p < 1) | (top_k > 0)).any()),
+            all_temperature_one=bool((temperature_B == 1).all()),
+            any_greedy=bool((temperature_B == 0).any()),
+            any_filtered=bool((values_FB[1:] != _DEFAULTS_F[1:, None]).any()),
         )
 
 
@@ -45,7 +57,7 @@ def sample(
     Logprobs are those of softmax(logits / temperature) before top-p and top-k; of greedy tokens, at temperature 1.
     Overwrites the logits: asterism.engine.inference.buffer_sizes.count_sampling_bytes lists what this function allocates.
     """
-    flags = flags or SamplingFlags.from_arrays(*(part.numpy(force=True) for part in sampling[:3]))
+    flags = flags or SamplingFlags.from_values(torch.stack(sampling[1:]).numpy(force=True))
     if not flags.all_temperature_one:
         divisor = torch.where(sampling.temperature == 0, 1.0, sampling.temperature)
         logits_BV.div_(divisor[:, None])
@@ -76,7 +88,7 @@ def _filter_top_p_top_k(weights_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) ->
     """Zero the weights outside the k heaviest, then those outside the smallest set that holds top_p of the rest."""
     ordered_BV, order_BV = torch.sort(weights_BV, dim=-1, descending=True, stable=True)
     ranks_V = torch.arange(weights_BV.shape[-1], device=weights_BV.device)
-    limit_B = torch.where(top_k_B > 0, top_k_B, weights_BV.shape[-1])
+    limit_B = torch.where(top_k_B > 0, top_k_B, float(weights_BV.shape[-1]))
     ordered_BV.masked_fill_(ranks_V >= limit_B[:, None], 0.0)
     sums_BV = ordered_BV.cumsum(-1)
     bound_B1 = top_p_B[:, None] * sums_BV[:, -1:]

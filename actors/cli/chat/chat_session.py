@@ -36,6 +36,7 @@ from asterism.bus.messages import (
     bytes_to_ids,
     ids_to_bytes,
 )
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Engine, EngineFailure, GenerationRequest
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.engine.data.task_inputs import encode_row
@@ -71,9 +72,7 @@ class ChatTask(NamedTuple):
 
 
 class ChatSampling(NamedTuple):
-    temperature: float
-    top_p: float
-    top_k: int
+    parameters: Sampling
     seed: int
 
 
@@ -188,12 +187,10 @@ class ChatSession:
             prompt_ids=ids_to_bytes(prompt_ids),
             size=1,
             first_trajectory_id=self._first_trajectory_id,
-            temperature=sampling.temperature,
+            sampling=sampling.parameters,
             seed=sampling.seed,
             row=b"" if row is None else encode_row(row._replace(question=text)),
             task=self._task.name,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
         )
         return transitions.start(rules, group, self._trajectory_id, 0.0)
 
