@@ -17,7 +17,7 @@ from asterism.configs.algorithm import (
     LearnerConfig,
     RlConfig,
     RocConfig,
-    SamplingConfig,
+    Sampling,
     SftConfig,
 )
 from asterism.configs.dialogue_options import DialogueConfig
@@ -72,7 +72,7 @@ class RunConfig(Section, frozen=True):
     data: DataConfig = DataConfig()  # unused if there are [[tasks]]
     tasks: tuple[TaskConfig, ...] = ()
     dialogue: DialogueConfig = DialogueConfig()
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: Sampling = Sampling()
     sft: SftConfig = SftConfig()
     rl: RlConfig = RlConfig()
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
@@ -161,6 +161,11 @@ class RunConfig(Section, frozen=True):
             replace(each, task=each.task or first, questions=each.questions or options.questions)
             for each in options.sets
         )
+
+    @property
+    def evaluation_sampling(self) -> Sampling:
+        """Sampling of sampled evaluations."""
+        return self.evaluation.sampling or self.sampling
 
     @property
     def success(self) -> SuccessRule:

@@ -32,11 +32,11 @@ from asterism.policies.evaluation_recipe import EvaluationRecipe
 from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
 from asterism.policies.recipe import Recipe
+from asterism.policies.recorder import Recorder
 from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.rollout_policy import load_rollout_policy
 from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.step_evaluations import EvaluationPlan
-from asterism.policies.step_metrics import Recorder
 from asterism.policies.tools.task_description import TaskDescription, TaskDescriptions
 
 STOP_TIMEOUT_S = 2.0

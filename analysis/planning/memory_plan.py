@@ -140,7 +140,7 @@ def _count_buffer_bytes(inputs: PlanInputs) -> int:
     With bfloat16 on a GPU, torch 2.12 or later is assumed: attention may read pages in place.
     """
     run, engine, config = inputs.run, inputs.run.engine, inputs.config
-    is_gpu, asked = engine.device == "cuda", (run.sampling, run.evaluation)
+    is_gpu, asked = engine.device == "cuda", (run.sampling, run.evaluation_sampling)
     shape = BufferShape(
         rows=min(engine.max_running, engine.kv_tokens // engine.page_tokens),
         vocab_size=config.vocab_size,
@@ -148,7 +148,7 @@ def _count_buffer_bytes(inputs: PlanInputs) -> int:
         token_bytes=int(compute_cached_token_bytes(inputs)) // config.num_layers,
         device=engine.device,
         has_graphs=is_gpu and engine.cuda_graphs,
-        has_filter=any(each.top_p < 1 or each.top_k > 0 for each in asked),
+        has_filter=any(each.truncations for each in asked),
         reads_pages=is_gpu and engine.dtype == "bfloat16" and engine.page_tokens % PAGE_TOKENS_STEP == 0,
     )
     return count_buffer_bytes(shape)

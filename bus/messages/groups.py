@@ -7,6 +7,7 @@ import msgspec
 from asterism.bus.messages.environments import EnvironmentHistory
 from asterism.bus.messages.message import Message
 from asterism.bus.messages.tokens import TokenRecord
+from asterism.configs.algorithm import Sampling
 
 # Reasons for the end of a finished trajectory; a failed or aborted trajectory has a cause instead.
 # done: the task ended the trajectory, by ToolResult.stop or the `done` of a dialogue.
@@ -23,12 +24,10 @@ class StartGroup(Message, frozen=True):
     prompt_ids: bytes
     size: int
     first_trajectory_id: int
-    temperature: float
+    sampling: Sampling
     seed: int
     row: bytes = b""  # the row of data as a JSON object, for environments and reward functions; empty without them
     task: str = ""  # name of the task; empty if the run has no [[tasks]]
-    top_p: float = 1.0
-    top_k: int = 0  # 0: all tokens
     evaluation_set: str = ""  # name of the set; empty for training, and if the run has no [[evaluation.sets]]
 
 
@@ -73,14 +72,13 @@ class TrajectoryFinished(Message, frozen=True):
     responses_with_error: int  # tool results that contain "error", case-insensitive
     answer_opens: int  # `<answer>` tags in the assistant's text
     answer_closes: int
+    answer_spans: int  # complete answer blocks in the assistant's text
     lease_wait_s: float
     generation_s: float
     tools_s: float
     grading_s: float
     components: dict[str, float] = msgspec.field(default_factory=dict)  # components of the reward, see AnswerGraded
     environment: EnvironmentHistory = EnvironmentHistory()  # empty without instances of environments
-    # Complete answer blocks in the assistant's text; -1: an older log without it, for which answer_opens stands.
-    answer_spans: int = -1
     release: ReleaseCounts | None = None  # set only with roc.penalty = "release"
     tools: dict[str, ToolCount] = msgspec.field(default_factory=dict)  # calls by name of the tool
 

@@ -6,6 +6,7 @@ from asterism.bus.messages.groups import Ending, ToolCount
 from asterism.bus.messages.message import Message
 from asterism.bus.messages.run import BufferCursor
 from asterism.bus.messages.tokens import TokenRecord
+from asterism.configs.algorithm import Sampling
 
 
 class StepRequested(Message, frozen=True):
@@ -20,11 +21,9 @@ class EvaluationRequested(Message, frozen=True):
     """recipe -> buffer: one trajectory for each of the first `questions` test questions of each set."""
 
     label: str  # "start_sampled", "start_greedy", "step_sampled", "step_greedy", "end_sampled", "end_greedy"
-    temperature: float
+    sampling: Sampling
     questions: int
     version: int  # version of the weights
-    top_p: float = 1.0
-    top_k: int = 0
 
 
 def name_evaluation(label: str, version: int) -> str:
@@ -40,35 +39,36 @@ class ComponentSum(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TaskCounts(msgspec.Struct, frozen=True, array_like=True):
-    """One task's part of StepCounts or of an evaluation."""
+    """Sums over the groups and trajectories of a step or an evaluation, or over a task's or a set's part of them."""
 
     groups: int = 0
-    groups_rejected: int = 0
-    groups_lost: int = 0
-    trajectories: int = 0
-    trajectories_failed: int = 0
-    positives: int = 0
+    groups_rejected: int = 0  # groups that rl.group_filter rejects, for example for equal rewards
+    groups_lost: int = 0  # groups with too few trajectories after failures, the staleness limit and filters
+    trajectories: int = 0  # finished trajectories
+    trajectories_failed: int = 0  # trajectories with infrastructure failures
+    positives: int = 0  # successes (evaluation.success)
     reward: float = 0.0  # sum over trajectories
     calls: int = 0
     calls_failed: int = 0
     positive_calls: int = 0  # calls in positives
     positive_calls_failed: int = 0
-    response_tokens: int = 0
+    response_tokens: int = 0  # generated and tool tokens
+
+    @property
+    def ended(self) -> int:
+        """Finished and failed trajectories."""
+        return self.trajectories + self.trajectories_failed
 
 
 class EvaluationFinished(Message, frozen=True):
-    """buffer -> recipe, recorder: an evaluation has ended. Accuracy is positives / (questions - failed)."""
+    """buffer -> recipe, recorder: an evaluation has ended. Each trajectory answers one question; groups are not counted."""
 
     label: str
-    questions: int
-    positives: int  # successes (evaluation.success)
-    failed: int  # trajectories lost to infrastructure failures
-    response_tokens: int  # sum over trajectories
-    reward: float = 0.0  # sum over trajectories
+    version: int  # version of the weights
+    totals: TaskCounts
     components: dict[str, ComponentSum] = msgspec.field(default_factory=dict)
     tasks: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # counts by task; none without [[tasks]]
     sets: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # counts by set; none without [[evaluation.sets]]
-    version: int = -1  # version of the weights; -1: a log of an earlier Asterism
     other_version_tokens: int = 0  # tokens generated with other weights, because all engines of `version` were lost
     first_group_id: int = -1  # the groups of an evaluation have consecutive ids
 
@@ -88,23 +88,12 @@ class StepCounts(msgspec.Struct, frozen=True):
     LengthsMeasured contains the groups that are aborted at the end of the step.
     """
 
-    groups: int = 0
-    groups_rejected: int = 0  # groups that rl.group_filter rejects, for example for equal rewards
-    groups_lost: int = 0  # groups with too few trajectories after failures, the staleness limit and filters
-    trajectories: int = 0  # finished trajectories
-    trajectories_failed: int = 0  # trajectories with infrastructure failures
-    positives: int = 0  # successes (evaluation.success)
-    reward: float = 0.0  # sum over trajectories
+    totals: TaskCounts = TaskCounts()
     components: dict[str, ComponentSum] = {}  # components of the reward, by name
     endings: dict[Ending, int] = {}  # finished trajectories by ending
     tasks: dict[str, TaskCounts] = {}  # counts by name of the task; empty without [[tasks]]
     sets: dict[str, TaskCounts] = {}  # counts by name of an evaluation set; empty without [[evaluation.sets]]
-    calls: int = 0
-    calls_failed: int = 0
-    positive_calls: int = 0  # calls in positives
-    positive_calls_failed: int = 0
     generated_tokens: int = 0
-    response_tokens: int = 0  # generated and tool tokens
     lease_wait_s: float = 0.0  # sum over trajectories
     generation_s: float = 0.0
     tools_s: float = 0.0

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from asterism.bus.messages.message import Message
+from asterism.configs.algorithm import Sampling
 
 
 class TurnRequested(Message, frozen=True):
@@ -13,9 +14,7 @@ class TurnRequested(Message, frozen=True):
     lease: int
     token_ids: bytes
     max_new_tokens: int  # bounded by the lease
-    temperature: float
-    top_p: float
-    top_k: int
+    sampling: Sampling
     stop_token_ids: tuple[int, ...]
     seed: int  # seed of the trajectory; sampling noise depends only on it and on the token's position
     incarnation: int = 1  # incarnation of the engine in the lease; another incarnation answers TurnFailed

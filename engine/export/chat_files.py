@@ -162,13 +162,11 @@ def _build_generation_config(run: RunConfig, task: TaskConfig, stop_ids: list[in
     A `top_k` of all tokens: transformers takes 50 for an absent one, and SGLang refuses 0. transformers refuses a
     temperature of 0 with `do_sample`.
     """
-    sampling, evaluation = run.sampling, run.evaluation
-    temperature = evaluation.temperature or sampling.temperature
+    sampling = run.evaluation_sampling
     return {
-        "do_sample": temperature > 0,
-        "temperature": temperature,
-        "top_p": evaluation.top_p if evaluation.top_p < 1 else sampling.top_p,
-        "top_k": evaluation.top_k or sampling.top_k or vocab_size,
+        "do_sample": sampling.temperature > 0,
+        **msgspec.structs.asdict(sampling),
+        "top_k": sampling.top_k or vocab_size,
         "eos_token_id": stop_ids if len(stop_ids) > 1 else stop_ids[0],
         "max_new_tokens": run.limit_evaluated_response(task),
     }

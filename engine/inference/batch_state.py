@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import MAX_STOP_TOKENS
 from asterism.engine.inference.buffer_sizes import MIN_ROWS, pad_to_bucket
-from asterism.engine.inference.sampling import SamplingFlags, SamplingTensors, mix_seed
+from asterism.engine.inference.sampling import SamplingFlags, SamplingTensors, mix_seed, pack_sampling
 from asterism.engine.inference.sequence import MissingPages, Sequence
 
 _ALIGNMENT_BYTES = 8
@@ -50,13 +51,13 @@ class BatchState:
         self._logprobs = np.zeros((num_rows, max_tokens), np.float32)  # logprobs of generated tokens
         self._last_position = np.zeros(num_rows, np.int64)  # position of the last token that the request allows
         self._stop_ids = np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32)  # -1: unused entry
-        self._sampling_floats = np.ones((2, num_rows + 1), np.float32)  # temperature, top_p
-        self._sampling_ints = np.zeros((2, num_rows + 1), np.int64)  # top_k, mixed seed
+        self._sampling = np.stack([pack_sampling(Sampling())] * (num_rows + 1), 1)  # by field of Sampling and row
+        self._mixed_seeds = np.zeros(num_rows + 1, np.int64)
         self._newest = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self._tables = torch.full((num_rows + 1, table_pages), padding_page, device=device)
         self.max_active_rows = pad_to_bucket(num_rows, MIN_ROWS)  # including padding rows
-        self._active_ints = torch.zeros((6, self.max_active_rows), dtype=torch.int64, device=device)
-        self._active_floats = torch.ones((2, self.max_active_rows), device=device)
+        self._active_ints = torch.zeros((5, self.max_active_rows), dtype=torch.int64, device=device)
+        self._active_floats = torch.ones((len(self._sampling), self.max_active_rows), device=device)
         self.activate(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def assign(self, joining: list[Sequence]) -> None:
@@ -79,8 +80,7 @@ class BatchState:
         self._logprobs[row, first:num_tokens] = sequence.logprobs
         self._last_position[row] = first + request.max_new_tokens - 1
         self._stop_ids[row] = [*request.stop_token_ids, *[-1] * MAX_STOP_TOKENS][:MAX_STOP_TOKENS]
-        self._sampling_floats[:, row] = request.temperature, request.top_p
-        self._sampling_ints[:, row] = request.top_k, mix_seed(request.seed)
+        self._sampling[:, row], self._mixed_seeds[row] = pack_sampling(request.sampling), mix_seed(request.seed)
 
     def append_pages(self, appended: list[MissingPages]) -> None:
         """Append the new pages of these sequences to their block tables."""
@@ -107,11 +107,11 @@ class BatchState:
         count = self.max_active_rows
         padded = np.full(count, len(self._token_ids))
         padded[: len(rows)] = rows
-        ints = np.zeros((6, count), np.int64)
-        ints[0], ints[3], ints[4:] = padded, padded * self._tables.shape[1], self._sampling_ints[:, padded]
+        ints = np.zeros((5, count), np.int64)
+        ints[0], ints[3], ints[4] = padded, padded * self._tables.shape[1], self._mixed_seeds[padded]
         ints[1, : len(rows)], ints[2, : len(rows)] = positions, 1
-        floats = self._sampling_floats[:, padded]
-        self.sampling_flags = SamplingFlags.from_arrays(floats[0], floats[1], ints[4])
+        floats = self._sampling[:, padded]
+        self.sampling_flags = SamplingFlags.from_values(floats)
         for static, new in zip(
             (self._active_ints, self._active_floats), upload((ints, floats), self._device), strict=True
         ):
@@ -119,9 +119,10 @@ class BatchState:
         self.active = self.get_padded_rows(len(rows))
 
     def get_padded_rows(self, count: int) -> RowTensors:
-        rows, positions, advances, offsets, top_k, seed = self._active_ints[:, :count].unbind(0)
-        temperature, top_p = self._active_floats[:, :count].unbind(0)
-        return RowTensors(rows, positions, advances, offsets, SamplingTensors(temperature, top_p, top_k, seed))
+        """The active rows, padded to `count`."""
+        rows, positions, advances, offsets, mixed_seed = self._active_ints[:, :count].unbind(0)
+        sampling = SamplingTensors(mixed_seed, *self._active_floats[:, :count].unbind(0))
+        return RowTensors(rows, positions, advances, offsets, sampling)
 
     def gather_block_tables(self, active: RowTensors, pages: int | None = None) -> Tensor:
         """Return the block tables, int64 [N, pages]."""

@@ -6,17 +6,28 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asterism.configs.algorithm import Sampling
+
 
 class SamplingTensors(NamedTuple):
-    """Sampling parameters of B rows; all [B]."""
+    """Sampling parameters of B rows; all [B]. The fields after the seed are the fields of Sampling, as in `pack_sampling`."""
 
+    mixed_seed: Tensor  # int64: the result of mix_seed for the request's seed
     temperature: Tensor  # float32; 0 is greedy
     top_p: Tensor  # float32; 1: no filter
     top_k: Tensor  # int64; 0: no filter
-    mixed_seed: Tensor  # int64: the result of mix_seed for the request's seed
+
+
+def pack_sampling(sampling: Sampling) -> NDArray[np.float32]:
+    """Return the F fields as float32 [F], which is exact for top_k: a vocabulary has fewer than 2^24 tokens."""
+    return np.array(astuple(sampling), np.float32)
+
+
+_DEFAULTS_F = pack_sampling(Sampling())
 
 
 class SamplingFlags(NamedTuple):
@@ -24,16 +35,16 @@ class SamplingFlags(NamedTuple):
 
     all_temperature_one: bool
     any_greedy: bool
-    any_filtered: bool  # some rows have top-p or top-k
+    any_filtered: bool  # some rows set a parameter other than the temperature
 
     @classmethod
-    def from_arrays(
-        cls, temperature: NDArray[np.float32], top_p: NDArray[np.float32], top_k: NDArray[np.int64]
-    ) -> SamplingFlags:
+    def from_values(cls, values_FB: NDArray[np.float32]) -> SamplingFlags:
+        """`values_FB`: the result of `pack_sampling` for each row."""
+        temperature_B = values_FB[0]
         return cls(
-            all_temperature_one=bool((temperature == 1).all()),
-            any_greedy=bool((temperature == 0).any()),
-            any_filtered=bool(((top_p < 1) | (top_k > 0)).any()),
+            all_temperature_one=bool((temperature_B == 1).all()),
+            any_greedy=bool((temperature_B == 0).any()),
+            any_filtered=bool((values_FB[1:] != _DEFAULTS_F[1:, None]).any()),
         )
 
 
@@ -45,7 +56,7 @@ def sample(
     Logprobs come from softmax(logits / temperature) before top-p and top-k; for greedy tokens, temperature is 1.
     Overwrites the logits. asterism.engine.inference.buffer_sizes.count_sampling_bytes counts the allocated memory.
     """
-    flags = flags or SamplingFlags.from_arrays(*(part.numpy(force=True) for part in sampling[:3]))
+    flags = flags or SamplingFlags.from_values(torch.stack(sampling[1:]).numpy(force=True))
     if not flags.all_temperature_one:
         divisor = torch.where(sampling.temperature == 0, 1.0, sampling.temperature)
         logits_BV.div_(divisor[:, None])
@@ -76,7 +87,7 @@ def _filter_top_p_top_k(weights_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) ->
     """Zero weights outside the k heaviest, then weights outside the smallest set with top_p of the remaining total."""
     ordered_BV, order_BV = torch.sort(weights_BV, dim=-1, descending=True, stable=True)
     ranks_V = torch.arange(weights_BV.shape[-1], device=weights_BV.device)
-    limit_B = torch.where(top_k_B > 0, top_k_B, weights_BV.shape[-1])
+    limit_B = torch.where(top_k_B > 0, top_k_B, float(weights_BV.shape[-1]))
     ordered_BV.masked_fill_(ranks_V >= limit_B[:, None], 0.0)
     sums_BV = ordered_BV.cumsum(-1)
     bound_B1 = top_p_B[:, None] * sums_BV[:, -1:]

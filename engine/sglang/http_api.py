@@ -4,11 +4,12 @@ Unknown fields of a response are ignored; a missing or ill-typed field raises In
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import EngineFailure
 from asterism.engine.http.errors import InvalidResponse
 
@@ -42,6 +43,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
+
+
+def format_sampling(sampling: Sampling) -> dict[str, Any]:
+    """The fields of SamplingParams that come from a request. A server has -1 for a `top_k` of all tokens."""
+    return {**structs.asdict(sampling), "top_k": sampling.top_k or -1}
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -25,6 +25,7 @@ from asterism.bus.messages import (
     digest_outcome,
     ids_to_bytes,
 )
+from asterism.configs.algorithm import Sampling
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.engine.data.task_inputs import encode_row
 from asterism.policies.rollout import transitions
@@ -122,7 +123,7 @@ class _Player:
             prompt_ids=ids_to_bytes(prompt_ids),
             size=1,
             first_trajectory_id=self._trajectory_id,
-            temperature=1.0,
+            sampling=Sampling(),
             seed=0,
             row=encode_row(problem) if self._task.sends_row else b"",
             task=self._task.name,

@@ -20,6 +20,7 @@ from asterism.bus.messages import (
     ids_to_bytes,
 )
 from asterism.bus.transport.in_process import Hub
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
 from tests.simulation.engines import FakeEngine
 
@@ -99,7 +100,7 @@ INCARNATION = 3
 def turn(
     tid: int, new_tokens: int = 10, *, lease: int = 1, first: int = 1, incarnation: int = INCARNATION
 ) -> TurnRequested:
-    return TurnRequested(tid, 2, lease, ids_to_bytes([first, 2]), new_tokens, 1.0, 1.0, 0, (), 5, incarnation)
+    return TurnRequested(tid, 2, lease, ids_to_bytes([first, 2]), new_tokens, Sampling(), (), 5, incarnation)
 
 
 class Scene:

@@ -52,7 +52,7 @@ def test_messages_with_tokens_and_calls_use_the_bulk_lane_and_others_the_control
 
 def test_the_lane_of_a_message_with_many_fields_is_detected() -> None:
     message = TrajectoryFinished(
-        1, 2, 1.0, "length", TokenRecord(3, b"", b"", b"", b""), 1, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0
+        1, 2, 1.0, "length", TokenRecord(3, b"", b"", b"", b""), 1, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0
     )
     assert 1 + len(TrajectoryFinished.__struct_fields__) > 15  # beyond the short array header
     assert select_frame_lane(encode(Envelope("rollout-0", "head/buffer", message))) == BULK

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asterism.configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig, SamplingConfig, SftConfig
+from asterism.configs.algorithm import EvaluationConfig, LearnerConfig, RlConfig, RocConfig, Sampling, SftConfig
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.load import PRESETS_FOLDER, load_run
 from asterism.configs.schema import RunConfig
@@ -22,7 +22,7 @@ HEADER = ["Key", "Report", "Release", "Default here", "Demo", "Reason"]
 NOT_STATED = "not stated"
 SECTIONS: dict[str, type[Section]] = {
     "dialogue": DialogueConfig,
-    "sampling": SamplingConfig,
+    "sampling": Sampling,
     "sft": SftConfig,
     "rl": RlConfig,
     "reward": RewardConfig,
@@ -46,7 +46,7 @@ OTHER_KEYS = {
     *("learner.checkpoint_every", "learner.checkpoint_minutes", "learner.keep_checkpoints"),
     *("learner.export_every", "learner.export_dtype"),
     *("evaluation.questions", "evaluation.during", "evaluation.keep_best", "evaluation.sets", "evaluation.only"),
-    *("evaluation.temperature", "evaluation.top_p", "evaluation.top_k"),
+    "evaluation.sampling",
 }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from asterism.actors.cli.chat.background_loop import BackgroundLoop
@@ -79,15 +80,12 @@ def _build_session(parts: ChatParts, options: ChatOptions, opened: OpenedChat, d
         opened.sandbox,
         scrubs_outcomes=parts.run.determinism == "strict",
     )
-    sampling = parts.run.sampling
-    chosen = ChatSampling(
-        sampling.temperature if options.temperature is None else options.temperature,
-        options.top_p or sampling.top_p,
-        sampling.top_k,
-        parts.run.seed if options.seed is None else options.seed,
+    chosen = {key: value for key, value in options.sampling.items() if value is not None}
+    sampling = ChatSampling(
+        replace(parts.run.sampling, **chosen), parts.run.seed if options.seed is None else options.seed
     )
     first = 0 if options.sandbox is None else secrets.randbits(61)  # other clients may use the same sandbox
-    return ChatSession(task, parts.row, opened.engine, chosen, opened.context_tokens, display, first)
+    return ChatSession(task, parts.row, opened.engine, sampling, opened.context_tokens, display, first)
 
 
 def _read_prompt(prompt: str) -> str:

@@ -26,6 +26,7 @@ from asterism.bus.messages import (
     bytes_to_ids,
     ids_to_bytes,
 )
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Engine, EngineFailure, GenerationRequest
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.engine.data.task_inputs import encode_row
@@ -44,18 +45,16 @@ class ChatRefused(Exception):
     """The conversation cannot continue; its state has not changed."""
 
 
+class ChatSampling(NamedTuple):
+    parameters: Sampling
+    seed: int
+
+
 class AnswerEnd(NamedTuple):
     ending: str  # that of a rollout, or one of the above
     turns: int = 0
     tokens: int = 0  # after the user's text
     cause: str = ""  # of a failure
-
-
-class ChatSampling(NamedTuple):
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
 
 
 class ChatView(Protocol):
@@ -171,12 +170,10 @@ class ChatSession:
             prompt_ids=ids_to_bytes(prompt_ids),
             size=1,
             first_trajectory_id=self._first_trajectory_id,
-            temperature=sampling.temperature,
+            sampling=sampling.parameters,
             seed=sampling.seed,
             row=b"" if row is None else encode_row(row._replace(question=text)),
             task=self._task.name,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
         )
         return transitions.start(rules, group, self._trajectory_id, 0.0)
 

@@ -1,6 +1,6 @@
 """Builds what a conversation needs: configuration, task, tokenizer, engine and sandbox."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from pathlib import Path
@@ -39,8 +39,7 @@ class ChatOptions(NamedTuple):
     task: str
     row: int
     tokenizer: Path | None
-    temperature: float | None
-    top_p: float | None
+    sampling: Mapping[str, float | None]  # fields of Sampling
     seed: int | None
     max_turns: int | None
     max_tokens: int | None

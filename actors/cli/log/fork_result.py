@@ -66,7 +66,7 @@ def build_fork_result(
         turn=turn,
         problem=final.group.problem,
         ground_truth=final.group.ground_truth,
-        temperature=final.group.temperature,
+        temperature=final.group.sampling.temperature,
         checkpoint=str(checkpoint),
         original_versions=point.list_versions(),
         tool_result=point.tool_result,

@@ -27,7 +27,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.engine.data.task_inputs import load_task_renderers
 from asterism.engine.model.tokenizer import load_tokenizer
-from asterism.policies.step_metrics import divide
+from asterism.policies.task_counts import divide
 from asterism.tasks.hosting.task_services import build_task_services
 
 _SHOWN_CHANGES = 10

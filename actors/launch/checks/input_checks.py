@@ -40,7 +40,8 @@ from asterism.engine.model.tokenizer import check_vocabulary, load_tokenizer
 from asterism.engine.model.weight_files import count_parameters
 from asterism.engine.weight_transfer.published_bytes import count_folder_bytes, count_folders, count_slot_bytes
 from asterism.policies.dialogue.chat_format import TURN_END, TURN_START
-from asterism.policies.groups.advantages import ESTIMATORS, FILTERS
+from asterism.policies.groups.advantages import ESTIMATORS
+from asterism.policies.groups.group_filters import FILTERS
 from asterism.policies.losses import LOSSES
 from asterism.policies.rollout.rollout_policy import POLICIES
 from asterism.policies.tools.task_description import MATH, TaskDescription, list_success_warnings

@@ -6,6 +6,7 @@ from structlog.testing import capture_logs
 
 from asterism.actors.engines.weight_probing import PROBE_TIMEOUT_S, EngineProber
 from asterism.bus.messages import WeightProbe, WeightsPublished, ids_to_bytes
+from asterism.configs.algorithm import GREEDY
 from tests.actors.generators import ScriptedEngine
 
 PROBE = WeightProbe(1, (ids_to_bytes([3, 4]), ids_to_bytes([5])), (-0.5, -0.25))
@@ -20,7 +21,7 @@ async def test_each_prompt_is_a_new_sequence_with_one_greedy_token() -> None:
     engine = ScriptedEngine(7)
     prober = build_prober(engine)
     assert [await prober.score(WEIGHTS) for _ in range(2)] == [(-0.5, -1.0)] * 2
-    assert [(each.max_new_tokens, each.temperature) for each in engine.requests] == [(1, 0.0)] * 4
+    assert [(each.max_new_tokens, each.sampling) for each in engine.requests] == [(1, GREEDY)] * 4
     assert [each.token_ids.tolist() for each in engine.requests[:2]] == [[3, 4], [5]]
     assert engine.released_caches == [each.sequence_id for each in engine.requests] == [-1, -2, -3, -4]
 

@@ -25,7 +25,7 @@ TRAINED = (
     *("name=trained", "seed=5", "tiny.num_layers=1", "rl.max_staleness=1", "rl.prompts=2", "dialogue.max_turns=7"),
     *(
         "evaluation.every=2",
-        "evaluation.temperature=0.5",
+        "evaluation.sampling.temperature=0.5",
         "evaluation.response_tokens=9000",
         "learner.lora_rank=4",
         "learner.lora_publish=adapters",
@@ -69,7 +69,7 @@ def test_an_evaluation_has_the_run_s_settings_and_no_training(trained: RunFolder
     assert (run.rl.steps, run.sft.steps, run.rl.max_staleness, run.learner.lora_rank) == (0, 0, 0, 0)
     assert run.evaluation.only
     assert (run.dialogue.response_tokens, run.sequence_tokens) == (8192, 1024 + 9000)
-    assert (run.evaluation.temperature, run.evaluation.intervals) == (0.5, (0,))
+    assert (run.evaluation_sampling.temperature, run.evaluation.intervals) == (0.5, (0,))
     (found,) = run.resolved_evaluation_sets
     assert (found.name, found.data, found.questions, found.samples) == ("aime24", str(file), 30, 32)
 

@@ -81,7 +81,7 @@ class SamplingCase(NamedTuple):
     """A case that samples rows with the vocabulary of Qwen3, alone or as part of a decode step."""
 
     rows: int
-    sampling: Mapping[str, Any] = {}  # fields of GenerationRequest
+    sampling: Mapping[str, Any] = {}  # fields of Sampling
     has_graphs: bool = False
 
     @property

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from asterism.configs.algorithm import LearnerConfig
+from asterism.configs.algorithm import LearnerConfig, Sampling
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.learner.distributed import RankGroup
@@ -86,7 +86,9 @@ def run_engine_case(case: EngineCase, log: OperationLog) -> tuple[StepCosts, lis
     model = build_fake_model(small_config(), _MODEL)
     core = EngineCore(model, Capacity(1024, 16, 96), capture=capture if case.has_graphs else None, overlaps_steps=True)
     for number in range(6):
-        core.submit(GenerationRequest(number, random_ids(20 + 3 * number, number), 60, seed=number, **case.sampling))
+        core.submit(
+            GenerationRequest(number, random_ids(20 + 3 * number, number), 60, Sampling(**case.sampling), seed=number)
+        )
     changes: dict[str, Callable[[], object]] = {"weights": lambda: core.on_weights_changed(1), "prefill": core.step}
     if case.phase != "prefill":
         core.step()
@@ -105,7 +107,7 @@ def run_sampling_case(case: SamplingCase, log: OperationLog) -> tuple[StepCosts,
     capacity = Capacity(64 * case.rows, 16, 64)
     core = EngineCore(model, capacity, capture=capture if case.has_graphs else None, max_running=case.rows)
     for number in range(case.rows):
-        core.submit(GenerationRequest(number, random_ids(2, number), 60, seed=number, **case.sampling))
+        core.submit(GenerationRequest(number, random_ids(2, number), 60, Sampling(**case.sampling), seed=number))
 
     def step() -> dict[str, float]:
         core.step()

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from transformers import GenerationConfig
 
-from asterism.configs.algorithm import EvaluationConfig, RlConfig, SamplingConfig
+from asterism.configs.algorithm import EvaluationConfig, RlConfig, Sampling
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.schema import RunConfig
 from asterism.engine.export.chat_files import build_served_chat, write_chat_files
@@ -129,7 +129,7 @@ def test_the_generation_config_samples_as_the_evaluations_and_stops_as_the_run(t
     assert (generation.eos_token_id, generation.do_sample, generation.temperature) == (stops, True, 1.0)
     assert (generation.top_k, generation.max_new_tokens) == (len(tokenizer), config.response_tokens)
     assert tokenizer.eos_token == "<|im_end|>"
-    run = RunConfig(name="r", sampling=SamplingConfig(temperature=0.0), rl=RlConfig(steps=0))
+    run = RunConfig(name="r", sampling=Sampling(temperature=0.0), rl=RlConfig(steps=0))
     greedy = build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, tmp_path).generation
     limited = replace(run, evaluation=EvaluationConfig(0, response_tokens=9000))
     served = build_served_chat(limited, limited.resolved_tasks[0], MATH_PYTHON, tmp_path)

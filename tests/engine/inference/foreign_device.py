@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.pending_step import PendingStep
@@ -62,7 +63,7 @@ def take_steps(dtype: torch.dtype, *, graphs: bool) -> int:
     for number in range(6):
         temperature, top_p = ((1.0, 1.0), (0.7, 1.0), (0.7, 0.9), (0.0, 0.9))[min(number, 3)]
         ids = random_ids(4 + 9 * number, number)
-        core.submit(GenerationRequest(number, ids, 30, temperature=temperature, top_p=top_p, seed=number))
+        core.submit(GenerationRequest(number, ids, 30, Sampling(temperature=temperature, top_p=top_p), seed=number))
         for _ in range(3):
             core.step()
     core.on_weights_changed(1)

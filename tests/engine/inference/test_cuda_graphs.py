@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from torch.utils import backend_registration
 
+from asterism.configs.algorithm import GREEDY
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.buffer_sizes import pad_to_bucket
 from asterism.engine.inference.engine_core import EngineCore
@@ -84,7 +85,7 @@ def test_cuda_kernels_match_the_training_forward(model: CausalLM, monkeypatch: p
     monkeypatch.setattr("asterism.engine.inference.kernels.attention.select_kernels", lambda _: SdpaKernels())
     core = EngineCore(model, Capacity(1024, 8, 96), prefill_tokens=40, capture=Recorded())
     for request in requests(6):
-        core.submit(GenerationRequest(request.sequence_id, request.token_ids, 12, temperature=0))
+        core.submit(GenerationRequest(request.sequence_id, request.token_ids, 12, GREEDY))
     for number, found in generate(core).items():
         ids = requests(6)[number].token_ids
         assert_greedy(model, ids, found)

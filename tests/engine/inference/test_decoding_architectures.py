@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from asterism.configs.algorithm import GREEDY
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
@@ -49,7 +50,7 @@ def test_batches_and_chunks_give_the_logprobs_of_the_training_forward(model_type
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_greedy_tokens_equal_the_training_forward(model_type: str, tied: bool) -> None:
     model = small_model(config=small_architecture(model_type, tie_word_embeddings=tied))
-    found = generate(new_core(model), GenerationRequest(1, random_ids(8, 0), 20, temperature=0))
+    found = generate(new_core(model), GenerationRequest(1, random_ids(8, 0), 20, GREEDY))
     assert_greedy(model, random_ids(8, 0), found[1])
 
 
@@ -118,6 +119,6 @@ async def test_a_strict_engine_starts_with_every_dense_architecture(tmp_path: Pa
     folder, config = save_architecture(tmp_path, model_type)
     engine = EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True, prefill_tokens=16, max_running=4)
     await engine.start()
-    found = await engine.generate(GenerationRequest(1, random_ids(8, 0), 6, temperature=0))
+    found = await engine.generate(GenerationRequest(1, random_ids(8, 0), 6, GREEDY))
     await engine.close()
     assert_greedy(small_model(config=config), random_ids(8, 0), found)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from asterism.configs.algorithm import GREEDY
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
 from asterism.engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
 from asterism.engine.inference.engine_core import EngineCore
@@ -100,7 +101,7 @@ async def test_greedy_tokens_equal_transformers_generate(model_folder: Path) -> 
 
         async def answer(number: int, length: int) -> None:
             ids, count = random_ids(length, number), 10 + 15 * number
-            found = await engine.generate(GenerationRequest(number, ids, count, temperature=0))
+            found = await engine.generate(GenerationRequest(number, ids, count, GREEDY))
             engine.release_cache(number)
             prompt = torch.from_numpy(ids.astype(np.int64))[None]
             wanted = theirs.generate(

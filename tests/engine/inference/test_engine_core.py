@@ -5,6 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from asterism.configs.algorithm import GREEDY, Sampling
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.causal_lm import CausalLM
@@ -26,8 +27,7 @@ def core_with_rows(model: CausalLM, rows: int = 4, prefill_tokens: int = 512) ->
 def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_leave(model: CausalLM) -> None:
     core = core_with_rows(model, rows=3)
     requests = [
-        GenerationRequest(number, random_ids(3 + 5 * number, number), 4 + 3 * number, temperature=0)
-        for number in range(6)
+        GenerationRequest(number, random_ids(3 + 5 * number, number), 4 + 3 * number, GREEDY) for number in range(6)
     ]
     found: dict[int, Generation] = {}
     coming = iter(requests)  # one request per step; three have room
@@ -50,7 +50,9 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(model: CausalLM) -> None:
     core = core_with_rows(model)
     for number in range(3):
         core.submit(
-            GenerationRequest(number, random_ids(4 + 7 * number, number), 5 + 9 * number, temperature=0.7, seed=number)
+            GenerationRequest(
+                number, random_ids(4 + 7 * number, number), 5 + 9 * number, Sampling(temperature=0.7), seed=number
+            )
         )
     core.step()
     found = generate(core, request)
@@ -78,7 +80,7 @@ def test_a_second_turn_may_be_shorter(model: CausalLM) -> None:
 
 
 def test_a_sequence_may_grow_to_the_largest_length(model: CausalLM) -> None:
-    found = alone(model, GenerationRequest(1, random_ids(8, 0), LONGEST - 8, temperature=0))
+    found = alone(model, GenerationRequest(1, random_ids(8, 0), LONGEST - 8, GREEDY))
     assert_greedy(model, random_ids(8, 0), found)
     assert len(found.token_ids) == LONGEST - 8
 
@@ -146,7 +148,7 @@ def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: 
     core.release_cache(1)
     core.install_weights(1, whole.state_dict())
     for number in range(2, 2 + count):
-        core.submit(GenerationRequest(number, random_ids(3, number), 3, temperature=0))
+        core.submit(GenerationRequest(number, random_ids(3, number), 3, GREEDY))
     for number, found in generate(core).items():
         assert_greedy(whole, random_ids(3, number), found)
 
@@ -154,7 +156,7 @@ def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: 
 @pytest.mark.parametrize("config", [small_config(tie_word_embeddings=False), small_config(num_kv_heads=4)])
 def test_other_model_shapes_decode_as_the_training_forward(config: DecoderConfig) -> None:
     other = small_model(config=config)
-    found = alone(other, GenerationRequest(1, random_ids(8, 0), 12, temperature=0))
+    found = alone(other, GenerationRequest(1, random_ids(8, 0), 12, GREEDY))
     assert_greedy(other, random_ids(8, 0), found)
 
 

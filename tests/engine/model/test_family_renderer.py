@@ -20,7 +20,6 @@ from asterism.bus.messages import (
     LeaseRequested,
     Output,
     RunStarted,
-    StartGroup,
     TokenRecord,
     TurnRequested,
     build_blank_record,
@@ -38,7 +37,7 @@ from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.tasks import MATH_PYTHON
 from asterism.tasks.tiny.tiny_tokenizer import AddedTexts, save_tokenizer, train_tokenizer
-from tests.fakes import generated_ids, rules
+from tests.fakes import generated_ids, rules, start_group
 
 QWEN = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
 QWEN += ["<tool_response>", "</tool_response>"]
@@ -222,7 +221,7 @@ def test_a_rollout_only_appends_tokens(family: Family) -> None:
     prompt = ids_to_bytes(family.renderer.render_prompt("1 + 1?"))
     rollout.decide(0.0, RunStarted(0, BufferCursor()))
     rollout.decide(0.0, ExecutorJoined("executor-0", 4))
-    waiting = list(rollout.decide(0.0, StartGroup(0, "train", "q:1", "2", prompt, 1, 7, 1.0, 5)))
+    waiting = list(rollout.decide(0.0, start_group(prompt_ids=prompt)))
     turns = [family.call("6 * 7"), family.say(content="<answer>\\boxed{42}</answer>")]
     requests: list[TurnRequested] = []
     submitted = ""

@@ -7,6 +7,7 @@ import numpy as np
 
 from asterism.actors.cli.chat.chat_session import ChatSampling, ChatSession
 from asterism.bus.messages import AnswerSubmitted, CodeOk, CodeRequested, EnvironmentCalled, EnvironmentOutcome, Output
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, TokenListener
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.policies.dialogue.chat_format import TURN_END, TextTokenizer
@@ -19,6 +20,7 @@ from tests.fakes import TOKENIZER, rules
 
 ENDLESS = "..."  # a turn or program that ends only when it is stopped
 BROKEN = "broken"  # a turn or program that fails
+SAMPLING = Sampling(temperature=0.5, top_p=0.9, top_k=3)
 
 
 class ScriptedLines:
@@ -158,7 +160,7 @@ class ScriptedChat:
         self.services = ScriptedServices(outcomes or {})
         self.rules: Rules = rules(**rule_changes)
         task = SoloTask("", self.rules, TOKENIZER, self.services, self.sandbox)
-        sampling = ChatSampling(temperature=0.5, top_p=0.9, top_k=3, seed=7)
+        sampling = ChatSampling(SAMPLING, seed=7)
         self.session = ChatSession(
             *(task, row, self.engine, sampling, context_tokens, self.view),  # pyright: ignore[reportArgumentType]
         )

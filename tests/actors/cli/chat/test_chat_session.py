@@ -15,7 +15,7 @@ from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema
-from tests.actors.cli.chat.scripted_chats import BROKEN, ENDLESS, ScriptedChat
+from tests.actors.cli.chat.scripted_chats import BROKEN, ENDLESS, SAMPLING, ScriptedChat
 from tests.fakes import END, TOKENIZER
 
 THOUGHT = "Hm.</reason>\n"
@@ -37,7 +37,7 @@ async def test_the_tokens_of_a_conversation_are_those_of_a_cold_start_with_its_t
     last = chat.engine.requests[-1].token_ids.tolist()
     assert learned.token_ids == [*last, *TOKENIZER.encode(ANSWER, trusted=True), END]
     assert [request.seed for request in chat.engine.requests] == [chat.engine.requests[0].seed] * 5
-    assert {(each.temperature, each.top_p, each.top_k) for each in chat.engine.requests} == {(0.5, 0.9, 3)}
+    assert {each.sampling for each in chat.engine.requests} == {SAMPLING}
 
 
 async def test_calls_and_results_are_shown_as_the_model_reads_them() -> None:

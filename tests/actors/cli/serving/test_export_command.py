@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from asterism.actors.cli.main import app
 from asterism.actors.cli.serving.export_command import ExportOptions, export_run, export_step
 from asterism.actors.engines.checkpoint_argument import RunStep, find_run_step
+from asterism.configs.algorithm import GREEDY
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import MANIFEST_NAME
 from asterism.configs.load import write_resolved
@@ -128,7 +129,7 @@ async def test_transformers_and_the_engine_generate_the_same_greedy_tokens(tmp_p
     await engine.start()
     try:
         stops = renderer.stop_token_ids
-        request = GenerationRequest(0, np.array(prompt, np.int32), NEW_TOKENS, temperature=0, stop_token_ids=stops)
+        request = GenerationRequest(0, np.array(prompt, np.int32), NEW_TOKENS, GREEDY, stop_token_ids=stops)
         ours = (await engine.generate(request)).token_ids.tolist()
     finally:
         await engine.close()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
@@ -124,9 +125,9 @@ def _draw_turns(number: int, shared: np.ndarray, vocabulary: int, draw: random.R
     ids = np.concatenate((shared[: draw.randrange(40)], own[: draw.randrange(1, 20)]))
     found: list[GenerationRequest] = []
     for turn in range(draw.choice([1, 2])):
-        temperature, top_k = draw.choice([1.0, 0.7, 0.0]), draw.choice([0, 0, 5])
+        sampling = Sampling(temperature=draw.choice([1.0, 0.7, 0.0]), top_k=draw.choice([0, 0, 5]))
         new_tokens = draw.randrange(1, 15)
-        found.append(GenerationRequest(number, ids, new_tokens, temperature=temperature, top_k=top_k, seed=turn))
+        found.append(GenerationRequest(number, ids, new_tokens, sampling, seed=turn))
         ids = np.concatenate((ids, own[20 : 20 + draw.randrange(1, 20)]))
     return found
 

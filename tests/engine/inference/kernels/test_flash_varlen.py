@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from asterism.configs.algorithm import GREEDY
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.buffer_sizes import MAX_GATHER_BYTES
 from asterism.engine.inference.engine_core import EngineCore
@@ -36,15 +37,15 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 def assert_generates_as_trained(core: EngineCore, model: CausalLM) -> None:
     """Check prompts of several lengths with common prefixes, in chunks, while other sequences run; and second turns."""
     prompts = [random_ids(length, 1 + length // 30) for length in (3, 50, 9, 61, 64, 17, 40)]
-    requests = [GenerationRequest(number, ids, 12, temperature=0) for number, ids in enumerate(prompts)]
+    requests = [GenerationRequest(number, ids, 12, GREEDY) for number, ids in enumerate(prompts)]
     submit(core, requests[:3])
     for _ in range(2):
         core.step()
     found = generate(core, *requests[3:])
     for request in requests[:3]:
         ids = np.concatenate((request.token_ids, found[request.sequence_id].token_ids, random_ids(5, 9)))
-        requests.append(GenerationRequest(request.sequence_id + 20, ids, 12, temperature=0))
-        requests.append(GenerationRequest(request.sequence_id, ids, 12, temperature=0))
+        requests.append(GenerationRequest(request.sequence_id + 20, ids, 12, GREEDY))
+        requests.append(GenerationRequest(request.sequence_id, ids, 12, GREEDY))
     second = generate(core, *requests[7:])
     for asked, generations in ((requests[:7], found), (requests[7:], second)):
         for request in asked:
@@ -109,7 +110,7 @@ def test_pages_of_non_finite_logits_are_cleared_before_reuse(use: Use) -> None:
         pass
     core.release_cache(1)
     core.install_weights(1, whole.state_dict())
-    found = generate(core, GenerationRequest(2, random_ids(60, 2), 3, temperature=0))[2]
+    found = generate(core, GenerationRequest(2, random_ids(60, 2), 3, GREEDY))[2]
     assert_greedy(whole, random_ids(60, 2), found)
 
 
@@ -129,7 +130,7 @@ def test_cached_prompts_are_gathered_in_groups_that_fit_the_buffer(
     core = new_core(model, pages=128)
     generate(core, *(GenerationRequest(n, random_ids(cached_tokens, n), 2) for n in range(7) if cached_tokens))
     seen.clear()
-    requests = [GenerationRequest(n, random_ids(45, n), 6, temperature=0) for n in range(7)]
+    requests = [GenerationRequest(n, random_ids(45, n), 6, GREEDY) for n in range(7)]
     found = generate(core, *requests)
     assert seen == num_keys * (model.config.num_layers - 1)
     for asked in requests:
