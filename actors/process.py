@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, assert_never
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import structlog
@@ -27,17 +27,7 @@ from asterism.actors.metrics_file import MetricsFile
 from asterism.actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
 from asterism.actors.runtime.resume_point import find_cursor, list_earlier_steps
 from asterism.actors.runtime.wiring import build_deciders, build_live_head_deciders
-from asterism.bus.addresses import (
-    ARBITER,
-    HEAD,
-    LAUNCHER,
-    RECIPE,
-    RECORDER,
-    WEIGHT_SERVER,
-    is_executor,
-    is_generator,
-    parse_generator_index,
-)
+from asterism.bus.addresses import ARBITER, HEAD, LAUNCHER, RECIPE, RECORDER, WEIGHT_SERVER, is_executor, is_generator
 from asterism.bus.bus import Bus, BusFactory
 from asterism.bus.event_log.writer import EventLogFailure
 from asterism.bus.messages import BufferCursor, RunStarted
@@ -53,6 +43,7 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.engine.contract import Engine, EngineFailure
 from asterism.engine.data.task_inputs import read_task_descriptions
+from asterism.engine.engine_code import EngineStart, load_engine_code
 from asterism.engine.learner.best_checkpoint import BestCheckpointFile
 from asterism.policies.evaluation_recipe import EVALUATED_VERSION
 from asterism.policies.observers import StepObserver, TrajectoryObserver
@@ -135,34 +126,10 @@ async def run_generator(
 def _build_engine(
     incarnation: ProcessIncarnation, run: RunConfig, folder: RunFolder, engine_gone: EngineGoneSignal
 ) -> Engine:
-    checkpoint = folder.expand_path(run.model.checkpoint)
     version = EVALUATED_VERSION if run.evaluation.only else NO_POLICY_VERSION
-    match run.engine.kind:
-        case "embedded":
-            with pausing_garbage_collector():
-                from asterism.actors.engines.embedded_factory import build_embedded_engine
-
-            kv_tokens, index = run.engine.kv_tokens, parse_generator_index(incarnation.process)
-            return build_embedded_engine(run, checkpoint, kv_tokens=kv_tokens, index=index, version=version)
-        case "sglang":
-            from asterism.actors.engines.sglang_factory import build_sglang_engine
-
-            return build_sglang_engine(
-                run,
-                checkpoint,
-                folder,
-                incarnation.process,
-                version=version,
-                on_engine_lost=engine_gone.cancel_task,
-                incarnation=incarnation.number,
-            )
-        case "openai":
-            from asterism.actors.engines.openai_factory import build_openai_engine
-
-            index, on_engine_lost = parse_generator_index(incarnation.process), engine_gone.cancel_task
-            return build_openai_engine(run, checkpoint, index, version=version, on_engine_lost=on_engine_lost)
-        case _:
-            assert_never(run.engine.kind)
+    start = EngineStart(run, folder, incarnation.process, version, engine_gone.cancel_task, incarnation.number)
+    with pausing_garbage_collector():  # while torch is imported
+        return load_engine_code(run).build(start)
 
 
 def _build_fetch_to_node(run: RunConfig, folder: RunFolder) -> FetchToNode | None:

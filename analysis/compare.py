@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, such as runs/ablation/roc")
     parser.add_argument(
-        "--into", required=True, type=Path, metavar="FOLDER", help="folder for curves.png and summary.json"
+        "--into", required=True, type=Path, metavar="FOLDER", help="folder for curves.png, curves.svg and summary.json"
     )
     given = parser.parse_args(arguments)
     try:

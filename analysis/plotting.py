@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 import polars as pl
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -87,8 +88,13 @@ def leave_headroom(axes: Axes, share: float = 0.08) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Replaces a symbolic link, and follows none. Raises OSError and DiskError."""
-    content = BytesIO()
-    figure.savefig(content, format=path.suffix.removeprefix("."))
-    write_atomically(path, content.getvalue())
+    """Write the figure to `path`, and next to a PNG also as SVG. Equal figures give equal files.
+
+    A symbolic link is replaced, not followed. Raises OSError and DiskError.
+    """
+    with rc_context({"svg.hashsalt": "asterism"}):  # else the ids in the SVG are random
+        for target in (path, path.with_suffix(".svg")) if path.suffix == ".png" else (path,):
+            content, extension = BytesIO(), target.suffix.removeprefix(".")
+            figure.savefig(content, format=extension, metadata={"Date": None} if extension == "svg" else None)
+            write_atomically(target, content.getvalue())
     return path

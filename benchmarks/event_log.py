@@ -43,6 +43,7 @@ from asterism.bus.messages import (
     TrajectoryFinished,
     TurnGenerated,
 )
+from asterism.configs.algorithm import Sampling
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import DataConfig, ModelConfig, RunConfig
@@ -106,7 +107,7 @@ def write_logged_run(path: Path, events: int) -> Path:
         at = float(trajectory)
         if trajectory % SIBLINGS == 0:
             group = trajectory // SIBLINGS
-            start = StartGroup(group, "train", f"q:{group}", "1", prompt, SIBLINGS, trajectory, 1.0, 0)
+            start = StartGroup(group, "train", f"q:{group}", "1", prompt, SIBLINGS, trajectory, Sampling(), 0)
             _log(logs[ROLLOUT], at, ROLLOUT, start)
         for number in range(EVENTS_A_TRAJECTORY // 2):
             at += 0.01

@@ -1,13 +1,12 @@
-"""Addresses of the actors of a run: a process, such as `rollout-0`, or `process/actor` if the
-process holds several.
+"""Addresses of the actors of a run: a process, such as `rollout-0`, or `process/actor` for one of several actors.
 
-A process of node 3 is `generator-0@3`. An executor's address has its incarnation: `executor-0/1`
+A process of node 3 is `generator-0@3`. An executor's address contains its incarnation: `executor-0/1`
 is the first one.
 """
 
 HEAD, LAUNCHER, LEARNER, ROLLOUT = "head", "launcher", "learner", "rollout-0"
-WEIGHT_SERVER = "weights"  # serves the weights to other nodes
-GENERATOR, EXECUTOR = "generator-0", "executor-0"  # the first of each
+WEIGHT_SERVER = "weights"  # the process that serves the weights to other nodes
+GENERATOR, EXECUTOR = "generator-0", "executor-0"  # the first generator and the first executor
 ARBITER = f"{HEAD}/arbiter"
 BUFFER = f"{HEAD}/buffer"
 RECIPE = f"{HEAD}/recipe"
@@ -28,7 +27,7 @@ def name_executor(index: int, node: int = 0) -> str:
 
 
 def name_learner_rank(rank: int, num_ranks: int) -> str:
-    """The sender of a rank's heartbeats; no address. `rank` counts over all nodes."""
+    """Name the sender of a rank's heartbeats, which is no address. `rank` counts over all nodes."""
     return LEARNER if num_ranks == 1 else f"{LEARNER} rank {rank}"
 
 
@@ -45,5 +44,5 @@ def is_executor(process: str) -> bool:
 
 
 def parse_generator_index(generator: str) -> int:
-    """2 for `generator-2`, and for `generator-2@1`, the third generator of node 1."""
+    """Return 2 for `generator-2` and for `generator-2@1`, the third generator of node 1."""
     return int(generator.partition("@")[0].rpartition("-")[2])

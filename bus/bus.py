@@ -3,10 +3,10 @@
 Addresses are defined in asterism.bus.addresses. Frames between two processes arrive exactly once and,
 within a lane (asterism.bus.lanes), in the order in which they were sent.
 
-A process may die and be restarted. Each incarnation has an epoch; a higher one replaces a lower
-one. Senders hold frames that a process has not acknowledged, and send them to its next
-incarnation. A process that logs its events and decisions continues in the same epoch: it restores
-the numbers of its links, and its peers notice only a pause.
+A process may be killed and restarted. Each incarnation has an epoch; a higher epoch replaces a lower
+one. Senders hold frames that a process has not acknowledged, and send them to its next incarnation. A
+process that logs its events and decisions continues in the same epoch: it restores the numbers of its
+links, and its peers observe only a pause.
 """
 
 import asyncio
@@ -21,27 +21,27 @@ from asterism.bus.codec import decode, encode
 from asterism.bus.lanes import BULK, CONTROL, LANES, Lane, select_frame_lane, select_lane
 from asterism.bus.messages import AnyMessage, Envelope
 
-_MAX_CONTROL_IN_A_ROW = 64  # control frames that are read before a waiting bulk frame
+_MAX_CONTROL_IN_A_ROW = 64  # control frames that are read in a row while a bulk frame waits
 
 SendState = Mapping[
     tuple[str, Lane], tuple[int, Sequence[bytes]]
-]  # by peer and lane: the next number, and the frames before it
-ReceiveState = Mapping[tuple[str, Lane], tuple[int, int]]  # by peer and lane: the peer's epoch, and the next number
+]  # next number and the held frames before it, by peer and lane
+ReceiveState = Mapping[tuple[str, Lane], tuple[int, int]]  # the peer's epoch and the next number, by peer and lane
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
     frame: bytes
-    sender: str  # process
+    sender: str  # name of the sending process
     lane: Lane
-    epoch: int  # of the sender
-    number: int  # of the frame, in its lane and epoch
+    epoch: int  # epoch of the sender
+    number: int  # number of the frame in its lane and epoch
 
 
 class Inbox:
     """Frames that have arrived and are not read yet; control frames are read first.
 
-    A lane with `max_frames` frames is full: the transport stops reading it, so that senders wait,
-    until half of the frames are read. The other lane is not affected, and no frame is dropped. One
+    A lane with `max_frames` frames is full: the transport stops reading the lane, so that its senders
+    wait until half of the frames are read. The other lane is not affected, and no frame is dropped. One
     packet may exceed the bound.
     """
 
@@ -64,7 +64,7 @@ class Inbox:
         self._arrival.set()
 
     def pop(self) -> Delivery | None:
-        """The next frame, if there is one."""
+        """Return the next frame, or None."""
         if self._control and (self._control_in_a_row < _MAX_CONTROL_IN_A_ROW or not self._bulk):
             self._control_in_a_row += 1
             return self._pop_from(CONTROL, self._control)
@@ -85,15 +85,13 @@ class Inbox:
 
 
 class Transport(Protocol):
-    """Moves frames between processes and puts received frames into its inbox."""
+    """A transport, which moves frames between processes and puts received frames into its inbox."""
 
     @property
-    def epoch(self) -> int:
-        """Epoch of this process."""
-        ...
+    def epoch(self) -> int: ...
 
     async def send_frame(self, process: str, lane: Lane, frame: bytes) -> None:
-        """Waits while the window to that process is full. If cancelled then, it sends nothing."""
+        """Send a frame; wait while the window to the process is full. A cancelled wait sends nothing."""
         ...
 
     def acknowledge(self, delivery: Delivery) -> None: ...
@@ -101,7 +99,7 @@ class Transport(Protocol):
     def restore(self, sent: SendState, received: ReceiveState) -> None: ...
 
     def drop_unacknowledged(self, process: str) -> int:
-        """Returns the number of dropped frames."""
+        """Drop the frames that the process has not acknowledged; return their number."""
         ...
 
     def forget_peer(self, process: str) -> None: ...
@@ -116,7 +114,7 @@ class Transport(Protocol):
 
 
 class Bus:
-    """Typed messages over a transport. Messages to the own process bypass the transport."""
+    """A bus for typed messages over a transport. Messages to the own process bypass the transport."""
 
     def __init__(self, process: str, inbox: Inbox, transport: Transport) -> None:
         self.process = process
@@ -131,7 +129,7 @@ class Bus:
         await self._send(parse_process(to), select_lane(type(message).__name__), frame)
 
     async def send_frame(self, to: str, frame: bytes) -> None:
-        """Raises ValueError for a frame that is too long."""
+        """Send an encoded envelope. Raises ValueError for a frame that is too long."""
         await self._send(parse_process(to), select_frame_lane(frame), frame)
 
     async def _send(self, process: str, lane: Lane, frame: bytes) -> None:
@@ -141,7 +139,7 @@ class Bus:
             await self._transport.send_frame(process, lane, frame)
 
     def _send_loopback(self, lane: Lane, frames: Sequence[bytes]) -> None:
-        """There is no window: an actor that waits for its own queue would deadlock."""
+        """Put frames into the own inbox, without a window: an actor that waits for its own queue would deadlock."""
         first, epoch = self._loopback_numbers[lane], self._transport.epoch
         self._loopback_numbers[lane] += len(frames)
         numbered = enumerate(frames, first)
@@ -150,17 +148,16 @@ class Bus:
     # ---------------------------------------------------------------- receiving
 
     async def receive(self) -> Envelope:
-        """Raises asterism.bus.codec.MalformedFrame after dropping the frame."""
+        """Receive and acknowledge a message. Raises asterism.bus.codec.MalformedFrame after dropping a frame."""
         return decode(await self.receive_frame())
 
     async def receive_frame(self) -> bytes:
-        """Receive and acknowledge a frame."""
         delivery = self._inbox.pop() or await self._inbox.get()
         self._transport.acknowledge(delivery)
         return delivery.frame
 
     async def receive_delivery(self) -> Delivery:
-        """The caller acknowledges it; until then the sender holds it for the next incarnation."""
+        """Receive a frame that the caller acknowledges; until then, the sender holds it for the next incarnation."""
         return self._inbox.pop() or await self._inbox.get()
 
     def acknowledge(self, delivery: Delivery) -> None:
@@ -170,11 +167,10 @@ class Bus:
     # ---------------------------------------------------------------- restarts
 
     def restore(self, sent: SendState, received: ReceiveState) -> None:
-        """Continue an earlier incarnation of the same epoch; to be called before any frame is sent
-        or received.
+        """Continue an earlier incarnation of the same epoch, before any frame is sent or received.
 
-        `sent` has the frames that may be unacknowledged, with consecutive numbers up to the next
-        one; frames to the own process are received again.
+        `sent` has the frames that may be unacknowledged, with consecutive numbers up to the next number.
+        Frames to the own process are received again.
         """
         for lane in LANES:
             next_number, frames = sent.get((self.process, lane), (0, ()))
@@ -186,7 +182,7 @@ class Bus:
         )
 
     def drop_unacknowledged(self, process: str) -> None:
-        """Drop the frames that a dead process has not acknowledged; numbering continues."""
+        """Drop the frames that an ended process has not acknowledged; numbering continues."""
         self._transport.drop_unacknowledged(process)
 
     def forget_peer(self, process: str) -> None:
@@ -207,14 +203,13 @@ class Bus:
 
     @property
     def dropped(self) -> int:
-        """Number of dropped frames and packets since start: duplicate frames, frames for
-        departed processes, and packets that were malformed, from an old epoch, or from a
-        departed process."""
+        """Number of dropped frames and packets since the start: duplicate frames, frames for departed
+        processes, and packets that were malformed, from an old epoch, or from a departed process."""
         return self._transport.dropped
 
     async def close(self) -> None:
-        """Waits up to half a second until the peers have received all frames."""
+        """Close the bus; wait up to half a second until the peers have received all frames."""
         await self._transport.close()
 
 
-BusFactory = Callable[[str, int], Bus]  # from a process and its epoch; to be called within a running event loop
+BusFactory = Callable[[str, int], Bus]  # makes the bus of a process and its epoch; needs a running event loop

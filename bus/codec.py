@@ -6,7 +6,7 @@ from asterism.bus.messages import AnyMessage, Envelope
 
 
 class MalformedFrame(ValueError):
-    """Bytes that are not a valid Envelope."""
+    """An error for bytes that are not a valid Envelope."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -18,15 +18,15 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def decode(frame: bytes) -> Envelope:
-    """Raises MalformedFrame."""
+    """Return the envelope. Raises MalformedFrame."""
     try:
         return _decoder.decode(frame)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # also invalid UTF-8, or too deep nesting
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # includes invalid UTF-8 and too deep nesting
         raise MalformedFrame(str(error)) from error
 
 
 def build_kind_prefix(kind: type[AnyMessage]) -> bytes:
-    """The first bytes of every message of a kind: header of the MessagePack array, and the tag."""
+    """Return the first bytes of every message of a kind: header of the MessagePack array, and the tag."""
     tag, length = kind.__name__.encode(), 1 + len(kind.__struct_fields__)
     assert len(tag) < 32, f"the name {kind.__name__} is too long for a short header"
     array = bytes((0x90 + length,)) if length < 16 else b"\xdc" + length.to_bytes(2, "big")
@@ -34,7 +34,7 @@ def build_kind_prefix(kind: type[AnyMessage]) -> bytes:
 
 
 def has_kind_prefix(frame: bytes, prefixes: tuple[bytes, ...]) -> bool:
-    """Whether the message of an encoded Envelope starts with a prefix, without decoding it."""
+    """Return whether the message of an encoded Envelope starts with a prefix, without decoding it."""
     at = 1
     for _ in range(2):  # sender and receiver, as strings of up to 31 or 255 bytes
         first = frame[at] if at < len(frame) else 0

@@ -1,4 +1,4 @@
-"""The two lanes of a link. Control frames never wait for bulk frames; a lane keeps its order."""
+"""The two lanes of a link. Control frames never wait for bulk frames; each lane keeps the order of its frames."""
 
 from typing import Literal
 
@@ -30,7 +30,7 @@ CONTROL: Lane = "control"
 BULK: Lane = "bulk"
 LANES: tuple[Lane, ...] = (CONTROL, BULK)
 
-# Messages with tokens or texts, and messages that must keep their order relative to these.
+# Messages with tokens or texts, and messages that must keep their order relative to them.
 _BULK_KINDS = (
     *(TurnRequested, TurnAborted, TurnGenerated, TurnFailed),
     *(TrajectoryFinished, TrajectoryFailed, TrajectoryAborted, GroupAccepted, BatchReady),
@@ -42,10 +42,10 @@ _BULK_PREFIXES = tuple(build_kind_prefix(kind) for kind in _BULK_KINDS)
 
 
 def select_lane(kind: str) -> Lane:
-    """The lane of a message, by the name of its class."""
+    """Return the lane of a message, by the name of its class."""
     return BULK if kind in _BULK_NAMES else CONTROL
 
 
 def select_frame_lane(frame: bytes) -> Lane:
-    """The lane of an encoded Envelope; control for malformed frames."""
+    """Return the lane of an encoded Envelope; control for malformed frames."""
     return BULK if has_kind_prefix(frame, _BULK_PREFIXES) else CONTROL

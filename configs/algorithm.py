@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
+from msgspec.structs import asdict
 
 from asterism.configs.health_options import Share
 from asterism.configs.schema_tree import (
@@ -25,19 +27,38 @@ from asterism.configs.schema_tree import (
 from asterism.configs.success import parse_success
 
 
-class SamplingConfig(Section, frozen=True):
-    temperature: NonNegativeFloat = 1.0  # of training and, unless evaluation.temperature is set, of evaluations
+class Sampling(Section, frozen=True):
+    """Sampling of a token: a table, and a field of messages and of requests to engines.
+
+    A further parameter is a field here and a filter in engine/inference/sampling.py. Servers receive it under its name;
+    engine/sglang/http_api.py and engine/openai/completions_api.py translate values that servers write differently.
+    """
+
+    temperature: NonNegativeFloat = 1.0  # 0: the most likely token
     top_p: PositiveShare = 1.0  # the smallest set of tokens with this probability; must be 1 for training
     top_k: Count = 0  # 0: all tokens; must be 0 for training
 
+    @property
+    def truncations(self) -> dict[str, float]:
+        """The parameters, by key, that exclude tokens from a draw: all except the temperature, unless at their default."""
+        values, default = asdict(self), asdict(Sampling(temperature=self.temperature))
+        return {key: value for key, value in values.items() if value != default[key]}
+
     def require_full_distribution(self) -> None:
         """Raise ValueError for sampling that is no sampling from the policy."""
-        key = "top_p" if self.top_p < 1 else "top_k"
+        key = next(iter(self.truncations), "")
         require(
-            self.top_p == 1 and self.top_k == 0,
+            not key,
             f"sampling.{key} must keep its default for training: the learner computes log probabilities under the full "
-            f"distribution, so truncated sampling would train on another one; set evaluation.{key} instead",
+            f"distribution, so truncated sampling would train on another one; set evaluation.sampling.{key} instead",
         )
+
+    def check(self) -> None:
+        """Raise ValueError, which names the field, for a value outside its bounds."""
+        msgspec.convert(msgspec.to_builtins(self), Sampling)
+
+
+GREEDY = Sampling(temperature=0.0)
 
 
 class SftFileConfig(Section, frozen=True, kw_only=True):
@@ -216,9 +237,7 @@ class EvaluationConfig(Section, frozen=True):
     # What counts as a correct answer: a component, "correct", or a limit, "correct >= 1" or "reward > 0.5";
     # empty: a reward above roc.positive_above (docs/rewards.md).
     success: str = ""
-    temperature: NonNegativeFloat = 0.0  # of sampled evaluations; 0: sampling.temperature
-    top_p: PositiveShare = 1.0  # of sampled evaluations; 1: sampling.top_p
-    top_k: Count = 0  # of sampled evaluations; 0: sampling.top_k
+    sampling: Sampling | None = None  # of sampled evaluations; a key that is left out: that of [sampling]
     sets: tuple[EvaluationSetConfig, ...] = ()  # instead of data.test and tasks[].test
     only: bool = False  # evaluate model.checkpoint and do nothing else: `asterism eval` sets it
 

@@ -8,7 +8,7 @@ from asterism.configs.schema_tree import PositiveInt, Section, require
 
 MAX_STOP_TOKENS = 16  # per request to an engine
 _TURN_END = "<|im_end|>"
-_FAMILY_KEYS = ("prefill", "turn_separator", "stop_tokens")  # a renderer has its own
+_FAMILY_KEYS = ("prefill", "turn_separator", "stop_tokens", "tool_call_format")  # a renderer has its own
 _TEXT_KEYS = ("renderer", "system", "instruction", "prefill", "answer_open", "answer_close", "turn_separator")
 
 ToolName = Literal["jupyter_code", "python_code_with_standard_io"]
@@ -34,12 +34,13 @@ class DialogueConfig(Section, frozen=True):
     # Chat format of a model family, such as "qwen3" (docs/dialogue.md); empty: ChatML with the texts above.
     renderer: str = ""
     renderer_parameters: dict[str, Any] = {}  # noqa: RUF012  # of the renderer, such as {enable_thinking = false}
+    tool_call_format: str = "json"  # how the model writes calls: asterism.policies.dialogue.chat_format.CALL_FORMATS
     prompt_tokens: PositiveInt = 1024  # longer prompts are skipped and counted
     response_tokens: PositiveInt = 8192  # generated tokens and tool tokens
     max_turns: PositiveInt = 10  # of a trajectory
     max_calls_per_turn: PositiveInt = 1  # further calls of a turn are not executed
     surplus_calls: Literal["error", "ignore"] = "error"  # whether further calls get an error as result, or none
-    unclosed_call: Literal["error", "ignore"] = "error"  # whether a call without </tool_call> fails, or is no call
+    unclosed_call: Literal["error", "ignore"] = "error"  # whether a call without its closing tag fails, or is no call
     # Text with the answer: the last turn, unless a limit ended it, or the whole response in any case.
     graded_text: Literal["last_turn", "response"] = "last_turn"
     result_characters: PositiveInt = 2048  # limit of each of stdout, stderr and traceback; the middle is removed

@@ -51,6 +51,7 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     for layer in layers:
         merged = merge(merged, layer.table, layer.source)
     _fill_task_sections(merged)
+    _fill_evaluation_sampling(merged)
     _fill_demo_tool(merged)
     try:
         run = msgspec.convert(merged, RunConfig)
@@ -153,6 +154,13 @@ def _fill_task_sections(merged: dict[str, Any]) -> None:
             task[section] = merge(merged.get(section, {}), task.get(section, {}), section)
         if task.get("import"):
             task["dialogue"].setdefault("tools", [])
+
+
+def _fill_evaluation_sampling(merged: dict[str, Any]) -> None:
+    """Complete [evaluation.sampling], if it is set, with the keys of [sampling]."""
+    evaluation = merged.get("evaluation")
+    if isinstance(evaluation, dict) and "sampling" in evaluation:
+        evaluation["sampling"] = merge(merged.get("sampling", {}), evaluation["sampling"], "evaluation.sampling")
 
 
 # ---------------------------------------------------------------- comparing and writing

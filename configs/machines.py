@@ -1,10 +1,11 @@
 """The tables of engines, sandbox and processes."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from asterism.configs.engines.engine_kinds import ENGINE_KINDS, list_kinds
 from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.schema_tree import (
     Count,
@@ -16,14 +17,15 @@ from asterism.configs.schema_tree import (
     PositiveShare,
     Section,
     require,
+    require_choice,
 )
 
 SinkName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class EngineConfig(Section, frozen=True):
-    # sglang, openai: one server per engine, configured in [sglang] and [openai]; openai only for evaluations.
-    kind: Literal["embedded", "sglang", "openai"] = "embedded"
+    # embedded, or one server per engine: sglang or openai, with tables of their own; openai only for evaluations.
+    kind: str = "embedded"
     num_engines: PositiveInt = 1  # per node
     kv_tokens: Count = 65_536  # KV cache of one engine, in whole pages; 0: as much as a server has memory for
     page_tokens: PositiveInt = 16  # every sequence occupies whole pages; sequences share the pages of equal prefixes
@@ -36,11 +38,17 @@ class EngineConfig(Section, frozen=True):
     cuda_graphs: bool = True  # on cuda: launch steps without prefill as one graph
     # A learner with one rank keeps its published weights on its GPU, for the embedded engine there. auto: if there is one
     share_gpu_weights: bool | Literal["auto"] = "auto"
+    options: dict[str, Any] = {}  # noqa: RUF012  # of a kind without a table of its own; msgspec copies the dict
 
     def __post_init__(self) -> None:
+        require_choice("kind", self.kind, ENGINE_KINDS)
         require(
-            self.kv_tokens > 0 or (self.kv_tokens == 0 and self.kind != "embedded"),
-            'kv_tokens must be positive; 0 leaves it to the server if kind = "sglang" or "openai"',
+            ENGINE_KINDS[self.kind].has_options or not self.options,
+            f'options must be empty: kind = "{self.kind}" has none',
+        )
+        require(
+            self.kv_tokens > 0 or not ENGINE_KINDS[self.kind].in_process,
+            f"kv_tokens must be positive; 0 leaves it to the server if kind = {' or '.join(list_kinds(in_process=False))}",
         )
 
 
@@ -50,7 +58,10 @@ def list_sharing_needs(engine: EngineConfig, learner: LearnerConfig, learner_nod
     With all of them the copy has a reader: engine 0 of node 0 and the only rank use the first GPU of their node.
     """
     needs = {
-        'engine.kind = "embedded"': (engine.kind == "embedded", "servers have transports of their own, sglang.weights"),
+        'engine.kind = "embedded"': (
+            ENGINE_KINDS[engine.kind].in_process,
+            "servers have transports of their own, sglang.weights",
+        ),
         'engine.device = "cuda"': (engine.device == "cuda", "no engine uses the learner's GPU"),
         'learner.device = "cuda"': (learner.device == "cuda", "the learner has no GPU"),
         "learner.ranks = 1": (learner.ranks == 1, "each rank has only a part of the parameters"),
@@ -89,21 +100,8 @@ class OpenAIConfig(Section, frozen=True):
         require(self.api_key_variable != "", "api_key_variable must name an environment variable")
 
 
-def check_openai(openai: OpenAIConfig, num_engines: int, *, only_evaluates: bool) -> None:
-    """Raise ValueError if the run trains, or if the servers do not match the engines."""
-    require(
-        only_evaluates,
-        'engine.kind = "openai" is only for `asterism eval`: training needs weight updates, exact token ids and logprobs, '
-        'which OpenAI\'s API does not provide; use "embedded" or "sglang"',
-    )
-    require(
-        len(openai.urls) == num_engines,
-        f"openai.urls must name one server per engine, engine.num_engines = {num_engines}: it names {len(openai.urls)}",
-    )
-
-
 class ArbiterConfig(Section, frozen=True):
-    """Assignment of trajectories to engines: docs/scheduling.md, policies/arbiter/registry.py."""
+    """Assignment of trajectories to engines: docs/scheduling.md, policies/arbiter/arbiter.py."""
 
     # Decides which trajectory runs on which engine, and when.
     policy: Literal["static", "round_robin", "least_requests", "worst_case", "kv_lookahead"] = "kv_lookahead"

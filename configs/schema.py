@@ -16,10 +16,11 @@ from asterism.configs.algorithm import (
     EvaluationSetConfig,
     RlConfig,
     RocConfig,
-    SamplingConfig,
+    Sampling,
     SftConfig,
 )
 from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.engines.engine_kinds import ENGINE_KINDS, Servers, list_kinds
 from asterism.configs.health_options import HealthConfig
 from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.machines import (
@@ -33,10 +34,9 @@ from asterism.configs.machines import (
     SandboxConfig,
     SupervisionConfig,
     check_gpu_sharing,
-    check_openai,
 )
 from asterism.configs.schema_tree import Count, FilePath, Section, require
-from asterism.configs.sglang_options import SPARE_TOKENS, SGLangConfig, check_colocation, check_servers
+from asterism.configs.sglang_options import SGLangConfig, check_colocation
 from asterism.configs.success import REWARD, SuccessRule, parse_success
 from asterism.configs.task_options import (
     GRADER_COMPONENT,
@@ -72,7 +72,7 @@ class RunConfig(Section, frozen=True):
     data: DataConfig = DataConfig()  # unused if there are [[tasks]]
     tasks: tuple[TaskConfig, ...] = ()
     dialogue: DialogueConfig = DialogueConfig()
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: Sampling = Sampling()
     sft: SftConfig = SftConfig()
     rl: RlConfig = RlConfig()
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
@@ -106,12 +106,10 @@ class RunConfig(Section, frozen=True):
         _require_overlong_buffer(self.rl, self.resolved_tasks)
         _require_known_tasks(self.evaluation, [task.name for task in self.resolved_tasks])
         _require_known_success(self.evaluation, self.roc, self.resolved_tasks)
-        _require_kv_capacity(self.sequence_tokens, self.sequence_keys, self.engine, self.sglang)
-        if self.engine.kind == "sglang":
-            _require_single_replica(self.learner, self.sglang)
-            check_servers(self.sglang, self.engine.num_engines, self.engine.device, self.cluster.key)
-        if self.engine.kind == "openai":
-            check_openai(self.openai, self.engine.num_engines, only_evaluates=self.evaluation.only)
+        _require_trainable(self.engine.kind, only_evaluates=self.evaluation.only)
+        servers = self.servers
+        _require_kv_capacity(self.sequence_tokens, self.sequence_keys, self.engine, servers)
+        _require_single_replica(self.learner, self.engine.kind, servers)
         _require_equal_copies(self.learner, self.cluster.learner_nodes)
         check_colocation(self.sglang, self.engine.kind, self.rl.max_staleness)
         check_gpu_sharing(self.engine, self.learner, self.cluster.learner_nodes, only_evaluates=self.evaluation.only)
@@ -163,6 +161,11 @@ class RunConfig(Section, frozen=True):
             replace(each, task=each.task or first, questions=each.questions or options.questions)
             for each in options.sets
         )
+
+    @property
+    def evaluation_sampling(self) -> Sampling:
+        """Sampling of sampled evaluations."""
+        return self.evaluation.sampling or self.sampling
 
     @property
     def success(self) -> SuccessRule:
@@ -219,14 +222,10 @@ class RunConfig(Section, frozen=True):
         return self.evaluation.response_tokens or task.get_dialogue().response_tokens
 
     @property
-    def external_urls(self) -> tuple[str, ...]:
-        """Of servers that run already, one per engine; empty if the run starts its engines."""
-        return self.openai.urls if self.engine.kind == "openai" else self.sglang.external_urls
-
-    @property
-    def engine_startup_allowance_s(self) -> float:
-        """Additional time for the start of an engine, if it takes more than seconds."""
-        return self.sglang.startup_timeout_s if self.engine.kind == "sglang" else 0.0
+    def servers(self) -> Servers:
+        """The servers of the engines. Raises ValueError if their table does not fit the other tables."""
+        kind = ENGINE_KINDS[self.engine.kind]
+        return Servers() if kind.in_process else kind.load_code().describe_servers(self)
 
 
 def _require_name(name: str) -> None:
@@ -297,10 +296,18 @@ def _require_equal_copies(learner: LearnerConfig, num_nodes: int) -> None:
     )
 
 
-def _require_single_replica(learner: LearnerConfig, sglang: SGLangConfig) -> None:
+def _require_trainable(kind: str, *, only_evaluates: bool) -> None:
     require(
-        learner.lora.publish == "merged" or sglang.data_parallel == 1,
-        f'learner.lora.publish = "adapters" needs sglang.data_parallel = 1: a server with {sglang.data_parallel} copies of '
+        only_evaluates or ENGINE_KINDS[kind].trains,
+        f'engine.kind = "{kind}" is only for `asterism eval`: training needs weight updates, exact token ids and logprobs, '
+        f"which these engines do not provide; use {' or '.join(list_kinds(trains=True))}",
+    )
+
+
+def _require_single_replica(learner: LearnerConfig, kind: str, servers: Servers) -> None:
+    require(
+        learner.lora.publish == "merged" or servers.data_parallel == 1,
+        f'learner.lora.publish = "adapters" needs {kind}.data_parallel = 1: a server with {servers.data_parallel} copies of '
         'the model loads no adapters; set learner.lora.publish = "merged", or use more engines instead',
     )
 
@@ -338,13 +345,12 @@ def _require_useful_offload(learner: LearnerConfig, sft: SftConfig, sglang: SGLa
     )
 
 
-def _require_kv_capacity(sequence_tokens: int, sequence_keys: str, engine: EngineConfig, sglang: SGLangConfig) -> None:
+def _require_kv_capacity(sequence_tokens: int, sequence_keys: str, engine: EngineConfig, servers: Servers) -> None:
     """Raise ValueError if a trajectory of maximum length does not fit into the engine's cache."""
     if engine.kv_tokens == 0:
         return
-    has_server = engine.kind == "sglang"
-    spare, caches = (SPARE_TOKENS, sglang.data_parallel) if has_server else (0, 1)
-    also = f" and {spare} that a server reserves, {caches} times, for sglang.data_parallel," if has_server else ""
+    spare, caches = servers.spare_tokens, servers.data_parallel
+    also = f" and {spare} that a server reserves, {caches} times, for {engine.kind}.data_parallel," if spare else ""
     require(
         engine.kv_tokens // caches // engine.page_tokens * engine.page_tokens >= sequence_tokens + spare,
         f"engine.kv_tokens must hold one trajectory, {sequence_keys} = {sequence_tokens},{also}"
@@ -360,7 +366,7 @@ def _require_strict_determinism(rl: RlConfig, engine: EngineConfig, learner: Lea
         'engine.device = "cpu"': (engine.device == "cpu", "the summation order of CUDA kernels depends on the batch"),
         'learner.device = "cpu"': (learner.device == "cpu", "CUDA kernels of the backward pass add in any order"),
         'engine.dtype = "float32"': (engine.dtype == "float32", "products in bfloat16 depend on the batch"),
-        'engine.kind = "embedded"': (engine.kind == "embedded", "results of a server depend on the batch"),
+        'engine.kind = "embedded"': (ENGINE_KINDS[engine.kind].in_process, "results of a server depend on the batch"),
         "engine.threads = 1": (
             engine.threads == 1,
             "the split of a product among threads depends on the batch; use more engines (engine.num_engines) instead",

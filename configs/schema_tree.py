@@ -3,7 +3,7 @@
 import difflib
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -55,6 +55,12 @@ def require(condition: bool, message: str) -> None:
     """Raise ValueError(message) unless `condition` holds; the loader adds the table's path."""
     if not condition:
         raise ValueError(message)
+
+
+def require_choice(key: str, value: str, choices: Collection[str]) -> None:
+    """Raise ValueError unless `value` is one of the records of a table."""
+    known = ", ".join(f'"{choice}"' for choice in choices)
+    require(value in choices, f'{key} must be one of {known}, got "{value}"')
 
 
 def find_section(annotation: object) -> type[msgspec.Struct] | None:

@@ -5,7 +5,9 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from asterism.configs.schema_tree import Port, PositiveFloat, PositiveInt, Section, require
+from asterism.configs.engines.engine_kinds import ENGINE_KINDS, list_kinds
+from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
+from asterism.configs.schema_tree import Port, PositiveFloat, PositiveInt, Section, require, require_choice
 
 PORTS_PER_SERVER = 10
 SPARE_TOKENS = 8  # of a server's context length, unusable for sequences
@@ -31,7 +33,7 @@ class SGLangConfig(Section, frozen=True):
     health_timeout_s: PositiveFloat = (
         10.0  # per request of /ready; after three timeouts in a row the server counts as dead
     )
-    weights: Literal["disk", "tensor", "group", "ipc"] = "disk"  # transfer of new weights: docs/sglang.md
+    weights: str = "disk"  # disk, tensor, group or ipc: transfer of new weights: docs/sglang.md
     group_backend: Literal["gloo", "nccl"] = "gloo"  # of weights = "group"
     bucket_mib: PositiveInt = 512  # size of one part of a weight transfer
 
@@ -45,9 +47,11 @@ class SGLangConfig(Section, frozen=True):
             require(flag not in _RESERVED_FLAGS, f"arguments must not set {flag}, which the run sets")
         for name in self.environment:
             require(name != "" and "=" not in name, f'environment must name variables: "{name}"')
+        require_choice("weights", self.weights, WEIGHT_TRANSFERS)
+        reaching = " or ".join(f'"{name}"' for name, each in WEIGHT_TRANSFERS.items() if each.reaches_copies)
         require(
-            self.data_parallel == 1 or self.weights == "disk",
-            f'weights must be "disk" if data_parallel = {self.data_parallel}: a server with several copies of the model '
+            self.data_parallel == 1 or WEIGHT_TRANSFERS[self.weights].reaches_copies,
+            f"weights must be {reaching} if data_parallel = {self.data_parallel}: a server with several copies of the model "
             "supports no other transfer",
         )
         require(
@@ -61,35 +65,14 @@ class SGLangConfig(Section, frozen=True):
         return tuple(url for url in self.external_urls if urlsplit(url).hostname not in _LOOPBACK_HOSTS)
 
 
-def check_servers(sglang: SGLangConfig, num_engines: int, device: str, cluster_key: str) -> None:
-    """Raise ValueError if the servers do not match the engines, or if engines of two nodes would share a server."""
-    require(
-        len(sglang.external_urls) in (0, num_engines),
-        f"sglang.external_urls must name one server per engine, engine.num_engines = {num_engines}, or none:"
-        f" it names {len(sglang.external_urls)}",
-    )
-    require(
-        sglang.port + PORTS_PER_SERVER * num_engines <= 65_536,
-        f"sglang.port must leave {PORTS_PER_SERVER} ports below 65536 for each of engine.num_engines = {num_engines}"
-        f" servers: {sglang.port}",
-    )
-    require(
-        sglang.weights != "group" or sglang.group_backend != "nccl" or device == "cuda",
-        f'sglang.group_backend = "nccl" needs engine.device = "cuda"; use "gloo": "{device}"',
-    )
-    require(
-        cluster_key == "" or not sglang.remote_external_urls,
-        "sglang.external_urls must name servers on 127.0.0.1, one set per node, if cluster.key is set:"
-        f" {', '.join(sglang.remote_external_urls)}",
-    )
-
-
 def check_colocation(sglang: SGLangConfig, kind: str, max_staleness: int) -> None:
     """Raise ValueError if engines would hold memory, or generate, while the learner trains."""
     if not sglang.colocate:
         return
     require(
-        kind == "sglang", f'sglang.colocate = true needs engine.kind = "sglang", which can release memory: "{kind}"'
+        ENGINE_KINDS[kind].releases_memory,
+        f"sglang.colocate = true needs engine.kind = {' or '.join(list_kinds(releases_memory=True))}, which can release "
+        f'memory: "{kind}"',
     )
     require(
         max_staleness == 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Literal, Protocol
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asterism.bus.messages import TurnGenerated, TurnRequested, WeightsPublished
+from asterism.configs.algorithm import Sampling
 from asterism.configs.dialogue_options import MAX_STOP_TOKENS as MAX_STOP_TOKENS
 
 
@@ -41,9 +41,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     sequence_id: int  # the trajectory's; its cached prefix is reused if its ids match
     token_ids: NDArray[np.int32]  # [T], the whole sequence up to this request
     max_new_tokens: int
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int = 0
+    sampling: Sampling = Sampling()
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0  # a token's draw depends only on it and the token's position
 
@@ -53,9 +51,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
             sequence_id=turn.trajectory_id,
             token_ids=np.frombuffer(turn.token_ids, np.int32),
             max_new_tokens=turn.max_new_tokens,
-            temperature=turn.temperature,
-            top_p=turn.top_p,
-            top_k=turn.top_k,
+            sampling=turn.sampling,
             stop_token_ids=turn.stop_token_ids,
             seed=turn.seed,
         )
@@ -77,16 +73,10 @@ def check_request(request: GenerationRequest, vocab_size: int, sequence_tokens: 
         raise RequestRefused(
             f"{name}: token id {int(ids[position])} at position {position} is outside the vocabulary of {vocab_size}"
         )
-    _check_sampling(name, request)
-
-
-def _check_sampling(name: str, request: GenerationRequest) -> None:
-    if not (math.isfinite(request.temperature) and request.temperature >= 0):
-        raise RequestRefused(f"{name}: temperature is {request.temperature}; it must be 0 or more")
-    if not 0 < request.top_p <= 1:
-        raise RequestRefused(f"{name}: top_p is {request.top_p}; it must be in (0, 1]")
-    if request.top_k < 0:
-        raise RequestRefused(f"{name}: top_k is {request.top_k}; it must not be negative")
+    try:
+        request.sampling.check()
+    except ValueError as error:
+        raise RequestRefused(f"{name}: sampling: {error}") from None
     if len(request.stop_token_ids) > MAX_STOP_TOKENS:
         raise RequestRefused(f"{name}: {len(request.stop_token_ids)} stop tokens; the limit is {MAX_STOP_TOKENS}")
 

@@ -16,13 +16,13 @@ import msgspec
 
 from asterism.bus.messages import StepCollected, StepOutcome
 from asterism.configs.algorithm import EarlyStoppingConfig
+from asterism.policies.task_counts import compute_mean_reward, divide
 
 
 def describe_outcome(collected: StepCollected) -> StepOutcome:
-    counts = collected.counts
-    answered = max(1, counts.trajectories)
-    reward = round(counts.reward, 9) / answered  # the last digits of the sum depend on the order of its terms
-    return StepOutcome(collected.step, reward, counts.endings.get("length", 0) / answered)
+    totals, overlong = collected.counts.totals, collected.counts.endings.get("length", 0)
+    reward = compute_mean_reward(totals.reward, totals.trajectories) or 0.0
+    return StepOutcome(collected.step, reward, (divide(overlong, totals.trajectories) or 0.0))
 
 
 def compute_last_step(step: int, max_staleness: int) -> int:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from asterism.bus.messages import EvaluationRequested, GpuMemoryRequested, WeightsPublished
+from asterism.configs.algorithm import GREEDY, Sampling
 from asterism.configs.schema import RunConfig
 
 START_LABELS = ("start_sampled", "start_greedy")
@@ -30,22 +31,18 @@ class EvaluationPlan(NamedTuple):
     questions: int = 0  # of each set, at most
     intervals: tuple[int, ...] = ()  # steps, by set; 0, or none: only at the start and at the end
     step_label: str = "step_sampled"
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    sampling: Sampling = Sampling()  # of sampled evaluations
 
     @classmethod
     def from_config(cls, run: RunConfig) -> "EvaluationPlan":
-        options, sampling = run.evaluation, run.sampling
+        options = run.evaluation
         most = max((each.questions for each in run.resolved_evaluation_sets), default=0)
         return cls(
             steps=run.rl.steps,
             questions=most if options.questions else 0,
             intervals=options.intervals,
             step_label=f"step_{options.during}",
-            temperature=options.temperature or sampling.temperature,
-            top_p=options.top_p if options.top_p < 1 else sampling.top_p,
-            top_k=options.top_k or sampling.top_k,
+            sampling=run.evaluation_sampling,
         )
 
     def list_labels(self, step: int, last_step: int) -> list[str]:
@@ -60,9 +57,8 @@ class EvaluationPlan(NamedTuple):
         return 0 < version < self.steps and any(each > 0 and version % each == 0 for each in self.intervals)
 
     def build_request(self, label: str, version: int) -> EvaluationRequested:
-        if label.endswith("greedy"):
-            return EvaluationRequested(label, 0.0, self.questions, version)
-        return EvaluationRequested(label, self.temperature, self.questions, version, self.top_p, self.top_k)
+        sampling = GREEDY if label.endswith("greedy") else self.sampling
+        return EvaluationRequested(label, sampling, self.questions, version)
 
 
 class StepEvaluations(msgspec.Struct):

@@ -9,13 +9,13 @@ from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.inside.wire.call_wire import STARVED_CAUSE
 from asterism.sandbox.notebooks import Notebook, NotebookTable, SpareNotebooks
 
-MAX_ATTEMPTS = 3  # at a call after a lack of resources or the loss of a notebook's state
-_MAX_STARVED_ATTEMPTS = 2  # each takes up to sandbox.max_call_extension time limits
-_RETRY_DELAYS_S = (0.1, 0.5)  # in which evicted notebooks end
+MAX_ATTEMPTS = 3  # attempts per call after a lack of resources or the loss of a notebook's state
+_MAX_STARVED_ATTEMPTS = 2  # attempts per starved call; each takes up to sandbox.max_call_extension time limits
+_RETRY_DELAYS_S = (0.1, 0.5)  # pauses before the retries, in which evicted notebooks end
 
 
 class CallRetries:
-    """`drop_process` ends the process of an evicted notebook."""
+    """The retry policy of calls. `drop_process` ends the process of an evicted notebook."""
 
     def __init__(
         self, spares: SpareNotebooks, notebooks: NotebookTable, drop_process: Callable[[Notebook], None]
@@ -24,9 +24,9 @@ class CallRetries:
         self._has_warned = False
 
     async def prepare(self, cause: str, attempt: int) -> None:
-        """Ends spare notebooks, then evicts idle ones, before a retry; a starved call lacks none of their resources.
+        """Make room before a retry: end spare notebooks or evict idle ones. A call starved of CPU needs no room.
 
-        `attempt`: the failed one, from 0. Raises SandboxFailure after the last one.
+        `attempt`: number of the failed attempt, from 0. Raises SandboxFailure after the last attempt.
         """
         is_starved = cause == STARVED_CAUSE
         if is_starved:
@@ -40,7 +40,7 @@ class CallRetries:
         await asyncio.sleep(_RETRY_DELAYS_S[attempt])
 
     def _warn_of_starvation(self) -> None:
-        """Once: each starved trajectory is counted too."""
+        """Log the warning once; the run also counts the starved trajectories."""
         if not self._has_warned:
             self._has_warned = True
             remedy = "stop other programs, raise sandbox.max_call_extension, or lower sandbox.fork_servers, engine.threads or learner.threads"

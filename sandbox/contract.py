@@ -9,26 +9,24 @@ from asterism.bus.messages import AnswerSubmitted, CodeOutcome, CodeRequested
 
 
 class SandboxFailure(Exception):
-    """The infrastructure failed. `str(error)` is a short cause without varying numbers."""
+    """A failure of the infrastructure. `str(error)` is a short cause without varying numbers."""
 
 
 class Isolation(msgspec.Struct, frozen=True):
     """The protections in force between a call and the machine."""
 
     backend: str
-    namespaces: tuple[str, ...]  # of NAMESPACE_NAMES; empty where the kernel refuses
+    namespaces: tuple[str, ...]  # names from NAMESPACE_NAMES; empty if the kernel refuses namespaces
     seccomp: bool
     missing: tuple[str, ...]  # a sentence with a remedy for each protection that is off
     landlock: int = 0  # Landlock ABI version in force; 0: off
-    call_cgroups: bool = False  # the kernel enforces the memory limit of a call; else the fork server does
-    kernel_users: bool = (
-        False  # each call has a kernel user of its own; else calls share what the kernel counts by user
-    )
+    call_cgroups: bool = False  # the kernel enforces a call's memory limit; otherwise the fork server enforces it
+    kernel_users: bool = False  # each call has its own kernel user; otherwise calls share the kernel's counts per user
 
 
 class CodeResult(msgspec.Struct, frozen=True):
     outcome: CodeOutcome
-    duration_s: float  # from the start of execution, without queueing
+    duration_s: float  # time from the start of execution, without queueing
 
 
 class Grade(msgspec.Struct, frozen=True):
@@ -43,18 +41,18 @@ class CodeSandbox(Protocol):
     """
 
     async def run(self, call: CodeRequested) -> CodeResult:
-        """Raises SandboxFailure. `jupyter_code` keeps the trajectory's variables between calls.
+        """Run a call; `jupyter_code` calls of a trajectory share their variables. Raises SandboxFailure.
 
         Cancellation stops the call; its notebook continues from the cells before it.
         """
         ...
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
-        """Whether answer and truth are equal. Raises SandboxFailure if the grader hangs or dies."""
+        """Return whether answer and truth are equal. Raises SandboxFailure if the grader hangs or crashes."""
         ...
 
     def restore_notebook(self, trajectory_id: int, cells: Sequence[CodeRequested]) -> None:
-        """Adopts a notebook; its cells run again, without output, before the next cell."""
+        """Adopt a notebook; its cells run again, without output, before the next cell."""
         ...
 
     async def end_notebook(self, trajectory_id: int) -> None:
@@ -64,13 +62,13 @@ class CodeSandbox(Protocol):
 
 class Sandbox(CodeSandbox, Protocol):
     async def start(self) -> Isolation:
-        """Raises SandboxFailure if no code can run on this machine."""
+        """Start the sandbox. Raises SandboxFailure if no code can run on this machine."""
         ...
 
     async def wait_until_broken(self) -> NoReturn:
-        """Raises SandboxFailure when no code can run any more and retries do not help."""
+        """Wait until no code can run any more and retries do not help; then raise SandboxFailure."""
         ...
 
     async def close(self) -> None:
-        """Leaves no process, file or socket behind."""
+        """Close the sandbox; no process, file or socket remains."""
         ...

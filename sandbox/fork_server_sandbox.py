@@ -3,10 +3,10 @@
     run()   -> preload of the code -> slot of a fork server (pool/server_pool.py) -> forked process -> CodeOutcome
     grade() -> plain numbers and equal strings in this process, all else in the grader (pool/grader_client.py)
 
-Bounds: `max_queued_calls` calls wait or run at a time, beyond which `run` raises SandboxFailure; a
-fork server runs `SLOTS_PER_SERVER` calls concurrently; `max_live_notebooks` notebooks have a
-process, spare ones included, and the others are rebuilt from their cells when needed. A call's
-time limit counts from its start, without queueing.
+Bounds: beyond `max_queued_calls` waiting or running calls, `run` raises SandboxFailure; a fork server
+runs `SLOTS_PER_SERVER` calls concurrently; at most `max_live_notebooks` notebooks, spare ones included,
+have a process, and evicted notebooks are rebuilt from their cells when needed. A call's time limit counts
+from its start, without queueing.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _STATE_LOST: Frame = {"kind": "died", "details": ["-9"], "duration_s": 0.0, **_N
 
 
 class ForkServerSandbox:
-    """Implements asterism.sandbox.contract.Sandbox. `seed`, trajectory and call seed a call's generators."""
+    """Implements asterism.sandbox.contract.Sandbox. `seed`, trajectory and call number seed a call's generators."""
 
     def __init__(self, host: Host, config: SandboxConfig, seed: int = 0, accept: Acceptance = "number") -> None:
         self._host = host
@@ -62,7 +62,7 @@ class ForkServerSandbox:
         self._retries = CallRetries(spares, self._notebooks, self._drop_process)
         self._memory_watch: asyncio.Task[NoReturn] | None = None
         self._grader: GraderClient | None = None
-        self._num_calls = 0  # source of call ids on the wire
+        self._num_calls = 0  # calls so far, and the last call id on the wire
         self._num_queued = 0
         self._gauge = LoadGauge()
 
@@ -190,11 +190,10 @@ class ForkServerSandbox:
         return _STATE_LOST
 
     async def _replay_cells(self, notebook: Notebook) -> Frame | None:
-        """Runs the completed cells that the process has not applied, without output to the model.
+        """Run the completed cells that the process has not applied, without output to the model.
 
-        A replayed cell may fail this time. If the notebook's own code destroyed its state, that
-        failure is the answer and the notebook continues from before that cell; otherwise it is a
-        SandboxFailure.
+        A replayed cell may fail. If the notebook's own code has destroyed its state, the failure is the
+        answer, and the notebook keeps only the cells before the failed one. Otherwise, raises SandboxFailure.
         """
         if not notebook.is_live:
             notebook.server, notebook.num_applied_cells = None, 0
@@ -254,7 +253,7 @@ class ForkServerSandbox:
         return greetings
 
     async def _get_started_pool(self, preload: Preload) -> ServerPool:
-        """The pool, started on first use: a run without numpy starts no numpy servers."""
+        """Return the pool; its servers start on first use, so that a run without numpy has no numpy servers."""
         pool = self._pools[preload]
         await pool.start()
         return pool
@@ -292,7 +291,7 @@ def _check_call(call: CodeRequested, config: SandboxConfig) -> CodeRefused | Non
         return CodeRefused(f"unknown tool {call.tool}")
     if len(call.code) > MAX_CODE_BYTES:
         return CodeRefused(f"the code is longer than {MAX_CODE_BYTES} characters")
-    # Four bytes a character at most.
+    # A character has at most four bytes.
     stdin_limit = min(MAX_STDIN_BYTES, config.file_mib << 20) // 4
     if len(call.stdin) > stdin_limit:
         return CodeRefused(f"the input is longer than {stdin_limit} characters")
@@ -300,7 +299,7 @@ def _check_call(call: CodeRequested, config: SandboxConfig) -> CodeRefused | Non
 
 
 def parse_outcome(answer: Frame, config: SandboxConfig) -> CodeOutcome:
-    """The fork server's answer as a message. Raises KeyError for an unknown kind."""
+    """Return the fork server's answer as a message. Raises KeyError for an unknown kind."""
     output = Output(answer["stdout"], answer["stderr"], answer["stdout_cut"], answer["stderr_cut"])
     match answer["kind"]:
         case "ok":

@@ -19,7 +19,7 @@ _SIGNALS_ABI = 6  # first Landlock ABI that blocks signals to other processes
 
 
 def format_isolation(isolation: Isolation) -> str:
-    """The protections in force, on one line."""
+    """Return the protections in force, on one line."""
     namespaces = ", ".join(isolation.namespaces) or "none"
     landlock = f"version {isolation.landlock}" if isolation.landlock else "off"
     seccomp = "on" if isolation.seccomp else "off"
@@ -32,7 +32,7 @@ def format_isolation(isolation: Isolation) -> str:
 
 
 def build_isolation(greeting: Frame, refusal: str | None, backend: str, host_missing: tuple[str, ...]) -> Isolation:
-    """`host_missing`: the host's sentences; `refusal`: why the kernel refused namespaces."""
+    """Describe a sandbox. `host_missing`: the host's sentences; `refusal`: why the kernel refused namespaces."""
     missing = list(greeting["missing"])
     if refusal is not None:
         missing.append(f"No namespaces: {refusal}.")
@@ -53,7 +53,7 @@ def build_isolation(greeting: Frame, refusal: str | None, backend: str, host_mis
 
 
 def _list_shared_resources(landlock: int) -> list[str]:
-    """What a call without namespaces shares with the machine, under this Landlock ABI."""
+    """List the resources that a call without namespaces shares with the machine, under this Landlock ABI."""
     if not landlock:
         return [_SHARED_VIEW + _REMEDY]
     shared = [_SHARED_MACHINE + _REMEDY]

@@ -12,13 +12,13 @@ class SandboxLoad(msgspec.Struct, frozen=True):
 
     running: int  # calls that hold a slot of a fork server
     queued: int  # calls that wait for a slot, or for an earlier cell of their notebook
-    gradings: int  # in flight: queued or running
+    gradings: int  # gradings in flight, queued or running
     done: int  # calls that have ended, including failed and cancelled ones
     graded: int  # gradings that have ended
     busy_s: float  # time with at least one running call
-    running_s: float  # summed over calls
-    queued_s: float  # summed over calls
-    code_s: float  # summed over calls: from the start of the code to its end
+    running_s: float  # running time, summed over calls
+    queued_s: float  # queueing time, summed over calls
+    code_s: float  # time from the start of the code to its end, summed over calls
 
 
 class LoadGauge:
@@ -30,7 +30,7 @@ class LoadGauge:
 
     @contextmanager
     def track_call(self) -> Generator[None]:
-        """From a call's arrival to its end."""
+        """Count a call from its arrival to its end."""
         self._update(queued=1)
         try:
             yield
@@ -40,7 +40,7 @@ class LoadGauge:
 
     @contextmanager
     def track_slot(self) -> Generator[None]:
-        """While a call holds a slot; the rebuild of a notebook takes a slot for each cell."""
+        """Count a call as running while it holds a slot; a rebuild of a notebook holds a slot for each cell."""
         self._update(running=1, queued=-1)
         try:
             yield

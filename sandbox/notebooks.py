@@ -14,23 +14,23 @@ from asterism.sandbox.pool.server_pool import ServerPool
 from asterism.sandbox.preloads import Preload
 
 _MEMORY_CHECK_S = 0.1
-_EVICTION_S = 0.25  # after which the memory in use does not contain the evicted notebooks
-_SPARES_PAUSE_S = 10.0  # without spare notebooks, after the last shortage
-_SPARES_END_S = 0.1  # in which they end
+_EVICTION_S = 0.25  # time until the memory in use no longer contains the evicted notebooks
+_SPARES_PAUSE_S = 10.0  # pause without spare notebooks after the last shortage
+_SPARES_END_S = 0.1  # time in which spare notebooks end
 
 
 class Notebook:
     """One trajectory's notebook.
 
-    `completed_cells` are the cells (code, seed) that make up its state. The process has applied
-    the first `num_applied_cells` of them: fewer than all after a cell has died, 0 without a
-    process. The others run again before the next cell, without output to the model.
+    `completed_cells` are the cells (code, seed) that make up its state. The process has applied the
+    first `num_applied_cells` of these cells: 0 without a process, fewer than all after a crash. The
+    remaining cells run again before the next cell, without output to the model.
     """
 
     def __init__(self, number: int, preload: Preload) -> None:
         self.number = number
         self.preload: Preload = preload
-        self.server: ForkServerClient | None = None  # holds the process; None: no process
+        self.server: ForkServerClient | None = None  # fork server of the notebook's process; None: no process
         self.completed_cells: list[tuple[str, int]] = []
         self.num_applied_cells = 0
         self.lock = asyncio.Lock()  # cells run in the order of their requests
@@ -63,19 +63,19 @@ class NotebookTable:
         return self._notebooks.pop(trajectory_id, None)
 
     def select_for_room(self) -> list[Notebook]:
-        """A quarter of the idle notebooks, least recently used first: a process could not start."""
+        """Select a quarter of the idle notebooks, least recently used first, after a process could not start."""
         idle = self.list_idle()
         return idle[: -(-len(idle) // 4)]
 
     def select_evictions(self, num_new: int) -> list[Notebook]:
-        """The least recently used idle notebooks to evict for `num_new` more."""
+        """Select the least recently used idle notebooks to evict, as room for `num_new` more."""
         if len(self._notebooks) + num_new <= self._max_live:
             return []
         num_live = sum(notebook.is_live for notebook in self._notebooks.values())
         return self.list_idle()[: max(0, num_live + num_new - self._max_live)]
 
     def select_largest(self, excess: int, sizes: Mapping[int, int]) -> list[Notebook]:
-        """The largest idle notebooks that together hold `excess` bytes, at most a quarter of all."""
+        """Select the largest idle notebooks that together hold `excess` bytes, at most a quarter of the idle ones."""
         idle = sorted(self.list_idle(), key=lambda notebook: -sizes.get(notebook.number, 0))
         selected: list[Notebook] = []
         for notebook in idle[: -(-len(idle) // 4)]:
@@ -86,7 +86,7 @@ class NotebookTable:
         return selected
 
     def list_idle(self) -> list[Notebook]:
-        """Those with a process and without a running cell, least recently used first."""
+        """Return the notebooks with a process and without a running cell, least recently used first."""
         return [notebook for notebook in self._notebooks.values() if notebook.is_live and not notebook.lock.locked()]
 
 
@@ -99,7 +99,7 @@ class SpareNotebooks:
         self._ending_until = self._paused_until = 0.0
 
     def end(self) -> bool:
-        """Ends them, also those of new servers. True if that may be enough: an eviction can wait."""
+        """End all spare notebooks, also those of new servers. Returns whether an eviction can still wait."""
         if not self._per_server:
             return False
         for pool in self._pools.values():
@@ -112,7 +112,7 @@ class SpareNotebooks:
 
 
 class MemoryRelief:
-    """Ends spare notebooks, then evicts idle ones, largest first, while more than `share` of the memory is in use."""
+    """Ends spare notebooks, then evicts the largest idle ones, while more than `share` of the memory is in use."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class MemoryRelief:
             await asyncio.sleep(_MEMORY_CHECK_S)
 
     async def make_room(self) -> None:
-        """Takes time only if `watch` found too much memory in use; callers wait for the same eviction."""
+        """Free memory if `watch` found too much in use; concurrent callers wait for the same eviction."""
         if not self._has_excess:
             return
         async with self._lock:

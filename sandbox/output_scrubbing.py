@@ -1,8 +1,8 @@
 """Removes the varying parts of a call's output under strict determinism.
 
-The default `repr` of a Python object contains its address, `<map object at 0x7f8652565a80>`, which
-differs between processes: zeros replace it. The amount of output at a timeout depends on the
-machine's speed: that output is dropped.
+The default `repr` of a Python object contains its address (`<map object at 0x7f8652565a80>`), which
+differs between processes: zeros replace the address. The amount of output before a timeout depends
+on the machine's speed: this output is dropped.
 """
 
 import re
@@ -21,12 +21,12 @@ from asterism.bus.messages import (
     Output,
 )
 
-# Addresses of a 64-bit process have nine digits or more; fewer where the output limit cut one off.
+# Addresses of a 64-bit process have at least nine digits, or fewer where the output limit cut one off.
 _ADDRESS = re.compile(r"(?<= at 0x)(?:[0-9a-f]{9,16}\b|[0-9a-f]{1,8}\Z)")
 
 
 def scrub_outcome(outcome: CodeOutcome) -> CodeOutcome:
-    """Output that is not dropped keeps its length."""
+    """Mask the addresses in an outcome, or drop the output of a timeout. Masked output keeps its length."""
     match outcome:
         case CodeRefused():
             return outcome

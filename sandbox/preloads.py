@@ -1,6 +1,6 @@
 """Selects the preload of the fork server for a piece of code.
 
-A fork of a server with numpy costs twice as much as a fork of a bare one, with sympy four times.
+A fork of a numpy server costs twice as much as a fork of a bare server; a fork of a sympy server, four times.
 """
 
 import ast
@@ -13,13 +13,13 @@ _PRELOAD_BY_MODULE: dict[str, Preload] = {
     "sympy": "scientific",
     "mpmath": "scientific",
 }
-_PRELOADS_BY_SIZE: tuple[Preload, ...] = ("bare", "numpy", "scientific")  # each includes those before
+_PRELOADS_BY_SIZE: tuple[Preload, ...] = ("bare", "numpy", "scientific")  # each preload includes the smaller ones
 # Parsing takes 0.1 s at worst on the event loop; longer code is only searched for the module names.
 _MAX_PARSED_CHARACTERS = 8_192
 
 
 def select_preload(code: str) -> Preload:
-    """By the imports in the syntax tree; a bare server reports code that does not parse."""
+    """Select by the imports in the syntax tree; a bare server reports the errors of code that does not parse."""
     words = {name for name in _PRELOAD_BY_MODULE if name in code}
     if not words or len(code) > _MAX_PARSED_CHARACTERS:
         return _find_smallest_preload(words)

@@ -1,4 +1,4 @@
-"""Makes the sandbox that a configuration selects: in containers, on this machine, or either."""
+"""Makes the sandbox that a configuration selects: in containers, on this machine, or in containers if possible."""
 
 import asyncio
 from typing import NoReturn
@@ -14,7 +14,7 @@ from asterism.sandbox.pool.answer_checks import Acceptance
 
 
 class AutoHost:
-    """Implements asterism.sandbox.hosts.host.Host: containers, else this machine and the reason."""
+    """A Host that uses containers, or this machine if they fail; `describe` then contains the reason."""
 
     def __init__(self, config: SandboxConfig, run: str) -> None:
         self._containers = ContainerHost(config, run)
@@ -54,7 +54,7 @@ class AutoHost:
 def make_sandbox(
     config: SandboxConfig, seed: int = 0, run: str = "", accept: Acceptance = "number"
 ) -> ForkServerSandbox:
-    """`run` labels the containers of this sandbox. `accept`: reward.accept of the configuration."""
+    """Make the configured sandbox. `run` labels its containers; `accept` is reward.accept of the configuration."""
     match config.backend:
         case "docker":
             host = ContainerHost(config, run)
@@ -66,7 +66,7 @@ def make_sandbox(
 
 
 def probe_isolation(config: SandboxConfig | None = None) -> Isolation:
-    """The protections in force, by a bare fork server (0.1 s). Raises SandboxFailure."""
+    """Start a bare fork server (0.1 s) and return its protections. Raises SandboxFailure."""
 
     async def probe() -> Isolation:
         sandbox = make_sandbox(config or SandboxConfig())

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import settings
 
 from asterism.configs.errors import UnusableInput
+from asterism.sandbox.hosts.docker.docker_host import compute_image_name
 from asterism.sandbox.image.docker_cli import get_engine_architecture, image_exists
-from asterism.sandbox.image.image_context import compute_image_name
 from tests.cluster.hosts import find_obstacle
 from tests.sglang.environment import missing_for_sglang
 from tests.simulation.clock import run_virtually

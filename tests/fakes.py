@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from asterism.analysis.event_logs.describe import TaskTexts, TextContext
-from asterism.bus.messages import TurnGenerated, ids_to_bytes
+from asterism.bus.messages import EvaluationFinished, StartGroup, TaskCounts, TurnGenerated, ids_to_bytes
+from asterism.configs.algorithm import Sampling
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.policies.dialogue.chat_format import (
     PROTOCOL_TAGS,
@@ -63,6 +64,27 @@ def rules(**changes: object) -> Rules:
 def text_context(dialogue: DialogueConfig = DialogueConfig()) -> TextContext:  # noqa: B008 - immutable
     texts = TaskTexts(dialogue, ChatMLRenderer(TOKENIZER, build_dialogue_format(dialogue, MATH_PYTHON)), "tools")
     return TextContext(TOKENIZER, {"": texts}, texts)
+
+
+def start_group(size: int = 1, first_trajectory_id: int = 7, **changes: object) -> StartGroup:
+    settings: dict[str, object] = {
+        "group_id": 0,
+        "purpose": "train",
+        "problem": "q:1",
+        "ground_truth": "2",
+        "prompt_ids": PROMPT,
+        "sampling": Sampling(),
+        "seed": 5,
+    }
+    return StartGroup(size=size, first_trajectory_id=first_trajectory_id, **{**settings, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def evaluated(
+    label: str, version: int = 0, *, answers: int = 5, failed: int = 0, **changes: object
+) -> EvaluationFinished:
+    """One answer is correct; `totals` replaces all counts."""
+    totals = TaskCounts(trajectories=answers - failed, trajectories_failed=failed, positives=1, response_tokens=9)
+    return EvaluationFinished(label, version, **{"totals": totals, **changes})  # pyright: ignore[reportArgumentType]
 
 
 def generated(

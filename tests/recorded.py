@@ -21,7 +21,6 @@ from asterism.bus.messages import (
     ExecutorJoined,
     Output,
     RunStarted,
-    StartGroup,
     TurnRequested,
 )
 from asterism.bus.messages.run import BufferCursor
@@ -32,7 +31,7 @@ from asterism.policies.arbiter.arbiter import Arbiter
 from asterism.policies.decider import Decider
 from asterism.policies.rollout.rollout import Rollout
 from asterism.tasks.math_python import MATH_PYTHON
-from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
+from tests.fakes import ANSWER, CALL, generated, rules, start_group
 from tests.simulation.world import World
 
 EXECUTOR = "executor-0/1"
@@ -127,7 +126,7 @@ def small_run(folder: RunFolder, *, output: str = "4", tick_s: float = 0.25) -> 
     """Trajectories 7 and 8 on one question; 7 calls the tool once, and both answer."""
     recording = Recording(folder, tick_s=tick_s)
     recording.begin()
-    recording.tell("rollout-0", StartGroup(0, "train", "q:1", "2", PROMPT, 2, 7, 1.0, 5), "head/buffer")
+    recording.tell("rollout-0", start_group(2), "head/buffer")
     recording.work({(7, 0): CALL}, output)
     recording.close()
     return folder
@@ -136,7 +135,7 @@ def small_run(folder: RunFolder, *, output: str = "4", tick_s: float = 0.25) -> 
 # ---------------------------------------------------------------- one trajectory of three turns
 
 TID = 8
-GROUP = StartGroup(3, "train", "q:1", "2", PROMPT, 1, TID, 1.0, 5)
+GROUP = start_group(1, TID, group_id=3)
 RULES = rules(max_calls_per_turn=2)
 THREE_TURNS = (CALL, CALL + CALL, ANSWER)
 SEVEN = CodeOk(Output("seven"))

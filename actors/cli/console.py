@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
 from rich.segment import Segment
+from rich.table import Table
 
 from asterism.configs.atomic_write import check_writable
 from asterism.configs.errors import UnusableInput
@@ -73,6 +75,18 @@ def make_console(*, stderr: bool = False) -> Console:
     console = _Console(emoji=False, stderr=stderr)
     console.push_render_hook(_EscapingRenderHook())
     return console
+
+
+def print_line(console: Console, text: str, *, markup: bool = False) -> None:
+    console.print(text, markup=markup, highlight=False, soft_wrap=True)
+
+
+def make_table(*titles: str, pad_edge: bool = False) -> Table:
+    """A title that begins with ">" is that of a column of numbers."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=pad_edge)
+    for title in titles:
+        table.add_column(title.removeprefix(">"), justify="right" if title.startswith(">") else "left")
+    return table
 
 
 def hide_library_warnings() -> None:

@@ -1,16 +1,13 @@
 """`asterism eval`: answers the questions of sets with a checkpoint or with servers, and writes and prints the results."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
-from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 
 from asterism.actors.cli.join_command import EXIT_INTERRUPTED
-from asterism.actors.engines.openai_factory import find_served_model
 from asterism.actors.evaluation.evaluation_run import (
     EvalOptions,
     EvaluationSetup,
@@ -33,9 +30,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
-from asterism.engine.contract import EngineFailure
-from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.http_api import ModelInfo
+from asterism.engine.engine_code import find_evaluated_models
 from asterism.policies.tools.task_description import TaskDescription, choose_accuracy_label
 
 _PROGRESS_INTERVAL_S = 2.0
@@ -55,10 +50,10 @@ def _run_evaluation(setup: EvaluationSetup, *, resume: bool, overwrite: bool, co
     folder = RunFolder(Path(run.runs_folder) / run.name)
     _check_folder(run, folder, resume=resume, overwrite=overwrite)
     inputs = check_inputs(run, descriptions)
-    if run.engine.kind == "openai":  # the model's name becomes part of the settings, which --resume compares
-        run = replace(run, openai=replace(run.openai, model=find_served_model(run)))
-        setup = setup._replace(run=run)
-    provenance = compute_provenance(run, setup.weights, uvloop.run(ask_servers(run.sglang.external_urls)))
+    served = find_evaluated_models(run)
+    run = served.run
+    setup = setup._replace(run=run)
+    provenance = compute_provenance(run, setup.weights, served.description)
     resume = resume and folder.config.exists()  # else killed before it began
     with claimed_run_folder(run, resume=resume, overwrite=overwrite) as folder:
         keep_provenance(folder, provenance)
@@ -99,18 +94,6 @@ def _report(ending: RunEnding, run: RunConfig, folder: RunFolder, provenance: Pr
     console.print(build_results_table(write_results(run, folder, provenance)))
     console.print(f"results: {folder.results}", markup=False, soft_wrap=True)
     return 0
-
-
-async def ask_servers(urls: Sequence[str]) -> dict[str, ModelInfo]:
-    """The model of each SGLang server, by URL. Raises UnusableInput, which names the server."""
-    models: dict[str, ModelInfo] = {}
-    for url in urls:
-        async with SGLangClient(url, retry_delays_s=()) as client:
-            try:
-                models[url] = await client.get_model_info()
-            except EngineFailure as failure:
-                raise UnusableInput(f"{url}: {failure}") from None
-    return models
 
 
 def _answer_questions(

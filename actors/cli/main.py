@@ -30,17 +30,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.add_typer(log_app, name="log")
-app.add_typer(task_app, name="task")
-app.add_typer(data_app, name="data")
-app.add_typer(metrics_app, name="metrics")
-app.add_typer(analyze_app, name="analyze")
-app.command()(chat)
-add_serving_commands(app)
-sandbox_app = typer.Typer(
-    help="Use the code sandbox without a run: serve it, try it, measure it, check it.", no_args_is_help=True
-)
-app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(log_app, name="log", rich_help_panel="Look")
+app.add_typer(task_app, name="task", rich_help_panel="Prepare")
+app.add_typer(data_app, name="data", rich_help_panel="Prepare")
+app.add_typer(metrics_app, name="metrics", rich_help_panel="Look")
+app.add_typer(analyze_app, name="analyze", rich_help_panel="Look")
+sandbox_app = typer.Typer(help="Serve, try, measure and check the sandbox without a run.", no_args_is_help=True)
+app.add_typer(sandbox_app, name="sandbox", rich_help_panel="Machines")
 
 ConfigOption = Annotated[
     Path | None,
@@ -87,7 +83,7 @@ def accept_global_options(
     pass
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def run(
     config: Annotated[
         Path, typer.Argument(help="Configuration file in TOML, such as configs/tiny.toml.", metavar="CONFIG")
@@ -117,7 +113,7 @@ def run(
     raise typer.Exit(run_recipe(config, overrides, StageSelection(resume, overwrite, from_stage), make_console()))
 
 
-@app.command(name="eval")
+@app.command(name="eval", rich_help_panel="Train")
 def evaluate(
     targets: Annotated[
         list[str],
@@ -154,7 +150,125 @@ def evaluate(
     raise typer.Exit(run_evaluation(options, resume=resume, overwrite=overwrite, console=make_console()))
 
 
-@app.command()
+@app.command(rich_help_panel="Prepare")
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="Also check what this configuration needs: servers, ports, GPUs."
+        ),
+    ] = None,
+    override: SetOption = None,
+) -> None:
+    """Check this machine and print a remedy for each problem.
+
+    Exit with 1 if `asterism run` would refuse to begin: a requirement is missing or unusable.
+    """
+    from asterism.actors.cli.doctor.finding import build_findings_table
+    from asterism.actors.cli.doctor.machine_checks import examine
+    from asterism.actors.cli.sandbox_commands import load_config_or_defaults, suppress_logs
+
+    run = load_config_or_defaults(config, override or []) if config or override else None
+    suppress_logs()
+    findings = examine(run=run)
+    make_console().print(build_findings_table(findings))
+    raise typer.Exit(int(any(finding.is_refused for finding in findings.values())))
+
+
+@app.command(rich_help_panel="Prepare")
+def plan(
+    config: Annotated[Path, typer.Argument(help="Configuration file in TOML.", metavar="CONFIG")],
+    override: SetOption = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="a100, h100, h200 or mi300x (default: plan for this machine).")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs per node, with --gpu (default: 8).")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (default: cluster.nodes).")] = None,
+    gpu_memory_gib: Annotated[float | None, typer.Option(min=0, help="Memory of a GPU.")] = None,
+    host_memory_gib: Annotated[float | None, typer.Option(min=0, help="Main memory of a node.")] = None,
+    shared_memory_gib: Annotated[float | None, typer.Option(min=0, help="Size of /dev/shm of a node.")] = None,
+    disk_gib: Annotated[float | None, typer.Option(min=0, help="Free space for the run's folder.")] = None,
+    mfu: Annotated[float, typer.Option("--mfu", min=0.01, max=1, help="Share of the peak rate in training.")] = 0.4,
+    mean_tokens_share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Mean length of a trajectory, as a share of the longest.")
+    ] = 0.5,
+    gpu_reserve_gib: Annotated[
+        float, typer.Option(min=0, help="Reserve of each GPU: CUDA context, NCCL, allocator.")
+    ] = 2.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the rates of this machine, in some seconds.")
+    ] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Estimate memory, disk and seconds per step of CONFIG, and name the keys to change if it does not fit.
+
+    Needs only config.json of model.checkpoint. Exit with 1 if something does not fit.
+    """
+    from asterism.actors.cli.plan_command import PlanOptions, print_plan
+
+    sizes = gpu_memory_gib, host_memory_gib, shared_memory_gib, disk_gib
+    options = PlanOptions(gpu, gpus, nodes, *sizes, mfu, mean_tokens_share, gpu_reserve_gib, measure, json_file)
+    raise typer.Exit(print_plan(config, override or [], options, make_console()))
+
+
+@app.command(name="config", rich_help_panel="Prepare")
+def show_config(
+    config: Annotated[Path | None, typer.Argument(help="Configuration file in TOML (default: none).")] = None,
+    override: SetOption = None,
+) -> None:
+    """Print all keys of a configuration with their values and descriptions."""
+    from asterism.actors.cli.config_command import print_config
+
+    print_config(config, override or [], make_console())
+
+
+@app.command(rich_help_panel="Look")
+def report(
+    run: RunArgument,
+    json: Annotated[bool, typer.Option("--json", help="Print the utilization as JSON and nothing else.")] = False,
+) -> None:
+    """Print a run's summary, redraw its curves, and show where its time went.
+
+    The report covers engines, tools, waits and stragglers.
+    """
+    from asterism.actors.cli.report_command import report_run
+
+    report_run(run, json=json, console=make_console())
+
+
+@app.command(rich_help_panel="Look")
+def simulate(
+    workload: WorkloadArgument,
+    policies: PoliciesOption = "static,worst_case,kv_lookahead",
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the workload.")] = 0,
+    scale: Annotated[float, typer.Option(min=0.01, help="Scale the workload and the cluster by this factor.")] = 1.0,
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, help="Step of a recorded run to simulate (default: its last).")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="8xh100, 8xh200 or 64xmi300x (default: the workload's own).")
+    ] = None,
+    json_file: JsonOption = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Write a figure of the results; a PNG also as SVG.")
+    ] = None,
+    run: LogsOption = None,
+) -> None:
+    """Simulate the rollouts of one step under several policies.
+
+    The table shows makespan, utilization, waits and two lower bounds.
+    """
+    from asterism.actors.cli.simulate_command import SimulateOptions, simulate_workload
+
+    options = SimulateOptions(workload, policies, seed, scale, step, cluster, json_file, picture, run)
+    simulate_workload(options, make_console())
+
+
+app.command(rich_help_panel="Look")(chat)
+add_serving_commands(app)
+
+
+@app.command(rich_help_panel="Machines")
 def join(
     endpoint: Annotated[
         str, typer.Argument(help="The run's endpoint, tcp://HOST:PORT, as it prints at its start.", metavar="ENDPOINT")
@@ -196,93 +310,7 @@ def join(
     raise typer.Exit(join_run(joining, make_console()))
 
 
-@app.command()
-def report(
-    run: RunArgument,
-    json: Annotated[bool, typer.Option("--json", help="Print the utilization as JSON and nothing else.")] = False,
-) -> None:
-    """Print a run's summary, redraw its curves, and show where its time went.
-
-    The report covers engines, tools, waits and stragglers.
-    """
-    from asterism.actors.cli.report_command import report_run
-
-    report_run(run, json=json, console=make_console())
-
-
-@app.command()
-def doctor(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="Also check what this configuration needs: servers, ports, GPUs."
-        ),
-    ] = None,
-    override: SetOption = None,
-) -> None:
-    """Check this machine and print a remedy for each problem.
-
-    Exit with 1 if `asterism run` would refuse to begin: a requirement is missing or unusable.
-    """
-    from asterism.actors.cli.doctor.finding import build_findings_table
-    from asterism.actors.cli.doctor.machine_checks import examine
-    from asterism.actors.cli.sandbox_commands import load_config_or_defaults, suppress_logs
-
-    run = load_config_or_defaults(config, override or []) if config or override else None
-    suppress_logs()
-    findings = examine(run=run)
-    make_console().print(build_findings_table(findings))
-    raise typer.Exit(int(any(finding.is_refused for finding in findings.values())))
-
-
-@app.command()
-def plan(
-    config: Annotated[Path, typer.Argument(help="Configuration file in TOML.", metavar="CONFIG")],
-    override: SetOption = None,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", help="a100, h100, h200 or mi300x (default: plan for this machine).")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs per node, with --gpu (default: 8).")] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (default: cluster.nodes).")] = None,
-    gpu_memory_gib: Annotated[float | None, typer.Option(min=0, help="Memory of a GPU.")] = None,
-    host_memory_gib: Annotated[float | None, typer.Option(min=0, help="Main memory of a node.")] = None,
-    shared_memory_gib: Annotated[float | None, typer.Option(min=0, help="Size of /dev/shm of a node.")] = None,
-    disk_gib: Annotated[float | None, typer.Option(min=0, help="Free space for the run's folder.")] = None,
-    mfu: Annotated[float, typer.Option("--mfu", min=0.01, max=1, help="Share of the peak rate in training.")] = 0.4,
-    mean_tokens_share: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Mean length of a trajectory, as a share of the longest.")
-    ] = 0.5,
-    gpu_reserve_gib: Annotated[
-        float, typer.Option(min=0, help="Reserve of each GPU: CUDA context, NCCL, allocator.")
-    ] = 2.0,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the rates of this machine, in some seconds.")
-    ] = False,
-    json_file: JsonOption = None,
-) -> None:
-    """Estimate memory, disk and seconds per step of CONFIG, and name the keys to change if it does not fit.
-
-    Needs only config.json of model.checkpoint. Exit with 1 if something does not fit.
-    """
-    from asterism.actors.cli.plan_command import PlanOptions, print_plan
-
-    sizes = gpu_memory_gib, host_memory_gib, shared_memory_gib, disk_gib
-    options = PlanOptions(gpu, gpus, nodes, *sizes, mfu, mean_tokens_share, gpu_reserve_gib, measure, json_file)
-    raise typer.Exit(print_plan(config, override or [], options, make_console()))
-
-
-@app.command(name="config")
-def show_config(
-    config: Annotated[Path | None, typer.Argument(help="Configuration file in TOML (default: none).")] = None,
-    override: SetOption = None,
-) -> None:
-    """Print all keys of a configuration with their values and descriptions."""
-    from asterism.actors.cli.config_command import print_config
-
-    print_config(config, override or [], make_console())
-
-
-@app.command()
+@app.command(rich_help_panel="Machines")
 def keys(
     folder: Annotated[
         Path, typer.Argument(help="Folder in which to create cluster.key; each node needs a copy.", metavar="FOLDER")
@@ -295,34 +323,6 @@ def keys(
     console = make_console()
     console.print(f"{escape(str(path))}: copy it to every node and keep it secret", soft_wrap=True)
     console.print(f"public key: {escape(load_key(path).public.decode())}", soft_wrap=True)
-
-
-@app.command()
-def simulate(
-    workload: WorkloadArgument,
-    policies: PoliciesOption = "static,worst_case,kv_lookahead",
-    seed: Annotated[int, typer.Option("--seed", help="Random seed of the workload.")] = 0,
-    scale: Annotated[float, typer.Option(min=0.01, help="Scale the workload and the cluster by this factor.")] = 1.0,
-    step: Annotated[
-        int | None, typer.Option("--step", min=1, help="Step of a recorded run to simulate (default: its last).")
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", help="8xh100, 8xh200 or 64xmi300x (default: the workload's own).")
-    ] = None,
-    json_file: JsonOption = None,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Write a figure of the results.")
-    ] = None,
-    run: LogsOption = None,
-) -> None:
-    """Simulate the rollouts of one step under several policies.
-
-    The table shows makespan, utilization, waits and two lower bounds.
-    """
-    from asterism.actors.cli.simulate_command import SimulateOptions, simulate_workload
-
-    options = SimulateOptions(workload, policies, seed, scale, step, cluster, json_file, picture, run)
-    simulate_workload(options, make_console())
 
 
 @sandbox_app.command()
@@ -339,9 +339,9 @@ def serve(
     override: SetOption = None,
 ) -> None:
     """Serve sandbox calls to processes of the same user, until Ctrl-C."""
-    from asterism.actors.cli.sandbox_client import get_default_folder
     from asterism.actors.cli.sandbox_commands import load_config_or_defaults
-    from asterism.actors.cli.sandbox_server import serve_sandbox
+    from asterism.actors.sandbox_service.sandbox_client import get_default_folder
+    from asterism.actors.sandbox_service.sandbox_server import serve_sandbox
 
     folder = at or get_default_folder(os.environ)
     serve_sandbox(load_config_or_defaults(config, override or []), folder, make_console())

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from asterism.actors.cli.console import escape_controls
-from asterism.actors.cli.sandbox_client import SandboxClient
+from asterism.actors.sandbox_service.sandbox_client import SandboxClient
 from asterism.analysis.summary import read_isolation
 from asterism.bus.addresses import EXECUTOR
 from asterism.bus.messages import CodeRequested

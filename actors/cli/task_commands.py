@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from asterism.actors.cli.console import check_json_path, make_console, write_json
+from asterism.actors.cli.console import check_json_path, make_console, make_table, print_line, write_json
 from asterism.actors.cli.log.subcommands import JsonOption
 from asterism.configs.errors import UnusableInput
 
@@ -148,12 +147,13 @@ def _check_task(
 ) -> TaskCheck:
     """Raises UnusableInput."""
     from asterism.actors.cli.sandbox_commands import suppress_logs
+    from asterism.policies.dialogue.chat_format import get_call_format
     from asterism.tasks.checking.task_check import CheckInputs, check_task_code, write_byte_tokenizer
     from asterism.tasks.checking.turn_scripts import read_turn_script
     from asterism.tasks.hosting.host_process import HostFailure
 
     suppress_logs()
-    script = read_turn_script(turns) if turns is not None else None
+    script = None if turns is None else read_turn_script(turns, get_call_format(task.get_dialogue()))
     description = _load_code(run, task)
     with tempfile.TemporaryDirectory(prefix="asterism-check-") as folder:
         if tokenizer is None:
@@ -272,22 +272,18 @@ def _print_text(console: Console, text: str, indent: str) -> None:
     if (cut := len(lines) - 2 * _SHOWN_LINES) > 0:
         lines = [*lines[:_SHOWN_LINES], f"... {cut} lines cut ...", *lines[-_SHOWN_LINES:]]
     for line in lines:
-        console.print(f"{indent}{line}", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"{indent}{line}")
 
 
 def _build_times_table(checked: TaskCheck) -> Table:
-    table = Table("call", box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("calls", "median, ms", "max, ms"):
-        table.add_column(title, justify="right")
+    table = make_table("call", ">calls", ">median, ms", ">max, ms")
     for each in checked.times:
         table.add_row(escape(each.name), str(each.calls), f"{each.median_ms:.1f}", f"{each.max_ms:.1f}")
     return table
 
 
 def _build_attack_table(checked: TaskCheck) -> Table:
-    table = Table("attack", box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("answers", "passed", "highest reward"):
-        table.add_column(title, justify="right")
+    table = make_table("attack", ">answers", ">passed", ">highest reward")
     for each in checked.attacks:
         highest = "no reward" if each.max_reward is None else f"{each.max_reward:g}"
         table.add_row(each.name, str(each.plays), str(each.passes), highest)

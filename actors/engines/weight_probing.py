@@ -8,6 +8,7 @@ import numpy as np
 import structlog
 
 from asterism.bus.messages import WeightsPublished
+from asterism.configs.algorithm import GREEDY
 from asterism.engine.contract import EngineFailure, Generation, GenerationRequest
 
 PROBE_TIMEOUT_S = 30.0  # the run waits for the engine meanwhile
@@ -32,7 +33,7 @@ class EngineProber:
         if weights.probe is None:
             return ()
         requests = [
-            GenerationRequest(next(self._sequence_ids), np.frombuffer(prompt, np.int32), 1, temperature=0.0)
+            GenerationRequest(next(self._sequence_ids), np.frombuffer(prompt, np.int32), 1, GREEDY)
             for prompt in weights.probe.prompts
         ]
         try:

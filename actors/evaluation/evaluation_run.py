@@ -203,6 +203,9 @@ def _build_evaluation(base: RunConfig, files: dict[str, Path], options: EvalOpti
         sets = [_build_set(base, name, file, options) for name, file in files.items()]
     else:
         sets = [_limit_set(each, options) for each in _list_known_sets(base, options)]
+    sampling = base.evaluation_sampling
+    if options.temperature:
+        sampling = replace(sampling, temperature=options.temperature)
     greedy = base.evaluation.during == "greedy" if options.temperature is None else options.temperature == 0
     unnamed = options.questions or base.evaluation.questions
     questions = max((each.questions for each in sets), default=unnamed)
@@ -213,7 +216,7 @@ def _build_evaluation(base: RunConfig, files: dict[str, Path], options: EvalOpti
         questions=questions,
         every=0,
         during="greedy" if greedy else "sampled",
-        temperature=options.temperature or base.evaluation.temperature,
+        sampling=sampling,
         sets=tuple(sets),
         only=True,
     )

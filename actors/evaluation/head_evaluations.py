@@ -15,14 +15,15 @@ from asterism.analysis.evaluation.answer_records import AnswerRecord, read_answe
 from asterism.analysis.evaluation.set_results import compute_metrics, compute_set_result, group_questions
 from asterism.bus.addresses import HEAD
 from asterism.bus.event_log.reader import decode_event, find_epoch_start, read_events
-from asterism.bus.messages import AnyMessage, MetricsRecorded, RunStarted
+from asterism.bus.messages import AnyMessage, ComponentSum, MetricsRecorded, RunStarted, TaskCounts
 from asterism.configs.algorithm import EvaluationSetConfig
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.groups.evaluation_questions import EvaluationQuestions
-from asterism.policies.step_metrics import divide, drop_undefined
+from asterism.policies.step_metrics import compute_component_metrics, name_ratios
+from asterism.policies.task_counts import add_components, compute_answer_ratios, drop_undefined
 
 
 @contextmanager
@@ -91,24 +92,24 @@ class EvaluationMetrics:
         return find_over_limit(self._questions[each.name], {answer.question for answer in answers}, each.questions)
 
     def _count_all(self, answers: Sequence[AnswerRecord]) -> dict[str, float]:
-        values = _summarize(answers)
-        components = {name for each in answers for name in each.components}
-        for name in sorted(components):
-            scored = [each.components[name] for each in answers if name in each.components]
-            values[f"reward: {name}"] = divide(sum(scored), len(scored))
-        for name in sorted({each.set for each in answers} - {""}):
-            own = _summarize([each for each in answers if each.set == name])
-            values |= {f"set {name}: {key}": value for key, value in own.items()}
+        components: dict[str, ComponentSum] = {}
+        for each in answers:
+            components = add_components(components, each.components)
+        sets = {name: [each for each in answers if each.set == name] for name in {each.set for each in answers} - {""}}
+        values = {
+            **compute_answer_ratios(_count(answers)),
+            **compute_component_metrics(components),
+            **name_ratios("set", {name: _count(own) for name, own in sets.items()}, compute_answer_ratios),
+        }
         return drop_undefined(values)
 
 
-def _summarize(answers: Sequence[AnswerRecord]) -> dict[str, float | None]:
-    """The keys of asterism.policies.step_metrics."""
+def _count(answers: Sequence[AnswerRecord]) -> TaskCounts:
     results = [each for each in answers if not each.is_failed]
-    return {
-        "accuracy": divide(sum(each.correct for each in results), len(results)),
-        "reward": divide(sum(each.reward for each in results), len(results)),
-        "questions": float(len(answers)),
-        "failed": float(len(answers) - len(results)),
-        "response_tokens": divide(sum(each.response_tokens for each in results), len(results)),
-    }
+    return TaskCounts(
+        trajectories=len(results),
+        trajectories_failed=len(answers) - len(results),
+        positives=sum(each.correct for each in results),
+        reward=sum(each.reward for each in results),
+        response_tokens=sum(each.response_tokens for each in results),
+    )

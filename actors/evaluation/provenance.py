@@ -19,7 +19,6 @@ from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.engine.data.data_files import list_data_files
 from asterism.engine.model.weight_files import list_weight_files
-from asterism.engine.sglang.http_api import ModelInfo
 
 
 class Provenance(msgspec.Struct, frozen=True):
@@ -28,15 +27,15 @@ class Provenance(msgspec.Struct, frozen=True):
 
 
 def compute_provenance(
-    run: RunConfig, weights: Sequence[CheckpointArgument], served: Mapping[str, ModelInfo] | None = None
+    run: RunConfig, weights: Sequence[CheckpointArgument], served: Mapping[str, Any] | None = None
 ) -> Provenance:
-    """`served`: models of SGLang servers by URL. Reads all weight files, about a second per GB.
+    """`served`: asterism.engine.engine_code.ServedModels.description. Reads all weight files, about a second per GB.
 
     Raises UnusableInput for a missing file.
     """
     sets = [each for each in run.resolved_evaluation_sets if each.data]
     data = {name_set(each): hash_files(list_data_files(Path(each.data))) for each in sets}
-    return Provenance(describe_weights(weights, run.openai.model, served), data)
+    return Provenance(describe_weights(weights, served), data)
 
 
 def name_set(config: EvaluationSetConfig) -> str:
@@ -44,14 +43,11 @@ def name_set(config: EvaluationSetConfig) -> str:
     return config.name or config.task or DEFAULT_SET
 
 
-def describe_weights(
-    weights: Sequence[CheckpointArgument], openai_model: str = "", served: Mapping[str, ModelInfo] | None = None
-) -> dict[str, Any]:
-    """`openai_model`: name of the model at servers with OpenAI's API; other URLs are those of `served`."""
+def describe_weights(weights: Sequence[CheckpointArgument], served: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Digest the checkpoint, or name the URLs and the models that they serve."""
     first = weights[0]
     if first.folder is None:
-        urls = [each.url for each in weights]
-        return {"urls": urls} | ({"model": openai_model} if openai_model else {"servers": msgspec.to_builtins(served)})
+        return {"urls": [each.url for each in weights], **(served or {})}
     digest = hash_files(list_weight_files(first.folder))
     run = str(first.run.path) if first.run is not None else None
     return {"folder": str(first.folder), "run": run, "step": first.step, "sha256": digest}

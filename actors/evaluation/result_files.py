@@ -14,7 +14,7 @@ import msgspec
 
 from asterism.actors.evaluation.provenance import Provenance, name_model, name_set
 from asterism.analysis.evaluation.answer_records import AnswerRecord, iter_answers, read_answers
-from asterism.analysis.evaluation.exchange_formats import SamplingFacts, build_benchmark_result, build_trace
+from asterism.analysis.evaluation.exchange_formats import build_benchmark_result, build_trace
 from asterism.analysis.evaluation.set_results import (
     EvaluatedQuestion,
     SetResult,
@@ -60,7 +60,7 @@ def build_results(run: RunConfig, sets: Sequence[AskedSet], provenance: Provenan
         "results": [build_benchmark_result(name_set(each.config), each.result) for each in sets],
         "sets": {name_set(each.config): _describe_set(run, each, provenance) for each in sets},
         "sampling": {
-            **{key: getattr(request, key) for key in ("temperature", "top_p", "top_k")},
+            **msgspec.structs.asdict(request.sampling),
             "seed": run.seed,
             "determinism": run.determinism,
         },
@@ -184,11 +184,10 @@ def _write_traces(
 ) -> None:
     """One answer at a time: the dialogues of all answers may not fit into memory."""
     request, texts = _get_request(run), {(each.config.name, each.config.task): each.texts for each in sets}
-    sampling = SamplingFacts(request.temperature, request.top_p, request.top_k)
     with replacing_file(folder.path / "traces.jsonl") as file:
         for answer in _iter_final(folder.answers, final):
             text = texts[answer.set, answer.task].get(answer.question, "")
-            trace = build_trace(answer, text, model, sampling, version("asterism"))
+            trace = build_trace(answer, text, model, request.sampling, version("asterism"))
             file.write(msgspec.json.encode(trace) + b"\n")
 
 

@@ -206,7 +206,7 @@ class Launcher:
                 partial(commands.build_worker_argv, name),
                 run.engine.threads,
                 on_exit=partial(self._on_engine_exit, bus),
-                startup_allowance_s=run.engine_startup_allowance_s,
+                startup_allowance_s=run.servers.startup_timeout_s,
             )
             for name in list_generators(run)
         }

@@ -166,7 +166,7 @@ class NodeAgent:
             partial(self._command_lines.build_worker_argv, name),
             self._run.engine.threads if generates else 1,
             resets_failures=generates,
-            startup_allowance_s=self._run.engine_startup_allowance_s,
+            startup_allowance_s=self._run.servers.startup_timeout_s,
             on_exit=self._on_exit,
             is_fatal_exit=_is_fatal_exit,
         )

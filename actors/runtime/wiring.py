@@ -18,6 +18,7 @@ from asterism.actors.runtime.logged_problems import (
 from asterism.bus.addresses import ARBITER, HEAD, RECIPE, ROLLOUT, is_generator, name_executor, name_generator
 from asterism.bus.bus import Bus
 from asterism.bus.messages import EngineLeft, ids_to_bytes
+from asterism.configs.engines.engine_kinds import ENGINE_KINDS
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.configs.task_options import TaskConfig
@@ -31,15 +32,14 @@ from asterism.policies.evaluation_recipe import EvaluationRecipe
 from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
 from asterism.policies.recipe import Recipe
+from asterism.policies.recorder import Recorder
 from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.rollout_policy import load_rollout_policy
 from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.step_evaluations import EvaluationPlan
-from asterism.policies.step_metrics import Recorder
 from asterism.policies.tools.task_description import TaskDescription, TaskDescriptions
 
 STOP_TIMEOUT_S = 2.0
-SERVER_STOP_TIMEOUT_S = 4.0
 
 
 def list_executors(run: RunConfig) -> tuple[str, ...]:
@@ -51,9 +51,8 @@ def list_generators(run: RunConfig) -> tuple[str, ...]:
 
 
 def get_stop_timeout_s(run: RunConfig, process: str) -> float:
-    """Time from Shutdown to the kill. A generator that stops an SGLang server gets more."""
-    serves = run.engine.kind == "sglang" and is_generator(process)
-    return STOP_TIMEOUT_S + (SERVER_STOP_TIMEOUT_S if serves else 0.0)
+    """Time from Shutdown to the kill. A generator that stops a server gets more."""
+    return STOP_TIMEOUT_S + (ENGINE_KINDS[run.engine.kind].stop_allowance_s if is_generator(process) else 0.0)
 
 
 async def send_engine_left(bus: Bus, left: EngineLeft) -> None:

@@ -56,8 +56,7 @@ class TurnTags(msgspec.Struct, frozen=True):
     """Texts around calls and answers in a run's dialogues."""
 
     answers: tuple[tuple[str, str], ...]  # opening and closing
-    call_open: str = "<tool_call>"
-    call_close: str = "</tool_call>"
+    calls: tuple[tuple[str, str], ...]
 
 
 def classify_turn(texts: Sequence[str], tags: TurnTags, *, follows_result: bool) -> list[Kind]:
@@ -67,7 +66,7 @@ def classify_turn(texts: Sequence[str], tags: TurnTags, *, follows_result: bool)
     starts = np.cumsum([0, *(len(text) for text in texts)])
     blocks: tuple[tuple[Kind, str, str], ...] = (
         *(("answer", *answer) for answer in tags.answers),
-        ("call", tags.call_open, tags.call_close),  # last: code may contain the tags of an answer
+        *(("call", *call) for call in tags.calls),  # last: code may contain the tags of an answer
     )
     for kind, opening, closing in blocks:
         for block in re.finditer(f"{re.escape(opening)}.*?(?:{re.escape(closing)}|$)", joined, re.DOTALL):

@@ -3,19 +3,16 @@
 Only the names and meanings of the fields are theirs. Tokens are not part of a trace: the event log has them.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec.structs import asdict
 
 from asterism.analysis.evaluation.answer_records import AnswerRecord
 from asterism.analysis.evaluation.set_results import SetResult
+from asterism.configs.algorithm import Sampling
 
 _ROLES = {"assistant": "assistant", "environment": "user"}  # the text of a tool's result has its own tags
 _TRACE_VERSION = 1
-
-
-class SamplingFacts(NamedTuple):
-    temperature: float
-    top_p: float
-    top_k: int  # 0: all tokens
 
 
 def build_benchmark_result(name: str, result: SetResult) -> dict[str, Any]:
@@ -45,9 +42,7 @@ def build_benchmark_result(name: str, result: SetResult) -> dict[str, Any]:
     }
 
 
-def build_trace(
-    answer: AnswerRecord, question: str, model: str, sampling: SamplingFacts, version: str
-) -> dict[str, Any]:
+def build_trace(answer: AnswerRecord, question: str, model: str, sampling: Sampling, version: str) -> dict[str, Any]:
     """`version`: of this program."""
     failed = answer.is_failed
     data = {"idx": answer.place, "name": answer.question, "prompt": question, "answer": answer.gold}
@@ -56,7 +51,7 @@ def build_trace(
         "id": f"{answer.seed:016x}",
         "verifiers": {"version": f"asterism {version}"},
         "task": {"type": answer.set or "test", "data": data, "key": answer.question},
-        "agent": {"name": "agent", "trainable": False, "config": {"model": model, "sampling": sampling._asdict()}},
+        "agent": {"name": "agent", "trainable": False, "config": {"model": model, "sampling": asdict(sampling)}},
         "nodes": _build_nodes(question, answer),
         "rewards": {"reward": None if failed else {"score": answer.reward, "weight": 1.0}},
         "metrics": {

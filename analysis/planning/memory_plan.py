@@ -11,7 +11,6 @@ from asterism.analysis.planning.learner_memory import (
 )
 from asterism.analysis.planning.plan_inputs import GIB, SEQUENCE_KEYS, PlanInputs
 from asterism.analysis.planning.resources import PlanItem, PlannedCount, PlannedResource
-from asterism.configs.sglang_options import SPARE_TOKENS
 from asterism.engine.inference.buffer_sizes import PAGE_TOKENS_STEP, BufferShape, count_buffer_bytes
 from asterism.engine.learner.batches.sample_files import BYTES_PER_TOKEN
 from asterism.engine.weight_transfer.published_bytes import (
@@ -22,13 +21,10 @@ from asterism.engine.weight_transfer.published_bytes import (
     shares_gpu_weights,
 )
 
-GROUP_BUCKETS = 2  # of sglang.bucket_mib in main memory, for each server while it receives weights
-IPC_BUCKETS = 2  # on the server's device: the server may still read one while the next one is copied
 CONTEXT_BYTES = GIB / 2  # of CUDA in a generator with sglang.weights = "ipc"; assumed, never measured
-BODY_COPIES = 5  # per rank of a server: base64, sent and received body with 4/3 of a bucket each, and the decoded one
 WRITE_BYTES = (
     64 * 2**20
-)  # of asterism.engine.learner.weight_publisher and asterism.engine.model.hf_export, which import torch
+)  # of asterism.engine.learner.weight_publisher and asterism.engine.export.hf_export, which import torch
 RECORD_BYTES = 13  # of a token on the bus: id, logprob, version, mask
 _LEARNER_KEYS = (
     "learner.memory.micro_batch_tokens",
@@ -87,14 +83,13 @@ def compute_engine_weights(inputs: PlanInputs) -> float:
     """
     size = inputs.size
     parameters = size.total if inputs.has_servers or size.head else size.total + size.embedding
-    shared_by = inputs.run.sglang.tensor_parallel if inputs.has_servers else 1
-    return inputs.engine_value_bytes * parameters / shared_by
+    return inputs.engine_value_bytes * parameters / inputs.run.servers.tensor_parallel
 
 
 def compute_cached_token_bytes(inputs: PlanInputs) -> float:
     """Return the bytes of one KV token on a GPU. With more GPUs than key heads, several GPUs hold the same head."""
-    config, shared_by = inputs.config, inputs.run.sglang.tensor_parallel if inputs.has_servers else 1
-    heads = -(-config.num_kv_heads // shared_by)
+    config = inputs.config
+    heads = -(-config.num_kv_heads // inputs.run.servers.tensor_parallel)
     return 2 * config.num_layers * heads * config.head_dim * inputs.engine_value_bytes
 
 
@@ -105,20 +100,20 @@ def compute_cache_tokens(inputs: PlanInputs) -> int | None:
     """
     run, gpu = inputs.run, inputs.machines.gpu
     if run.engine.kv_tokens:
-        return run.engine.kv_tokens // (run.sglang.data_parallel if inputs.has_servers else 1)
+        return run.engine.kv_tokens // run.servers.data_parallel
     if gpu is None:
         return None
-    free = run.sglang.memory_share * gpu.memory_bytes - compute_engine_weights(inputs)
+    free = run.servers.memory_share * gpu.memory_bytes - compute_engine_weights(inputs)
     return max(0, int(free // compute_cached_token_bytes(inputs)))
 
 
 def plan_cache_tokens(inputs: PlanInputs) -> PlannedCount | None:
     """A server needs room for one trajectory to start. None if sglang.memory_share does not bound its cache."""
     run, tokens = inputs.run, compute_cache_tokens(inputs)
-    is_bounded = inputs.has_servers and run.engine.device == "cuda" and not run.external_urls
+    is_bounded = inputs.has_servers and run.engine.device == "cuda" and not run.servers.urls
     if not is_bounded or run.engine.kv_tokens or tokens is None:
         return None
-    return PlannedCount("KV tokens of a server", run.sequence_tokens + SPARE_TOKENS, tokens, _CACHE_KEYS)
+    return PlannedCount("KV tokens of a server", run.sequence_tokens + run.servers.spare_tokens, tokens, _CACHE_KEYS)
 
 
 def _list_engine_items(inputs: PlanInputs, count: int) -> list[PlanItem]:
@@ -145,7 +140,7 @@ def _count_buffer_bytes(inputs: PlanInputs) -> int:
     With bfloat16 on a GPU, torch 2.12 or later is assumed: attention may read pages in place.
     """
     run, engine, config = inputs.run, inputs.run.engine, inputs.config
-    is_gpu, asked = engine.device == "cuda", (run.sampling, run.evaluation)
+    is_gpu, asked = engine.device == "cuda", (run.sampling, run.evaluation_sampling)
     shape = BufferShape(
         rows=min(engine.max_running, engine.kv_tokens // engine.page_tokens),
         vocab_size=config.vocab_size,
@@ -153,7 +148,7 @@ def _count_buffer_bytes(inputs: PlanInputs) -> int:
         token_bytes=int(compute_cached_token_bytes(inputs)) // config.num_layers,
         device=engine.device,
         has_graphs=is_gpu and engine.cuda_graphs,
-        has_filter=any(each.top_p < 1 or each.top_k > 0 for each in asked),
+        has_filter=any(each.truncations for each in asked),
         reads_pages=is_gpu and engine.dtype == "bfloat16" and engine.page_tokens % PAGE_TOKENS_STEP == 0,
     )
     return count_buffer_bytes(shape)
@@ -161,10 +156,11 @@ def _count_buffer_bytes(inputs: PlanInputs) -> int:
 
 def _plan_device_buckets(inputs: PlanInputs, count: int, bucket: float) -> PlanItem:
     """Plan the buckets of `count` servers on a GPU."""
-    if inputs.run.sglang.weights == "ipc":
-        note = f"{IPC_BUCKETS} of sglang.bucket_mib during an update, and the generator's CUDA context"
-        return PlanItem("weight bucket", count * (IPC_BUCKETS * bucket + CONTEXT_BYTES), note)
-    return PlanItem("weight bucket", count * bucket, "sglang.bucket_mib, during an update")
+    transfer = inputs.run.servers.transfer
+    held, note = transfer.device_buckets * bucket, f"{transfer.device_buckets} of sglang.bucket_mib during an update"
+    if transfer.shares_device:
+        held, note = held + CONTEXT_BYTES, f"{note}, and the generator's CUDA context"
+    return PlanItem("weight bucket", count * held, note)
 
 
 def _compute_bucket_bytes(inputs: PlanInputs) -> float:
@@ -172,10 +168,10 @@ def _compute_bucket_bytes(inputs: PlanInputs) -> float:
 
     A parameter that exceeds sglang.bucket_mib is a bucket of its own.
     """
-    run = inputs.run
-    if not inputs.has_servers or run.sglang.weights == "disk":
+    run, servers = inputs.run, inputs.run.servers
+    if not servers.transfer.device_buckets:
         return 0.0
-    largest = max(run.sglang.bucket_mib * 2**20, count_version_bytes(inputs.size.largest_matrix, run))
+    largest = max(servers.bucket_mib * 2**20, count_version_bytes(inputs.size.largest_matrix, run))
     return float(min(largest, count_version_bytes(inputs.size.total, run)))
 
 
@@ -196,7 +192,7 @@ def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
     if shares_gpu_weights(run):
         published = count_version_bytes(inputs.size.total, run)
         items.append(PlanItem("published weights", published, "engine.share_gpu_weights"))
-    if generates and not run.external_urls:
+    if generates and not run.servers.urls:
         engine_items = _list_engine_items(inputs, inputs.engines_per_gpu)
         items = _take_turns(items, engine_items, inputs) if trains and run.sglang.colocate else items + engine_items
         keys = [*_ENGINE_KEYS[:2], *keys, *_ENGINE_KEYS[2:]]
@@ -256,12 +252,10 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
         items += _list_offloaded_items(inputs, ranks)
         keys += ["learner.memory.offload", "learner.dp_replicate"]
     items.append(PlanItem("weights in writing", _count_written_bytes(inputs, ranks), "published or exported"))
-    bucket = _compute_bucket_bytes(inputs)
-    if bucket and run.sglang.weights != "ipc":
-        # A request body has a copy for each rank, made from one pickle.
-        count = 1 + BODY_COPIES * run.sglang.tensor_parallel if run.sglang.weights == "tensor" else GROUP_BUCKETS
+    bucket, transfer = _compute_bucket_bytes(inputs), run.servers.transfer
+    if count := transfer.host_buckets + transfer.host_buckets_per_gpu * run.servers.tensor_parallel:
         items.append(PlanItem("weight buckets", engines * count * bucket, f"{count} of sglang.bucket_mib per server"))
-    if run.engine.device == "cpu" and not run.external_urls:
+    if run.engine.device == "cpu" and not run.servers.urls:
         items += _list_engine_items(inputs, engines)
         keys = ["engine.kv_tokens", *keys, "engine.num_engines"]
     shared = sum(item.bytes for item in list_shared_items(inputs))
@@ -293,9 +287,10 @@ def list_shared_items(inputs: PlanInputs) -> list[PlanItem]:
     if folders := count_folders(run):
         note = "1 folder for all servers of the node" + (", and 1 while an engine restarts" if folders > 1 else "")
         items.append(PlanItem("weights for servers", count_folder_bytes(parameters, run), note))
-    if run.sglang.weights == "ipc" and run.engine.device == "cpu" and (bucket := _compute_bucket_bytes(inputs)):
-        note = f"{IPC_BUCKETS} of sglang.bucket_mib per server"
-        items.append(PlanItem("weight buckets", run.engine.num_engines * IPC_BUCKETS * bucket, note))
+    transfer = run.servers.transfer
+    if transfer.shares_device and run.engine.device == "cpu":
+        count, note = transfer.device_buckets, f"{transfer.device_buckets} of sglang.bucket_mib per server"
+        items.append(PlanItem("weight buckets", run.engine.num_engines * count * _compute_bucket_bytes(inputs), note))
     return items
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from asterism.analysis.planning.model_size import ModelSize, measure_model
 from asterism.analysis.simulation.cluster_model import A100, H100, H200, MI300X, GpuSpec
+from asterism.configs.engines.engine_kinds import ENGINE_KINDS
 from asterism.configs.schema import RunConfig
 from asterism.configs.schema_tree import replace_keys
 from asterism.engine.model.lora.lora_options import count_adapter_parameters, get_lora_options
@@ -157,12 +158,12 @@ class PlanInputs:
 
     @property
     def has_servers(self) -> bool:
-        """Whether engines are SGLang servers."""
-        return self.run.engine.kind == "sglang"
+        """Whether engines are servers, which manage their memory."""
+        return not ENGINE_KINDS[self.run.engine.kind].in_process
 
     @property
     def gpus_per_engine(self) -> int:
-        return self.run.sglang.tensor_parallel * self.run.sglang.data_parallel if self.has_servers else 1
+        return self.run.servers.tensor_parallel * self.run.servers.data_parallel
 
     @property
     def engines_per_gpu(self) -> int:

@@ -76,11 +76,11 @@ def _plan_counts(inputs: PlanInputs) -> dict[str, PlannedCount]:
     ]
     if run.learner.device == "cuda":
         counts.append(_plan_gpu_count("GPUs of the learner", run.learner.ranks, machines.gpus, ("learner.ranks",)))
-    if run.engine.device == "cuda" and inputs.has_servers and not run.sglang.external_urls:
+    if run.engine.device == "cuda" and inputs.has_servers and not run.servers.urls:
         needed = run.engine.num_engines * inputs.gpus_per_engine
         keys = ("engine.num_engines", "sglang.tensor_parallel", "sglang.data_parallel")
         # Another interpreter may find GPUs that the torch of this one does not.
-        limit = None if machines.gpus == 0 and run.sglang.python else machines.gpus
+        limit = None if machines.gpus == 0 and run.servers.has_own_torch else machines.gpus
         counts.append(_plan_gpu_count("GPUs of the engines", needed, limit, keys))
     counts.append(plan_cache_tokens(inputs))
     return {each.name: each for each in counts if each is not None}

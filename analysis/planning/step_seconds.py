@@ -96,7 +96,7 @@ def _find_engine_device(inputs: PlanInputs) -> GpuSpec | None:
 def _count_copies(inputs: PlanInputs) -> float:
     """Copies of the model that generate at full speed: engines that share a device count as one."""
     run, nodes = inputs.run, inputs.run.cluster.nodes
-    copies = nodes * run.engine.num_engines * (run.sglang.data_parallel if inputs.has_servers else 1)
+    copies = nodes * run.engine.num_engines * run.servers.data_parallel
     if run.engine.device == "cpu":
         return nodes
     return copies if inputs.has_servers else min(copies, nodes * (inputs.machines.gpus or 1))
@@ -113,7 +113,7 @@ def _count_running(inputs: PlanInputs) -> int:
 
 def _estimate_cost(inputs: PlanInputs, device: GpuSpec) -> StepCostModel:
     config, size = inputs.config, inputs.size
-    tensor_parallel = inputs.run.sglang.tensor_parallel if inputs.has_servers else 1
+    tensor_parallel = inputs.run.servers.tensor_parallel
     shape = ModelShape(
         config.model_type,
         parameters=_count_read_parameters(size),

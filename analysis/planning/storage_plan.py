@@ -20,11 +20,9 @@ _TURN_BYTES = 4  # of a token in a request to an engine
 
 def plan_shared_memory(inputs: PlanInputs) -> PlannedResource:
     run = inputs.run
-    can_publish_adapters = run.learner.lora.rank > 0 and (
-        run.engine.kind == "embedded" or run.sglang.data_parallel == 1
-    )
+    can_publish_adapters = run.learner.lora.rank > 0 and run.servers.data_parallel == 1
     adapter_keys = ("learner.lora.publish",) if can_publish_adapters else ()
-    transport_keys = ("sglang.weights",) if inputs.has_servers and run.sglang.data_parallel == 1 else ()
+    transport_keys = ("sglang.weights",) if inputs.has_servers and run.servers.data_parallel == 1 else ()
     keys = (*adapter_keys, *transport_keys, "rl.max_staleness", "evaluation.every")
     items = tuple(list_shared_items(inputs))
     return PlannedResource("shared memory", items, inputs.machines.shared_memory_bytes, keys, _SHARED_REMEDY)

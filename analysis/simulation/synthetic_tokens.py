@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from asterism.analysis.simulation.workload import TrajectoryPlan, Workload
 from asterism.bus.messages import StartGroup, TurnGenerated, TurnRequested
+from asterism.configs.algorithm import Sampling
 from asterism.configs.dialogue_options import DialogueConfig
-from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.tools.task_description import TaskDescription
 
@@ -90,6 +92,6 @@ def _build_group(plans: Sequence[TrajectoryPlan]) -> StartGroup:
         prompt_ids=prompt_ids.tobytes(),
         size=len(plans),
         first_trajectory_id=plans[0].trajectory_id,
-        temperature=1.0,
+        sampling=Sampling(),
         seed=0,
     )

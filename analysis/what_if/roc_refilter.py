@@ -88,8 +88,8 @@ def read_judged_groups(run: RunConfig, folder: RunFolder) -> Iterator[tuple[int,
             case RunStarted():
                 finished.clear()
                 groups.clear()
-            case EvaluationFinished(first_group_id=first, questions=questions):
-                for group_id in range(first, first + questions) if first >= 0 else list(finished):
+            case EvaluationFinished(first_group_id=first, totals=totals):
+                for group_id in range(first, first + totals.ended):
                     finished.pop(group_id, None)
             case TrajectoryFinished() as trajectory:
                 finished[trajectory.group_id].append(trajectory)
@@ -99,7 +99,7 @@ def read_judged_groups(run: RunConfig, folder: RunFolder) -> Iterator[tuple[int,
                     groups[step].append(JudgedGroup(judged, fresh))
             case StepCollected(step=step) as collected:
                 complete = groups.pop(step, [])
-                if len(complete) == collected.counts.groups:
+                if len(complete) == collected.counts.totals.groups:
                     for group in complete:
                         _check_reproduced(group, run, log)
                     yield step, complete

@@ -72,7 +72,7 @@ async def run_calls(sandbox: Sandbox, calls: Sequence[LabelledCall]) -> list[Ver
     dialogue = build_format()
 
     async def run_one(trajectory: int, call: LabelledCall) -> Verdict:
-        (parsed,) = parse_assistant_turn(f"<tool_call>\n{call.text}\n</tool_call>", dialogue).calls
+        (parsed,) = parse_assistant_turn(dialogue.calls.wrap(call.text), dialogue).calls
         if isinstance(parsed, MalformedCall):
             return judge_call(call, parsed)
         program = build_program(parsed.tool, parsed.arguments)

@@ -19,6 +19,7 @@ from asterism.bus.bus import Bus
 from asterism.bus.codec import encode
 from asterism.bus.messages import Envelope, StartGroup
 from asterism.bus.transport.zeromq import open_zmq_bus
+from asterism.configs.algorithm import Sampling
 from asterism.configs.schema import BusConfig as BusConfig
 from benchmarks.support.process_memory import read_resident_mib
 
@@ -32,7 +33,7 @@ MESSAGE = StartGroup(  # 64 ids and 200 characters
     prompt_ids=bytes(range(256)),
     size=32,
     first_trajectory_id=70_000,
-    temperature=1.0,
+    sampling=Sampling(),
     seed=5,
 )
 

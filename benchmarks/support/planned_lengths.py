@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from asterism.analysis.simulation.synthetic_tokens import ANSWER_TOKEN, CALL_TOKEN
 from asterism.analysis.simulation.workload import TrajectoryPlan, Workload, WorkloadShape
 from asterism.bus.messages import StartGroup
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, EngineLoad, Generation, GenerationRequest, TokenListener
 from asterism.engine.inference.embedded import EmbeddedEngine
 
@@ -75,7 +76,7 @@ def build_groups(work: Workload, seed: int, vocabulary: int = VOCABULARY) -> lis
             prompt_ids=draws.integers(0, vocabulary, plans[0].prompt_tokens, dtype=np.int32).tobytes(),
             size=len(plans),
             first_trajectory_id=plans[0].trajectory_id,
-            temperature=1.0,
+            sampling=Sampling(),
             seed=seed + group_id,
         )
         for group_id, plans in by_group.items()

@@ -1,10 +1,9 @@
-"""Encoding of frames in an event log: plain, or compressed if that is shorter. The first byte is a
-marker.
+"""Encoding of frames in an event log: plain, or compressed if that is shorter. The first byte is a marker.
 
-Elements of token arrays have four bytes and resemble each other byte by byte: high bytes of ids,
+Elements of token arrays have four bytes, and their bytes at equal places are similar: high bytes of ids,
 exponents of logprobs, all bytes of versions. A byte shuffle therefore groups every fourth byte
-before DEFLATE. On the long frames of a simulated step (benchmarks/event_log.py) level 1 leaves
-0.35 of the bytes, 0.39 without the shuffle. Level 6 leaves 0.33 and takes a third more time;
+before DEFLATE. On the long frames of a simulated step (benchmarks/event_log.py), level 1 leaves
+0.35 of the bytes, and 0.39 without the shuffle. Level 6 leaves 0.33 and takes a third more time;
 higher levels cost more than they save.
 """
 
@@ -19,7 +18,7 @@ _ZERO_BYTE_RATIO = 8  # a frame contains arrays if more than 1/8 of its bytes ar
 
 
 def compress_frame(frame: bytes) -> bytes:
-    """At most one byte longer than the frame. A frame above MAX_FRAME_BYTES stays plain."""
+    """Return the stored frame, at most one byte longer. A frame above MAX_FRAME_BYTES stays plain."""
     if not MIN_COMPRESSED_BYTES <= len(frame) <= MAX_FRAME_BYTES:
         return store_uncompressed(frame)
     if frame.count(0) * _ZERO_BYTE_RATIO > len(frame):
@@ -30,12 +29,12 @@ def compress_frame(frame: bytes) -> bytes:
 
 
 def store_uncompressed(frame: bytes) -> bytes:
-    """The frame, with a marker only if its first byte equals one."""
+    """Return the frame, with a marker only if its first byte equals a marker."""
     return _PLAIN + frame if frame[:1] in (_PLAIN, _DEFLATED, _SHUFFLED) else frame
 
 
 def decompress_frame(stored: bytes) -> bytes:
-    """Raises zlib.error for damaged data, and for a frame above MAX_FRAME_BYTES, of which it expands no more."""
+    """Return the frame. Raises zlib.error for damaged data, and for a frame that expands beyond MAX_FRAME_BYTES."""
     marker = stored[:1]
     if marker == _PLAIN:
         return stored[1:]

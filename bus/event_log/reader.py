@@ -1,4 +1,4 @@
-"""Reading of event logs, including those of a running process."""
+"""Reads event logs, including logs of a running process."""
 
 import sqlite3
 import zlib
@@ -23,14 +23,14 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import DamagedFile, check_file
 
 _COLUMNS = "e.seq, time, actor, sender, epoch, number, kind, trajectory, frame"
-_NO_CHECKSUM = -1  # the last event without a checksum in a log that was created with checksums
+_NO_CHECKSUM = -1  # value for a log that was created with checksums: all its events have one
 _IN_TRAJECTORY_OR_GROUP = (
     "e.seq IN (SELECT seq FROM events WHERE trajectory = ? UNION SELECT seq FROM groups WHERE first <= ? AND last >= ?)"
 )
 
 
 class UnusableLog(UnusableInput):
-    """A file that cannot be read as an event log; the message names it."""
+    """A file that cannot be read as an event log; the message names the file."""
 
 
 def read_events(
@@ -43,11 +43,11 @@ def read_events(
     since_seq: int = 0,
     time_range: tuple[float, float] = (-inf, inf),
 ) -> Generator[tuple[Event, Decision | None]]:
-    """Events in order, each with its decision, or None if the process died before it decided.
+    """Yield events in order, each with its decision, or None if the process exited before it decided.
 
-    Filters: the number is at least `since_seq`; the event concerns `trajectory` (`with_group`: or
-    its group); it has one of `kinds`; `actor` received it; its time is within the half-open
-    `time_range`. Raises UnusableLog.
+    Filters: the number is at least `since_seq`; the event concerns `trajectory` (or, with `with_group`, its
+    group); it is of one of `kinds`; `actor` received it; its time is within the half-open `time_range`.
+    Raises UnusableLog.
     """
     conditions: list[tuple[str, Sequence[Any]]] = [("e.seq >= ?", (since_seq,))]
     if trajectory is not None and with_group:
@@ -83,7 +83,7 @@ def _select_events(
 
 
 def _find_last_unchecked(connection: sqlite3.Connection) -> int | None:
-    """The last event without a checksum; None: no event has one, as in a log of version 4."""
+    """Return the last event without a checksum; None if no event has one, as in a log of version 4."""
     values = dict(connection.execute("SELECT key, value FROM meta"))
     if values["schema_version"] != str(SCHEMA_VERSION):
         return None
@@ -92,7 +92,7 @@ def _find_last_unchecked(connection: sqlite3.Connection) -> int | None:
 
 
 def _check_row(log: Path, row: Sequence[Any], checksum: int | None, last_unchecked: int | None) -> None:
-    """Raises UnusableLog for a row that differs from its checksum."""
+    """Raise UnusableLog for a row that differs from its checksum."""
     if last_unchecked is None or (checksum is None and row[0] <= last_unchecked):
         return
     if checksum != compute_checksum(row):
@@ -107,7 +107,7 @@ def _check_groups(log: Path, connection: sqlite3.Connection) -> None:
 
 
 def decode_event(log: Path, event: Event) -> Envelope:
-    """Raises UnusableLog for a damaged frame."""
+    """Return the event's envelope. Raises UnusableLog for a damaged frame."""
     try:
         return decode(event.frame)
     except MalformedFrame as error:
@@ -122,7 +122,7 @@ def _decompress(log: Path, seq: int, stored: bytes) -> bytes:
 
 
 def read_first_time(path: Path) -> float | None:
-    """Time of the first event; None for an empty log."""
+    """Return the time of the first event; None for an empty log."""
     with _open_log(path) as connection:
         if _is_empty(path, connection):
             return None
@@ -131,14 +131,14 @@ def read_first_time(path: Path) -> float | None:
 
 
 def read_last_seq(path: Path) -> int:
-    """Number of the last event; 0 for an empty log."""
+    """Return the number of the last event; 0 for an empty log."""
     with _open_log(path) as connection:
         query = "SELECT coalesce(max(seq), 0) FROM events"
         return 0 if _is_empty(path, connection) else connection.execute(query).fetchone()[0]
 
 
 def find_epoch_start(path: Path, epoch: int) -> int | None:
-    """Number of the process's RunStarted in this epoch, or None."""
+    """Return the number of the process's RunStarted in this epoch, or None."""
     if not path.exists():
         return None
     with _open_log(path) as connection:
@@ -156,7 +156,7 @@ def list_removed_events(path: Path) -> list[RemovedEvents]:
 
 
 def check_complete(path: Path, since_seq: int) -> None:
-    """Raises UnusableLog if an event from `since_seq` on was removed."""
+    """Raise UnusableLog if an event from `since_seq` on was removed."""
     last = max((removed.last for removed in list_removed_events(path)), default=0)
     if last >= since_seq:
         raise UnusableLog(
@@ -166,7 +166,7 @@ def check_complete(path: Path, since_seq: int) -> None:
 
 @contextmanager
 def _open_log(path: Path) -> Generator[sqlite3.Connection]:
-    """Raises UnusableLog for a damaged file."""
+    """Open a log for reading. Raises UnusableLog for a damaged file."""
     try:
         for name in (path, path.with_name(f"{path.name}-wal")):
             if name.exists():
@@ -181,7 +181,7 @@ def _open_log(path: Path) -> Generator[sqlite3.Connection]:
 
 
 def _is_empty(path: Path, connection: sqlite3.Connection) -> bool:
-    """Whether the log has no tables yet. Raises UnusableLog for another schema version."""
+    """Return whether the log has no tables yet. Raises UnusableLog for another schema version."""
     if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return True
     found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()

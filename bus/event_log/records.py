@@ -1,8 +1,8 @@
 """Records and tables of an event log.
 
-Version 5 has a checksum in each row of events and groups, so that a reader finds a damaged row. Logs of version 4 are
-read without; a resumed run adds the column, and the rows before have none. A damaged decision differs from the
-decision of a replay.
+Version 5 has a checksum in each row of events and groups, so that a reader finds a damaged row. Logs of version 4
+are read without checksums; a resumed run adds the column, and the older rows have none. A damaged decision differs
+from the decision of a replay.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Event(NamedTuple):
     frame: bytes
 
 
-REFUSED_FINGERPRINT = b"refused"  # of an event that the decider refused
+REFUSED_FINGERPRINT = b"refused"  # fingerprint for an event that the decider refused
 
 
 class Decision(NamedTuple):
@@ -81,7 +81,7 @@ class Decision(NamedTuple):
 
 
 class TrajectoryRange(NamedTuple):
-    """Trajectories of an event that concerns several."""
+    """The range of the trajectories of an event that concerns several."""
 
     seq: int
     first: int
@@ -103,5 +103,5 @@ _encode_row = msgspec.msgpack.Encoder().encode
 
 
 def compute_checksum(row: Sequence[object]) -> int:
-    """Of the columns of a row before its checksum, as a signed integer of 64 bits, which SQLite stores."""
+    """Return the checksum of a row's other columns as a signed 64-bit integer, which SQLite stores."""
     return int.from_bytes(xxhash.xxh3_64_digest(_encode_row(row)), "big", signed=True)

@@ -1,12 +1,11 @@
 """Removal of old events: with `log.keep_steps`, a log keeps the events of the last finished steps.
 
-A process learns the number of finished steps from its events: the head from StepTrained, a rollout
-process from the version that generated a turn. Each commit removes one small chunk of older
-events; SQLite reuses their space. Kinds that a resumed run and the summary need are permanent, and
-removed events are counted by kind.
+The head reads the number of finished steps from StepTrained, a rollout process from the version that
+generated a turn. Each commit removes one small chunk of older events; SQLite reuses their space. Events
+of PERMANENT_KINDS, which a resumed run and the summary need, stay. Removed events are counted by kind.
 
-A decider's state depends on all events since its RunStarted. A log without some of them allows
-neither replay nor recovery; asterism.bus.event_log.reader.check_complete reports that.
+A decider's state depends on all events since its RunStarted. A log without some of these events allows
+neither replay nor recovery; asterism.bus.event_log.reader.check_complete reports them.
 """
 
 import sqlite3
@@ -16,7 +15,7 @@ from asterism.bus.codec import decode
 from asterism.bus.event_log.records import Event
 from asterism.bus.messages import StepTrained, TurnGenerated
 
-CHUNK_EVENTS = 200  # scanned by one commit
+CHUNK_EVENTS = 200  # events that one commit scans
 PERMANENT_KINDS = (
     *("RunStarted", "StartGroup", "StepRequested", "StepCollected", "StepTrained", "LengthsMeasured"),
     *("EvaluationRequested", "EvaluationFinished", "WeightsPublished", "WeightsLoaded"),
@@ -37,7 +36,7 @@ class Retention:
         self._move_horizon(connection)
 
     def apply(self, connection: sqlite3.Connection, events: Sequence[Event]) -> None:
-        """To be called after `events` were inserted."""
+        """Record finished steps and remove old events, after `events` were inserted."""
         step_event = next((event for event in reversed(events) if event.kind in _STEP_KINDS), None)
         finished = -1 if step_event is None else _read_finished_step(step_event)
         if step_event is not None and finished > self._last_finished_step:
@@ -67,7 +66,7 @@ class Retention:
 
 
 def _read_finished_step(event: Event) -> int:
-    """-1 if the event does not contain it."""
+    """Return the last finished step; -1 if the event does not contain it."""
     message = decode(event.frame).message
     if isinstance(message, StepTrained):
         return message.step

@@ -1,9 +1,8 @@
-"""The event log of a process: every event that a decider receives, before it decides, and a
-fingerprint of its decision.
+"""Writes the event log of a process: each event before the decider decides on it, and a fingerprint of the decision.
 
-One SQLite file per process, in WAL mode. A writer thread commits in groups, so that the event loop
-never waits for the disk, and reports each commit. A kill loses only records of unreported commits;
-no record is torn.
+The log is one SQLite file per process, in WAL mode. A writer thread commits in groups, so that the event
+loop never waits for the disk, and reports each commit. A kill loses only records of unreported
+commits; no record is torn.
 """
 
 import queue
@@ -26,8 +25,8 @@ from asterism.bus.event_log.records import (
 )
 from asterism.bus.event_log.retention import Retention
 
-MAX_QUEUED_RECORDS = 200_000  # for the writer thread; beyond it `is_full` makes the owner stop receiving
-_GROUP_COMMIT_S = 0.001  # from a group's first record to its commit; the effects of an event wait for it
+MAX_QUEUED_RECORDS = 200_000  # beyond this bound, `is_full` makes the owner stop receiving
+_GROUP_COMMIT_S = 0.001  # time from a group's first record to its commit; the effects of an event wait for it
 _INSERT_BATCH_SIZES = (256, 32, 4, 1)
 
 
@@ -36,10 +35,10 @@ class EventLogFailure(Exception):
 
 
 class EventLog:
-    """Appends from one thread; `close` commits everything that was appended."""
+    """An event log for appends from one thread; `close` commits everything that was appended."""
 
     def __init__(self, path: Path, *, compress: bool = False, keep_steps: int = 0) -> None:
-        """`compress` applies to long frames; `keep_steps` finished steps keep their events, 0: all."""
+        """Open the log. `compress` applies to long frames; `keep_steps` finished steps keep their events, 0: all."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = _open(path)
@@ -64,7 +63,7 @@ class EventLog:
         return self._records.qsize() > MAX_QUEUED_RECORDS
 
     def wait_for_space(self) -> None:
-        """Blocks until the writer thread has caught up. Raises EventLogFailure if it cannot."""
+        """Block until the writer thread has caught up. Raises EventLogFailure after a failed write."""
         while self.is_full:
             self.raise_if_failed()
             self._space_available.clear()
@@ -81,7 +80,7 @@ class EventLog:
         epoch: int = 0,
         number: int = 0,
     ) -> int:
-        """Returns the event's number. Raises EventLogFailure if an earlier write failed."""
+        """Append an event and return its number. Raises EventLogFailure if an earlier write failed."""
         self.raise_if_failed()
         self._last_seq += 1
         trajectory = trajectories if isinstance(trajectories, int) else None
@@ -101,7 +100,7 @@ class EventLog:
         self.raise_if_failed()
 
     def raise_if_failed(self) -> None:
-        """Raises EventLogFailure after a failed write, which also calls `on_commit`."""
+        """Raise EventLogFailure after a failed write, which also calls `on_commit`."""
         if self._failure is not None:
             raise self._failure
 
@@ -111,7 +110,7 @@ class EventLog:
             group, is_open = self._collect_group()
             try:
                 self._commit(group)
-            except Exception as error:  # edge of the thread: whatever waits for a commit must receive the error
+            except Exception as error:  # edge of the thread: waiters for a commit must receive the error
                 self._failure = EventLogFailure(f"{self._path}: {error}")
                 self._failure.__cause__ = error
                 self.on_commit(self._committed_seq)
@@ -120,10 +119,10 @@ class EventLog:
                 self._space_available.set()
 
     def _collect_group(self) -> tuple[list[Record], bool]:
-        """Records that arrive within one group's time, and whether the log is still open."""
+        """Return the records that arrive within one group's time, and whether the log is still open."""
         group: list[Record] = []
         record = self._records.get()
-        self._closing.wait(_GROUP_COMMIT_S)  # waking up for each record would cost the event loop time
+        self._closing.wait(_GROUP_COMMIT_S)  # a wake-up for each record would cost the event loop time
         while record is not None:
             group.append(record)
             try:
@@ -178,7 +177,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _add_checksum_columns(connection: sqlite3.Connection) -> None:
-    """The rows of an older version keep none."""
+    """Add the columns; rows of an older version get no checksum."""
     with connection:
         for table in CHECKED_TABLES:
             connection.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")

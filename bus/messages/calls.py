@@ -1,4 +1,4 @@
-"""Tool calls and gradings: between the rollout process and the executors."""
+"""Tool calls and gradings: messages between the rollout process and the executors."""
 
 from typing import Literal
 
@@ -11,8 +11,8 @@ from asterism.bus.messages.message import Message
 class ExecutorJoined(Message, frozen=True):
     """executor -> launcher -> rollout, in order with ExecutorLeft: a sandbox is ready."""
 
-    executor: str  # address of this incarnation: `executor-0/2` is the second
-    slots: int  # concurrent calls
+    executor: str  # address of this incarnation; `executor-0/2` is the second one
+    slots: int  # number of concurrent calls
 
 
 class ExecutorLeft(Message, frozen=True):
@@ -38,7 +38,7 @@ class CallsRescheduled(Message, frozen=True):
 
 
 class CodeRequested(Message, frozen=True):
-    """rollout -> executor."""
+    """rollout -> executor: run a call of a code tool."""
 
     trajectory_id: int
     call: int  # counts the trajectory's calls from 0
@@ -48,22 +48,19 @@ class CodeRequested(Message, frozen=True):
 
 
 class SessionRestored(Message, frozen=True):
-    """rollout -> executor, before a trajectory's first call there: the notebook that it had on
-    another executor.
-
-    The cells run again, invisible to the model, when the next call needs their effects.
-    """
+    """rollout -> executor, before a trajectory's first call there: the notebook that it had on another executor.
+    The cells run again, invisible to the model, when the next call needs their effects."""
 
     trajectory_id: int
-    cells: tuple[CodeRequested, ...]  # in order: all cells with effects in the notebook
+    cells: tuple[CodeRequested, ...]  # all cells with effects in the notebook, in order
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """Output of a call; invalid UTF-8 is replaced."""
+    """The output of a call; invalid UTF-8 is escaped."""
 
     stdout: str = ""
     stderr: str = ""
-    stdout_cut: int = 0  # bytes beyond the limit, which are dropped
+    stdout_cut: int = 0  # dropped bytes beyond the limit
     stderr_cut: int = 0
 
 
@@ -106,17 +103,17 @@ CodeOutcome = CodeOk | CodeRaised | CodeTimedOut | CodeOutOfMemory | CodeCrashed
 
 
 class CodeFinished(Message, frozen=True):
-    """executor -> rollout."""
+    """executor -> rollout: the call of a code tool has ended."""
 
     trajectory_id: int
     call: int
     outcome: CodeOutcome
-    duration_s: float  # from the start of execution; never shown to the model
+    duration_s: float  # time from the start of execution; never shown to the model
     executor: str  # incarnation that ran the call, as in ExecutorJoined
 
 
 class CallFailed(Message, frozen=True):
-    """executor -> rollout: infrastructure failure. `call` is -1 for a grading."""
+    """executor -> rollout: the infrastructure failed during a call. `call` is -1 for a grading."""
 
     trajectory_id: int
     call: int
@@ -125,21 +122,21 @@ class CallFailed(Message, frozen=True):
 
 
 class SessionEnded(Message, frozen=True):
-    """rollout -> executor: the trajectory has ended. The executor ends its notebook and its
-    environment, and stops its unfinished call without an answer, although one may already be in
-    flight."""
+    """rollout -> executor: the trajectory has ended.
+    The executor ends the trajectory's notebook and environment, and stops an unfinished call without an
+    answer, although an answer may already be in flight."""
 
     trajectory_id: int
 
 
 class RewardInput(msgspec.Struct, frozen=True, array_like=True):
-    """What reward functions read."""
+    """The input of reward functions."""
 
     ending: Ending
-    row: bytes  # as in StartGroup
+    row: bytes  # see StartGroup
     prompt_tokens: int
-    token_ids: bytes  # of prompt and response
-    loss_mask: bytes  # 1 for generated tokens
+    token_ids: bytes  # int32, of prompt and response
+    loss_mask: bytes  # uint8; 1 for generated tokens
 
 
 class AnswerSubmitted(Message, frozen=True):
@@ -149,16 +146,16 @@ class AnswerSubmitted(Message, frozen=True):
     answer: str
     ground_truth: str
     reward_input: RewardInput | None = None  # None without reward functions
-    task: str = ""  # as in StartGroup
-    rewards: dict[str, float] = msgspec.field(default_factory=dict)  # of the environment's calls, summed
+    task: str = ""  # see StartGroup
+    rewards: dict[str, float] = msgspec.field(default_factory=dict)  # sums over the environment's calls, by name
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class AnswerGraded(Message, frozen=True):
-    """executor -> rollout."""
+    """executor -> rollout: the answer is graded."""
 
     trajectory_id: int
-    reward: float  # the weighted sum of its components
+    reward: float  # weighted sum of the components
     duration_s: float
     executor: str
     components: dict[str, float] = msgspec.field(default_factory=dict)  # unweighted, by name; absent if not scored

@@ -1,4 +1,4 @@
-"""Membership of nodes: between the launcher on node 0 and the launchers of joined nodes."""
+"""Membership of nodes: messages between the launcher on node 0 and the launchers of joined nodes."""
 
 import msgspec
 
@@ -15,9 +15,9 @@ class Listener(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JoinRequested(Message, frozen=True):
-    """node -> launcher: the node asks to join."""
+    """node -> launcher: request to join."""
 
-    node: str  # process name of its launcher, unique for all time
+    node: str  # process name of the node's launcher, unique for all time
     host: str
     port: int
     generators: int  # number of generators to run; -1: as configured
@@ -43,17 +43,17 @@ class MembershipChanged(Message, frozen=True):
 
 
 class NodeHeartbeat(Message, frozen=True):
-    """launcher <-> node, every heartbeat."""
+    """node <-> launcher: a heartbeat, at every heartbeat interval."""
 
 
 class NodeLeft(Message, frozen=True):
-    """node -> launcher: the node has ended its processes, or is about to."""
+    """node -> launcher: the node has ended its processes, or is ending them."""
 
     cause: str
 
 
 class ProcessEnded(Message, frozen=True):
-    """node -> launcher: this incarnation of one of its processes has ended."""
+    """node -> launcher: this incarnation of a process of the node has ended."""
 
     process: str
     incarnation: int
@@ -67,7 +67,7 @@ class LearnerRanksRequested(Message, frozen=True):
     step: int
     node_rank: int
     num_nodes: int
-    host: str  # of the rendezvous
+    host: str  # host of the rendezvous
     port: int
 
 

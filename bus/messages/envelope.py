@@ -32,4 +32,4 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProtocolError(Exception):
-    """An event that the protocol forbids in the current state, which stays unchanged."""
+    """The error for an event that the protocol forbids in the current state; the state stays unchanged."""

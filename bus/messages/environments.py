@@ -1,4 +1,4 @@
-"""Calls of tools, environments and dialogues of a task: between the rollout process and the executors."""
+"""Calls of tools, environments and dialogues: messages between the rollout process and the executors."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -22,16 +22,16 @@ class EnvironmentCalled(Message, frozen=True):
 
 
 class Observation(Message, frozen=True):
-    """The call's result, which the model reads."""
+    """The result of a call, which the model reads."""
 
     content: str
-    stop: bool = False  # the trajectory ends
+    stop: bool = False  # whether the trajectory ends
     rewards: dict[str, float] = msgspec.field(default_factory=dict)  # components of the reward, by name
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)  # reported, and not part of the reward
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)  # reported values that are not part of the reward
 
 
 class EnvironmentRaised(Message, frozen=True):
-    """The call raised an exception. The model reads its text."""
+    """The error of a call that raised an exception. The model reads its text."""
 
     error: str
 
@@ -44,19 +44,19 @@ EnvironmentOutcome = Observation | EnvironmentRaised | EnvironmentTimedOut
 
 
 def digest_outcome(outcome: EnvironmentOutcome) -> bytes:
-    """Of what the model reads, by which a call that is repeated is compared."""
+    """Return a digest of the text that the model reads, to compare a repeated call with the first one."""
     seen = replace(outcome, rewards={}, metrics={}) if isinstance(outcome, Observation) else outcome
     return blake2b(msgspec.msgpack.encode(seen), digest_size=8).digest()
 
 
 class EnvironmentReturned(Message, frozen=True):
-    """executor -> rollout."""
+    """executor -> rollout: the call has ended."""
 
     trajectory_id: int
     call: int
     outcome: EnvironmentOutcome
     duration_s: float
-    executor: str  # incarnation that made the call, as in ExecutorJoined
+    executor: str  # incarnation that ran the call, as in ExecutorJoined
 
 
 class AnsweredCall(msgspec.Struct, frozen=True, array_like=True):
@@ -64,22 +64,22 @@ class AnsweredCall(msgspec.Struct, frozen=True, array_like=True):
 
     method: str
     arguments: bytes
-    digest: bytes  # of its outcome
+    digest: bytes  # digest of the outcome
 
 
 class EnvironmentRestored(Message, frozen=True):
-    """rollout -> executor, before a trajectory's first call there: the instance that it had on
-    another executor. Its calls are repeated if the task is replayable."""
+    """rollout -> executor, before a trajectory's first call there: the instance that it had on another executor.
+    The executor repeats the calls if the task is replayable."""
 
     trajectory_id: int
     task: str
-    calls: tuple[AnsweredCall, ...]  # in order; the first is the opening
+    calls: tuple[AnsweredCall, ...]  # calls in order; the first call is the opening
 
 
 class EnvironmentHistory(msgspec.Struct, frozen=True, array_like=True):
-    """What a trajectory's instance did."""
+    """The calls of a trajectory's instance and the sums of their results."""
 
-    calls: tuple[AnsweredCall, ...] = ()  # the first is the opening
+    calls: tuple[AnsweredCall, ...] = ()  # the first call is the opening
     rewards: dict[str, float] = {}  # sums over the calls, by name
     metrics: dict[str, float] = {}
 

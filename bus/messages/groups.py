@@ -1,4 +1,4 @@
-"""Groups of trajectories on one prompt: between the group buffer and the rollout process."""
+"""Groups of trajectories on one prompt: messages between the group buffer and the rollout process."""
 
 from typing import Literal
 
@@ -7,9 +7,10 @@ import msgspec
 from asterism.bus.messages.environments import EnvironmentHistory
 from asterism.bus.messages.message import Message
 from asterism.bus.messages.tokens import TokenRecord
+from asterism.configs.algorithm import Sampling
 
-# Why a finished trajectory stopped; an infrastructure failure or an abort has a cause instead.
-# done: the task ended it, by ToolResult.stop or the `done` of a dialogue.
+# Reasons for the end of a finished trajectory; a failed or aborted trajectory has a cause instead.
+# done: the task ended the trajectory, by ToolResult.stop or the `done` of a dialogue.
 Ending = Literal["answered", "no_answer", "length", "turns", "done"]
 
 
@@ -23,17 +24,15 @@ class StartGroup(Message, frozen=True):
     prompt_ids: bytes
     size: int
     first_trajectory_id: int
-    temperature: float
+    sampling: Sampling
     seed: int
     row: bytes = b""  # the row of data as a JSON object, for environments and reward functions; empty without them
-    task: str = ""  # its name; empty if the run has no [[tasks]]
-    top_p: float = 1.0
-    top_k: int = 0  # 0: all tokens
-    evaluation_set: str = ""  # its name; empty for training, and if the run has no [[evaluation.sets]]
+    task: str = ""  # name of the task; empty if the run has no [[tasks]]
+    evaluation_set: str = ""  # name of the set; empty for training, and if the run has no [[evaluation.sets]]
 
 
 class GroupAborted(Message, frozen=True):
-    """buffer -> rollout: abort the group's unfinished trajectories, since its step has ended."""
+    """buffer -> rollout: abort the group's unfinished trajectories, because their step has ended."""
 
     group_id: int
     first_trajectory_id: int
@@ -42,14 +41,14 @@ class GroupAborted(Message, frozen=True):
 
 
 class ReleaseCounts(msgspec.Struct, frozen=True, array_like=True):
-    """What the release's penalties count in the text of a whole response, tool results included."""
+    """The counts for the release's penalties in the text of a whole response, tool results included."""
 
     tool_responses: int  # complete `<tool_response>` blocks, the model's own included
     responses_with_error: int  # blocks that contain "error", case-insensitive
     answer_opens: int
     answer_closes: int
     answer_spans: int  # complete answer blocks
-    turns: int  # from an assistant's header to the end of its turn; the first header is in the prompt
+    turns: int  # turns from an assistant's header to its end; the first header is in the prompt
 
 
 class ToolCount(msgspec.Struct, frozen=True, array_like=True):
@@ -60,7 +59,7 @@ class ToolCount(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrajectoryFinished(Message, frozen=True):
-    """rollout -> buffer."""
+    """rollout -> buffer: a trajectory has ended, with a reward."""
 
     trajectory_id: int
     group_id: int
@@ -73,20 +72,19 @@ class TrajectoryFinished(Message, frozen=True):
     responses_with_error: int  # tool results that contain "error", case-insensitive
     answer_opens: int  # `<answer>` tags in the assistant's text
     answer_closes: int
+    answer_spans: int  # complete answer blocks in the assistant's text
     lease_wait_s: float
     generation_s: float
     tools_s: float
     grading_s: float
-    components: dict[str, float] = msgspec.field(default_factory=dict)  # of the reward, as in AnswerGraded
-    environment: EnvironmentHistory = EnvironmentHistory()  # empty without instances
-    # Complete answer blocks in the assistant's text; -1: a log without this count, where opens stand for it.
-    answer_spans: int = -1
-    release: ReleaseCounts | None = None  # only with roc.penalty = "release"
-    tools: dict[str, ToolCount] = msgspec.field(default_factory=dict)  # by name
+    components: dict[str, float] = msgspec.field(default_factory=dict)  # components of the reward, see AnswerGraded
+    environment: EnvironmentHistory = EnvironmentHistory()  # empty without instances of environments
+    release: ReleaseCounts | None = None  # set only with roc.penalty = "release"
+    tools: dict[str, ToolCount] = msgspec.field(default_factory=dict)  # calls by name of the tool
 
 
 class TrajectoryFailed(Message, frozen=True):
-    """rollout -> buffer: infrastructure failure, after a retry; the trajectory has no reward."""
+    """rollout -> buffer: the infrastructure failed, also after a retry; the trajectory has no reward."""
 
     trajectory_id: int
     group_id: int
@@ -94,30 +92,30 @@ class TrajectoryFailed(Message, frozen=True):
 
 
 class TrajectoryAborted(Message, frozen=True):
-    """rollout -> buffer: stopped by GroupAborted, without an answer or a failure."""
+    """rollout -> buffer: GroupAborted stopped the trajectory, without an answer or a failure."""
 
     trajectory_id: int
     group_id: int
     cause: str
-    response_tokens: int  # so far
+    response_tokens: int  # response tokens at the abort
 
 
-# lost: too few trajectories are left; rejected: by rl.group_filter, such as for equal rewards.
+# lost: too few trajectories are left; rejected: rl.group_filter excludes the group, for example for equal rewards.
 Verdict = Literal["accepted", "lost", "rejected"]
 
 
 class GroupJudged(Message, frozen=True):
-    """buffer -> recorder, only for its log: a complete group and its part of the batch."""
+    """buffer -> recorder, only for its log: a complete group and the part of it in the batch."""
 
     step: int
     group_id: int
-    seed: int  # of the group
+    seed: int  # seed of the group
     verdict: Verdict
     candidates: tuple[int, ...]  # trajectories within the staleness bound
-    rewards: tuple[float, ...]  # of the candidates
+    rewards: tuple[float, ...]  # rewards of the candidates
     kept: tuple[int, ...]  # trajectories in the batch; none unless the group is accepted
-    advantages: tuple[float, ...]  # of the kept trajectories
-    task: str = ""  # as in StartGroup
+    advantages: tuple[float, ...]  # advantages of the kept trajectories
+    task: str = ""  # see StartGroup
 
 
 TrajectoryEnd = TrajectoryFinished | TrajectoryFailed | TrajectoryAborted

@@ -1,20 +1,20 @@
-"""Leases of KV cache: between the rollout process, the arbiter and the generators."""
+"""Leases of KV cache: messages between the rollout process, the arbiter and the generators."""
 
 from asterism.bus.messages.message import Message
 
 
 class EngineJoined(Message, frozen=True):
-    """generator -> arbiter, recipe: an engine offers its KV cache in whole pages."""
+    """generator -> arbiter, recipe: the engine offers its KV cache in whole pages."""
 
     engine: str
     kv_tokens: int
     page_tokens: int
-    version: int  # policy version of its weights
+    version: int  # policy version of the engine's weights
     incarnation: int = 1  # counts the engine's starts; deciders refuse events of ended incarnations
 
 
 class EngineLeft(Message, frozen=True):
-    """launcher -> arbiter, recipe, rollouts: this incarnation and all earlier ones have ended."""
+    """launcher -> arbiter, recipe, rollouts: this incarnation of the engine and all earlier ones have ended."""
 
     engine: str
     cause: str
@@ -22,35 +22,35 @@ class EngineLeft(Message, frozen=True):
 
 
 class EngineLoadReported(Message, frozen=True):
-    """generator -> arbiter while the load changes, -> recorder after each load of weights: gauges, and counters since
-    the start."""
+    """generator -> arbiter while the load changes, -> recorder after each load of weights: the engine's load.
+    The fields are gauges, and counters since the start of the engine."""
 
     engine: str
     version: int
     running: int  # decoding sequences
     waiting: int  # queued requests: 0 unless the engine has less memory than it reported
-    used_tokens: int  # KV tokens in pages that are not free
-    cached_tokens: int  # of used_tokens, in pages that no running sequence holds
+    used_tokens: int  # tokens of the KV cache in pages that are not free
+    cached_tokens: int  # part of used_tokens, in pages that no running sequence holds
     decode_steps: int
     generated_tokens: int
     prefilled_tokens: int
-    recomputed_tokens: int  # of prefilled_tokens, computed before, and evicted, preempted or released since
+    recomputed_tokens: int  # part of prefilled_tokens: computed before, then evicted, preempted or released
     evicted_tokens: int  # cached tokens that the engine evicted for lack of memory
     preempted: int  # running sequences that the engine preempted for lack of memory
     busy_s: float
-    incarnation: int = 1  # as in EngineJoined
+    incarnation: int = 1  # see EngineJoined
 
 
 class LeaseRequested(Message, frozen=True):
-    """rollout -> arbiter, before each turn and when a lease ends within a turn."""
+    """rollout -> arbiter, before each turn and when a lease ends within a turn: request a lease."""
 
     trajectory_id: int
     group_id: int
     turn: int
     lease: int  # number of the requested lease: counts the trajectory's leases from 1
-    tokens: int  # current length, prompt included
-    prompt_tokens: int  # shared by the group's trajectories
-    max_new_tokens: int  # by which the trajectory may still grow, tool results included
+    tokens: int  # current length of the trajectory, prompt included
+    prompt_tokens: int  # prompt length, shared by the group's trajectories
+    max_new_tokens: int  # tokens by which the trajectory may still grow, tool results included
 
 
 class LeaseGranted(Message, frozen=True):
@@ -59,10 +59,10 @@ class LeaseGranted(Message, frozen=True):
     trajectory_id: int
     engine: str
     tokens: int
-    lease: int  # counts the trajectory's leases from 1
+    lease: int  # see LeaseRequested
     waited_s: float
     reason: str
-    incarnation: int = 1  # of the engine; the lease ends with it
+    incarnation: int = 1  # incarnation of the engine; the lease ends with it
 
 
 class LeaseDeferred(Message, frozen=True):
@@ -73,8 +73,8 @@ class LeaseDeferred(Message, frozen=True):
 
 
 class LeasePaused(Message, frozen=True):
-    """rollout -> arbiter: the turn is generated and a tool call runs. The lease shrinks to the
-    cached tokens, which the arbiter may release until the next request."""
+    """rollout -> arbiter: the turn is generated and a tool call runs.
+    The lease shrinks to the cached tokens, which the arbiter may release until the next request."""
 
     trajectory_id: int
     tokens: int
@@ -84,7 +84,7 @@ class LeaseReleased(Message, frozen=True):
     """rollout -> generator, arbiter: the trajectory has ended; the engine releases its cache."""
 
     trajectory_id: int
-    tokens: int  # final length
+    tokens: int  # final length of the trajectory
 
 
 class CacheReleased(Message, frozen=True):
@@ -95,19 +95,19 @@ class CacheReleased(Message, frozen=True):
 
 
 class AdmissionContinued(Message, frozen=True):
-    """arbiter -> arbiter: continue admission; one decision grants a bounded number of requests."""
+    """arbiter -> arbiter: continue admission, because one decision grants a bounded number of requests."""
 
 
 class LedgerReported(Message, frozen=True):
-    """arbiter -> launcher, only for its log, at each EngineLoadReported."""
+    """arbiter -> launcher, only for its log, at each EngineLoadReported: the leases of an engine."""
 
     engine: str
     leased_tokens: int
-    usable_tokens: int  # trusted part of its capacity: smaller for an engine that evicts or preempts
-    running: int  # trajectories
+    usable_tokens: int  # trusted part of the capacity: smaller for an engine that evicts or preempts
+    running: int  # trajectories with a lease
     idle: int
-    waiting: int  # with a cache on this engine
-    used_tokens: int  # as the engine measured
+    waiting: int  # trajectories that wait, with a cache on this engine
+    used_tokens: int  # tokens in use, as measured by the engine
 
 
 EngineEvent = EngineJoined | EngineLeft | EngineLoadReported

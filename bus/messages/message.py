@@ -4,4 +4,4 @@ import msgspec
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The class name is the tag on the wire and in the event log."""
+    """A message. The class name is the tag on the wire and in the event log."""

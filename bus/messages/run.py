@@ -1,4 +1,4 @@
-"""Start, progress and end of a run."""
+"""Start, progress and end of a run: messages between the launcher and all processes."""
 
 from typing import Literal
 
@@ -9,9 +9,9 @@ from asterism.configs.health_options import HealthConfig
 
 
 class BufferCursor(msgspec.Struct, frozen=True, array_like=True):
-    """State of the group buffer between two steps."""
+    """The state of the group buffer between two steps."""
 
-    position: int = 0  # in the infinite sequence of problems
+    position: int = 0  # position in the infinite sequence of problems
     next_group_id: int = 0
     next_trajectory_id: int = 0
     pending: tuple[int, ...] = ()  # positions of unfinished groups, which are restarted first
@@ -22,42 +22,41 @@ class StepOutcome(msgspec.Struct, frozen=True, array_like=True):
 
     step: int
     reward: float
-    overlong_share: float  # share that the length limit ended
+    overlong_share: float  # share of the trajectories that the length limit ended
 
 
 class RunStarted(Message, frozen=True):
-    """A process to its own deciders, as the first event of each launch of a run: start after
-    `step`.
+    """process -> its own deciders, as the first event of each launch of a run: start after `step`.
 
     `cursor` is the buffer's state at the end of that step, from the event log.
     """
 
     step: int
     cursor: BufferCursor
-    health: HealthConfig | None = None  # of this launch, for the recorder; None: as in the run's configuration
-    earlier_steps: tuple[StepOutcome, ...] = ()  # up to `step`, for the recipe; empty without [early_stopping]
-    answered: tuple[int, ...] = ()  # with evaluation.only: seeds of the answers that earlier launches have
+    health: HealthConfig | None = None  # options of this launch, for the recorder; None: as in the run's configuration
+    earlier_steps: tuple[StepOutcome, ...] = ()  # outcomes up to `step`, for the recipe; empty without [early_stopping]
+    answered: tuple[int, ...] = ()  # seeds of the answers of earlier launches, with evaluation.only
 
 
 class EarlyStopDecided(Message, frozen=True):
     """recipe -> launcher: a rule of [early_stopping] holds after `step`."""
 
     step: int
-    last_step: int  # of the run
+    last_step: int  # last step of the run
     cause: str
 
 
 class RunFinished(Message, frozen=True):
-    """recipe -> buffer -> launcher, when all trajectories have ended."""
+    """recipe -> buffer -> launcher: all trajectories have ended."""
 
     steps: int
 
 
 class RunFailed(Message, frozen=True):
-    """buffer -> launcher: every trajectory of a step or of an evaluation failed. recorder -> launcher: a health check
-    ends the run."""
+    """buffer -> launcher: every trajectory of a step or of an evaluation failed.
+    recorder -> launcher: a health check ends the run."""
 
-    cause: str  # with the first failure, or the check's message
+    cause: str  # the first failure, or the check's message
 
 
 class MetricsRecorded(Message, frozen=True):
@@ -65,7 +64,7 @@ class MetricsRecorded(Message, frozen=True):
 
     kind: Literal["sft", "step", "evaluation", "lengths"]
     step: int
-    label: str  # of an evaluation; otherwise empty
+    label: str  # label of an evaluation; otherwise empty
     values: dict[str, float]
 
 
@@ -73,23 +72,23 @@ class HealthReported(Message, frozen=True):
     """recorder -> launcher, and the head's metrics file: a health check found a problem (docs/health.md)."""
 
     step: int
-    check: str  # its key in [health]
+    check: str  # key of the check in [health]
     action: Literal["warn", "stop"]  # stop: RunFailed follows
-    message: str  # numbers, usual cause, keys to change
-    checks: tuple[str, ...] = ()  # all that triggered in this step; empty: a log of an earlier Asterism
+    message: str  # contains numbers, usual cause, keys to change
+    checks: tuple[str, ...] = ()  # all checks that triggered in this step; empty: a log of an earlier Asterism
 
 
 class FailureReported(Message, frozen=True):
     """buffer -> launcher: the first failed trajectory of its kind in this launch, only for the display and the log."""
 
-    step: int  # 0: of an evaluation
+    step: int  # step of training; 0: an evaluation
     trajectory_id: int
-    problem: str  # as in StartGroup
-    cause: str  # as in TrajectoryFailed
+    problem: str  # see StartGroup
+    cause: str  # see TrajectoryFailed
 
 
 class Progress(Message, frozen=True):
-    """any process -> launcher, only for the display."""
+    """any process -> launcher, only for the display: the progress of a stage."""
 
     stage: str
     step: int
@@ -98,11 +97,11 @@ class Progress(Message, frozen=True):
 
 
 class CheckpointRequested(Message, frozen=True):
-    """launcher -> learner, at an interrupt: save the step that was trained last, and train no further one."""
+    """launcher -> learner, at an interrupt: save the step that was trained last, and train no further step."""
 
 
 class CheckpointSaved(Message, frozen=True):
-    """learner -> launcher, after CheckpointRequested."""
+    """learner -> launcher, after CheckpointRequested: the checkpoint is saved."""
 
     step: int  # -1: the learner has not started RL
 

@@ -1,4 +1,4 @@
-"""Training steps: between the recipe, the group buffer, the learner and the recorder."""
+"""Training steps: messages between the recipe, the group buffer, the learner and the recorder."""
 
 import msgspec
 
@@ -6,6 +6,7 @@ from asterism.bus.messages.groups import Ending, ToolCount
 from asterism.bus.messages.message import Message
 from asterism.bus.messages.run import BufferCursor
 from asterism.bus.messages.tokens import TokenRecord
+from asterism.configs.algorithm import Sampling
 
 
 class StepRequested(Message, frozen=True):
@@ -13,64 +14,63 @@ class StepRequested(Message, frozen=True):
 
     step: int
     version: int
-    is_last: bool = False  # of a run that ends before rl.steps ([early_stopping])
+    is_last: bool = False  # last step of a run that ends before rl.steps ([early_stopping])
 
 
 class EvaluationRequested(Message, frozen=True):
     """recipe -> buffer: one trajectory for each of the first `questions` test questions of each set."""
 
     label: str  # "start_sampled", "start_greedy", "step_sampled", "step_greedy", "end_sampled", "end_greedy"
-    temperature: float
+    sampling: Sampling
     questions: int
-    version: int  # of the weights
-    top_p: float = 1.0
-    top_k: int = 0
+    version: int  # version of the weights
 
 
 def name_evaluation(label: str, version: int) -> str:
-    """Such as "evaluation start_greedy" and "evaluation step_sampled of version 10"."""
+    """Return a name such as "evaluation start_greedy" and "evaluation step_sampled of version 10"."""
     return f"evaluation {label}" + (f" of version {version}" if label.startswith("step_") else "")
 
 
 class ComponentSum(msgspec.Struct, frozen=True, array_like=True):
-    """A component of the reward over the trajectories that have it."""
+    """The sum of a component of the reward over the trajectories that have it."""
 
     total: float = 0.0
     trajectories: int = 0
 
 
 class TaskCounts(msgspec.Struct, frozen=True, array_like=True):
-    """One task's part of StepCounts or of an evaluation."""
+    """Sums over the groups and trajectories of a step or an evaluation, or over a task's or a set's part of them."""
 
     groups: int = 0
-    groups_rejected: int = 0
-    groups_lost: int = 0
-    trajectories: int = 0
-    trajectories_failed: int = 0
-    positives: int = 0
-    reward: float = 0.0  # sum
+    groups_rejected: int = 0  # groups that rl.group_filter rejects, for example for equal rewards
+    groups_lost: int = 0  # groups with too few trajectories after failures, the staleness limit and filters
+    trajectories: int = 0  # finished trajectories
+    trajectories_failed: int = 0  # trajectories with infrastructure failures
+    positives: int = 0  # successes (evaluation.success)
+    reward: float = 0.0  # sum over trajectories
     calls: int = 0
     calls_failed: int = 0
-    positive_calls: int = 0  # in positives
+    positive_calls: int = 0  # calls in positives
     positive_calls_failed: int = 0
-    response_tokens: int = 0
+    response_tokens: int = 0  # generated and tool tokens
+
+    @property
+    def ended(self) -> int:
+        """Finished and failed trajectories."""
+        return self.trajectories + self.trajectories_failed
 
 
 class EvaluationFinished(Message, frozen=True):
-    """buffer -> recipe, recorder. Accuracy is positives / (questions - failed)."""
+    """buffer -> recipe, recorder: an evaluation has ended. Each trajectory answers one question; groups are not counted."""
 
     label: str
-    questions: int
-    positives: int  # successes (evaluation.success)
-    failed: int  # trajectories lost to infrastructure failures
-    response_tokens: int  # sum
-    reward: float = 0.0  # sum
+    version: int  # version of the weights
+    totals: TaskCounts
     components: dict[str, ComponentSum] = msgspec.field(default_factory=dict)
-    tasks: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # by name; empty without [[tasks]]
-    sets: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # by name; empty without [[evaluation.sets]]
-    version: int = -1  # of the weights; -1: a log of an earlier Asterism
-    other_version_tokens: int = 0  # generated with other weights, because all engines of `version` were lost
-    first_group_id: int = -1  # its groups have consecutive ids
+    tasks: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # counts by task; none without [[tasks]]
+    sets: dict[str, TaskCounts] = msgspec.field(default_factory=dict)  # counts by set; none without [[evaluation.sets]]
+    other_version_tokens: int = 0  # tokens generated with other weights, because all engines of `version` were lost
+    first_group_id: int = -1  # the groups of an evaluation have consecutive ids
 
 
 class TrainingSample(msgspec.Struct, frozen=True, array_like=True):
@@ -83,64 +83,55 @@ class TrainingSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepCounts(msgspec.Struct, frozen=True):
-    """Sums over all groups that a step started or carried over, including rejected ones, until
-    its end. Groups aborted at its end are in LengthsMeasured."""
+    """Sums over the groups that a step started or carried over, including rejected groups, until its end.
 
-    groups: int = 0
-    groups_rejected: int = 0  # equal rewards: no gradient
-    groups_lost: int = 0  # too few trajectories left after failures, the staleness limit and filters
-    trajectories: int = 0  # finished
-    trajectories_failed: int = 0  # infrastructure failures
-    positives: int = 0  # successes (evaluation.success)
-    reward: float = 0.0  # sum
-    components: dict[str, ComponentSum] = {}  # of the reward
-    endings: dict[Ending, int] = {}  # finished trajectories
-    tasks: dict[str, TaskCounts] = {}  # by name; empty without [[tasks]]
-    sets: dict[str, TaskCounts] = {}  # by name, of an evaluation; empty without [[evaluation.sets]]
-    calls: int = 0
-    calls_failed: int = 0
-    positive_calls: int = 0  # in positives
-    positive_calls_failed: int = 0
+    LengthsMeasured contains the groups that are aborted at the end of the step.
+    """
+
+    totals: TaskCounts = TaskCounts()
+    components: dict[str, ComponentSum] = {}  # components of the reward, by name
+    endings: dict[Ending, int] = {}  # finished trajectories by ending
+    tasks: dict[str, TaskCounts] = {}  # counts by name of the task; empty without [[tasks]]
+    sets: dict[str, TaskCounts] = {}  # counts by name of an evaluation set; empty without [[evaluation.sets]]
     generated_tokens: int = 0
-    response_tokens: int = 0  # generated and tool tokens
     lease_wait_s: float = 0.0  # sum over trajectories
     generation_s: float = 0.0
     tools_s: float = 0.0
     grading_s: float = 0.0
-    tools: dict[str, ToolCount] = {}  # by name
+    tools: dict[str, ToolCount] = {}  # calls by name of the tool
     dropped: dict[str, int] = {}  # trajectories that a filter keeps out of training, by filter
 
 
 class StalenessCounts(msgspec.Struct, frozen=True):
-    """Staleness of a step's batch: versions between the tokens' policy and the updated policy."""
+    """The staleness of a step's batch: versions between a token's policy and the updated policy."""
 
-    tokens: int = 0  # trained on
+    tokens: int = 0  # tokens that are trained on
     versions_behind: int = 0  # sum over `tokens`
     max_versions_behind: int = 0
     tokens_masked: int = 0  # stale tokens in trajectories that are trained on
-    trajectories_dropped: int = 0  # entirely stale
+    trajectories_dropped: int = 0  # trajectories with stale tokens only
 
 
 class GroupAccepted(Message, frozen=True):
-    """buffer -> learner: selected trajectories of a group; of several parts if they are long. The learner stores them."""
+    """buffer -> learner: selected trajectories of a group, in several parts if they are long. The learner stores them."""
 
     step: int
     group_id: int
-    part: int  # from 0
+    part: int  # number of the part, from 0
     samples: tuple[TrainingSample, ...]
 
 
 class BatchGroup(msgspec.Struct, frozen=True, array_like=True):
     group_id: int
-    num_parts: int  # of GroupAccepted
+    num_parts: int  # parts, each in one GroupAccepted
 
 
 class BatchReady(Message, frozen=True):
     """buffer -> learner: the groups of a step. Their GroupAccepted messages have been sent before."""
 
     step: int
-    groups: tuple[BatchGroup, ...]  # by group id
-    is_last: bool = False  # as in StepRequested
+    groups: tuple[BatchGroup, ...]  # sorted by group id
+    is_last: bool = False  # see StepRequested
 
 
 class StepCollected(Message, frozen=True):
@@ -156,54 +147,54 @@ class StepCollected(Message, frozen=True):
 
 class LengthCounts(msgspec.Struct, frozen=True):
     trajectories: int = 0
-    response_tokens: int = 0  # sum, including those of aborted trajectories
-    overlong: int = 0  # hit the length limit
+    response_tokens: int = 0  # sum over trajectories, including aborted ones
+    overlong: int = 0  # trajectories that reached the length limit
 
 
 class LengthsMeasured(Message, frozen=True):
-    """buffer -> recorder, possibly after the step: all of its trajectories have ended."""
+    """buffer -> recorder, possibly after the step: all trajectories of the step have ended."""
 
     step: int
     completed: LengthCounts  # groups that were complete at the end of the step
     started: LengthCounts  # all groups
-    aborted: int  # trajectories stopped because their step had ended
+    aborted: int  # trajectories that were stopped because their step had ended
     finished_late: int  # trajectories that ended before their abort arrived
 
 
 class StepTrained(Message, frozen=True):
-    """learner -> recipe, recorder; sent again after a restart. Step 0: the cold start."""
+    """learner -> recipe, recorder: a step is trained; sent again after a restart. Step 0: the cold start."""
 
     step: int
     metrics: dict[str, float]
 
 
 class WeightProbe(msgspec.Struct, frozen=True, array_like=True):
-    """Fixed prompts, with the learner's log probability of the most likely next token of each."""
+    """Fixed prompts, with the learner's log probability of each prompt's most likely next token."""
 
     chosen_at: int  # the step of the batch that contains the prompts
     prompts: tuple[bytes, ...]  # token ids
-    logprobs: tuple[float, ...]  # under the published weights, at temperature 1
+    logprobs: tuple[float, ...]  # logprobs under the published weights, at temperature 1
 
 
 class WeightsPublished(Message, frozen=True):
-    """learner -> recipe -> generators. The weights are in shared memory, at `path`."""
+    """learner -> recipe -> generators: new weights are in shared memory, at `path`."""
 
     version: int
     path: str
     num_bytes: int
-    digest: str  # blake2b-128 of the bytes
-    incarnation: int = 0  # of the engine that the recipe sends it to; 0: from the learner
+    digest: str  # blake2b-128 of the weights' bytes
+    incarnation: int = 0  # incarnation of the engine to which the recipe sends the message; 0: from the learner
     probe: WeightProbe | None = None  # None before the first step of a run
 
 
 class WeightsLoaded(Message, frozen=True):
-    """generator -> recipe."""
+    """generator -> recipe: the engine has loaded the weights."""
 
     engine: str
     version: int
     load_s: float
-    incarnation: int = 1  # of the engine
-    probe_logprobs: tuple[float, ...] = ()  # by the engine, of the weights' probe; empty if it has not computed them
+    incarnation: int = 1  # incarnation of the engine
+    probe_logprobs: tuple[float, ...] = ()  # the engine's logprobs of the probe; empty if not computed
 
 
 class WeightsProbed(Message, frozen=True):
@@ -211,7 +202,7 @@ class WeightsProbed(Message, frozen=True):
 
     engine: str
     version: int
-    chosen_at: int  # as in WeightProbe
+    chosen_at: int  # see WeightProbe
     learner_logprobs: tuple[float, ...]
     engine_logprobs: tuple[float, ...]
 
@@ -223,16 +214,16 @@ class WeightsSynced(Message, frozen=True):
 
 
 class GpuMemoryRequested(Message, frozen=True):
-    """learner -> recipe, before it computes, if it shares its GPUs with engines. It keeps their
-    memory until it publishes weights."""
+    """learner -> recipe, before it computes, if it shares its GPUs with engines: request their memory.
+    The learner keeps the memory of the engines until it publishes weights."""
 
     learner_incarnation: int
-    version: int  # lower bound of the version that it will publish; -1: the learner has just started
+    version: int  # lower bound of the version that the learner will publish; -1: it has just started
 
 
 class EngineSleepRequested(Message, frozen=True):
-    """recipe -> generators: release GPU memory until weights of this version or a newer one
-    arrive. Fields as in GpuMemoryRequested."""
+    """recipe -> generators: release GPU memory until weights of this version or a newer one arrive.
+    The fields are those of GpuMemoryRequested."""
 
     learner_incarnation: int
     version: int
@@ -242,7 +233,7 @@ class EngineAsleep(Message, frozen=True):
     """generator -> recipe: the engine has released its GPU memory."""
 
     engine: str
-    incarnation: int  # of the engine
+    incarnation: int  # incarnation of the engine
     request: EngineSleepRequested
 
 

@@ -20,12 +20,12 @@ def bytes_to_ids(token_ids: bytes) -> list[int]:
 
 
 class TokenRecord(msgspec.Struct, frozen=True, array_like=True):
-    """T tokens, prompt included."""
+    """The record of a trajectory of T tokens, prompt included."""
 
     prompt_tokens: int
     token_ids: bytes  # int32 [T]
     loss_mask: bytes  # uint8 [T]; 1 for generated tokens that are not too stale
-    logprobs: bytes  # float32 [T]; under the version that generated the token, 0 for other tokens
+    logprobs: bytes  # float32 [T]; under the version that generated the token; 0 for other tokens
     versions: bytes  # int32 [T]; -1 for tokens that were not generated
 
     @property
@@ -55,6 +55,6 @@ class TokenRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 def build_blank_record(prompt_ids: bytes) -> TokenRecord:
-    """The record of tokens that were not generated."""
+    """Return a record of tokens that were not generated."""
     count = len(prompt_ids) // 4
     return TokenRecord(count, prompt_ids, bytes(count), bytes(4 * count), b"\xff\xff\xff\xff" * count)

@@ -1,32 +1,31 @@
-"""Generation of turns: between the rollout process and the generators."""
+"""Generation of turns: messages between the rollout process and the generators."""
 
 from typing import Literal
 
 from asterism.bus.messages.message import Message
+from asterism.configs.algorithm import Sampling
 
 
 class TurnRequested(Message, frozen=True):
-    """rollout -> generator. Has all token ids, of which the engine may have a prefix cached."""
+    """rollout -> generator: generate a turn. Contains all token ids; the engine may have a prefix cached."""
 
     trajectory_id: int
     turn: int
     lease: int
     token_ids: bytes
-    max_new_tokens: int  # within the lease
-    temperature: float
-    top_p: float
-    top_k: int
+    max_new_tokens: int  # bounded by the lease
+    sampling: Sampling
     stop_token_ids: tuple[int, ...]
-    seed: int  # of the trajectory; sampling noise depends only on it and on the token's position
-    incarnation: int = 1  # of the engine, from the lease; another incarnation answers TurnFailed
+    seed: int  # seed of the trajectory; sampling noise depends only on it and on the token's position
+    incarnation: int = 1  # incarnation of the engine in the lease; another incarnation answers TurnFailed
 
 
 class TurnGenerated(Message, frozen=True):
-    """generator -> rollout. N new tokens, including the stop token."""
+    """generator -> rollout: N new tokens, including the stop token."""
 
     trajectory_id: int
     turn: int
-    lease: int  # of the request
+    lease: int  # lease of the request
     token_ids: bytes  # int32 [N]
     logprobs: bytes  # float32 [N]
     versions: bytes  # int32 [N]
@@ -44,7 +43,7 @@ class TurnAborted(Message, frozen=True):
     """rollout -> generator: answer with the tokens generated so far and finish "abort"."""
 
     trajectory_id: int
-    lease: int  # of the request
+    lease: int  # lease of the request
 
 
 TurnMessage = TurnRequested | TurnGenerated | TurnFailed | TurnAborted

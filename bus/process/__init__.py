@@ -1,1 +1,1 @@
-"""Services of every process: structured log, heartbeat, exit reason, death with its parent."""
+"""Services of every process: structured log, heartbeat, exit reason, exit together with the parent."""

@@ -1,7 +1,7 @@
 """The exit reason of a process: the error that ended it, for the launcher.
 
 The process writes the reason to shared memory, where the launcher reads it: a full disk cannot
-store the printed output, and torchrun prints its own lines after those of a rank.
+store the printed output, and torchrun prints its own lines after the lines of a rank.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from asterism.configs.run_folder import RunFolder
 
 
 class ExitReason(msgspec.Struct, frozen=True):
-    """Of unusable input (a file, a setting, the disk), an unexpected exception, or an outage.
+    """The reason for an exit: unusable input (a file, a setting, the disk), an unexpected exception, or an outage.
 
-    A restart fails in the same way with unusable input, and probably with the same exception. An
-    outage (of the operating system, another rank, an engine) can pass.
+    A restart fails again on unusable input, and probably on the same exception. An outage (of the
+    operating system, another rank, an engine) can pass.
     """
 
     text: str
@@ -28,15 +28,15 @@ class ExitReason(msgspec.Struct, frozen=True):
 
 
 def exit_reason_path(folder: RunFolder, process: str) -> Path:
-    """On a tmpfs. The launcher deletes the file before it starts the process."""
+    """Return the path of the exit reason, on a tmpfs. The launcher deletes the file before it starts the process."""
     return folder.shared_memory / f"{process}.exit"
 
 
 def write_exit_reason(folder: RunFolder, process: str, reason: ExitReason) -> None:
-    """Write the first reason of a process or its ranks; later ones are consequences of it and are ignored."""
+    """Write the first reason of a process or its ranks; later reasons are consequences of it and are ignored."""
     with contextlib.suppress(OSError), exit_reason_path(folder, process).open("xb") as file:
         file.write(msgspec.json.encode(reason))
-    if reason.kind == "unusable_input":  # Python prints other exceptions
+    if reason.kind == "unusable_input":  # Python prints the text of other exceptions
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{reason.text}\n")
             sys.stderr.flush()
@@ -49,7 +49,7 @@ def exit_now(folder: RunFolder, process: str, error: BaseException) -> None:
 
 
 def load_exit_reason(path: Path) -> ExitReason | None:
-    """The content of the file at `exit_reason_path`. None if the process wrote none, or only a part of it."""
+    """Return the content of the file at `exit_reason_path`; None if there is no complete file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ExitReason)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -57,7 +57,7 @@ def load_exit_reason(path: Path) -> ExitReason | None:
 
 
 def read_exit_reason(output_path: Path, reason_path: Path, max_lines: int = 12) -> str:
-    """The last `max_lines` of the process's output, or its exit reason if they do not have it."""
+    """Return the last `max_lines` of the process's output, or its exit reason if the lines do not contain it."""
     output = output_path.read_text(errors="replace").rstrip() if output_path.exists() else ""
     printed = "\n".join(output.splitlines()[-max_lines:])
     reason = load_exit_reason(reason_path)

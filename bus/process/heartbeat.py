@@ -1,9 +1,8 @@
-"""Heartbeats to the launcher: the event loop runs, its timer lag, and the lengths of the bus
-queues.
+"""Heartbeats to the launcher, with the timer lag of the event loop and the lengths of the bus queues.
 
-Heartbeats are datagrams on a separate socket in the node's folder of sockets. They do not use the
-bus, because a restored process must number its frames as its previous incarnation did, which logs
-no heartbeats, and because a full queue must not look like a dead process.
+Heartbeats are datagrams on a separate socket in the node's folder of sockets. They do not use the bus: a
+restored process must number its frames as its previous incarnation did, without heartbeats in its log, and a
+full queue must not look like a crashed process.
 """
 
 import asyncio
@@ -28,10 +27,10 @@ _MAX_DATAGRAM_BYTES = 1024
 class Heartbeat(msgspec.Struct, frozen=True):
     process: str
     incarnation: int  # counts the starts of the process
-    lag_s: float  # worst delay of a timer since the last heartbeat
+    lag_s: float  # largest delay of a timer since the last heartbeat
     waiting: int  # frames in the inbox
-    unacknowledged: int  # sent frames
-    dropped: int  # asterism.bus.bus.Bus.dropped
+    unacknowledged: int  # frames that were sent
+    dropped: int  # frames and packets, as in asterism.bus.bus.Bus.dropped
 
 
 _encoder = msgspec.json.Encoder()
@@ -70,8 +69,10 @@ def _drain(receiver: socket.socket, on_heartbeat: Callable[[Heartbeat], None]) -
 async def sending_heartbeats(
     process: str, incarnation: int, interval_s: float, sockets: Path, get_bus: Callable[[], Bus | None]
 ) -> AsyncGenerator[None]:
-    """Send a heartbeat now and then every `interval_s` while the context is open. `get_bus`
-    returns the process's bus, or None before it has one."""
+    """Send a heartbeat at once and then every `interval_s` while the context is open.
+
+    `get_bus` returns the process's bus, or None before the bus exists.
+    """
     with _open_sender(sockets) as send:
 
         def send_heartbeat(lag_s: float) -> Heartbeat:
@@ -88,7 +89,7 @@ async def sending_heartbeats(
 
 @contextlib.contextmanager
 def sending_heartbeats_from_thread(process: str, incarnation: int, interval_s: float, sockets: Path) -> Generator[None]:
-    """The same from a thread, for a process without an event loop and a bus."""
+    """Send heartbeats from a thread while the context is open, for a process without an event loop and a bus."""
     stop = threading.Event()
     with _open_sender(sockets) as send:
 
@@ -112,7 +113,7 @@ def _open_sender(sockets: Path) -> Generator[Callable[[Heartbeat], None]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
 
         def send(heartbeat: Heartbeat) -> None:
-            with contextlib.suppress(OSError):  # the launcher is dead, or its queue is full
+            with contextlib.suppress(OSError):  # the launcher has exited, or its queue is full
                 sender.sendto(_encoder.encode(heartbeat), str(sockets / _SOCKET_NAME))
 
         yield send
@@ -123,7 +124,7 @@ def _read_queue_gauges(bus: Bus | None) -> tuple[int, int, int]:
 
 
 async def _send_heartbeats(send_heartbeat: Callable[[float], Heartbeat], interval_s: float) -> None:
-    """Send heartbeats until cancelled, and log the worst lag every LAG_REPORT_INTERVAL_S."""
+    """Send heartbeats until cancelled, and log the largest lag every LAG_REPORT_INTERVAL_S."""
     loop, logger = asyncio.get_running_loop(), structlog.get_logger()
     worst_of_report, report_at, lag_s = 0.0, loop.time() + LAG_REPORT_INTERVAL_S, 0.0
     while True:
@@ -142,7 +143,7 @@ async def _send_heartbeats(send_heartbeat: Callable[[float], Heartbeat], interva
 
 
 async def _measure_worst_lag(seconds: float) -> float:
-    """The worst delay of a timer within the next `seconds`."""
+    """Return the largest delay of a timer within the next `seconds`."""
     loop = asyncio.get_running_loop()
     worst, end = 0.0, loop.time() + seconds
     while (now := loop.time()) < end:

@@ -1,6 +1,6 @@
-"""The operations that a process runs, and since when, in a small file that the launcher reads: it reports which operation
-hangs, and restarts a process that sends heartbeats but makes no progress.
+"""The operations that a process runs, and their start times, in a small file that the launcher reads.
 
+The launcher reports a hanging operation, and restarts a process that sends heartbeats but makes no progress.
 A heartbeat would be older than the operation in which its process was stopped.
 """
 
@@ -18,7 +18,7 @@ from asterism.configs.run_folder import RunFolder
 
 class RunningOperation(msgspec.Struct, frozen=True):
     name: str
-    start: float  # by time.monotonic, which all processes of a machine share
+    start: float  # time of time.monotonic, which all processes of a machine share
     limit_s: float = 0.0  # a longer operation counts as hung; 0: no limit
 
     def get_elapsed_s(self) -> float:
@@ -31,12 +31,12 @@ class _OperationFile(msgspec.Struct, frozen=True):
 
 
 def operations_path(folder: RunFolder, process: str) -> Path:
-    """On a tmpfs."""
+    """Return the path of the file, on a tmpfs."""
     return folder.shared_memory / f"{process}.operations"
 
 
 def load_operations(path: Path, incarnation: int) -> Sequence[RunningOperation]:
-    """Outer before inner ones; empty if this incarnation has written none."""
+    """Return the running operations, outer before inner ones; empty if this incarnation has written no file."""
     try:
         content = msgspec.json.decode(path.read_bytes(), type=_OperationFile)
     except FileNotFoundError:
@@ -45,18 +45,18 @@ def load_operations(path: Path, incarnation: int) -> Sequence[RunningOperation]:
 
 
 def describe_operations(operations: Sequence[RunningOperation]) -> str:
-    """Such as "in save since 14.0 s, in barrier since 13.9 s". Empty for none."""
+    """Return a description such as "in save since 14.0 s, in barrier since 13.9 s"; empty for no operations."""
     return ", ".join(f"in {each.name} since {each.get_elapsed_s():.1f} s" for each in operations)
 
 
 class OperationRecord:
-    """The operations that run now, in the order of their starts, of all threads.
+    """The running operations of all threads, in the order of their starts.
 
-    `failed`: description of the operations that ran when the first of them raised an exception.
+    `failed` describes the operations that ran when the first of them raised an exception.
     """
 
     def __init__(self, limit_s: float = 0.0, path: Path | None = None, incarnation: int = 1) -> None:
-        """`limit_s`: of each operation with a limit; 0: none. `path`: of the file; None: no file."""
+        """Make a record. `limit_s`: of each operation with a limit; 0: none. `path`: of the file; None: no file."""
         self.failed = ""
         self._limit_s = limit_s
         self._path = path
@@ -76,7 +76,7 @@ class OperationRecord:
 
     @contextmanager
     def run(self, name: str, *, is_limited: bool = True) -> Generator[None]:
-        """The caller runs the operation `name` while the context is open."""
+        """Record the operation `name`, which the caller runs while the context is open."""
         operation = RunningOperation(name, time.monotonic(), self._limit_s if is_limited else 0.0)
         self._change(lambda: self._running.append(operation))
         try:

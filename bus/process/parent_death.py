@@ -1,9 +1,8 @@
-"""`python -m asterism.bus.process.parent_death ARGV...`: execute ARGV so that it is killed when its parent
-process dies.
+"""`python -m asterism.bus.process.parent_death ARGV...`: execute ARGV; its parent's exit kills it.
 
-With it, `kill -9` of the launcher leaves no process, whatever programs its children execute. The
-parent passes its process id in the environment, and so does the executed program: the learner's
-ranks die with torchrun's agent (if there are several), which dies with the launcher.
+With this program, `kill -9` of the launcher leaves no process, whatever programs its children execute. The
+parent passes its process id in the environment, and so does the executed program: the learner's ranks end with
+torchrun's agent (if there are several), which ends with the launcher.
 """
 
 import ctypes
@@ -16,13 +15,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the process `parent`, which started it, dies."""
+    """Let the kernel kill this process when its parent, the process `parent`, exits."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the call above
+    if os.getppid() != parent:  # the parent exited before the call above
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    die_with_parent(int(os.environ[PARENT_PID_VARIABLE]))  # the setting survives exec
+    die_with_parent(int(os.environ[PARENT_PID_VARIABLE]))  # the setting stays in force after exec
     os.environ[PARENT_PID_VARIABLE] = str(os.getpid())
     os.execvp(sys.argv[1], sys.argv[1:])

@@ -16,7 +16,7 @@ from asterism.configs.run_folder import RunFolder
 
 @contextlib.contextmanager
 def pausing_garbage_collector() -> Generator[None]:
-    """Import torch in it: the collector would search the imported objects, which all stay, for half a second."""
+    """Disable the collector during imports of torch: a search of these permanent objects would take half a second."""
     gc.disable()
     try:
         yield
@@ -43,7 +43,7 @@ def run_process_main(
     unusable: tuple[type[Exception], ...] = (),
     outages: tuple[type[Exception], ...] = (),
 ) -> int:
-    """Returns EXIT_UNUSABLE for UnusableInput and `unusable` exceptions, and raises other exceptions.
+    """Run `work`. Returns EXIT_UNUSABLE for UnusableInput and `unusable` exceptions, and raises other exceptions.
 
     Each exception becomes the exit reason; OSError and `outages` are outages.
     """
@@ -65,7 +65,6 @@ def run_process_main(
 
 
 def _find_first_error(error: Exception) -> Exception:
-    """The first exception in a group of a TaskGroup."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,8 +1,9 @@
-"""Scratch folders: what a process keeps outside its run's folder, such as sockets and shared memory.
+"""Scratch folders: files of a process outside its run's folder, such as sockets and shared memory.
 
 The owner holds a file lock in each of its folders. The kernel releases the lock when the owner ends, also after a kill:
-a folder with a free lock is stale. The next start of any run of the same user removes it, and so does
-`asterism doctor`. A link `cgroup` in the folder names a cgroup of the owner, which is removed first. Containers carry the name of a scratch folder of their owner (asterism.sandbox.hosts.docker.docker_host).
+a folder with a free lock is stale. The next start of any run of the same user removes the folder, and so does
+`asterism doctor`. A link `cgroup` in the folder names a cgroup of the owner, which is removed first. Containers carry
+the name of a scratch folder of their owner (asterism.sandbox.hosts.docker.docker_host).
 """
 
 import contextlib
@@ -16,22 +17,21 @@ import time
 from collections.abc import Generator, Iterator, Set
 from pathlib import Path
 
-SHARED_MEMORY_INODES = "shared_memory_inodes"  # file in a scratch folder: named shared memory of the owner's programs
+SHARED_MEMORY_INODES = "shared_memory_inodes"  # file with the inodes of its programs' shared memory
 _LOCK_NAME = ".lock"
-_PARENTS = (Path("/tmp"), Path("/dev/shm"))  # of scratch folders, besides the temporary folder of this process
+_PARENTS = (Path("/tmp"), Path("/dev/shm"))  # parents of scratch folders, as well as the temporary folder
 _CGROUP_LINK = "cgroup"
-_CGROUP_DELAYS_S = (0.0, 0.01, 0.1, 1.0)  # in which killed processes leave a cgroup
+_CGROUP_DELAYS_S = (0.0, 0.01, 0.1, 1.0)  # times within which killed processes leave a cgroup
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 def name_scratch(suffix: str) -> str:
-    """The name of a scratch folder of this user."""
     return f"asterism-{os.getuid()}-{suffix}"
 
 
 @contextlib.contextmanager
 def holding_scratch(path: Path) -> Generator[Path]:
-    """A new folder, mode 0700, with its lock; removed at the end. Raises OSError, also if another process holds it."""
+    """Make and lock a new folder with mode 0700; remove it at the end. Raises OSError, also for a held folder."""
     lock = _create_scratch(path)
     try:
         yield path
@@ -46,7 +46,7 @@ def remove_stale_scratch() -> list[Path]:
 
 
 def unlink_shared_memory(inodes: Set[int]) -> None:
-    """Remove the files of this user in /dev/shm with these inodes. A name does not identify a file: semaphores are renamed."""
+    """Remove this user's files in /dev/shm with these inodes. A name does not identify a file: semaphores are renamed."""
     for file in Path("/dev/shm").iterdir() if inodes else ():
         with contextlib.suppress(OSError):
             status = file.lstat()
@@ -55,12 +55,12 @@ def unlink_shared_memory(inodes: Set[int]) -> None:
 
 
 def link_cgroup(scratch: Path, cgroup: Path) -> None:
-    """The cgroup, of the same name, ends with the scratch folder, also after a kill of its holder."""
+    """Let the cgroup, of the same name, end with the scratch folder, also after a kill of its holder."""
     (scratch / _CGROUP_LINK).symlink_to(cgroup)
 
 
 def remove_cgroup(cgroup: Path, delays_s: tuple[float, ...] = _CGROUP_DELAYS_S) -> bool:
-    """Removes a cgroup and those below it. False if they have processes."""
+    """Remove a cgroup and the cgroups below it. Return False if they have processes."""
     for delay_s in delays_s:
         time.sleep(delay_s)
         for folder, _, _ in os.walk(cgroup, topdown=False):
@@ -72,12 +72,12 @@ def remove_cgroup(cgroup: Path, delays_s: tuple[float, ...] = _CGROUP_DELAYS_S) 
 
 
 def name_owner(scratch: Path) -> str:
-    """Names the holder of a scratch folder, unambiguously on all machines and mounts that share a Docker engine."""
+    """Return a name of the folder's holder that is unique on all machines and mounts that share a Docker engine."""
     return f"{_identify_parent(scratch)}:{scratch}"
 
 
 def has_owner_ended(owner: str) -> bool:
-    """False also for the owner on another machine, or with a temporary folder that this process does not see."""
+    """Return whether the owner has ended. False for an owner on another machine, or with an invisible temporary folder."""
     boot, device, inode, path = (owner.split(":", 3) + [""] * 3)[:4]
     scratch = Path(path)
     with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ def has_owner_ended(owner: str) -> bool:
 
 
 def _create_scratch(path: Path) -> int:
-    """The descriptor of the held lock. Another start may remove the folder before it is locked: then again."""
+    """Make the folder and return the descriptor of its lock. Another start may remove the folder first: then repeat."""
     while True:
         _remove_if_stale(path, without_lock=True)
         path.mkdir(mode=0o700)
@@ -99,7 +99,7 @@ def _create_scratch(path: Path) -> int:
 
 
 def _remove_if_stale(path: Path, *, without_lock: bool = False) -> bool:
-    """Whether the folder was removed; a folder without a lock file is kept unless `without_lock`."""
+    """Return whether the folder was removed; a folder without a lock file is kept unless `without_lock`."""
     try:
         lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
@@ -109,14 +109,14 @@ def _remove_if_stale(path: Path, *, without_lock: bool = False) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(lock).st_nlink > 0 and _remove_tree(path)
-    except OSError:  # held, or a file system without locks
+    except OSError:  # the lock is held, or the file system has no locks
         return False
     finally:
         os.close(lock)
 
 
 def _remove_tree(path: Path) -> bool:
-    """The lock file last. Executed programs may leave trees that are too deep for shutil, or not readable."""
+    """Remove the folder, the lock file last. Programs may leave trees that are unreadable, or too deep for shutil."""
     for record in (*path.glob(SHARED_MEMORY_INODES), *path.glob(f"*/{SHARED_MEMORY_INODES}")):
         with contextlib.suppress(OSError, ValueError):
             unlink_shared_memory({int(inode) for inode in record.read_text().split()})

@@ -1,8 +1,8 @@
 """Structured logs: JSON lines in `runs/NAME/logs/PROCESS.jsonl`, one event per line.
 
 An event is a constant `noun.past_verb`; its data are keys with units. A file contains only
-complete lines: if the disk is full, a partial line is removed and the process is notified so that
-it exits.
+complete lines: on a full disk, a partial line is removed and the process is notified so that it
+exits.
 """
 
 import logging
@@ -24,15 +24,15 @@ DiskErrorHandler = Callable[[DiskError], None]
 
 
 class LogFile:
-    """A file for structlog's BytesLogger. Lines are unbuffered: a kill loses none."""
+    """A file for structlog's BytesLogger. Lines are unbuffered: a kill loses no line."""
 
     def __init__(self, file: FileIO, on_disk_error: DiskErrorHandler) -> None:
-        """`file` must be open for appending and have no other writer."""
+        """Take a `file` that is open for appending and has no other writer."""
         self._file = file
         self._on_disk_error = on_disk_error
 
     def write(self, line: bytes) -> None:
-        """Write the complete line, or nothing and call `on_disk_error`."""
+        """Write the complete line, or write nothing and call `on_disk_error`."""
         written = 0
         try:
             with raising_disk_errors(Path(str(self._file.name))):
@@ -44,13 +44,13 @@ class LogFile:
             self._on_disk_error(error)
 
     def flush(self) -> None:
-        """Lines are not buffered."""
+        """Do nothing: lines are not buffered."""
 
 
 def configure_logging(
     folder: RunFolder, process: str, level: str = "info", on_disk_error: DiskErrorHandler | None = None
 ) -> None:
-    """A write error calls `on_disk_error`; by default the process exits."""
+    """Log to the process's file. A write error calls `on_disk_error`; by default the process exits."""
     folder.logs.mkdir(parents=True, exist_ok=True)
     file = (folder.logs / f"{process}.jsonl").open("ab", buffering=0)
     stream = LogFile(file, on_disk_error or partial(exit_now, folder, process))

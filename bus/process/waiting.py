@@ -1,4 +1,4 @@
-"""Waiting for coroutines and interrupts, and timeouts that do not count the time in which this process stood still."""
+"""Functions that wait for coroutines and interrupts, and timeouts without the time of a suspended process."""
 
 import asyncio
 import contextlib
@@ -12,13 +12,13 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-_HEARTBEATS_MISSED = 3  # by this process, before it counts as suspended
+_HEARTBEATS_MISSED = 3  # heartbeat intervals without a check, after which this process counts as suspended
 
 
 async def wait_for_first(*works: Awaitable[Result]) -> Result:
-    """The result of the first coroutine that ends. Cancels the others and waits for their end.
+    """Return the result of the first coroutine that ends; cancel the others and wait for their end.
 
-    If several end at the same time, the earliest argument counts. Raises its exception.
+    If several end at the same time, the earliest argument counts. Raises the exception of that coroutine.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -31,7 +31,7 @@ async def wait_for_first(*works: Awaitable[Result]) -> Result:
 
 
 async def wait_for_exit(pid: int) -> None:
-    """Waits for the end of a process, without polling; returns immediately if it does not exist."""
+    """Wait for the end of a process, without polling; return immediately if it does not exist."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -46,7 +46,7 @@ async def wait_for_exit(pid: int) -> None:
 
 
 def make_interrupt_event() -> asyncio.Event:
-    """^C, SIGTERM or SIGHUP sets the event. Needs a running event loop."""
+    """Return an event that ^C, SIGTERM or SIGHUP sets. Needs a running event loop."""
     forward_to_sigint()
     interrupted = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
@@ -56,7 +56,7 @@ def make_interrupt_event() -> asyncio.Event:
 def forward_to_sigint() -> None:
     """Treat SIGTERM and SIGHUP, which a lost terminal sends, like ^C, with and without an event loop.
 
-    Only the first one counts, so that a second one does not interrupt the cleanup. `nohup` keeps its effect.
+    Only the first signal counts, so that a second one does not interrupt the cleanup. `nohup` keeps its effect.
     """
 
     def forward(number: int, _: FrameType | None) -> None:
@@ -73,11 +73,11 @@ def forward_to_sigint() -> None:
 
 
 def _ignore_signal(number: int, frame: FrameType | None) -> None:
-    """Unlike SIG_IGN, child processes do not inherit it."""
+    """Ignore the signal. Unlike SIG_IGN, this handler is not inherited by child processes."""
 
 
 def _replace_lost_terminal() -> None:
-    """Each write to it would raise OSError."""
+    """Replace a lost terminal by /dev/null: each write to it would raise OSError."""
     for fd in (0, 1, 2):
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(fd).st_mode) and not os.isatty(fd):
@@ -87,19 +87,19 @@ def _replace_lost_terminal() -> None:
 
 
 class SuspensionGuard:
-    """Detects that this process was suspended or starved of CPU time, so that it has received no heartbeats meanwhile.
+    """Detects that this process was suspended or starved of CPU time, so that it received no heartbeats.
 
     The timeouts of other processes then start again.
     """
 
     def __init__(self, heartbeat_s: float) -> None:
-        """Needs a running event loop. `check` must be called about every `heartbeat_s`."""
+        """Start the guard in a running event loop. `check` must be called about every `heartbeat_s`."""
         self._loop = asyncio.get_running_loop()
         self._max_gap_s = _HEARTBEATS_MISSED * heartbeat_s
         self._last_check = self._loop.time()
 
     def check(self) -> bool:
-        """Whether too much time has passed since the previous call."""
+        """Return whether too much time has passed since the previous call."""
         now = self._loop.time()
         gap_s, self._last_check = now - self._last_check, now
         return gap_s > self._max_gap_s

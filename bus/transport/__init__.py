@@ -1,1 +1,1 @@
-"""How messages travel between processes: addresses, authentication, reliable streams, ZeroMQ."""
+"""Transport of messages between processes: addresses, authentication, reliable streams, ZeroMQ."""

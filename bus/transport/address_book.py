@@ -1,7 +1,6 @@
-"""The address book of a cluster: where each process listens, in a file in each node's folder of
-sockets.
+"""The address book of a cluster: the address of each process, in a file in each node's folder of sockets.
 
-The launcher of each node writes the node's copy, before it starts processes and after each change;
+The launcher of each node writes the node's copy before it starts processes, and after each change;
 the processes poll it. The address and the node of a process never change, and a departed process
 never returns.
 """
@@ -23,8 +22,8 @@ _KEY_LOCATION_FILE = "network"  # contains the path of the cluster's key file
 
 
 class TcpAddress(msgspec.Struct, frozen=True):
-    host: str  # such as 10.0.0.7
-    port: int  # of the control lane; the bulk lane has the next one
+    host: str  # address, such as 10.0.0.7
+    port: int  # port of the control lane; the bulk lane has the next port
 
     def format_endpoint(self, lane: Lane) -> str:
         return f"tcp://{self.host}:{self.port if lane == CONTROL else self.port + 1}"
@@ -36,10 +35,10 @@ class AddressEntry(msgspec.Struct, frozen=True):
 
 
 class AddressBook(msgspec.Struct, frozen=True):
-    node: int  # owner of this copy
-    entries: dict[str, AddressEntry]  # by process
+    node: int  # node that owns this copy
+    entries: dict[str, AddressEntry]  # entries by process
     departed: list[str]  # processes that will not return; their entries are ignored
-    first_epoch: int = 0  # of this launch; processes with a lower epoch other than 0 belong to an earlier launch
+    first_epoch: int = 0  # processes with a lower epoch, other than 0, belong to an earlier launch
 
 
 def write_address_book(sockets: Path, book: AddressBook) -> None:
@@ -47,12 +46,12 @@ def write_address_book(sockets: Path, book: AddressBook) -> None:
 
 
 def write_key_location(sockets: Path, key_file: Path) -> None:
-    """Processes with sockets in this folder belong to a cluster; they also need a book."""
+    """Write the key's path: processes with sockets in this folder belong to a cluster; they also need a book."""
     write_atomically(sockets / _KEY_LOCATION_FILE, str(key_file.resolve()).encode())
 
 
 def load_network(sockets: Path) -> Network | None:
-    """None if the run has only one node. Raises UnusableInput."""
+    """Return the network; None if the run has only one node. Raises UnusableInput."""
     try:
         key_file = (sockets / _KEY_LOCATION_FILE).read_text()
     except FileNotFoundError:
@@ -61,10 +60,10 @@ def load_network(sockets: Path) -> Network | None:
 
 
 class Network:
-    """One process's view of the cluster: the key, and the book as of the last poll."""
+    """One process's view of the cluster: the key, and the book at the last poll."""
 
     def __init__(self, key: ClusterKey, sockets: Path) -> None:
-        """Raises UnusableInput if there is no book."""
+        """Read the book. Raises UnusableInput if there is no book."""
         self.key = key
         self.change_callbacks: list[Callable[[], None]] = []  # called after each change of the book
         self._path = sockets / _BOOK_FILE
@@ -74,7 +73,7 @@ class Network:
             raise UnusableInput(f"{self._path}: no such file; the launcher of the node writes it")
 
     def refresh(self) -> bool:
-        """Whether the book has changed. Raises UnusableInput for an invalid file.
+        """Return whether the book has changed. Raises UnusableInput for an invalid file.
 
         If the file was deleted with the folder of a finished run, the last content stays valid.
         """
@@ -94,11 +93,11 @@ class Network:
         return True
 
     def find_entry(self, process: str) -> AddressEntry | None:
-        """None if the process is not in the book yet, or has departed."""
+        """Return the entry; None if the process is not in the book yet, or has departed."""
         return None if process in self._departed else self._book.entries.get(process)
 
     def is_local(self, entry: AddressEntry) -> bool:
-        """Whether the process is on this node, so that its ipc sockets are in the same folder."""
+        """Return whether the process is on this node, so that its ipc sockets are in the same folder."""
         return entry.node == self._book.node
 
     @property

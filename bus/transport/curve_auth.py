@@ -1,7 +1,7 @@
 """Encryption and authentication of TCP connections with ZeroMQ's CURVE and the cluster's key.
 
-All processes of a cluster hold the same key pair. TCP connections are encrypted and authenticated
-at both ends. A peer without the key gets no answer, is disconnected, and counted.
+All processes of a cluster have the same key pair. TCP connections are encrypted and authenticated
+at both ends. A peer without the key gets no answer, is disconnected, and is counted.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ KEY_FILE = "cluster.key"
 _ZAP_DOMAIN = b"asterism"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # ZeroMQ sends authentication requests here (RFC 27)
 _REJECT_SILENTLY = b"300"  # ZeroMQ then disconnects the peer without an answer; 400 would send the reason
-_HEARTBEAT_INTERVAL_MS, _HEARTBEAT_TIMEOUT_MS = 2_000, 10_000  # after the timeout ZeroMQ reconnects
-_HANDSHAKE_TIMEOUT_MS = 5_000  # after which an unfinished handshake is disconnected
-_CONNECT_TIMEOUT_MS = 5_000  # after which ZeroMQ retries
+_HEARTBEAT_INTERVAL_MS, _HEARTBEAT_TIMEOUT_MS = 2_000, 10_000  # ZeroMQ reconnects after the timeout
+_HANDSHAKE_TIMEOUT_MS = 5_000  # time after which an unfinished handshake is disconnected
+_CONNECT_TIMEOUT_MS = 5_000  # time after which ZeroMQ retries
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
@@ -41,7 +41,7 @@ class ClusterKey(msgspec.Struct, frozen=True):
 
 
 def generate_key(folder: Path) -> Path:
-    """Raises UnusableInput if the file, readable by its owner only, exists or cannot be written."""
+    """Write a new key to a file that only its owner can read. Raises UnusableInput if it exists or cannot be written."""
     path = folder / KEY_FILE
     _, secret = zmq.curve_keypair()
     try:
@@ -61,7 +61,7 @@ def generate_key(folder: Path) -> Path:
 
 
 def load_key(path: Path) -> ClusterKey:
-    """Raises UnusableInput for a file that is not a key, or that other users may read."""
+    """Load the key. Raises UnusableInput for a file that is not a key, or that other users may read."""
     try:
         mode = path.stat().st_mode
         secret = path.read_bytes().strip()
@@ -76,7 +76,7 @@ def load_key(path: Path) -> ClusterKey:
 
 
 def secure_server_socket(socket: Socket, key: ClusterKey) -> None:
-    """From now on this socket accepts only clients that ZapAuthenticator accepts."""
+    """Let this socket accept only clients that ZapAuthenticator accepts."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
     socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
@@ -86,7 +86,7 @@ def secure_server_socket(socket: Socket, key: ClusterKey) -> None:
 
 
 def secure_client_socket(socket: Socket, key: ClusterKey) -> None:
-    """From now on this socket authenticates with the key and rejects servers without it."""
+    """Let this socket authenticate with the key and reject servers without it."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, key.public)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
@@ -101,7 +101,7 @@ def _enable_heartbeats(socket: Socket) -> None:
 
 
 class ZapAuthenticator:
-    """Answers authentication requests and counts failures. Create it before binding to TCP."""
+    """An authenticator that answers requests and counts failures; made before a socket binds to TCP."""
 
     def __init__(self, context: zmq.Context[Socket], key: ClusterKey, on_refused: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -114,7 +114,6 @@ class ZapAuthenticator:
         self._loop.add_reader(self._zap_socket.fileno(), self._answer_requests)
 
     def monitor_handshakes(self, socket: Socket) -> None:
-        """Count failed handshakes of this socket."""
         monitor: Socket = socket.get_monitor_socket(_HANDSHAKE_FAILED)
         self._monitors.append((socket, monitor))
         self._loop.add_reader(monitor.fileno(), self._count_failures, monitor)
@@ -141,7 +140,7 @@ class ZapAuthenticator:
             self._on_refused()
 
     def close(self) -> None:
-        """To be called while the monitored sockets are still open."""
+        """Close the monitors and the socket, while the monitored sockets are still open."""
         for socket, monitor in self._monitors:
             self._loop.remove_reader(monitor.fileno())
             socket.disable_monitor()

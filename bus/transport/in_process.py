@@ -37,14 +37,14 @@ class Hub:
         return Bus(process, inbox, transport)
 
     def _on_joined(self, process: str) -> None:
-        """The process may be a new incarnation."""
+        """Let the members send to the process, which may be a new incarnation."""
         for lane in LANES:
             self._notify_writable(process, lane)
         for member in self.members.values():
             member.probe(process)
 
     def _notify_writable(self, process: str, lane: Lane) -> None:
-        """The inbox of the process has space for packets of blocked senders."""
+        """Let blocked senders send: the inbox of the process has space for their packets."""
         for blocked in [key for key in self.blocked_senders if key[1:] == (process, lane)]:
             self.blocked_senders.discard(blocked)
             if blocked[0] in self.members:

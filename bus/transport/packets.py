@@ -1,47 +1,46 @@
-"""Packets of frames, which travel one way on a link, and acknowledgements, which travel the other
-way.
+"""Packets of frames, and acknowledgements, which travel in the opposite direction of a link.
 
-A packet without frames is a probe: it asks which frames the receiver has.
+A packet without frames is a probe: it requests a report of the frames that the receiver has.
 """
 
 from typing import Annotated
 
 import msgspec
 
-MAX_FRAME_BYTES = 64 << 20  # longer frames are refused by the sender
-MAX_PACKET_BYTES = MAX_FRAME_BYTES + (4 << 20)  # longer packets are dropped by the receiver
+MAX_FRAME_BYTES = 64 << 20  # the sender refuses longer frames
+MAX_PACKET_BYTES = MAX_FRAME_BYTES + (4 << 20)  # the receiver drops longer packets
 MAX_PACKET_FRAMES = 256
-TARGET_PACKET_BYTES = 1 << 20  # a packet that has reached this size takes no further frame
+TARGET_PACKET_BYTES = 1 << 20  # a packet of this size or more gets no further frame
 UNKNOWN_EPOCH = -1
 
 _Process = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-_NextNumber = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 62) + (1 << 32))]  # after the last frame of a packet
+_NextNumber = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 62) + (1 << 32))]  # number after the last frame of a packet
 _Epoch = Annotated[int, msgspec.Meta(ge=UNKNOWN_EPOCH, lt=1 << 62)]
 
 
 class MalformedPacket(ValueError):
-    """Bytes that are not a packet, or not an acknowledgement."""
+    """An error for bytes that are not a packet, or not an acknowledgement."""
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     sender: _Process
-    to: _Process  # intended receiver; another process may listen on its socket by now
-    epoch: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # of the sender
-    receiver_epoch: _Epoch  # of the intended receiver; UNKNOWN_EPOCH only in a probe
-    resend_round: _Number  # how often the sender has gone back to resend frames
+    to: _Process  # intended receiver; another process may listen on its socket now
+    epoch: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # epoch of the sender
+    receiver_epoch: _Epoch  # epoch of the intended receiver; UNKNOWN_EPOCH only in a probe
+    resend_round: _Number  # number of times that the sender has gone back to resend frames
     base: _Number  # lowest number that the sender still holds
     first: _Number  # number of the first frame; in a probe, of the next frame to be sent
     frames: list[bytes]
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    epoch: _Epoch  # of the sender of the frames
-    receiver_epoch: _Epoch  # of the sender of this acknowledgement
+    epoch: _Epoch  # epoch of the sender of the frames
+    receiver_epoch: _Epoch  # epoch of the sender of this acknowledgement
     received_below: _NextNumber  # all frames with lower numbers have arrived
-    acknowledged_below: _NextNumber  # all frames with lower numbers are processed and need not be held
-    resend_round: _Number  # of the packet that this answers
-    sent_before: _Number  # frames with lower numbers were sent before that packet; 0 if this answers no packet
+    acknowledged_below: _NextNumber  # all frames with lower numbers are processed; the sender need not hold them
+    resend_round: _Number  # round of the packet that this acknowledgement answers
+    sent_before: _Number  # frames with lower numbers were sent before the answered packet; 0 without such a packet
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -52,7 +51,7 @@ encode_packet = encode_ack = _encoder.encode
 
 
 def decode_packet(data: bytes) -> Packet:
-    """Raises MalformedPacket."""
+    """Return the packet. Raises MalformedPacket."""
     if len(data) > MAX_PACKET_BYTES:
         raise MalformedPacket(f"{len(data)} bytes, more than the {MAX_PACKET_BYTES} allowed")
     try:
@@ -62,7 +61,7 @@ def decode_packet(data: bytes) -> Packet:
 
 
 def decode_ack(data: bytes) -> Ack:
-    """Raises MalformedPacket."""
+    """Return the acknowledgement. Raises MalformedPacket."""
     try:
         return _ack_decoder.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -1,21 +1,20 @@
-"""One lane of one link, as two state machines: SendWindow numbers and holds frames, ReceiveWindow
-accepts each once, in order.
+"""One lane of one link as two state machines: SendWindow numbers and holds frames, ReceiveWindow orders them.
 
-They use no clock, socket or task. The network may lose, duplicate and reorder packets and
-acknowledgements, and either process may be restarted:
+ReceiveWindow accepts each frame once, in order. Both use no clock, socket or task. The network may lose,
+duplicate and reorder packets and acknowledgements, and either process may be restarted:
 
 - Frames are numbered from 0 in each epoch of the sender. They are addressed to one epoch of the
-  receiver, which the sender learns from the answer to a probe; a receiver in another epoch does
+  receiver, which the answer to a probe contains; a receiver in another epoch does
   not accept them.
-- Acknowledgements are cumulative: they contain how many frames have arrived and how many are
-  processed. The sender drops processed frames; the others are its window, bounded in messages and
-  bytes.
-- A receiver that does not know a sender's epoch starts at `base`, the lowest number that the
-  sender holds.
+- Acknowledgements are cumulative: they contain the number of frames that have arrived and of frames that
+  are processed. The sender drops processed frames; the other frames are its window, bounded in messages
+  and bytes.
+- A receiver for which a sender's epoch is new starts at `base`, the lowest number that the sender
+  holds.
 - The sender resends from the first frame that has not arrived if the receiver is a new
   incarnation, reports a gap before a packet, or has not received all frames sent before a probe.
-  Frames that are only delayed are not resent.
-- A higher epoch of the sender replaces a lower one; packets of the lower one are dropped.
+  Delayed frames are not resent.
+- A higher epoch of the sender replaces a lower one; packets of the lower epoch are dropped.
 """
 
 from collections import deque
@@ -34,7 +33,7 @@ _NO_FRAMES: list[bytes] = []
 
 
 class SendWindow:
-    """The sender's side. It holds the frames from `base` up to, not including, `next_number`."""
+    """The sender's side of a lane. It holds the frames from `base` up to, not including, `next_number`."""
 
     __slots__ = (
         *("_epoch", "_peer", "_process", "_receiver_epoch", "_receiver_queried", "_resend_round", "_sent"),
@@ -46,13 +45,13 @@ class SendWindow:
         self._peer = peer
         self._epoch = epoch
         self._receiver_epoch = UNKNOWN_EPOCH
-        self._receiver_queried = False  # a probe for the receiver's epoch was sent
-        self._resend_round = 0  # answers to packets of earlier rounds do not count as reports of a gap
+        self._receiver_queried = False  # whether a probe for the receiver's epoch was sent
+        self._resend_round = 0  # answers to packets of earlier rounds do not report a gap
         self._sent: deque[bytes] = deque()
         self._unsent: deque[bytes] = deque()
         self.base = 0
-        self.num_bytes = 0  # of the frames held
-        self.received_below = 0  # of the latest acknowledgement
+        self.num_bytes = 0  # bytes of the held frames
+        self.received_below = 0  # value in the latest acknowledgement
 
     @property
     def num_buffered(self) -> int:
@@ -71,21 +70,21 @@ class SendWindow:
         return self.base + len(self._sent)
 
     def restore(self, next_number: int, frames: Sequence[bytes]) -> None:
-        """`frames`: unacknowledged ones of an earlier incarnation, before `next_number`."""
+        """Restore a link. `frames`: unacknowledged frames of an earlier incarnation, before `next_number`."""
         assert not self.next_number, "restore a link before sending on it"
         self.base = next_number - len(frames)
         self._unsent.extend(frames)
         self.num_bytes = sum(map(len, frames))
 
     def add(self, frame: bytes) -> None:
-        """Raises ValueError for a frame that is too long for any receiver."""
+        """Add a frame. Raises ValueError for a frame that is too long for any receiver."""
         if len(frame) > MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {len(frame)} bytes cannot be sent; {MAX_FRAME_BYTES} are allowed")
         self._unsent.append(frame)
         self.num_bytes += len(frame)
 
     def build_packet(self) -> Packet | None:
-        """The next packet, if any: frames, or one probe while the receiver's epoch is unknown."""
+        """Return the next packet, or None: frames, or one probe while the receiver's epoch is unknown."""
         if not self._unsent:
             return None
         if self._receiver_epoch == UNKNOWN_EPOCH:
@@ -111,14 +110,14 @@ class SendWindow:
         )
 
     def on_send_refused(self, packet: Packet) -> None:
-        """The wire has not accepted the packet, which is the latest one."""
+        """Take the latest packet back, which the wire has not accepted."""
         if packet.frames:
             self._seek(packet.first)
         else:
             self._receiver_queried = False
 
     def on_ack(self, ack: Ack) -> bool:
-        """Whether it is for this epoch and not from an earlier epoch of the receiver."""
+        """Apply an acknowledgement. Return False if it is invalid, for another epoch, or of an earlier receiver."""
         if (
             ack.epoch != self._epoch
             or ack.receiver_epoch < self._receiver_epoch
@@ -158,7 +157,7 @@ class SendWindow:
 
 
 class ReceiveWindow:
-    """The receiver's side. `epoch` is the sender's, `expected` the number of the next frame."""
+    """The receiver's side of a lane. `epoch` is the sender's epoch, `expected` the number of the next frame."""
 
     __slots__ = (
         *("_own_epoch", "_resend_requested", "_resend_round", "_sent_before"),
@@ -169,7 +168,7 @@ class ReceiveWindow:
         self._own_epoch = own_epoch
         self._sent_before = 0
         self._resend_round = 0
-        self._resend_requested = UNKNOWN_EPOCH  # number from which frames were requested again
+        self._resend_requested = UNKNOWN_EPOCH  # number of the first frame that was requested again
         self.epoch = epoch
         self.expected = expected
         self.acknowledged = expected
@@ -184,7 +183,7 @@ class ReceiveWindow:
         if packet.epoch > self.epoch:
             self.epoch, self.expected, self.acknowledged = packet.epoch, packet.base, packet.base
             self._sent_before, self._resend_requested = 0, UNKNOWN_EPOCH
-        elif packet.base > self.expected:  # the sender has dropped the frames between
+        elif packet.base > self.expected:  # the sender has dropped the frames in between
             self.expected = packet.base
         if not packet.frames:
             self._schedule_ack(packet, packet.first)
@@ -216,14 +215,13 @@ class ReceiveWindow:
         self.ack_due = True
 
     def acknowledge(self, epoch: int, number: int) -> bool:
-        """Mark frames up to this one as processed; returns whether that is new."""
+        """Mark frames up to this number as processed; return whether this is new."""
         if epoch != self.epoch or number < self.acknowledged or number >= self.expected:
             return False
         self.acknowledged = number + 1
         return True
 
     def build_ack(self) -> Ack:
-        """Build the acknowledgement that is due."""
         sent_before, self._sent_before, self.ack_due = self._sent_before, 0, False
         acknowledged = min(self.acknowledged, self.expected)
         return Ack(self.epoch, self._own_epoch, self.expected, acknowledged, self._resend_round, sent_before)

@@ -1,10 +1,8 @@
-"""All links of one process: the windows of asterism.bus.transport.reliable_stream, driven by an event loop
-over a wire.
+"""All links of one process: the windows of asterism.bus.transport.reliable_stream over a wire.
 
-Frames that are sent to a peer within one iteration of the loop travel as one packet; no frame
-waits for a packet to fill. A sender waits while the window of its lane is full. An acknowledgement
-goes out shortly after the first frame that it covers is acknowledged, at the latest when a quarter
-of a window is.
+Frames that are sent to a peer within one iteration of the event loop travel as one packet; no frame waits for
+a packet to fill. A sender waits while the window of its lane is full. An acknowledgement is sent
+shortly after its first frame is processed, and at the latest after a quarter of a window.
 """
 
 import asyncio
@@ -20,36 +18,36 @@ from asterism.bus.transport.packets import MAX_PACKET_FRAMES, Ack, Packet
 from asterism.bus.transport.reliable_stream import ReceiveWindow, SendWindow
 
 SendAck = Callable[[Ack], None]
-MAX_IN_CHANNELS = 65_536  # packets of further incoming lanes are dropped
+MAX_IN_CHANNELS = 65_536  # bound on incoming lanes; packets of further lanes are dropped
 
-_CLOSE_TIMEOUT_S = 0.5  # how long closing waits for peers that have not received everything
-_CLOSE_PROBE_INTERVAL_S = 0.005  # while closing
+_CLOSE_TIMEOUT_S = 0.5  # time that closing waits for peers that have not received all frames
+_CLOSE_PROBE_INTERVAL_S = 0.005  # interval of probes during closing
 _MAX_PROBE_INTERVAL_S = 2.0
 
 
 class LinkLimits(msgspec.Struct, frozen=True):
     window_messages: int  # unacknowledged frames of one lane of a link
-    window_bytes: int = 256 << 20  # the same in bytes; the last frame may exceed it
+    window_bytes: int = 256 << 20  # unacknowledged bytes of one lane of a link; the last frame may exceed the bound
     ack_delay_s: float = 0.01
-    probe_after_s: float | None = 0.5  # without progress of an unacknowledged frame; None for a wire that never breaks
+    probe_after_s: float | None = 0.5  # time without progress before a probe; None: the wire never breaks
 
 
 class Wire(Protocol):
-    """Carries packets to peers; calls `on_packet` and `on_ack` for incoming ones."""
+    """A wire that carries packets to peers, and calls `on_packet` and `on_ack` for incoming ones."""
 
     def send(self, process: str, lane: Lane, packet: Packet) -> bool:
-        """Whether the packet was accepted; if not, the wire calls `on_writable` later."""
+        """Return whether the packet was accepted; if not, the wire calls `on_writable` later."""
         ...
 
     def disconnect(self, process: str) -> None:
-        """Nothing will be sent to that process for the time being."""
+        """Close the connection to the process; no packet follows for the time being."""
         ...
 
     async def close(self) -> None: ...
 
 
 class _OutChannel:
-    """Sending side of one lane to one peer."""
+    """The sending side of one lane to one peer."""
 
     __slots__ = (
         *("_limits", "blocked", "flush_scheduled", "has_buffered", "lane", "probe_interval_s", "probed_at", "process"),
@@ -65,7 +63,7 @@ class _OutChannel:
         self.window_open = asyncio.Event()
         self.flush_scheduled = False
         self.blocked = False  # the wire has no space
-        self.has_buffered = False  # the window may hold frames
+        self.has_buffered = False  # the window may contain frames
         self.probed_at = 0.0  # time of the last probe or of the last progress
         self.probe_interval_s = 0.0
 
@@ -86,7 +84,7 @@ class _OutChannel:
         self.probed_at, self.probe_interval_s = now, self._limits.probe_after_s or 0.0
 
     def probe_if_stalled(self, wire: Wire, now: float) -> bool:
-        """Whether frames are unacknowledged; sends a probe after the probe interval."""
+        """Return whether frames are unacknowledged; sends a probe after the probe interval."""
         self.has_buffered = self.has_buffered and self.window.num_buffered > 0
         if self.has_buffered and now - self.probed_at >= self.probe_interval_s:
             self.probed_at = now
@@ -95,7 +93,7 @@ class _OutChannel:
         return self.has_buffered
 
     def drop_buffered(self) -> int:
-        """Release waiting senders, and return the number of dropped frames."""
+        """Drop all frames, release waiting senders, and return the number of dropped frames."""
         num_dropped = self.window.drop_buffered()
         self.blocked = False
         self.window_open.set()
@@ -103,15 +101,15 @@ class _OutChannel:
 
 
 class _InChannel:
-    """Receiving side of one lane from one peer."""
+    """The receiving side of one lane from one peer."""
 
     __slots__ = ("ack_scheduled", "acknowledged_below", "send_ack", "window")
 
     def __init__(self, window: ReceiveWindow) -> None:
         self.window = window
-        self.send_ack: SendAck | None = None  # by the connection of the last packet
+        self.send_ack: SendAck | None = None  # sends over the connection of the last packet
         self.ack_scheduled = False
-        self.acknowledged_below = window.acknowledged  # that the sender was informed of
+        self.acknowledged_below = window.acknowledged  # acknowledged number that was last sent to the sender
 
 
 class ReliableTransport:
@@ -130,11 +128,11 @@ class ReliableTransport:
         self._channels_to_flush: list[_OutChannel] = []
         self._channels_to_ack: list[_InChannel] = []
         self._probe_timer: asyncio.TimerHandle | None = None
-        self._ack_received = asyncio.Event()  # `close` waits for it
+        self._ack_received = asyncio.Event()  # set by each acknowledgement, for `close`
         self._closed = False
-        self._departed: dict[str, int] = {}  # by departed process: frames dropped since its departure
-        self.first_epoch = 0  # of this launch; packets with a lower epoch other than 0 are dropped
-        self.accepts_peer: Callable[[str], bool] = lambda process: True  # asked before the first packet of a lane
+        self._departed: dict[str, int] = {}  # frames dropped since the departure, by departed process
+        self.first_epoch = 0  # first epoch of this launch; packets with a lower epoch other than 0 are dropped
+        self.accepts_peer: Callable[[str], bool] = lambda process: True  # called before the first packet of a lane
         self.num_dropped = 0  # malformed, unexpected or excess packets; frames from and for departed processes
 
     # ---------------------------------------------------------------- sending
@@ -151,7 +149,7 @@ class ReliableTransport:
         if process in self._departed:
             self._count_dropped(process)
             return
-        if self._out_channels.get((process, lane)) is not channel:  # forgotten meanwhile
+        if self._out_channels.get((process, lane)) is not channel:  # the peer was forgotten in the meantime
             self.num_dropped += 1
             return
         channel.window.add(frame)
@@ -184,7 +182,7 @@ class ReliableTransport:
             channel.flush(self.wire)
 
     def on_writable(self, process: str, lane: Lane) -> None:
-        """The wire has space again."""
+        """Send again: the wire has space."""
         if (channel := self._out_channels.get((process, lane))) is not None:
             channel.blocked = False
             self._flush(channel)
@@ -220,7 +218,7 @@ class ReliableTransport:
             self._start_probe_timer()
 
     def probe(self, process: str) -> None:
-        """To be called when a new incarnation of the process may have started."""
+        """Probe the process; call this when a new incarnation of it may have started."""
         for lane in LANES:
             channel = self._out_channels.get((process, lane))
             if channel is not None and channel.window.num_buffered:
@@ -301,14 +299,14 @@ class ReliableTransport:
         return num_dropped
 
     def forget_peer(self, process: str) -> None:
-        """The process has ended: drop its links and their frames. Another process of this name starts new ones."""
+        """Drop the links and frames of a process that has ended. Another process of this name starts new links."""
         self.num_dropped += self.drop_unacknowledged(process)
         for lane in LANES:
             self._out_channels.pop((process, lane), None)
             self._in_channels.pop((process, lane), None)
 
     def drop_peer(self, process: str) -> None:
-        """The process will not return: drop all frames for it and from it."""
+        """Drop all frames for and from a process that will not return."""
         if process not in self._departed:
             self._departed[process] = 0
             self._count_dropped(process, self.drop_unacknowledged(process))

@@ -1,8 +1,7 @@
-"""Transport over ZeroMQ: per lane, every process binds one ROUTER and connects one DEALER to each
-process that it sends to.
+"""Transport over ZeroMQ. Per lane, a process binds one ROUTER and connects a DEALER to each process it sends to.
 
-Packets go from DEALER to ROUTER, acknowledgements back. asterism.bus.transport.reliable_transport holds
-unacknowledged frames, so that a broken connection loses none, and ZeroMQ's queues are short.
+Packets travel from DEALER to ROUTER, acknowledgements back. asterism.bus.transport.reliable_transport holds
+unacknowledged frames, so that a broken connection loses no frame, and ZeroMQ's queues are short.
 
 The event loop drains the sockets on their file descriptors, many frames per wake-up; pyzmq's
 asyncio sockets need one future per frame and reach a quarter of the rate.
@@ -36,11 +35,11 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 
-_LINGER_MS = 500  # how long closing waits for unwritten acknowledgements
+_LINGER_MS = 500  # time that closing waits for unwritten acknowledgements
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 500
-_HIGH_WATER_MARK = 64  # of ZeroMQ, in packets, at either end of a connection
-_MAX_READS_PER_WAKEUP = 1024  # so that other callbacks of the event loop run in between
+_HIGH_WATER_MARK = 64  # length of ZeroMQ's queues in packets, at either end of a connection
+_MAX_READS_PER_WAKEUP = 1024  # bounded so that other callbacks of the event loop run in between
 _MAX_SOCKETS = 65_536
 _BOOK_POLL_S = 0.25
 
@@ -57,12 +56,11 @@ def open_zmq_bus(
     accepts_peer: Callable[[str], bool] | None = None,
     max_packet_bytes: int = MAX_PACKET_BYTES,
 ) -> Bus:
-    """A bus between the processes of one machine, with ipc sockets in the folder `sockets`.
+    """Open a bus between the processes of one machine, with ipc sockets in the folder `sockets`.
 
-    With a network, the bus connects the processes in the address book, on any node, and listens on
-    the process's address in the book; frames for a process that is not in the book yet wait. Must
-    be called within a running event loop. `accepts_peer` decides on the links of unknown processes.
-    Raises UnusableInput if the process cannot listen.
+    With a network, the bus connects the processes in the address book, on any node, and listens on the process's
+    address in the book. Frames for a process that is not in the book yet wait. `accepts_peer` decides on the links of
+    unknown processes. Needs a running event loop. Raises UnusableInput if the process cannot listen.
     """
     own = None if network is None else network.find_entry(process)
     if network is not None and own is None:
@@ -77,14 +75,14 @@ def open_zmq_bus(
 
 
 def make_zeromq_bus_factory(run: RunConfig, folder: RunFolder) -> BusFactory:
-    """A bus for each process of a run, across nodes if the run has an address book."""
+    """Return a factory of buses for a run's processes, across nodes if the run has an address book."""
     return lambda process, epoch: open_zmq_bus(
         process, folder.sockets, run.bus.queue_messages, epoch, load_network(folder.sockets)
     )
 
 
 def get_socket_path(sockets: Path, process: str, lane: Lane = CONTROL) -> Path:
-    """The file of the ipc socket on which the process receives the frames of a lane."""
+    """Return the file of the ipc socket on which the process receives the frames of a lane."""
     return sockets / (process if lane == CONTROL else f"{process}.{lane}")
 
 
@@ -121,7 +119,7 @@ class ZmqWire:
     # ---------------------------------------------------------------- other nodes
 
     def join(self, network: Network, address: TcpAddress) -> None:
-        """Raises UnusableInput and closes the wire if the process cannot listen there."""
+        """Listen on the address. Raises UnusableInput and closes the wire if the process cannot listen there."""
         authenticator = self._authenticator = ZapAuthenticator(self._context, network.key, self._count_refused)
         for lane, router in self._routers.items():
             secure_server_socket(router, network.key)
@@ -146,7 +144,7 @@ class ZmqWire:
         self._network.refresh()
 
     def _on_book_changed(self) -> None:
-        """Drop departed processes, and send waiting frames to processes new in the book."""
+        """Drop departed processes, and send waiting frames to new processes of the book."""
         network = self._network
         assert network is not None
         self._transport.first_epoch = network.first_epoch
@@ -172,14 +170,14 @@ class ZmqWire:
     # ---------------------------------------------------------------- receiving
 
     def _read(self, lane: Lane) -> None:
-        """Read all, since the descriptor reports only changes, or until the inbox is full."""
+        """Read all packets, since the descriptor reports only changes, or until the inbox is full."""
         router = self._routers[lane]
         if router.closed:
             return
         num_read = 0
         while num_read < _MAX_READS_PER_WAKEUP:
             if self._transport.inbox.is_full(lane):
-                return  # the inbox calls again when it is half empty
+                return  # the inbox calls `_read` again when it is half empty
             try:
                 parts = router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -219,7 +217,7 @@ class ZmqWire:
         return True
 
     def _connect(self, process: str, lane: Lane) -> Socket | None:
-        """None if the process is not in the book yet, or this process has no free descriptor.
+        """Connect to the process; None if the book does not have it yet, or without a free descriptor.
 
         The socket has no identity: ZeroMQ must not take a restarted process for its previous
         incarnation.
@@ -271,7 +269,7 @@ class ZmqWire:
     # ---------------------------------------------------------------- closing
 
     async def close(self) -> None:
-        """Waits up to half a second for unwritten acknowledgements."""
+        """Close the sockets; wait up to half a second for unwritten acknowledgements."""
         self._close_sockets()
         await self._loop.run_in_executor(None, self._context.term)
 

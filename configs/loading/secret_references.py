@@ -30,6 +30,15 @@ def resolve_references(table: Mapping[str, Any], key: str, environment: Mapping[
     return Resolved(resolved, secrets)
 
 
+def describe_references(table: Mapping[str, Any], key: str) -> str:
+    """List the references of a table. Raises UnusableInput, without `key` in its text."""
+    try:
+        secrets = resolve_references(table, key).secrets
+    except UnusableInput as error:
+        raise UnusableInput(str(error).removeprefix(f"{key}.")) from None
+    return ", ".join(secrets.values()) or "no references to environment variables"
+
+
 def hide_secrets(text: str, secrets: Mapping[str, str]) -> str:
     """The text with the references in place of their values; a value that contains another one goes first."""
     for value in sorted(secrets, key=len, reverse=True):

@@ -1,4 +1,4 @@
-"""Calls written as `[name(argument=value), ...]`, with the functions as a JSON list in the system text: ToolACE's layout."""
+"""Reads ToolACE's layout: calls as `[name(argument=value), ...]`, and functions as a JSON list in the system text."""
 
 import ast
 import json
@@ -10,7 +10,7 @@ from typing import Any, cast
 from asterism.engine.data.data_files import RowFields
 from asterism.engine.data.dialogue_messages import DialogueMessage, RowDialogue
 
-# A quote begins a string only where a value begins: the name of a function may contain an apostrophe.
+# A quote begins a string only at the start of a value: the name of a function may contain an apostrophe.
 _STRING = r"""(?:\A|(?<=[=(\[{,:]))\s*(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 _TOKEN = re.compile(rf"{_STRING}|.", re.DOTALL)
 _JSON_NAME = re.compile(rf"{_STRING}|\b(?:true|false|null)\b", re.DOTALL)
@@ -21,10 +21,10 @@ _INTRODUCTION = re.compile(r"[^.\n]*(?:list of functions[^.\n]*\.?|:)\Z")
 
 
 def convert_call_lists(dialogue: RowDialogue) -> tuple[RowDialogue, list[RowFields]]:
-    """The dialogue with `tool_calls` for such messages, and the functions of its system text.
+    """Return the dialogue with `tool_calls` in place of written calls, and the functions of its system text.
 
-    The system text keeps what stands before the functions, without the sentences about them and about the syntax of
-    calls. Raises DatasetError for a message that begins with the name of a function and is no list of calls.
+    The system text keeps the text before the functions, without sentences about functions and about the syntax of
+    calls. Raises DatasetError for a message that begins like a call of a function but is not a list of calls.
     """
     functions, system = _split_system(dialogue.system)
     names = [str(each["name"]) for each in functions]
@@ -32,7 +32,7 @@ def convert_call_lists(dialogue: RowDialogue) -> tuple[RowDialogue, list[RowFiel
 
 
 def parse_call_list(text: str) -> list[RowFields]:
-    """`{"name", "arguments"}` of each call. Raises ValueError for another text."""
+    """Return `{"name", "arguments"}` of each call. Raises ValueError for another text."""
     text = text.strip()
     if not text.startswith("[") or not text.endswith("]"):
         raise ValueError("a list begins with [ and ends with ]")
@@ -47,13 +47,13 @@ def _convert_message(message: DialogueMessage, names: list[str]) -> DialogueMess
         calls = parse_call_list(text)
     except ValueError as error:
         if any(text.lstrip().startswith(f"[{name}") for name in names):
-            raise message.location.build_error(f"no list of calls: {error}", "content") from error
+            raise message.location.build_error(f"not a list of calls: {error}", "content") from error
         return message
     return message._replace(fields=message.fields | {"content": None, "tool_calls": calls})
 
 
 def _split_system(system: str) -> tuple[list[RowFields], str]:
-    """The functions, and the text without them. Without a JSON list of functions, none and the whole text."""
+    """Return the functions, and the text without them; without a JSON list of functions, none and the whole text."""
     start = _FUNCTIONS.search(system)
     try:
         found: Any = json.JSONDecoder().raw_decode(system, start.start())[0] if start else []
@@ -67,7 +67,7 @@ def _split_system(system: str) -> tuple[list[RowFields], str]:
 
 
 def _parse_call(text: str) -> RowFields:
-    """The last brackets are the arguments: the name may contain brackets, too."""
+    """Parse a call. The last brackets contain the arguments, because the name may contain brackets, too."""
     brackets = _find_outer(text, "(")
     if not text.endswith(")") or not brackets or not brackets[-1]:
         raise ValueError(f"expected name(argument=value): {text:.80}")
@@ -81,27 +81,27 @@ def _parse_call(text: str) -> RowFields:
 
 
 def _parse_value(text: str) -> Any:
-    """A literal of JSON or Python, as a value of JSON."""
+    """Parse a literal of JSON or Python as a value of JSON."""
     try:
         try:
             value = json.loads(text, strict=False)
         except ValueError:
             literal = _JSON_NAME.sub(lambda found: _PYTHON_NAMES.get(found[0], found[0]), text)
-            with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not have
+            with warnings.catch_warnings(action="ignore"):  # warnings about unknown escapes
                 value = ast.literal_eval(literal)
         return json.loads(json.dumps(value, allow_nan=False))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        raise ValueError(f"no literal: {text:.80}") from None
+        raise ValueError(f"not a literal of JSON or Python: {text:.80}") from None
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas."""
+    """Split the text at commas outside of strings and brackets."""
     cuts = [-1, *_find_outer(text, ","), len(text)]
     return [text[start + 1 : end].strip() for start, end in pairwise(cuts)]
 
 
 def _find_outer(text: str, character: str) -> list[int]:
-    """Its positions outside of strings and brackets. Raises ValueError for brackets that do not match in number."""
+    """Return positions of the character outside of strings and brackets. Raises ValueError for a missing bracket."""
     positions: list[int] = []
     depth = 0
     for token in _TOKEN.finditer(text):

@@ -1,4 +1,4 @@
-"""Reads rows from JSONL, JSON, CSV and parquet files, compressed files, and folders of parts: docs/data.md."""
+"""Reads rows from JSONL, JSON, CSV and parquet files, compressed files, and folders of parts (docs/data.md)."""
 
 import codecs
 import csv
@@ -20,11 +20,11 @@ from asterism.configs.integrity.file_manifest import check_file
 RowFields = dict[str, Any]
 
 _PART_EXTENSIONS = (".parquet", ".jsonl", ".jsonl.gz")
-_MAX_CSV_CHARACTERS = 2**31 - 1  # of a value; the default of 2**17 is less than some solutions have
-_BLOCK_ROWS = 131_072  # of a parquet file in memory
+_MAX_CSV_CHARACTERS = 2**31 - 1  # per value; some solutions exceed the default of 2**17
+_BLOCK_ROWS = 131_072  # rows of a parquet file that are in memory at once
 _NUMBERED_PART = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?\.")  # train-00000-of-00003.parquet, or with a hash
 _SPLIT = re.compile(r"(?<![a-z])(train|test|validation|valid|val|dev|eval)(?![a-z])")  # gsm8k_train.jsonl
-_REMOVED_ROWS = ".removed.jsonl"  # of `asterism data clean`
+_REMOVED_ROWS = ".removed.jsonl"  # written by `asterism data clean`
 _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with the mark of UTF-16
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",
@@ -35,7 +35,7 @@ _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with the mark of UTF-16
 
 
 class DatasetError(UnusableInput):
-    """An unusable data file: the message names the file, row (from 1), field and problem."""
+    """An unusable data file. The message names the file, row (from 1), field and problem."""
 
     def __init__(self, path: Path, problem: str, *, row: int | None = None, field: str | None = None) -> None:
         place = ", ".join(part for part in (row and f"row {row}", field and f"field `{field}`") if part)
@@ -43,7 +43,7 @@ class DatasetError(UnusableInput):
 
 
 class RowDefect(DatasetError):
-    """An unusable row of a kind that messages count by name."""
+    """An unusable row with a named kind of defect; messages count the rows of each kind."""
 
     def __init__(
         self, kind: str, path: Path, problem: str, *, row: int | None = None, field: str | None = None
@@ -53,15 +53,15 @@ class RowDefect(DatasetError):
 
 
 class BadRows:
-    """Unusable rows of one data set: up to `limit` are skipped and counted."""
+    """The unusable rows of one data set. Up to `limit` rows are skipped and counted."""
 
     def __init__(self, limit: int = 0, limit_name: str = "") -> None:
-        """`limit_name`: the key or flag that sets the limit."""
+        """`limit_name`: the key or flag of the limit."""
         self.limit, self._limit_name = limit, limit_name
         self.errors: list[DatasetError] = []
 
     def add(self, error: DatasetError) -> None:
-        """Raises `error`, or over the limit an error with the number of rows."""
+        """Count the row. Raises `error` without a limit, and UnusableInput above the limit."""
         if not self.limit:
             raise error
         self.errors.append(error)
@@ -71,15 +71,15 @@ class BadRows:
 
 
 class DatasetRow(NamedTuple):
-    path: Path  # in a folder, the part's
+    path: Path  # the file; in a folder, the part
     number: int  # from 1; in JSONL, the line
     fields: RowFields
 
 
 def read_rows(path: Path, columns: Collection[str] = (), bad_rows: BadRows | None = None) -> Iterator[DatasetRow]:
-    """All rows of a file or of a folder's parts, without blank lines.
+    """Yield all rows of a file or of a folder's parts, without blank lines.
 
-    Of a parquet file it reads only `columns`, or all without any. Raises DatasetError, also without rows.
+    From a parquet file, only `columns` are read, or all if none are given. Raises DatasetError, also without rows.
     """
     is_empty, bad_rows = True, bad_rows or BadRows()
     for file in list_data_files(path):
@@ -91,7 +91,7 @@ def read_rows(path: Path, columns: Collection[str] = (), bad_rows: BadRows | Non
 
 
 def list_data_files(path: Path) -> list[Path]:
-    """The file, or the parts of a folder in the order of their names. Raises DatasetError."""
+    """Return the file, or the parts of a folder in the order of their names. Raises DatasetError."""
     try:
         if path.is_dir():
             return _list_parts(path)
@@ -106,7 +106,7 @@ def list_data_files(path: Path) -> list[Path]:
 
 
 def _explain_download(path: Path) -> str:
-    """The last two parts may be the name of a data set on a hub: nothing of it exists in a folder that exists."""
+    """Suggest a download. The path may end with a data set's name on a hub if only the folder before it exists."""
     may_be_name = len(path.parts) > 1 and path.parents[1].is_dir() and not path.parent.exists()
     name = "/".join(path.parts[-2:]) if may_be_name else "OWNER/NAME"
     return f" or folder; download a data set first: `asterism data fetch {name} --output FOLDER`"
@@ -125,20 +125,20 @@ def _list_parts(folder: Path) -> list[Path]:
     removed = {name for name in names if name.endswith(_REMOVED_ROWS)}
     if len(splits) > 1 or removed:
         found = ", ".join(sorted(splits | removed))
-        raise DatasetError(folder, f"several data sets: {found}; set one file, or one folder each")
+        raise DatasetError(folder, f"several data sets: {found}; set one file, or a separate folder for each data set")
     if numbered and len(numbered) != int(numbered[0][2]):
         raise DatasetError(folder, f"incomplete: {len(numbered)} of {int(numbered[0][2])} parts")
     return [folder / name for name in names]
 
 
 def _find_data_set(name: str) -> str:
-    """Of a part; empty if its name has none."""
+    """Return the name of a part's data set, or an empty text if the part's name contains none."""
     match = _NUMBERED_PART.match(name) or _SPLIT.search(name)
     return match[1] if match else ""
 
 
 def _find_extension(path: Path) -> str | None:
-    """`.parquet`, or that of a text file, whether or not it is compressed."""
+    """Return `.parquet`, or the extension of a text file without `.gz`."""
     name = path.name.lower()
     if name.endswith(".parquet"):
         return ".parquet"
@@ -146,7 +146,7 @@ def _find_extension(path: Path) -> str | None:
 
 
 def detect_encoding(path: Path) -> str:
-    """For example "UTF-8" or "UTF-16-LE with a byte order mark"; empty for parquet. Raises DatasetError."""
+    """Return "UTF-8", "UTF-16-LE with a byte order mark" or the like; empty for parquet. Raises DatasetError."""
     if _find_extension(path) == ".parquet":
         return ""
     try:
@@ -184,7 +184,7 @@ def _open_text_file(path: Path) -> io.BufferedReader:
 
 
 def _skip_byte_order_mark(path: Path, file: io.BufferedReader) -> str:
-    """Returns the encoding."""
+    """Skip the mark and return the encoding."""
     start = file.peek(4)[:4]
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if start.startswith(mark):
@@ -197,7 +197,7 @@ def _skip_byte_order_mark(path: Path, file: io.BufferedReader) -> str:
 
 def _read_jsonl(path: Path, file: io.BufferedReader, encoding: str, bad_rows: BadRows) -> Iterator[DatasetRow]:
     with io.TextIOWrapper(file, encoding) as text:
-        lines = file if encoding == "utf-8" else text  # text, decoded in blocks, would not locate an invalid byte
+        lines = file if encoding == "utf-8" else text  # errors in text, which is decoded in blocks, have no line number
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
@@ -234,7 +234,7 @@ def _parse_json(path: Path, text: str | bytes, row: int | None = None) -> object
 
 
 def _parse_with_constants(text: str | bytes) -> object:
-    """JSON with NaN and Infinity, as Python and pandas write it; they become null. None for other texts."""
+    """Parse JSON of Python or pandas with NaN and Infinity, which become null. Return None for other texts."""
     words = ("NaN", "Infinity") if isinstance(text, str) else (b"NaN", b"Infinity")
     if not any(word in text for word in words):  # pyright: ignore[reportOperatorIssue] - both are texts or bytes
         return None
@@ -245,7 +245,7 @@ def _parse_with_constants(text: str | bytes) -> object:
 
 
 def _read_as_null(_constant: str) -> None:
-    """For json.loads."""
+    """Return None, as a function for json.loads."""
 
 
 def _parse_row(path: Path, number: int, row: object) -> DatasetRow:
@@ -255,7 +255,7 @@ def _parse_row(path: Path, number: int, row: object) -> DatasetRow:
 
 
 def _read_csv(path: Path, file: io.BufferedReader, encoding: str, bad_rows: BadRows) -> Iterator[DatasetRow]:
-    """All values are text; an empty one is null."""
+    """Yield rows. All values are texts; an empty value is null."""
     number = 0
     csv.field_size_limit(_MAX_CSV_CHARACTERS)
     with io.TextIOWrapper(file, encoding, newline="") as text:
@@ -274,13 +274,13 @@ def _read_csv(path: Path, file: io.BufferedReader, encoding: str, bad_rows: BadR
 
 
 def _read_parquet(path: Path, columns: Collection[str]) -> Iterator[DatasetRow]:
-    import polars  # takes long, and most runs do not need it
+    import polars  # a slow import that most runs do not need
 
     try:
         frame = polars.scan_parquet(path, glob=False)
         if known := [name for name in frame.collect_schema() if name in columns]:
             frame = frame.select(known)
-        # The shortest text of a 32-bit float is its number in the data: 0.1, not 0.10000000149.
+        # The shortest text of a 32-bit float is the number in the data: 0.1, not 0.10000000149.
         short_floats = polars.col(polars.Float32).cast(polars.String).cast(polars.Float64)
         frame = frame.with_columns(short_floats, polars.selectors.decimal().cast(polars.String))
         for start in itertools.count(0, _BLOCK_ROWS):

@@ -1,4 +1,4 @@
-"""Reads questions with known answers, in the layouts of docs/data.md, and counts unusual ones."""
+"""Reads questions with known answers, in the layouts of docs/data.md, and counts unusual questions."""
 
 import math
 import re
@@ -25,7 +25,7 @@ QUESTION_COLUMNS = (
     "reward_model",
     "solution",
 )
-# Instructions around every question of a published data set, for an answer that the run would count as wrong.
+# instructions around every question of a published data set, with an answer format that the run would count as wrong
 _WRAPPERS = tuple(
     (
         "Solve the following math problem step by step. The last line of your response should be of the form "
@@ -38,7 +38,7 @@ _OTHER_ANSWER_FORMATS = ("last line of your", "answer: $answer", 'after "answer:
 _THOUSANDS = re.compile(r"[-+$]*\d{1,3}(,\d{3})+(\.\d+)?[^\d,()\[\]{}]*")  # 1,234 and $1,234 but not (1, 2)
 # Sign, digits without leading zeros, and decimals that are not all zero.
 _NUMBER = re.compile(r"([-+\u2212]?)0*(\d{1,3}(?:,\d{3})+|\d+?)(?:\.0+|(\.\d+))?", re.ASCII)
-# Of proofs and of rows without an answer; "no solution" and "undefined" are answers.
+# answers of proofs and of rows without an answer; "no solution" and "undefined" are real answers
 _PLACEHOLDERS = frozenset(
     (
         *("", "?", "-", "--", "n/a", "na", "nan", "null", "none", "nil", "tbd", "todo", "unknown", "answer"),
@@ -53,21 +53,21 @@ class DatasetProblem(NamedTuple):
     name: str  # "FILE:ROW", unique within a run's data
     question: str
     ground_truth: str
-    fields: RowFields  # all columns, if they were asked for
-    was_wrapped: bool = False  # in the instruction of a published data set, for another answer format
-    was_cut: bool = False  # a system text or earlier turns of its prompt are not in the question
+    fields: RowFields  # all columns, if RowLayout.all_columns is set
+    was_wrapped: bool = False  # an instruction of a published data set for another answer format was removed
+    was_cut: bool = False  # the question leaves out a system text or earlier turns of its prompt
 
 
 class RowLayout(NamedTuple):
-    """What a row must have, and whether all its columns are read."""
+    """The required fields of a row, and the columns to read."""
 
-    all_columns: bool = False  # matters for parquet files: else only the columns of question and answer are read
+    all_columns: bool = False  # False: from parquet files, only the columns of question and answer are read
     needs_question: bool = True
-    needs_answer: bool = True  # else rows are used as they are, also repeated ones
+    needs_answer: bool = True  # False: all rows are used unchanged, also repeated rows
 
     @property
     def is_plain(self) -> bool:
-        """Whether each row is a question with an answer."""
+        """Return whether each row is a question with an answer."""
         return self.needs_question and self.needs_answer
 
 
@@ -76,27 +76,27 @@ PLAIN_ROWS = RowLayout()
 
 @dataclass
 class QuestionReport:
-    """Counts of the unusual questions of one file, complete after the last one is read."""
+    """Counts of the unusual questions of one file, complete after the last question is read."""
 
-    training: "QuestionReport | None" = None  # for test questions: that of the training questions, which are read first
-    bad_rows: BadRows = field(default_factory=BadRows)  # skipped
+    training: "QuestionReport | None" = None  # for test questions: the complete report of the training questions
+    bad_rows: BadRows = field(default_factory=BadRows)  # skipped rows
     num_rows: int = 0
     num_questions: int = 0
     num_unwrapped: int = 0
     num_cut: int = 0
-    first_cut: str = ""  # its name
-    num_repeated: int = 0  # with the same answer: dropped from training questions
-    num_conflicting: int = 0  # the same question with another answer
-    num_overlapping: int = 0  # also among the training questions
+    first_cut: str = ""  # name of the first cut problem
+    num_repeated: int = 0  # repeated questions with the same answer, dropped from training questions
+    num_conflicting: int = 0  # repeated questions with another answer
+    num_overlapping: int = 0  # test questions that are also training questions
     num_other_format: int = 0
-    first_other_format: str = ""  # its name
-    num_placeholders: int = 0  # answers
-    first_placeholder: str = ""  # the answer and the problem's name
-    _questions: set[bytes] = field(default_factory=set[bytes])  # digests: the texts take ten times the memory
+    first_other_format: str = ""  # name of the first problem with another answer format
+    num_placeholders: int = 0  # answers that are placeholders
+    first_placeholder: str = ""  # answer and name of the first problem with a placeholder
+    _questions: set[bytes] = field(default_factory=set[bytes])  # digests: texts take ten times the memory
     _problems: set[bytes] = field(default_factory=set[bytes])
 
     def add_problem(self, problem: DatasetProblem) -> bool:
-        """Whether the run uses the problem."""
+        """Count the problem; return whether the run uses it."""
         question = blake2b(problem.question.encode(), digest_size=16).digest()
         both = blake2b(problem.ground_truth.encode(), key=question, digest_size=16).digest()
         repeated = both in self._problems
@@ -123,7 +123,7 @@ class QuestionReport:
         return True
 
     def count_row(self) -> None:
-        """A row of a task that uses all rows."""
+        """Count a row of a task that uses all rows."""
         self.num_rows += 1
         self.num_questions += 1
 
@@ -163,16 +163,16 @@ class QuestionReport:
 
 
 def make_training_report(max_bad_rows: int) -> QuestionReport:
-    """`max_bad_rows`: data.max_bad_rows. A run skips unusable training questions, and no test questions."""
+    """Make a report with the limit data.max_bad_rows. Only unusable training questions are skipped."""
     return QuestionReport(bad_rows=BadRows(max_bad_rows, "data.max_bad_rows"))
 
 
 def read_problems(
     path: Path, report: QuestionReport | None = None, max_rows: int | None = None, layout: RowLayout = PLAIN_ROWS
 ) -> Iterator[DatasetProblem]:
-    """Problems of the file or folder, without repeated ones unless the report is that of test questions.
+    """Yield the problems of the file or folder, without repeated problems unless `report` is for test questions.
 
-    Raises the DatasetError of the first unusable row if all rows are unusable, or more than `report.bad_rows` takes.
+    Raises the first row's DatasetError if all rows are unusable, and an error above the limit of `report.bad_rows`.
     """
     report = report or QuestionReport()
     for row in islice(read_rows(path, () if layout.all_columns else QUESTION_COLUMNS, report.bad_rows), max_rows):
@@ -195,7 +195,7 @@ def read_problems(
 
 
 def parse_problem(row: DatasetRow, layout: RowLayout = PLAIN_ROWS) -> DatasetProblem:
-    """Removes the wrapper of a published data set from a plain question. Raises DatasetError with the field."""
+    """Parse a row; remove a published data set's instruction from a plain question. Raises DatasetError."""
     key, question, was_cut = _find_question(row.fields)
     if not question.strip() and layout.needs_question:
         raise DatasetError(row.path, "no question; expected a non-empty string", row=row.number, field=key)
@@ -210,7 +210,7 @@ def parse_problem(row: DatasetRow, layout: RowLayout = PLAIN_ROWS) -> DatasetPro
 
 
 def remove_wrapper(question: str) -> str:
-    """The question without an instruction for an answer that the run would count as wrong."""
+    """Return the question without an instruction for an answer format that the run would count as wrong."""
     for prefix, suffix in _WRAPPERS:
         if question.startswith(prefix) and question.endswith(suffix):
             return question.removeprefix(prefix).removesuffix(suffix).strip()
@@ -218,10 +218,10 @@ def remove_wrapper(question: str) -> str:
 
 
 def _find_question(row: RowFields) -> tuple[str, str, bool]:
-    """(field, question or "", whether texts of a prompt are left out).
+    """Return the field, the question or "", and whether the question leaves out texts of the prompt.
 
-    For chat messages in `prompt` or `messages`, also as JSON text: `extra_info.question`, without the instructions around it, or
-    else the last user message.
+    The question of chat messages (in `prompt` or `messages`, also as JSON text) is `extra_info.question`, which has no
+    instructions around it, or the last user message.
     """
     for key in QUESTION_FIELDS:
         if row.get(key) is not None:
@@ -240,7 +240,7 @@ def _find_question(row: RowFields) -> tuple[str, str, bool]:
 
 
 def _parse_messages(prompt: object) -> object:
-    """Parquet files of some data sets have messages as JSON text."""
+    """Parse messages in JSON text, which parquet files of some data sets contain."""
     if not isinstance(prompt, str) or not prompt.lstrip().startswith("[{"):
         return prompt
     try:
@@ -252,7 +252,7 @@ def _parse_messages(prompt: object) -> object:
 
 
 def _find_ground_truth(row: RowFields) -> tuple[str, object]:
-    """(field, answer as in the file)."""
+    """Return the field, and the answer as in the file."""
     if (value := _get_object(row, "reward_model").get("ground_truth")) is not None:
         return "reward_model.ground_truth", value
     for key in _ANSWER_FIELDS:
@@ -265,7 +265,7 @@ def _find_ground_truth(row: RowFields) -> tuple[str, object]:
 
 
 def _extract_boxed(solution: str) -> str | None:
-    """As the extraction of the MATH data set: also \\fbox{2}, and \\boxed 2 up to a dollar sign."""
+    """Extract the last box as the MATH data set does: also \\fbox{2}, and \\boxed 2 up to a dollar sign."""
     boxed = extract_last_boxed(solution)
     if boxed is not None:
         return boxed

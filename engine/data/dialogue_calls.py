@@ -1,4 +1,4 @@
-"""Calls in the messages of cold-start rows: in `tool_calls`, or in a text as <tool_call>, by name of the dialogue's tools."""
+"""Reads tool calls from messages of cold-start rows: from `tool_calls`, or from a text as the model writes them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from asterism.policies.tools.tool_arguments import ArgumentError, check_argument
 
 
 class UnknownFunction(DatasetError):
-    """A call of a function that is no tool of the dialogue, at a place in a data file."""
+    """A call of a function that is not a tool of the dialogue."""
 
     def __init__(self, function: object, known: Sequence[str], location: DatasetLocation) -> None:
         self.function = str(function).encode("utf-8", "backslashreplace").decode()
@@ -27,13 +27,13 @@ class DialogueCall(NamedTuple):
 
 
 class CallReader(NamedTuple):
-    """Reads the calls of a dialogue."""
+    """A reader of the calls of a dialogue."""
 
     dialogue: DialogueFormat
-    tool_names: Mapping[str, str]  # of the run's tools, by name of the function in the file
+    tool_names: Mapping[str, str]  # names of the run's tools, by name of the function in the file
 
     def read_calls(self, message: DialogueMessage) -> Iterator[DialogueCall]:
-        """Those in `tool_calls`. Raises DatasetError."""
+        """Yield the calls in `tool_calls`. Raises DatasetError."""
         calls = message.fields.get("tool_calls") or []
         if not isinstance(calls, list):
             raise message.location.build_error("expected a list of calls", "tool_calls")
@@ -42,7 +42,7 @@ class CallReader(NamedTuple):
             yield self.read_call(call, message.location._replace(field=field))
 
     def read_call(self, call: object, location: DatasetLocation) -> DialogueCall:
-        """Accepts `{"name", "arguments"}` or that inside `function`; arguments as an object or JSON. Raises DatasetError."""
+        """Read `{"name", "arguments"}`, also in `function`; arguments are an object or JSON. Raises DatasetError."""
         fields = cast(RowFields, call) if isinstance(call, dict) else {}
         function = cast(RowFields, fields["function"]) if isinstance(fields.get("function"), dict) else fields
         name, arguments = function.get("name"), function.get("arguments")
@@ -53,7 +53,7 @@ class CallReader(NamedTuple):
             except (ValueError, RecursionError) as error:
                 raise location.build_error(f"not JSON: {error}", "arguments") from error
         else:
-            arguments = drop_nulls(arguments)  # parquet, and JSON made from it, fill absent keys with null
+            arguments = drop_nulls(arguments)  # parquet, and JSON from parquet, fill absent keys with null
         if not isinstance(arguments, dict):
             raise location.build_error("expected an object or its JSON text", "arguments")
         given = cast(RowFields, arguments)
@@ -62,9 +62,9 @@ class CallReader(NamedTuple):
         return DialogueCall(tool, given)
 
     def find_tool(self, name: object, location: DatasetLocation) -> str:
-        """A tool of the dialogue: of that name, or of that in `tool_names`. Raises UnknownFunction.
+        """Return the name of the dialogue's tool with this name, or with its name in `tool_names`.
 
-        Any name if only the row's system text describes the tools.
+        Any name is valid if only the row's system text describes the tools. Raises UnknownFunction.
         """
         known = [tool.name for tool in self.dialogue.tools]
         if isinstance(name, str) and not known and "<tools>" in self.dialogue.system:
@@ -75,7 +75,7 @@ class CallReader(NamedTuple):
         raise UnknownFunction(name, known, location)
 
     def _check_renamed(self, given: RowFields, tool: str, location: DatasetLocation) -> None:
-        """A rollout would refuse arguments that do not fit the tool."""
+        """Raise DatasetError for arguments that do not fit the tool: a rollout would refuse them."""
         schema = next(each for each in self.dialogue.tools if each.name == tool)
         try:
             check_arguments(given, schema.parameters)

@@ -1,7 +1,7 @@
-"""Messages of cold-start rows, read from the public layouts of docs/data.md: OpenAI's `messages` and ShareGPT's `conversations`.
+"""Reads the messages of cold-start rows: OpenAI's `messages` and ShareGPT's `conversations` (docs/data.md).
 
-All become messages with the roles user, assistant and tool. The calls of an assistant stand in `tool_calls`, or in its text
-as `<tool_call>`.
+Both layouts become messages with the roles user, assistant and tool. The calls of an assistant are in `tool_calls`, or
+in its text as the model writes them.
 """
 
 import json
@@ -10,10 +10,13 @@ from typing import Any, NamedTuple, cast
 
 from asterism.engine.data.data_files import DatasetError, DatasetRow, RowDefect, RowFields
 from asterism.engine.data.reasoning_tags import THINK, BrokenTags, join_reasoning, require_pairs, split_reasoning
+from asterism.policies.dialogue.chat_format import CALL_FORMATS
+from asterism.policies.dialogue.json_calls import JSON_CALLS
+from asterism.policies.dialogue.tool_call_format import ToolCallFormat
 
 BROKEN_TAGS = "broken tags of reasoning"
 DIALOGUE_COLUMNS = ("messages", "conversations", "task", "system", "tools")
-_CALL_ROLES = ("function_call", "tool_call")  # of messages of their own in ShareGPT
+_CALL_ROLES = ("function_call", "tool_call")  # roles of separate messages in ShareGPT
 _RESULT_ROLES = ("observation", "function", "ipython", "function_response", "tool_response")
 _ROLES = {
     **{"human": "user", "gpt": "assistant", "model": "assistant", "developer": "system"},
@@ -32,7 +35,7 @@ _RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.D
 
 
 class DatasetLocation(NamedTuple):
-    """A place in a data file, for error messages."""
+    """A field of a row in a data file, for error messages."""
 
     row: DatasetRow
     field: str
@@ -51,7 +54,7 @@ class DialogueMessage(NamedTuple):
     location: DatasetLocation
 
     def get_text(self) -> str:
-        """Empty for an assistant that only calls tools. Raises DatasetError."""
+        """Return the text, which is empty for an assistant that only calls tools. Raises DatasetError."""
         value = self.fields.get("content")
         if value is None and self.role == "assistant" and self.fields.get("tool_calls"):
             return ""
@@ -66,33 +69,34 @@ class DialogueMessage(NamedTuple):
         return value
 
     def get_results(self) -> list[str]:
-        """Of a tool: the text, or those in the tags of its <tool_response> blocks. Raises DatasetError."""
+        """Return the results of a tool: the texts of its <tool_response> blocks, or its text. Raises DatasetError."""
         text = self.get_text()
         blocks = _RESPONSE.findall(text)
         return blocks if blocks and not _RESPONSE.sub("", text) else [text]
 
     @property
     def belongs_to_call(self) -> bool:
-        """Whether the message calls a tool or is a result."""
+        """Return whether the message calls a tool or is a result."""
         content = self.fields.get("content")
-        in_text = isinstance(content, str) and self.role == "assistant" and "<tool_call>" in content
+        text = content if isinstance(content, str) and self.role == "assistant" else ""
+        in_text = any(calls.opening in text for calls in CALL_FORMATS.values())
         return self.role == "tool" or in_text or bool(self.fields.get("tool_calls"))
 
-    def get_turn_text(self, prefill: str) -> str:
-        """Of an assistant: begins with the prefill of the rollouts.
+    def get_turn_text(self, prefill: str, calls: ToolCallFormat = JSON_CALLS) -> str:
+        """Return the text of an assistant's turn, beginning with the prefill of the rollouts.
 
-        Reasoning in a field of its own or in <think> gets the tag of the prefill; without reasoning, the tag is closed at
-        once. Raises DatasetError for a content that cannot follow the prefill.
+        Reasoning in a separate field or in <think> gets the tag of the prefill; without reasoning, the closing tag
+        follows at once. Raises DatasetError for a content that cannot follow the prefill.
         """
         content, reasoning = self.get_text(), self._find_reasoning()
         opening = _OPENING_TAG.fullmatch(prefill)
         try:
             if opening is not None:
-                text = join_reasoning(content, reasoning, prefill, opening[1])
-                require_pairs(text, opening[1], THINK, prefix=opening[1])
+                text = join_reasoning(content, reasoning, prefill, opening[1], calls)
+                require_pairs(text, opening[1], THINK, prefix=opening[1], calls=calls)
                 return text
             text = content if reasoning is None else f"<think>{reasoning}</think>\n{content}"
-            require_pairs(text, THINK)
+            require_pairs(text, THINK, calls=calls)
         except BrokenTags as error:
             raise self.location.build_defect(BROKEN_TAGS, str(error)) from error
         if not text.startswith(prefill):
@@ -100,7 +104,7 @@ class DialogueMessage(NamedTuple):
         return text
 
     def split_reasoning(self) -> tuple[str, str]:
-        """(reasoning in a field of its own or in <think>, or empty; the rest). Raises DatasetError."""
+        """Return the reasoning of a separate field or of <think>, or "", and the rest. Raises DatasetError."""
         content, reasoning = self.get_text(), self._find_reasoning()
         reasoning, text = split_reasoning(content) if reasoning is None else (reasoning, content)
         try:
@@ -110,7 +114,7 @@ class DialogueMessage(NamedTuple):
         return reasoning, text
 
     def _find_reasoning(self) -> str | None:
-        """In a field of its own. An empty one is as an absent one: the reasoning may be in the content."""
+        """Return the reasoning of a separate field. An empty field counts as absent: the content may have reasoning."""
         values = (self.fields.get(name) for name in _REASONING_FIELDS)
         return next((value for value in values if isinstance(value, str) and value), None)
 
@@ -119,7 +123,7 @@ class RowDialogue(NamedTuple):
     """The messages of a row, without a system message."""
 
     messages: list[DialogueMessage]
-    system: str  # text of the system message, or of the column `system`; else empty
+    system: str  # text of the system message or of the column `system`, or empty
 
     @property
     def has_calls(self) -> bool:
@@ -127,7 +131,7 @@ class RowDialogue(NamedTuple):
 
 
 def parse_dialogue(row: DatasetRow) -> RowDialogue:
-    """Raises DatasetError with the field."""
+    """Parse the messages of a row. Raises DatasetError with the field."""
     column = row.fields.get("system")
     system = column if isinstance(column, str) else ""
     name = "messages" if row.fields.get("messages") is not None else "conversations"
@@ -165,13 +169,13 @@ def _convert_message(fields: RowFields, location: DatasetLocation) -> DialogueMe
     if given in _CALL_ROLES:
         converted |= {"tool_calls": _parse_calls(converted.get("content"), location), "content": None}
         converted["continues_turn"] = True
-    elif fields.get("function_call") is not None:  # OpenAI's form before tool_calls
+    elif fields.get("function_call") is not None:  # OpenAI's older form of tool_calls
         converted["tool_calls"] = [fields["function_call"]]
     return DialogueMessage(_ROLES.get(given, given), converted, location)
 
 
 def _join_calls(turn: DialogueMessage, following: DialogueMessage) -> DialogueMessage:
-    """The assistant's turn with the calls of the message after it. Raises DatasetError."""
+    """Return the assistant's turn with the calls of the next message. Raises DatasetError."""
     earlier = turn.fields.get("tool_calls") or []
     if not isinstance(earlier, list):
         raise turn.location.build_error("expected a list of calls", "tool_calls")
@@ -181,7 +185,7 @@ def _join_calls(turn: DialogueMessage, following: DialogueMessage) -> DialogueMe
 
 
 def _parse_calls(value: object, location: DatasetLocation) -> list[Any]:
-    """One call or several, as JSON text."""
+    """Parse one call or several calls in JSON text."""
     try:
         calls = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
@@ -190,7 +194,7 @@ def _parse_calls(value: object, location: DatasetLocation) -> list[Any]:
 
 
 def _are_typed_parts(value: list[Any]) -> bool:
-    """Else the list of a tool is its result as JSON."""
+    """Return whether all parts have the type text. Another list of a tool is its result as JSON."""
     return bool(value) and all(isinstance(part, dict) and cast(RowFields, part).get("type") == "text" for part in value)
 
 

@@ -1,8 +1,8 @@
-"""Cold-start dialogues in the chat format of a model family, with the token ids of a rollout with dialogue.renderer.
+"""Tokenizes cold-start dialogues in the chat format of a model family, like rollouts with dialogue.renderer.
 
-The prompt is that of a rollout, and results and users follow a turn as in a rollout. The turns of the assistant are those of
-the family's template in a short dialogue: in a long one, templates leave out the reasoning of earlier turns, which a rollout
-keeps.
+The prompt, the results and the texts of users have the tokens of a rollout. An assistant's turn has the tokens of the
+family's template in a short dialogue: in a long dialogue, templates leave out the reasoning of earlier turns, which a
+rollout keeps.
 """
 
 import json
@@ -19,6 +19,7 @@ from asterism.engine.data.dialogue_messages import DialogueMessage
 from asterism.engine.data.result_order import list_call_ids, order_results, require_no_calls
 from asterism.engine.model.family_renderer import CalledTool, FamilyRenderer, build_call_id, describe_tools
 from asterism.policies.dialogue.call_blocks import iter_call_blocks, replace_call_blocks
+from asterism.policies.dialogue.json_calls import JSON_CALLS
 
 _QUESTION = {"role": "user", "content": "q"}
 _RESULT = "r"
@@ -26,29 +27,29 @@ _PACKAGE_ERRORS = (AssertionError, AttributeError, IndexError, KeyError, TypeErr
 
 
 class TokenizedTurn(NamedTuple):
-    is_trained: bool  # the assistant generates it
+    is_trained: bool  # whether the assistant generates the turn
     token_ids: list[int]
 
 
 class _Inexpressible(Exception):
-    """The format cannot express a message."""
+    """A message that the format cannot express."""
 
 
 class FamilyDialogues:
-    """Tokenizes the dialogues of a task with dialogue.renderer."""
+    """A tokenizer of dialogues of a task with dialogue.renderer."""
 
     def __init__(self, name: str, renderer: FamilyRenderer) -> None:
-        """`name`: of the family, for error messages."""
+        """`name`: name of the family, for error messages."""
         self._name, self._renderer = name, renderer
-        self._kept: set[tuple[bool, ...]] = set()  # kinds of turns of which the format leaves out nothing
+        self._kept: set[tuple[bool, ...]] = set()  # kinds of turns that the format expresses completely
 
     @property
     def identity(self) -> str:
-        """What determines the tokens besides the texts and the tokenizer."""
+        """The settings that, with texts and tokenizer, determine the tokens."""
         return self._renderer.identity
 
     def tokenize(self, messages: Sequence[DialogueMessage], reader: CallReader) -> Iterator[TokenizedTurn]:
-        """Raises DatasetError with the field of an unusable message, and UnicodeEncodeError."""
+        """Yield tokenized turns. Raises DatasetError with the field of an unusable message, and UnicodeEncodeError."""
         turns = [list(group) for _, group in groupby(messages, key=lambda message: message.role)]
         row, token_ids, start, parts = _Row(self._renderer, reader), list[int](), 0, _NOTHING
         for turn, next_turn in zip(turns, [*turns[1:], []], strict=True):
@@ -69,7 +70,7 @@ class FamilyDialogues:
             yield TokenizedTurn(is_trained, added)
 
     def _render_prompt(self, message: DialogueMessage, row: "_Row") -> list[int]:
-        """A row's own system text is untrusted, as all texts but those of the run."""
+        """Render the prompt. Only texts of the run are trusted; the row's own system text is not."""
         dialogue, mark = row.reader.dialogue, self._renderer.mark
         text = message.get_text().removeprefix(dialogue.instruction)
         system = dialogue.system if dialogue.system == self._renderer.dialogue.system else mark(dialogue.system)
@@ -85,7 +86,7 @@ class FamilyDialogues:
         before: "AssistantParts",
         row: "_Row",
     ) -> list[int]:
-        """What follows the turn at `start`: results, or a text of the user."""
+        """Render the results or the user's text after the turn at `start`."""
         if turn[0].role == "tool":
             messages = self._renderer.build_result_messages(before.called, order_results(turn, before.call_ids))
         else:
@@ -97,13 +98,13 @@ class FamilyDialogues:
         except _PACKAGE_ERRORS as error:
             raise _Inexpressible(f"{self._name}: {error}") from error
         if added is None:
-            raise _Inexpressible(f"the format of {self._name} cannot continue after the turn before")
+            raise _Inexpressible(f"the format of {self._name} cannot continue after the previous turn")
         return added
 
     # ---------------------------------------------------------------- turns of the assistant
 
     def _render_turn(self, parts: "AssistantParts", row: "_Row", *, has_results: bool) -> list[int]:
-        """Up to the token that ends the turn."""
+        """Render the assistant's turn up to the token that ends it."""
         message = parts.build_message(self._renderer)
         following = self._renderer.build_result_messages(parts.called, [_RESULT] * len(parts.calls))
         given = following if has_results else []
@@ -114,7 +115,7 @@ class FamilyDialogues:
             asked = len(self._render([_QUESTION], row))
             end = self._find_end(followed[asked:])
             if end is None:
-                raise UnusableInput(f"{self._name}: no stop token ends a turn, so that a cold start cannot teach it")
+                raise UnusableInput(f"{self._name}: no stop token ends a turn: a cold start cannot train its end")
             turn = [*turn, followed[asked + end - 1]]
         names = [normalize("NFC", name) for name in self._renderer.read_called_names(self._open(row), turn, row.tools)]
         if parts.calls and names != [normalize("NFC", call.tool) for call in parts.calls]:
@@ -124,13 +125,13 @@ class FamilyDialogues:
         return turn
 
     def _open(self, row: "_Row") -> list[int]:
-        """A question and the start of the turn after it, once for each row: schemas of tools may be long."""
+        """Render a question and the start of the next turn, once per row, because schemas of tools may be long."""
         if not row.opened:
             row.opened += self._render([_QUESTION], row, opens=True)
         return row.opened
 
     def _cut_turn(self, messages: Sequence[Any], parts: "AssistantParts", row: "_Row") -> list[int]:
-        """What a model generates, up to the first token that ends a turn."""
+        """Return the tokens that a model generates, up to the first token that ends a turn."""
         opened = self._open(row)
         token_ids = self._render([_QUESTION, *messages], row)
         if token_ids[: len(opened)] != opened:
@@ -155,7 +156,7 @@ class FamilyDialogues:
                 rest = parts._replace(reasoning="") if name == "reasoning" else parts
                 try:
                     lacking = self._cut_turn([{**message, key: ""}, *following], rest, row)
-                except _Inexpressible:  # it needs the reasoning
+                except _Inexpressible:  # the format requires reasoning
                     continue
                 if lacking == turn:
                     where = " before a call" if parts.calls else ""
@@ -167,7 +168,7 @@ class FamilyDialogues:
         return next(ends, None)
 
     def _render(self, messages: Sequence[Any], row: "_Row", *, opens: bool = False) -> list[int]:
-        """`opens`: with the start of the assistant's turn."""
+        """Render messages. `opens`: append the start of the assistant's turn."""
         _require_unicode(messages)
         try:
             return self._renderer.render(messages, row.tools, add_generation_prompt=opens)
@@ -184,8 +185,8 @@ class AssistantParts(NamedTuple):
     reasoning: str
     text: str
     calls: list[DialogueCall]
-    num_earlier: int  # calls of the dialogue
-    call_ids: list[str]  # by call, as in the row
+    num_earlier: int  # calls in earlier turns of the dialogue
+    call_ids: list[str]  # id of each call in the row
 
     @property
     def called(self) -> list[CalledTool]:
@@ -193,7 +194,7 @@ class AssistantParts(NamedTuple):
         return [CalledTool(build_call_id(call.tool, place), call.tool) for place, call in places]
 
     def build_message(self, renderer: FamilyRenderer) -> RowFields:
-        """In which nothing becomes a special token."""
+        """Build the message; no part of it becomes a special token."""
         message: RowFields = {"role": "assistant", "content": renderer.mark(self.text)}
         if self.reasoning:
             message["reasoning_content"] = renderer.mark(self.reasoning)
@@ -216,10 +217,10 @@ _NOTHING = AssistantParts("", "", [], 0, [])
 
 
 class _Row:
-    """What all turns of a dialogue share. Only the schemas of the run's own tools are trusted."""
+    """The shared state of a dialogue's turns. Only the schemas of the run's own tools are trusted."""
 
     def __init__(self, renderer: FamilyRenderer, reader: CallReader) -> None:
-        """Raises UnicodeEncodeError."""
+        """Prepare the schemas of the tools. Raises UnicodeEncodeError."""
         self.reader, self.opened = reader, list[int]()
         self.tools = describe_tools(reader.dialogue.tools)
         if reader.dialogue.tools is not renderer.dialogue.tools:
@@ -227,21 +228,21 @@ class _Row:
         _require_unicode([self.tools])
 
     def read_parts(self, message: DialogueMessage, before: AssistantParts) -> AssistantParts:
-        """Calls may stand at the end of the text. `before`: of the turn before. Raises DatasetError."""
+        """Read a turn; its text may end with calls in JSON. `before`: the previous assistant's turn. Raises DatasetError."""
         reasoning, text = message.split_reasoning()
         calls: list[DialogueCall] = []
         can_call = self.reader.dialogue.tools or "<tools>" in self.reader.dialogue.system
-        blocks = [block for block in iter_call_blocks(text) if block.is_closed] if can_call else []
+        blocks = [block for block in iter_call_blocks(text, JSON_CALLS) if block.is_closed] if can_call else []
         if blocks:
             location = message.location._replace(field=f"{message.location.field}.content")
             first = blocks[0].start
-            if replace_call_blocks(text[first:], lambda block: "").strip():
+            if replace_call_blocks(text[first:], JSON_CALLS, lambda block: "").strip():
                 raise location.build_error("a text follows a call")
             for block in blocks:
                 try:
                     call = json.loads(block.content)
                 except (ValueError, RecursionError) as error:
-                    raise location.build_error(f"<tool_call> contains no JSON: {error}") from error
+                    raise location.build_error(f"{JSON_CALLS.opening} contains no JSON: {error}") from error
                 calls.append(self.reader.read_call(call, location))
             text = text[:first].rstrip()
         given = [*calls, *self.reader.read_calls(message)]
@@ -251,7 +252,7 @@ class _Row:
 
 
 def _mark_texts(value: Any, renderer: FamilyRenderer) -> Any:
-    """All strings within a value of JSON."""
+    """Mark all strings within a value of JSON."""
     match value:
         case str():
             return renderer.mark(value)
@@ -264,5 +265,5 @@ def _mark_texts(value: Any, renderer: FamilyRenderer) -> Any:
 
 
 def _require_unicode(messages: Sequence[Any]) -> None:
-    """Raises UnicodeEncodeError for half of a character, which no tokenizer takes."""
+    """Raise UnicodeEncodeError for half of a surrogate pair, which no tokenizer accepts."""
     json.dumps(messages, ensure_ascii=False).encode()

@@ -1,64 +1,66 @@
-"""Reasoning in the text of a cold-start turn: <think>, the tag of the prefill, and tags without their pair.
+"""Reads reasoning in the text of a cold-start turn, in <think> or in the tag of the prefill, and checks the tags.
 
-Some sets leave out the opening tag, which a chat template has written before the turn: the text up to the closing tag is
-reasoning then. All other tags need their pair.
+Some data sets leave out the opening tag, which a chat template writes before the turn: the text up to the closing tag
+is then reasoning. All other tags need their pair.
 """
 
 import re
 from typing import NamedTuple
 
 from asterism.policies.dialogue.call_blocks import iter_call_blocks
+from asterism.policies.dialogue.json_calls import JSON_CALLS
+from asterism.policies.dialogue.tool_call_format import ToolCallFormat
 
 THINK = "think"
 _TAG = re.compile(r"<(/?)(\w+)>")
 
 
 class BrokenTags(ValueError):
-    """A tag of reasoning without its pair, inside of another pair, or next to reasoning in a field of its own."""
+    """A tag of reasoning without its pair, inside of another pair, or in addition to a field with reasoning."""
 
 
 class SplitText(NamedTuple):
-    reasoning: str  # empty without any
+    reasoning: str  # empty without reasoning
     rest: str
 
 
-def split_reasoning(content: str, tag: str = THINK) -> SplitText:
-    """Divide a text that begins with a pair of tags, or with a text before a closing tag; else all is the rest."""
+def split_reasoning(content: str, tag: str = THINK, calls: ToolCallFormat = JSON_CALLS) -> SplitText:
+    """Split off the reasoning at the start: a pair of tags, or the text before a closing tag without its pair."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     begun = content.lstrip()
     before, found, after = begun.removeprefix(opening).partition(closing)
     if begun.startswith(opening) and found:
         return SplitText(before, after.lstrip())
-    bare = _remove_calls(content)
+    bare = _remove_calls(content, calls)
     first = bare.find(closing)
-    if first < 0 or opening in bare[:first] or closing not in content[: _find_call(content)]:
+    if first < 0 or opening in bare[:first] or closing not in content[: _find_call(content, calls)]:
         return SplitText("", content)
     return SplitText(before.strip(), after.lstrip())
 
 
-def join_reasoning(content: str, reasoning: str | None, prefill: str, tag: str) -> str:
+def join_reasoning(content: str, reasoning: str | None, prefill: str, tag: str, calls: ToolCallFormat) -> str:
     """Return the turn with one pair of `tag`, the tag of `prefill`, around its first reasoning. Raise BrokenTags.
 
-    `reasoning`: that in a field of its own, or None.
+    `reasoning`: the reasoning of a separate field, or None.
     """
     if reasoning is None:
         begun = content.lstrip()
         if begun.startswith(prefill):
             return begun
-        own = split_reasoning(content, tag)
-        reasoning, content = own if own != ("", content) else split_reasoning(content)
-    elif _starts_with_reasoning(content, tag):
-        raise BrokenTags("has reasoning in its text and in a field of its own; keep one of them")
+        own = split_reasoning(content, tag, calls)
+        reasoning, content = own if own != ("", content) else split_reasoning(content, calls=calls)
+    elif _starts_with_reasoning(content, tag, calls):
+        raise BrokenTags("has reasoning in its text and in a separate field; keep only one of the two")
     separator = "\n" if content else ""
     return f"{prefill}{reasoning}</{tag}>{separator}{content}"
 
 
-def require_pairs(text: str, *tags: str, prefix: str = "") -> None:
-    """Raise BrokenTags for a tag of reasoning without its pair, or inside of another one. The texts of calls do not count.
+def require_pairs(text: str, *tags: str, prefix: str = "", calls: ToolCallFormat = JSON_CALLS) -> None:
+    """Raise BrokenTags for a tag of reasoning without its pair, or inside of another pair; texts of calls are skipped.
 
     `prefix`: a tag that may begin the text without a pair, if no other tag follows.
     """
-    found = [each for each in _TAG.findall(_remove_calls(text)) if each[1] in tags]
+    found = [each for each in _TAG.findall(_remove_calls(text, calls)) if each[1] in tags]
     if found == [("", prefix)] and text.startswith(f"<{prefix}>"):
         return
     open_tag = ""
@@ -71,18 +73,18 @@ def require_pairs(text: str, *tags: str, prefix: str = "") -> None:
         raise BrokenTags(f"has <{open_tag}> without its pair; each tag of reasoning needs its pair")
 
 
-def _starts_with_reasoning(content: str, tag: str) -> bool:
-    return any(split_reasoning(content, each) != ("", content) for each in (tag, THINK))
+def _starts_with_reasoning(content: str, tag: str, calls: ToolCallFormat) -> bool:
+    return any(split_reasoning(content, each, calls) != ("", content) for each in (tag, THINK))
 
 
-def _find_call(text: str) -> int:
-    """Position of the first call, or the length of the text."""
-    return next((block.start for block in iter_call_blocks(text)), len(text))
+def _find_call(text: str, calls: ToolCallFormat) -> int:
+    """Return the position of the first call, or the length of the text."""
+    return next((block.start for block in iter_call_blocks(text, calls)), len(text))
 
 
-def _remove_calls(text: str) -> str:
+def _remove_calls(text: str, calls: ToolCallFormat) -> str:
     parts, end = list[str](), 0
-    for block in iter_call_blocks(text):
+    for block in iter_call_blocks(text, calls):
         parts.append(text[end : block.start])
         end = block.end
     return "".join((*parts, text[end:]))

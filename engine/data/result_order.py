@@ -1,7 +1,7 @@
-"""Results in the messages of cold-start rows: one for each call of the turn before, in the order of the calls.
+"""Orders results in the messages of cold-start rows: one for each call of the previous turn, in the order of calls.
 
-A rollout gives each call one result, in order. Public sets list results in the order in which parallel calls end, with
-the id of the call in `tool_call_id`.
+A rollout gives each call one result, in order. Public data sets list results in the order in which parallel calls end,
+with the id of the call in `tool_call_id`.
 """
 
 import json
@@ -17,39 +17,39 @@ DEFECT = "other results than calls"
 
 
 def list_call_ids(message: DialogueMessage, num_calls: int) -> list[str]:
-    """By call of an assistant's turn; empty texts for calls without an id, as for those in its text, which come first."""
+    """Return the ids of a turn's calls, or "" without an id. The calls in its text come first, and have no ids."""
     calls = message.fields.get("tool_calls")
     given = [_read_id(call, "id") for call in cast(list[Any], calls)] if isinstance(calls, list) else []
     return [*[""] * (num_calls - len(given)), *given]
 
 
 def order_results(turn: Sequence[DialogueMessage], call_ids: Sequence[str]) -> list[str]:
-    """Return the texts of the turn's results, one for each call. Raise RowDefect for missing, surplus and unknown ones.
+    """Return one result for each call. Raise RowDefect for missing, surplus and unknown results.
 
-    Without ids of calls, or without ids of results, the order of the file counts. One message may have the results of
-    several calls as a JSON list.
+    Without ids of calls or without ids of results, the results keep the order of the file. One message may contain the
+    results of several calls as a JSON list.
     """
     if len(turn) == 1 and len(call_ids) > 1 and (listed := _read_list(turn[0], len(call_ids))):
         return listed
     results = [(_read_id(each.fields, "tool_call_id"), text) for each in turn for text in each.get_results()]
     ids = [each for each, _ in results]
     if len(results) != len(call_ids):
-        raise _build_error(turn[0], f"{len(results)} results for {len(call_ids)} calls of the turn before")
+        raise _build_error(turn[0], f"{len(results)} results for {len(call_ids)} calls of the previous turn")
     if not any(ids) or not any(call_ids):
         return [text for _, text in results]
     if repeated := next((each for each in call_ids if each and call_ids.count(each) > 1), ""):
-        raise _build_error(turn[0], f"several calls of the turn before have the id {repeated!r}")
+        raise _build_error(turn[0], f"several calls of the previous turn have the id {repeated!r}")
     if sorted(ids) != sorted(call_ids):
         unknown = next((each for each in ids if ids.count(each) > call_ids.count(each)), "")
         described = f"the id {unknown!r}" if unknown else "no id"
-        raise _build_error(turn[0], f"a result with {described} belongs to no call of the turn before")
+        raise _build_error(turn[0], f"a result with {described} belongs to no call of the previous turn")
     unnamed = (text for each, text in results if not each)
     by_id = {each: text for each, text in results if each}
     return [by_id[each] if each else next(unnamed) for each in call_ids]
 
 
 def _read_list(message: DialogueMessage, num_calls: int) -> list[str]:
-    """The elements of a JSON list with one element for each call, as JSON; empty for other texts."""
+    """Return the elements, as texts, of a JSON list with one element for each call; empty for other texts."""
     try:
         values = json.loads(message.get_text())
     except (ValueError, RecursionError):
@@ -60,10 +60,10 @@ def _read_list(message: DialogueMessage, num_calls: int) -> list[str]:
 
 
 def require_no_calls(message: DialogueMessage, call_ids: Sequence[str]) -> None:
-    """Raise RowDefect for a user's text after calls, unless it has the results as <tool_response> blocks."""
+    """Raise RowDefect for a user's text after calls, unless it contains the results as <tool_response> blocks."""
     num_results = len(_RESPONSES.findall(message.get_text())) if call_ids else 0
     if num_results != len(call_ids):
-        raise _build_error(message, f"{num_results} results for {len(call_ids)} calls of the turn before")
+        raise _build_error(message, f"{num_results} results for {len(call_ids)} calls of the previous turn")
 
 
 def _build_error(message: DialogueMessage, problem: str) -> RowDefect:

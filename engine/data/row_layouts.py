@@ -1,4 +1,4 @@
-"""Reads a cold-start row in the layout of its file: the keys of [[sft.mixture]], and the columns of public sets (docs/data.md)."""
+"""Reads a cold-start row by the keys of [[sft.mixture]] and the columns of public data sets (docs/data.md)."""
 
 import re
 from typing import Any, cast
@@ -19,9 +19,9 @@ def list_columns(file: SftFileConfig) -> tuple[str, ...]:
 
 
 def read_dialogue(row: DatasetRow, file: SftFileConfig) -> tuple[DatasetRow, RowDialogue] | None:
-    """The row, with `tools` if its system text lists them, and its messages. Raises DatasetError with the field.
+    """Return the row, with `tools` from its system text, and its messages. Raises DatasetError with the field.
 
-    None for a row that the file leaves out: with another value than `where`, or without one Python program.
+    Returns None for a row that the file leaves out: by `where`, or because it does not have exactly one program.
     """
     if any(row.fields.get(column) != value for column, value in file.where.items()):
         return None
@@ -41,7 +41,7 @@ def read_dialogue(row: DatasetRow, file: SftFileConfig) -> tuple[DatasetRow, Row
 
 
 def _call_program(row: DatasetRow, tool: str) -> DatasetRow | None:
-    """The instruction, and a call with the program of the response; None without one, or with several."""
+    """Return messages with the instruction and a call of the response's program; None unless there is one program."""
     response = row.fields.get("response")
     programs = _PROGRAM.findall(response) if isinstance(response, str) else []
     if len(programs) != 1:
@@ -53,7 +53,7 @@ def _call_program(row: DatasetRow, tool: str) -> DatasetRow | None:
 
 
 def _join_output(row: DatasetRow) -> DatasetRow:
-    """Messages in `input`, and the assistant's answer to them in `output`."""
+    """Join the messages in `input` and the assistant's answer in `output`."""
     messages = row.fields.get("input")
     if not isinstance(messages, list):
         raise DatasetError(row.path, "expected a list of messages", row=row.number, field="input")

@@ -1,4 +1,4 @@
-"""The format of a cold-start row: the run's, or one with the row's own system text and tools (docs/data.md)."""
+"""Chooses the format of a cold-start row: the run's format, or the row's own system text and tools (docs/data.md)."""
 
 import json
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 def choose_format(
     row: DatasetRow, dialogue: RowDialogue, formats: Mapping[str, DialogueFormat], file: SftFileConfig
 ) -> tuple[str, DialogueFormat]:
-    """The name of the row's `task`, or of the first task; its format, or one with the row's own prompt, if it differs.
+    """Return the row's `task`, or the first task, and its format, with the row's own prompt if that differs.
 
-    A run without [[tasks]] ignores `task`. A row with a system text and calls, but without tools, has the run's tools.
+    A run without [[tasks]] ignores `task`. A row with a system text and calls but without tools has the run's tools.
     Raises DatasetError.
     """
     first, name = next(iter(formats)), row.fields.get("task")
@@ -43,7 +43,7 @@ def choose_format(
 
 
 def parse_tools(row: DatasetRow) -> tuple[ToolSchema, ...]:
-    """The column `tools`: a list of schemas, or its JSON text. Empty without one. Raises DatasetError."""
+    """Parse the column `tools`, a list of schemas or its JSON text; empty without the column. Raises DatasetError."""
     here = DatasetLocation(row, "tools")
     value = _parse_json(row.fields.get("tools"), here)
     if value is None:
@@ -56,7 +56,7 @@ def parse_tools(row: DatasetRow) -> tuple[ToolSchema, ...]:
 
 
 def _parse_tool(value: object, location: DatasetLocation) -> ToolSchema:
-    """In the function-calling layout, or only its `function`."""
+    """Parse a tool in the function-calling layout, or only its `function`."""
     tool = _parse_json(value, location)
     fields = cast(RowFields, tool) if isinstance(tool, dict) else {}
     function = cast(RowFields, fields["function"]) if isinstance(fields.get("function"), dict) else fields
@@ -70,7 +70,7 @@ def _parse_tool(value: object, location: DatasetLocation) -> ToolSchema:
 
 
 def _parse_json(value: object, location: DatasetLocation) -> object:
-    """The value, or that of a JSON text; None for an empty one."""
+    """Return the value, or the value of a JSON text; None for an empty text."""
     if not isinstance(value, str):
         return value
     if not value.strip():
@@ -82,13 +82,13 @@ def _parse_json(value: object, location: DatasetLocation) -> object:
 
 
 def drop_nulls(value: Any) -> Any:
-    """Without the keys that parquet fills with null, at any depth."""
+    """Remove keys that parquet fills with null, at any depth."""
     if isinstance(value, dict):
         return {key: drop_nulls(each) for key, each in cast(RowFields, value).items() if each is not None}
     return [drop_nulls(each) for each in cast(list[Any], value)] if isinstance(value, list) else value
 
 
 def refuse_turn_tokens(text: str, location: DatasetLocation) -> None:
-    """They would become special tokens in a trusted text. Raises DatasetError."""
+    """Raise DatasetError for tokens of the chat format, which would become special tokens in a trusted text."""
     if found := next((token for token in (TURN_START, TURN_END) if token in text), None):
         raise location.build_error(f"contains {found}, a token of the chat format")

@@ -1,10 +1,9 @@
 """Tokenizes cold-start dialogues as a rollout does, with a loss mask over the assistant's tokens.
 
-Both encode the segments of policies/dialogue/chat_format.py one by one, or render the chat format of a model family
-(engine/data/family_dialogues.py), so that training and generation use the same token ids.
+Training and rollouts both encode the segments of policies/dialogue/chat_format.py one by one, or render the chat format
+of a model family (engine/data/family_dialogues.py), so that they use the same token ids.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
@@ -29,19 +28,18 @@ from asterism.policies.dialogue.chat_format import (
     build_tool_turn_segments,
     build_user_turn_segments,
     encode_segments,
-    format_tool_call,
 )
 from asterism.policies.dialogue.parse_turn import MalformedCall, find_calls, parse_assistant_turn
 
 PLAIN_FILE = SftFileConfig(name="data", data="")
-_MAX_LISTED = 5  # unknown functions of a message
+_MAX_LISTED = 5  # unknown functions that an error message lists
 
 Turns = list[tuple[str, list[TextSegment]]]  # role and segments of each turn
 Converted = TypeVar("Converted")
 
 
 class RowMessages(NamedTuple):
-    """The dialogue of a row, and how it is read."""
+    """The dialogue of a row, its task, and the reader of its calls."""
 
     messages: list[DialogueMessage]
     task: str
@@ -49,9 +47,9 @@ class RowMessages(NamedTuple):
 
 
 class TokenizedDialogue(NamedTuple):
-    name: str  # FILE:ROW; in a folder, the part's
+    name: str  # FILE:ROW; in a folder, FILE is the part
     token_ids: list[int]  # [T]
-    loss_mask: list[int]  # [T]; 1 for tokens that the assistant generates, its end of turn included
+    loss_mask: list[int]  # [T]; 1 for tokens that the assistant generates, including its end of turn
 
 
 def iter_sft_dialogues(
@@ -62,10 +60,10 @@ def iter_sft_dialogues(
     bad_rows: BadRows | None = None,
     families: Mapping[str, FamilyDialogues] = NO_FAMILIES,
 ) -> Iterator[TokenizedDialogue]:
-    """One sequence per row, from its messages. Raises DatasetError with file, row and field.
+    """Yield one tokenized dialogue per row. Raises DatasetError with file, row and field.
 
-    `formats`: by name of the task. `file`: how its rows are read. `bad_rows`: as many rows may be unusable. `families`: of
-    the tasks with dialogue.renderer; the others have ChatML.
+    `formats`: the format of each task. `file`: the options of the file's rows. `bad_rows`: collects unusable rows up to
+    its limit. `families`: tasks with dialogue.renderer; other tasks use ChatML.
     """
 
     def tokenize(row: RowMessages) -> list[TokenizedTurn]:
@@ -92,7 +90,7 @@ def count_sft_dialogues(
     bad_rows: BadRows | None = None,
     families: Mapping[str, FamilyDialogues] = NO_FAMILIES,
 ) -> int:
-    """Checks that many dialogues; only those of `families` are tokenized. Raises DatasetError."""
+    """Check and count up to `max_rows` dialogues; tokenize only tasks of `families`. Raises DatasetError."""
 
     def check(row: RowMessages) -> None:
         if (family := families.get(row.task)) is not None:
@@ -110,13 +108,13 @@ def iter_sft_texts(
     file: SftFileConfig = PLAIN_FILE,
     bad_rows: BadRows | None = None,
 ) -> Iterator[str]:
-    """The texts of that many dialogues as they are tokenized with ChatML. Raises DatasetError."""
+    """Yield the texts of up to `max_rows` dialogues as ChatML tokenizes them. Raises DatasetError."""
     for _, turns in islice(_convert_rows(path, formats, file, bad_rows, _build_turns), max_rows):
         yield from (segment.text for _, segments in turns for segment in segments)
 
 
 def describe_bad_rows(errors: Sequence[DatasetError]) -> str:
-    """Their number, the first one, and known defects and unknown functions by number of rows; empty without rows."""
+    """Describe their number, the first error, and rows by defect and by unknown function; empty without errors."""
     if not errors:
         return ""
     functions = Counter(error.function for error in errors if isinstance(error, UnknownFunction))
@@ -137,7 +135,7 @@ def _convert_rows(
     bad_rows: BadRows | None,
     convert: Callable[[RowMessages], Converted],
 ) -> Iterator[tuple[DatasetRow, Converted]]:
-    """`convert` raises DatasetError for an unusable row, and UnicodeEncodeError for half of a character in a text."""
+    """Yield converted rows. `convert` raises DatasetError, and UnicodeEncodeError for half of a surrogate pair."""
     bad_rows = bad_rows or BadRows()
     has_usable_row = False
     for row in read_rows(path, list_columns(file), bad_rows):
@@ -146,7 +144,7 @@ def _convert_rows(
             if found is None:
                 continue
             converted = convert(found)
-        except UnicodeEncodeError as error:  # JSON text in a field may contain half of a character
+        except UnicodeEncodeError as error:  # JSON text in a field may contain half of a surrogate pair
             bad_rows.add(DatasetError(row.path, f"no Unicode text: {error}", row=row.number))
         except DatasetError as error:
             bad_rows.add(error)
@@ -159,7 +157,7 @@ def _convert_rows(
 
 
 def _read_messages(row: DatasetRow, formats: Mapping[str, DialogueFormat], file: SftFileConfig) -> RowMessages | None:
-    """None for a row that the file leaves out. Raises DatasetError."""
+    """Read the messages of a row. Return None for a row that the file leaves out. Raises DatasetError."""
     found = read_dialogue(row, file)
     if found is None:
         return None
@@ -170,7 +168,7 @@ def _read_messages(row: DatasetRow, formats: Mapping[str, DialogueFormat], file:
 
 
 def _build_turns(row: RowMessages) -> Turns:
-    """With the texts of ChatML."""
+    """Build the segments of all turns with the texts of ChatML. Raises UnicodeEncodeError."""
     turns = list(_iter_turns(row.messages, row.reader))
     for _, segments in turns:
         for segment in segments:
@@ -179,7 +177,7 @@ def _build_turns(row: RowMessages) -> Turns:
 
 
 def _iter_turns(messages: list[DialogueMessage], reader: CallReader) -> Iterator[tuple[str, list[TextSegment]]]:
-    call_ids: list[str] = []  # of the turn before
+    call_ids: list[str] = []  # calls of the previous assistant's turn
     for first, (role, group) in enumerate(groupby(messages, key=lambda message: message.role)):
         turn = list(group)
         match role:
@@ -194,9 +192,9 @@ def _iter_turns(messages: list[DialogueMessage], reader: CallReader) -> Iterator
 
 
 def _build_user_segments(message: DialogueMessage, dialogue: DialogueFormat, *, first: bool) -> list[TextSegment]:
-    """The first user turn includes the system message and the instruction; later ones do not.
+    """Build a user turn. Only the first user turn includes the system message and the instruction.
 
-    If the task has an opening, the first message is the question with the observation after it.
+    If the task has an opening, the first message is the question followed by the observation.
     """
     text = message.get_text()
     if first:
@@ -205,32 +203,34 @@ def _build_user_segments(message: DialogueMessage, dialogue: DialogueFormat, *, 
 
 
 def _format_assistant_text(message: DialogueMessage, reader: CallReader) -> tuple[str, list[str]]:
-    """The generated text of an assistant's turn, without the prefill, with the end of turn; and the ids of its calls."""
-    prefill = reader.dialogue.prefill
-    text = message.get_turn_text(prefill).removeprefix(prefill)
+    """Return an assistant's generated text, without prefill and with the end of turn, and the ids of its calls."""
+    prefill, form = reader.dialogue.prefill, reader.dialogue.calls
+    text = message.get_turn_text(prefill, form).removeprefix(prefill)
     refuse_turn_tokens(text, message.location._replace(field=f"{message.location.field}.content"))
-    if reader.dialogue.tools and "<tool_call>" in text:
+    if reader.dialogue.tools and form.opening in text:
         text = _rename_calls(text, message.location, reader)
     calls = list(reader.read_calls(message))
     turn = text
     for call in calls:
         separator = "" if prefill + turn == "" or turn.endswith("\n") else "\n"
-        turn += separator + format_tool_call(call.tool, call.arguments)
+        turn += separator + form.format_call(call.tool, call.arguments)
     if calls:
         _require_calls(turn, text, calls, message.location, reader)
     can_call = reader.dialogue.tools or "<tools>" in reader.dialogue.system
-    num_calls = len(find_calls(turn, reader.dialogue.unclosed_call)) if can_call else 0
+    num_calls = len(find_calls(turn, reader.dialogue)) if can_call else 0
     return turn + TURN_END, list_call_ids(message, num_calls)
 
 
 def _require_calls(
     turn: str, text: str, calls: Sequence[DialogueCall], location: DatasetLocation, reader: CallReader
 ) -> None:
-    """Raises DatasetError if a rollout would not read the calls in the turn: those of its text, then `calls`."""
+    """Raise DatasetError unless a rollout reads these calls in the turn: the calls of its text, then `calls`."""
     here = location._replace(field=f"{location.field}.tool_calls")
     refuse_turn_tokens(turn, here)
-    blocks = [*iter_call_blocks(text), *iter_call_blocks("".join(format_tool_call(*call) for call in calls))]
-    if [block.content for block in blocks] != [block.content for block in iter_call_blocks(turn)]:
+    form = reader.dialogue.calls
+    added = "".join(form.format_call(*call) for call in calls)
+    blocks = [*iter_call_blocks(text, form), *iter_call_blocks(added, form)]
+    if [block.content for block in blocks] != [block.content for block in iter_call_blocks(turn, form)]:
         raise here.build_error(
             "a rollout would read other calls in this turn: its text has a tag of a call without its pair"
         )
@@ -240,18 +240,18 @@ def _require_calls(
 
 
 def _rename_calls(text: str, location: DatasetLocation, reader: CallReader) -> str:
-    """With the calls of functions in `tool_names` replaced. Other calls stay as they are, also malformed ones."""
-    content = location._replace(field=f"{location.field}.content")
+    """Rename calls of functions in `tool_names`. Other calls, also malformed calls, stay unchanged."""
+    content, form = location._replace(field=f"{location.field}.content"), reader.dialogue.calls
 
     def rename(block: CallBlock) -> str:
         written = text[block.start : block.end]
         try:
-            call = json.loads(block.content)
-        except (ValueError, RecursionError):
+            call = form.read_call(block.content.strip(), reader.dialogue.tools)
+        except ValueError:
             return written
         name = cast(RowFields, call).get("name") if isinstance(call, dict) else None
         if not isinstance(name, str) or reader.find_tool(name, content) == name:
             return written
-        return format_tool_call(*reader.read_call(call, location))
+        return form.format_call(*reader.read_call(call, location))
 
-    return replace_call_blocks(text, rename)
+    return replace_call_blocks(text, form, rename)

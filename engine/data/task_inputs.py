@@ -21,12 +21,12 @@ from asterism.policies.tools.task_description import MATH, TaskDescription, Task
 
 
 def write_task_descriptions(folder: RunFolder, descriptions: TaskDescriptions) -> None:
-    """Raises OSError."""
+    """Write the descriptions into the run's folder. Raises OSError."""
     write_atomically(folder.task_descriptions, msgspec.json.format(msgspec.json.encode(descriptions)))
 
 
 def read_task_descriptions(folder: RunFolder) -> TaskDescriptions:
-    """Of all tasks. Raises UnusableInput before the launcher has written them."""
+    """Read the descriptions of all tasks. Raises UnusableInput before the launcher has written them."""
     path = folder.task_descriptions
     check_file(path)
     try:
@@ -36,7 +36,7 @@ def read_task_descriptions(folder: RunFolder) -> TaskDescriptions:
 
 
 def build_task_formats(run: RunConfig, descriptions: TaskDescriptions) -> dict[str, DialogueFormat]:
-    """By name of the task; the only one is "" without [[tasks]]."""
+    """Build the formats by name of the task. Without [[tasks]], the only name is ""."""
     return {
         task.name: build_dialogue_format(task.get_dialogue(), descriptions[task.name]) for task in run.resolved_tasks
     }
@@ -47,7 +47,6 @@ def load_task_formats(run: RunConfig, folder: RunFolder) -> dict[str, DialogueFo
 
 
 def load_task_renderers(run: RunConfig, folder: RunFolder, tokenizer: FastTokenizer) -> dict[str, DialogueRenderer]:
-    """By name of the task."""
     descriptions = read_task_descriptions(folder)
     return {
         task.name: build_renderer(task.get_dialogue(), descriptions[task.name], tokenizer)
@@ -56,7 +55,7 @@ def load_task_renderers(run: RunConfig, folder: RunFolder, tokenizer: FastTokeni
 
 
 def build_renderer(config: DialogueConfig, description: TaskDescription, tokenizer: FastTokenizer) -> DialogueRenderer:
-    """Raises UnusableInput for an unusable `renderer`."""
+    """Build the renderer of a task. Raises UnusableInput for an unusable `renderer`."""
     dialogue = build_dialogue_format(config, description)
     return (
         build_family_renderer(config, dialogue, tokenizer) if config.renderer else ChatMLRenderer(tokenizer, dialogue)
@@ -66,7 +65,7 @@ def build_renderer(config: DialogueConfig, description: TaskDescription, tokeniz
 def build_family_dialogues(
     run: RunConfig, descriptions: Mapping[str, TaskDescription], tokenizer: FastTokenizer
 ) -> dict[str, FamilyDialogues]:
-    """Of the tasks with dialogue.renderer, by name. Raises UnusableInput for an unusable one."""
+    """Build the FamilyDialogues of tasks with dialogue.renderer, by name. Raises UnusableInput for a wrong renderer."""
     families: dict[str, FamilyDialogues] = {}
     for task in run.resolved_tasks:
         if family := task.get_dialogue().renderer:
@@ -77,7 +76,7 @@ def build_family_dialogues(
 
 
 def get_row_layout(task: TaskConfig, description: TaskDescription) -> RowLayout:
-    """What a row of the task must have. Environments and reward functions get all its columns."""
+    """Return the required fields of the task's rows. Environments and reward functions get all columns."""
     functions = list_reward_functions(task.get_reward(), description)
     is_graded = MATH in functions.values()
     return RowLayout(
@@ -88,6 +87,6 @@ def get_row_layout(task: TaskConfig, description: TaskDescription) -> RowLayout:
 
 
 def encode_row(problem: DatasetProblem) -> bytes:
-    """The row as a JSON object, with the question and the ground truth as the run uses them."""
+    """Encode the row as a JSON object, with the question and the ground truth as the run uses them."""
     row = {**problem.fields, "question": problem.question, "ground_truth": problem.ground_truth}
     return msgspec.json.encode(row, enc_hook=str)

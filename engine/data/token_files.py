@@ -2,12 +2,12 @@
 
 FOLDER/DIGEST/
   token_ids.bin    int32, all dialogues one after the other, each up to its last token in the loss
-  loss_mask.bin    uint8, of the same length; 1 for tokens in the loss
-  offsets.bin      int64 [dialogues + 1], in tokens
+  loss_mask.bin    uint8, same length; 1 for tokens in the loss
+  offsets.bin      int64 [dialogues + 1], start of each dialogue in tokens, and the end
   loss_tokens.bin  int32 [dialogues], number of tokens in the loss
   report.json      TokenFileReport
 
-The digest covers data, tokenizer, texts of the dialogues and options. A folder has its name only when it is complete.
+DIGEST is the digest of data, tokenizer, formats and options. A folder gets its name when it is complete.
 """
 
 import hashlib
@@ -36,18 +36,18 @@ _TYPES = {"token_ids": np.int32, "loss_mask": np.uint8, "offsets": np.int64, "lo
 
 
 class TokenFileReport(msgspec.Struct, frozen=True):
-    """What became of the rows of a data file."""
+    """The numbers of used, skipped and truncated rows of a data file."""
 
     dialogues: int
     tokens: int
     loss_tokens: int
-    too_long: int  # dropped: longer than sft.max_tokens
-    truncated: int  # to sft.max_tokens
-    unusable: str  # describes the skipped rows; empty without any
+    too_long: int  # dropped dialogues: longer than sft.max_tokens
+    truncated: int  # dialogues truncated to sft.max_tokens
+    unusable: str  # describes the skipped rows; empty without skipped rows
 
 
 class DialogueSource(NamedTuple):
-    """What determines the tokens of a data file."""
+    """The inputs that determine the tokens of a data file."""
 
     path: Path
     tokenizer: FastTokenizer
@@ -57,7 +57,7 @@ class DialogueSource(NamedTuple):
     families: Mapping[str, FamilyDialogues] = NO_FAMILIES
 
     def compute_digest(self) -> str:
-        """Reads the whole data file. Raises DatasetError."""
+        """Compute the digest of all inputs, for which the whole data file is read. Raises DatasetError."""
         file, sft = self.file, self.sft
         layout = (file.prompt, dict(file.tool_names), file.calls, file.program_tool, dict(file.where))
         options = (*layout, sft.max_tokens, sft.too_long, sft.max_bad_rows)
@@ -75,7 +75,7 @@ class DialogueSource(NamedTuple):
 
 
 class MappedTokens(NamedTuple):
-    """The dialogues of a token file, in the order of their rows. Pages are read from disk when they are used."""
+    """The dialogues of a token file, in the order of their rows. Pages are read from the disk at first use."""
 
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.uint8]
@@ -87,15 +87,15 @@ class MappedTokens(NamedTuple):
         return int(self.offsets[index + 1] - self.offsets[index])
 
     def read(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Copies of the token ids [T] and the loss mask [T]."""
+        """Return copies of the token ids [T] and the loss mask [T]."""
         place = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return np.array(self.token_ids[place]), self.loss_mask[place].astype(np.bool_)
 
 
 def write_token_file(parent: Path, source: DialogueSource) -> Path:
-    """The token file of the source, from an earlier call if there is one.
+    """Return the token file of the source; write it unless it exists.
 
-    One process at a time calls it for a `parent`. Raises DatasetError, and DiskError.
+    Only one process at a time may call it for a `parent`. Raises DatasetError and DiskError.
     """
     folder = parent / source.compute_digest()
     if folder.is_dir():
@@ -115,7 +115,7 @@ def write_token_file(parent: Path, source: DialogueSource) -> Path:
 
 
 def map_token_file(folder: Path) -> MappedTokens:
-    """Reads all files once to check them. Raises UnusableInput for a missing or damaged file."""
+    """Map a token file after a check of all its files. Raises UnusableInput for a missing or damaged file."""
     try:
         damage = find_damage(folder)
         report = msgspec.json.decode((folder / "report.json").read_bytes(), type=TokenFileReport)
@@ -136,9 +136,9 @@ def is_too_long(dialogue: TokenizedDialogue, sft: SftConfig) -> bool:
 
 
 def fit_length(dialogue: TokenizedDialogue, sft: SftConfig) -> TokenizedDialogue | None:
-    """The tokens that training reads: at most `sft.max_tokens`, up to the last one in the loss.
+    """Return the tokens that training reads: at most `sft.max_tokens`, up to the last token in the loss.
 
-    Training drops a dialogue (None) that is too long, if `sft.too_long` demands it or no token within the limit is in the loss.
+    Returns None for a dialogue that is too long, if `sft.too_long` is "drop" or no loss token is within the limit.
     """
     loss_mask = np.array(dialogue.loss_mask[: sft.max_tokens or None], np.uint8)
     loss_mask[:1] = 0  # the first token has no prediction
@@ -150,7 +150,7 @@ def fit_length(dialogue: TokenizedDialogue, sft: SftConfig) -> TokenizedDialogue
 
 
 class _TokenFileWriter:
-    """Appends dialogues to the open files of a new folder."""
+    """A writer that appends dialogues to the open files of a new folder."""
 
     def __init__(self, folder: Path, files: ExitStack, sft: SftConfig) -> None:
         self._files = {name: files.enter_context((folder / f"{name}.bin").open("wb")) for name in _TYPES}

@@ -1,7 +1,7 @@
 """The state of the running sequences, one row each, so that a step does no Python work per row.
 
-Token ids and logprobs are in main memory. The device has what the next step reads: each row's newest token and block
-table. The active rows are those of the current batch, in the order of DenseKvCache.order_by_length
+Token ids and logprobs are in main memory. The device has the inputs of the next step: each row's newest token and block
+table. The active rows are the rows of the current batch, in the order of DenseKvCache.order_by_length
 (engine/inference/kv/contiguous_kv.py).
 """
 
@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import MAX_STOP_TOKENS
 from asterism.engine.inference.buffer_sizes import MIN_ROWS, pad_to_bucket
-from asterism.engine.inference.sampling import SamplingFlags, SamplingTensors, mix_seed
+from asterism.engine.inference.sampling import SamplingFlags, SamplingTensors, mix_seed, pack_sampling
 from asterism.engine.inference.sequence import MissingPages, Sequence
 
 _ALIGNMENT_BYTES = 8
@@ -28,39 +29,39 @@ _TORCH_DTYPES = {
 
 
 class RowTensors(NamedTuple):
-    """Of N active rows, some of them padding; all int64 [N]. They keep their addresses."""
+    """The device tensors of N active rows, some of them padding; all int64 [N]. They keep their addresses."""
 
     rows: Tensor
-    positions: Tensor  # of the tokens that the next step reads
-    advances: Tensor  # new tokens per step: 1, and 0 in padding rows
-    table_offsets: Tensor  # of each row's block table
+    positions: Tensor  # positions of the tokens that the next step reads
+    advances: Tensor  # new tokens per step: 1, or 0 in padding rows
+    table_offsets: Tensor  # offset of each row's block table in all tables
     sampling: SamplingTensors
 
 
 class BatchState:
-    """R rows of up to T tokens, and row R for padding; B rows are active."""
+    """The state of R rows of up to T tokens, and of row R for padding; B rows are active."""
 
     def __init__(
         self, num_rows: int, max_tokens: int, table_pages: int, padding_page: int, device: torch.device
     ) -> None:
         """`table_pages`: the length of a block table; its unused entries are `padding_page`."""
         self._device, self._padding_page = device, padding_page
-        self.revision = 0  # counts changes of the active rows and their pages
+        self.revision = 0  # number of changes of the active rows or their pages
         self._token_ids = np.zeros((num_rows, max_tokens), np.int32)  # prompt and generated tokens
-        self._logprobs = np.zeros((num_rows, max_tokens), np.float32)  # of generated tokens
-        self._last_position = np.zeros(num_rows, np.int64)  # of the last token that the request allows
-        self._stop_ids = np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32)  # unused: -1
-        self._sampling_floats = np.ones((2, num_rows + 1), np.float32)  # temperature, top_p
-        self._sampling_ints = np.zeros((2, num_rows + 1), np.int64)  # top_k, mixed seed
+        self._logprobs = np.zeros((num_rows, max_tokens), np.float32)  # logprobs of generated tokens
+        self._last_position = np.zeros(num_rows, np.int64)  # position of the last token that the request allows
+        self._stop_ids = np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32)  # -1: unused entry
+        self._sampling = np.stack([pack_sampling(Sampling())] * (num_rows + 1), 1)  # by field of Sampling and row
+        self._mixed_seeds = np.zeros(num_rows + 1, np.int64)
         self._newest = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self._tables = torch.full((num_rows + 1, table_pages), padding_page, device=device)
-        self.max_active_rows = pad_to_bucket(num_rows, MIN_ROWS)  # with padding
-        self._active_ints = torch.zeros((6, self.max_active_rows), dtype=torch.int64, device=device)
-        self._active_floats = torch.ones((2, self.max_active_rows), device=device)
+        self.max_active_rows = pad_to_bucket(num_rows, MIN_ROWS)  # including padding rows
+        self._active_ints = torch.zeros((5, self.max_active_rows), dtype=torch.int64, device=device)
+        self._active_floats = torch.ones((len(self._sampling), self.max_active_rows), device=device)
         self.activate(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def assign(self, joining: list[Sequence]) -> None:
-        """These sequences have got rows."""
+        """Write the state of these sequences into their new rows."""
         rows = np.array([sequence.row for sequence in joining])
         tables = np.full((len(joining), self._tables.shape[1]), self._padding_page)
         for table, sequence in zip(tables, joining, strict=True):
@@ -79,11 +80,10 @@ class BatchState:
         self._logprobs[row, first:num_tokens] = sequence.logprobs
         self._last_position[row] = first + request.max_new_tokens - 1
         self._stop_ids[row] = [*request.stop_token_ids, *[-1] * MAX_STOP_TOKENS][:MAX_STOP_TOKENS]
-        self._sampling_floats[:, row] = request.temperature, request.top_p
-        self._sampling_ints[:, row] = request.top_k, mix_seed(request.seed)
+        self._sampling[:, row], self._mixed_seeds[row] = pack_sampling(request.sampling), mix_seed(request.seed)
 
     def append_pages(self, appended: list[MissingPages]) -> None:
-        """The last pages of these sequences are new."""
+        """Append the new pages of these sequences to their block tables."""
         width = self._tables.shape[1]
         addresses = [
             sequence.row * width + number
@@ -96,7 +96,7 @@ class BatchState:
         self.revision += 1
 
     def read_back(self, row: int, first: int, end: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Copies of the ids of [0, end) and the logprobs of [first, end)."""
+        """Return copies of the token ids [0, end) and the logprobs [first, end) of a row."""
         return self._token_ids[row, :end].copy(), self._logprobs[row, first:end].copy()
 
     # ------------------------------------------------------------ the batch
@@ -107,11 +107,11 @@ class BatchState:
         count = self.max_active_rows
         padded = np.full(count, len(self._token_ids))
         padded[: len(rows)] = rows
-        ints = np.zeros((6, count), np.int64)
-        ints[0], ints[3], ints[4:] = padded, padded * self._tables.shape[1], self._sampling_ints[:, padded]
+        ints = np.zeros((5, count), np.int64)
+        ints[0], ints[3], ints[4] = padded, padded * self._tables.shape[1], self._mixed_seeds[padded]
         ints[1, : len(rows)], ints[2, : len(rows)] = positions, 1
-        floats = self._sampling_floats[:, padded]
-        self.sampling_flags = SamplingFlags.from_arrays(floats[0], floats[1], ints[4])
+        floats = self._sampling[:, padded]
+        self.sampling_flags = SamplingFlags.from_values(floats)
         for static, new in zip(
             (self._active_ints, self._active_floats), upload((ints, floats), self._device), strict=True
         ):
@@ -120,30 +120,30 @@ class BatchState:
 
     def get_padded_rows(self, count: int) -> RowTensors:
         """The active rows, padded to `count`."""
-        rows, positions, advances, offsets, top_k, seed = self._active_ints[:, :count].unbind(0)
-        temperature, top_p = self._active_floats[:, :count].unbind(0)
-        return RowTensors(rows, positions, advances, offsets, SamplingTensors(temperature, top_p, top_k, seed))
+        rows, positions, advances, offsets, mixed_seed = self._active_ints[:, :count].unbind(0)
+        sampling = SamplingTensors(mixed_seed, *self._active_floats[:, :count].unbind(0))
+        return RowTensors(rows, positions, advances, offsets, sampling)
 
     def gather_block_tables(self, active: RowTensors, pages: int | None = None) -> Tensor:
-        """The block tables, int64 [N, pages]."""
+        """Return the block tables, int64 [N, pages]."""
         return self._tables[:, :pages].index_select(0, active.rows)
 
     def gather_input_ids(self, active: RowTensors) -> Tensor:
-        """The token ids that the next step reads, [N]."""
+        """Return the token ids that the next step reads, [N]."""
         return self._newest.index_select(0, active.rows)
 
     def compute_slots(self, active: RowTensors, page_tokens: int) -> Tensor:
-        """The cache slots of the keys and values of these tokens, [N]."""
+        """Return the cache slots for the keys and values of the active rows' tokens, [N]."""
         pages_N = self._tables.view(-1)[active.table_offsets + torch.floor_divide(active.positions, page_tokens)]
         return pages_N * page_tokens + active.positions.remainder(page_tokens)
 
     def advance(self, active: RowTensors, token_ids_N: Tensor) -> None:
-        """The next step reads these new tokens."""
+        """Make these new tokens the input of the next step."""
         self._newest.index_copy_(0, active.rows, token_ids_N)
         active.positions.add_(active.advances)
 
     def copy_progress(self) -> tuple[Tensor, Tensor]:
-        """What `advance` changes."""
+        """Return copies of the tensors that `advance` changes."""
         return self._newest.clone(), self._active_ints.clone()
 
     def restore_progress(self, progress: tuple[Tensor, Tensor]) -> None:
@@ -157,16 +157,16 @@ class BatchState:
         token_ids: NDArray[np.int32],
         logprobs: NDArray[np.float32],
     ) -> list[int]:
-        """The tokens at these positions are known, all [N]; returns the indices of the rows that end with them."""
+        """Record the tokens at these positions, all [N]; return the indices of the rows that end with them."""
         self._token_ids[rows, positions], self._logprobs[rows, positions] = token_ids, logprobs
         stopped = (token_ids[:, None] == self._stop_ids[rows]).any(-1)
         return (stopped | (positions >= self._last_position[rows])).nonzero()[0].tolist()
 
 
 def upload(arrays: Ordered[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """The arrays, of _TORCH_DTYPES, on the device: in one copy, on CUDA from page-locked memory without waiting.
+    """Copy arrays with dtypes of _TORCH_DTYPES to the device, in one transfer that does not wait for CUDA.
 
-    On a CPU the tensors share the arrays' memory.
+    On a CPU the tensors share the arrays' memory. CUDA copies from page-locked memory.
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
@@ -183,7 +183,7 @@ def pack_arrays(arrays: Ordered[NDArray[Any]]) -> NDArray[np.uint8]:
 
 
 def unpack_arrays(packed: Tensor, arrays: Ordered[NDArray[Any]]) -> list[Tensor]:
-    """Views of the packed bytes, with the dtypes and shapes of the arrays."""
+    """Return views of the packed bytes, with the dtypes and shapes of the arrays."""
     return [
         packed[start : start + array.nbytes].view(_TORCH_DTYPES[array.dtype]).view(array.shape)
         for start, array in zip(_list_starts(arrays), arrays, strict=False)
@@ -191,5 +191,5 @@ def unpack_arrays(packed: Tensor, arrays: Ordered[NDArray[Any]]) -> list[Tensor]
 
 
 def _list_starts(arrays: Ordered[NDArray[Any]]) -> list[int]:
-    """Of each array in packed memory, and the end of the last."""
+    """Return the start of each array in packed memory, and the end of the last array."""
     return [0, *accumulate(-(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for array in arrays)]

@@ -1,17 +1,17 @@
-"""Rows of a pass, and the working memory of the engine beyond weights and KV cache. Without torch, for `asterism plan`.
+"""The rows of a pass, and the engine's working memory beyond weights and KV cache; without torch, for `asterism plan`.
 
-Not counted: activations of a pass, which are small, workspaces of kernels (that of torch.sort among them), and fragments
-of the allocator.
+The sums leave out activations of a pass, which are small, workspaces of kernels such as torch.sort, and fragments of
+the allocator.
 """
 
 from typing import NamedTuple
 
-# A pass of fewer rows is padded: with fewer, a matrix product sums in another order, and last bits would differ.
+# A pass is padded to this many rows: with fewer, a matrix product sums in another order, and last bits would differ.
 MIN_ROWS = 4
-MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # of keys and values of one layer, in one block
-# Kept copies of keys and values of all layers have this limit; rows beyond it are gathered at every step.
+MAX_GATHER_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}  # keys and values of one layer in one block
+# limit of the copies of keys and values that are kept between steps; rows beyond it are gathered at every step
 DENSE_CACHE_BYTES = 256 << 20
-# FlashAttention 2 reads pages of a multiple of this many tokens.
+# FlashAttention 2 needs pages of a multiple of this many tokens.
 PAGE_TOKENS_STEP = 256
 _LOGIT_BYTES = 4  # float32
 
@@ -23,16 +23,16 @@ def pad_to_bucket(count: int, min_step: int) -> int:
 
 
 class BufferShape(NamedTuple):
-    """The settings of one engine that decide on the sizes of its buffers."""
+    """The settings of one engine that determine the sizes of its buffers."""
 
-    rows: int  # of running sequences
+    rows: int  # running sequences
     vocab_size: int
-    sequence_tokens: int  # of the longest sequence
-    token_bytes: int  # of keys and values of one layer
-    device: str  # its type
+    sequence_tokens: int  # tokens of the longest sequence
+    token_bytes: int  # bytes of a token's keys and values in one layer
+    device: str  # type of the device
     has_graphs: bool
     has_filter: bool  # some requests have top-p or top-k
-    reads_pages: bool  # attention does not gather
+    reads_pages: bool  # attention reads pages in place, without gathering them
 
 
 def count_gather_tokens(device: str, token_bytes: int, widest_tokens: int) -> int:
@@ -41,20 +41,20 @@ def count_gather_tokens(device: str, token_bytes: int, widest_tokens: int) -> in
 
 
 def count_sampling_bytes(rows: int, vocab_size: int, *, has_filter: bool) -> int:
-    """Count the bytes at the peak of asterism.engine.inference.sampling.sample, with its logits.
+    """Count the peak bytes of asterism.engine.inference.sampling.sample, including its logits.
 
-    In float32 per row and token: logits, which the weights and then their sums overwrite, and logprobs. With a filter,
-    also sorted weights, their order in int64, sums of sorted weights, and a mask.
+    The float32 arrays of rows and tokens are the logits, which weights and then sums overwrite, and the logprobs. A
+    filter adds sorted weights, their order in int64, sums of sorted weights, and a mask.
     """
     filter_bytes = 2 * _LOGIT_BYTES + 8 + 1 if has_filter else 0
     return rows * vocab_size * (2 * _LOGIT_BYTES + filter_bytes)
 
 
 def count_buffer_bytes(shape: BufferShape) -> int:
-    """Count the working memory of one engine."""
+    """Count the bytes of one engine's working memory."""
     rows = pad_to_bucket(shape.rows, MIN_ROWS)
     total = count_sampling_bytes(rows, shape.vocab_size, has_filter=shape.has_filter)
-    if shape.has_graphs:  # they keep the memory of their own sampling; steps with prompts sample outside of them
+    if shape.has_graphs:  # graphs keep memory for sampling; steps with prompts sample outside of graphs
         total += count_sampling_bytes(rows, shape.vocab_size, has_filter=False)
     if not shape.reads_pages:
         total += shape.token_bytes * count_gather_tokens(shape.device, shape.token_bytes, shape.sequence_tokens)

@@ -1,9 +1,9 @@
-"""Decode steps as graphs: the operations of a step without prompts are captured once, then launched as one.
+"""Decode steps as CUDA graphs: the operations of a step without prompts are captured once, then launched together.
 
-Each graph has a fixed number of rows and of pages. A batch is padded to both, with rows that read a token into the
-padding page. A graph reads its inputs from BatchState, samples (except with top-p or top-k) and advances the rows, so
-that a step launches only the graph. All memory of a graph keeps its address: the weights, the cache, attention's
-buffer, the state of the batch, and the results of this class.
+Each graph has a fixed number of rows and of pages. A batch is padded to both numbers; the keys and values of padding
+rows go into the padding page. A graph reads its inputs from BatchState, samples (except with top-p or top-k) and
+advances the rows, so that a step launches only the graph. All memory of a graph keeps its address: the weights, the
+cache, attention's buffer, the state of the batch, and the results of DecodeGraphs.
 """
 
 import threading
@@ -24,7 +24,7 @@ from asterism.engine.inference.sampling import SamplingFlags
 
 class GraphCapture(Protocol):
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Returns a function that repeats the operations of `run` on the same memory. May call `run` several times."""
+        """Return a function that repeats the operations of `run` on the same memory. May call `run` several times."""
         ...
 
 
@@ -37,15 +37,15 @@ class DecodeGraphs:
         state: BatchState,
         capture: GraphCapture,
     ) -> None:
-        """`state` has room for the rows of `pad_to_bucket`."""
+        """`state` has room for the padding rows that `pad_to_bucket` adds."""
         self._decoder, self._cache, self._attention = decoder, cache, attention
         self._state, self._capture = state, capture
         self._packed = torch.zeros(2 * state.max_active_rows, dtype=torch.int32, device=cache.memory.device)
-        self._logits: Tensor | None = None  # allocated for the first batch that is sampled outside of a graph
+        self._logits: Tensor | None = None  # allocated before the first step that samples outside of its graph
         self._replays: dict[tuple[int, int, SamplingFlags], Callable[[], None]] = {}
 
     def run_step(self, longest: int) -> Tensor:
-        """Give the active rows, sequences of at most `longest` tokens, a token; returns it as `pack_tokens` does.
+        """Generate a token for each active row, of at most `longest` tokens; return the result of `pack_tokens`.
 
         The result has columns for padding rows, and is valid until the next call.
         """
@@ -76,7 +76,7 @@ class DecodeGraphs:
         inputs = (state.gather_input_ids(active), active.positions, state.compute_slots(active, page_tokens))
         logits = self._decoder.forward(ForwardBatch(*inputs, blocks, []))
         assert logits is not None
-        if flags.any_filtered:  # sorting the vocabulary in a graph would keep its memory
+        if flags.any_filtered:  # a graph that sorted the vocabulary would keep memory for it
             assert self._logits is not None
             self._logits[:rows] = logits
         else:
@@ -84,10 +84,10 @@ class DecodeGraphs:
 
 
 class CudaGraphCapture:
-    """Captures on the device that is current at construction. Use it in the thread that constructs it.
+    """A GraphCapture on the device that is current at construction. Use it only in the thread that constructs it.
 
-    Graphs share one memory pool, because no two of them run at the same time. `run` is called once before the capture,
-    on the same stream: libraries then create handles and workspaces, which they cannot do during a capture.
+    Graphs share one memory pool, because no two graphs run at the same time. `run` is called once before the capture,
+    on the same stream: libraries cannot create their handles and workspaces during a capture.
     """
 
     _capture_lock = threading.Lock()  # shared by the engines of one process

@@ -1,6 +1,6 @@
-"""The model for generation: the same mathematics as engine/model/causal_lm.py, on fused weights and a paged KV cache.
+"""The model for generation: it computes like engine/model/causal_lm.py, with fused weights and a paged KV cache.
 
-One pass reads tokens of any sequences: one token of each running sequence, and chunks of prompts.
+One pass reads tokens of several sequences: one token of each running sequence, and chunks of prompts.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from asterism.engine.model.rope import apply_rope, compute_rope_tables
 
 
 class ForwardBatch(NamedTuple):
-    """N tokens to read, one per row; the pass returns logits of the first B.
+    """N tokens to read, one per row; the pass returns logits of the first B rows.
 
-    Rows may be in any order: each layer writes all keys and values before it reads any.
+    Rows may be in any order: each layer writes the keys and values of all rows before attention reads them.
     """
 
     token_ids: Tensor  # int64 [N]
     positions: Tensor  # int64 [N]
-    slots: Tensor  # int64 [N], where keys and values are written: page * page_tokens + offset in the page
-    decode_blocks: Sequence[Any]  # of attention, for the rows [0, B)
-    prefill_blocks: Sequence[Any]  # for the rows [B, N)
+    slots: Tensor  # int64 [N], slots for keys and values: page * page_tokens + offset in the page
+    decode_blocks: Sequence[Any]  # attention's blocks for the rows [0, B)
+    prefill_blocks: Sequence[Any]  # attention's blocks for the rows [B, N)
 
 
 class Decoder:
@@ -52,7 +52,7 @@ class Decoder:
         self._cos, self._sin = (table.to(embedding.dtype).unsqueeze(1) for table in tables)
 
     def forward(self, batch: ForwardBatch) -> Tensor | None:
-        """Logits float32 [B, V] of the first B rows, None if B is 0. Writes keys and values of all rows to the cache."""
+        """Return logits, float32 [B, V], or None if B is 0. Writes the keys and values of all rows to the cache."""
         num_decode_rows, blocks = (
             len(batch.decode_blocks) and batch.decode_blocks[-1].end,
             [*batch.decode_blocks, *batch.prefill_blocks],
@@ -64,7 +64,7 @@ class Decoder:
         for number, layer in enumerate(self._weights.layers):
             queries, new = self._compute_heads(layer, x, cos, sin)
             self._cache.write(number, addresses, new)
-            if number == len(self._weights.layers) - 1:  # of the other rows only keys and values are needed
+            if number == len(self._weights.layers) - 1:  # prefill rows need only keys and values
                 if not num_decode_rows:
                     return None
                 blocks, num_rows = batch.decode_blocks, max(num_decode_rows, MIN_ROWS)
@@ -78,7 +78,7 @@ class Decoder:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
     def _compute_heads(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Scaled queries [N, H, D], and the keys and values [N, 2 K, D]."""
+        """Return scaled queries [N, H, D], and the keys and values [N, 2 K, D]."""
         config, queries, rotated = self.config, self._num_queries, self._num_rotated
         qkv = self._mm(self._norm(x, layer.input_norm), layer.qkv)
         if layer.qkv_bias is not None:
@@ -91,7 +91,7 @@ class Decoder:
         return qk[:, :queries], torch.cat((qk[:, queries:], heads[:, rotated:]), 1)
 
     def _add_mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        """x plus the outputs of the MLP or of the experts."""
+        """Return x plus the output of the MLP or of the experts."""
         normed, mlp = self._norm(x, layer.mlp_norm), layer.mlp
         if isinstance(mlp, MlpWeights):
             gate, up = self._mm(normed, mlp.gate_up).chunk(2, -1)
@@ -104,7 +104,7 @@ class Decoder:
         return x + routing.combine(multiply_grouped(inner, mlp.down.transpose(1, 2), routing.ends_X))
 
     def _pad_inputs(self, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Token ids, positions and slots, padded to at least MIN_ROWS rows."""
+        """Return token ids, positions and slots, padded to at least MIN_ROWS rows."""
         missing = MIN_ROWS - len(batch.token_ids)
         if missing <= 0:
             return batch.token_ids, batch.positions, batch.slots
@@ -116,7 +116,7 @@ class Decoder:
     def _attend(
         self, layer: int, q_NHD: Tensor, new_NJD: Tensor, plans: Sequence[Any], blocks: Sequence[Any]
     ) -> Tensor:
-        """[N, H * D]; zeros in padding rows, which no block covers."""
+        """Compute attention, [N, H * D]; zeros in padding rows, which no block covers."""
         seen = self._attention(layer, q_NHD, new_NJD, plans, blocks)
         missing = len(q_NHD) - len(seen)
         return functional.pad(seen, (0, 0, 0, missing)) if missing else seen

@@ -1,6 +1,6 @@
-"""The embedded engine: continuous batching in this process, on a separate thread. Implements asterism.engine.contract.Engine.
+"""The embedded engine, an asterism.engine.contract.Engine: continuous batching in this process, on a separate thread.
 
-This module is the event loop's side: it checks requests, posts commands to the thread and waits for futures.
+This module runs on the event loop: it checks requests, posts commands to the thread and waits for futures.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ Result = TypeVar("Result")
 
 
 class DeviceMissing(UnusableInput):
-    """This machine, or this build of torch, has no such device."""
+    """A device that this machine, or this build of torch, does not have."""
 
 
 def select_device(kind: Literal["cpu", "cuda"], engine_index: int) -> torch.device:
-    """The device of engine `engine_index` of this machine; engines share GPUs if there are fewer of them.
+    """Return the device of engine `engine_index` of this machine; engines share GPUs if there are fewer GPUs.
 
     Raises DeviceMissing.
     """
@@ -59,10 +59,10 @@ def select_device(kind: Literal["cpu", "cuda"], engine_index: int) -> torch.devi
 
 
 class EmbeddedEngine:
-    """`threads`: torch's threads for the engine's thread. At most `max_pending` calls wait; more raise EngineFailure.
+    """An engine with `threads` torch threads. At most `max_pending` calls wait; further calls raise EngineFailure.
 
-    A step prefills at most `prefill_tokens` and runs at most `max_running` sequences. With `strict` a token's bits
-    depend only on its own sequence, or the engine does not start.
+    A step prefills at most `prefill_tokens` and runs at most `max_running` sequences. With `strict` the bits of a token
+    depend only on its own sequence; if the machine cannot guarantee this, the engine does not start.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EmbeddedEngine:
         strict: bool = False,
         lora: LoraOptions | None = None,
     ) -> None:
-        """`lora`: published weights are adapters, which are merged with their base at each load."""
+        """`lora`: published weights are adapters, which each load merges with their base."""
         self._checkpoint_folder, self._requested_capacity = Path(checkpoint_folder), capacity
         self._num_threads, self._dtype, self._device = threads, dtype, torch.device(device)
         self._cuda_graphs = cuda_graphs and self._device.type == "cuda"
@@ -93,10 +93,10 @@ class EmbeddedEngine:
         self._thread: EngineThread | None = None
 
     async def start(self) -> Capacity:
-        """Load the checkpoint and allocate the cache; returns the capacity, rounded down to whole pages.
+        """Load the checkpoint and allocate the cache; return the capacity, rounded down to whole pages.
 
-        Raises the errors of asterism.engine.model.hf_checkpoint and asterism.engine.model.tokenizer for the folder, ValueError for the
-        capacity, and NotBatchInvariant.
+        Raises CheckpointError, UnsupportedModel or UnusableTokenizer for the folder, ValueError for the capacity, and
+        NotBatchInvariant.
         """
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
@@ -118,7 +118,7 @@ class EmbeddedEngine:
             raise
 
     def abort(self, sequence_id: int) -> None:
-        if (thread := self._thread) is not None:  # None: the engine is closed
+        if (thread := self._thread) is not None:  # None: the engine has not started or is closed
             thread.post(lambda: thread.abort(sequence_id))
 
     def release_cache(self, sequence_id: int) -> None:
@@ -126,7 +126,7 @@ class EmbeddedEngine:
             thread.post(lambda: thread.release_cache(sequence_id))
 
     async def load_weights(self, weights: WeightsPublished) -> None:
-        """Raises WeightsRefused if the published bytes are wrong; the engine then keeps its weights."""
+        """Load published weights. Raises WeightsRefused if the bytes are wrong; the engine then keeps its weights."""
         thread = self._require_thread()
         future: asyncio.Future[int] = self._loop.create_future()
 
@@ -143,7 +143,7 @@ class EmbeddedEngine:
         await self._set_paused(False)
 
     async def sleep(self) -> None:
-        """Stop generating until load_weights. This engine keeps its memory."""
+        """Stop generating until load_weights. The embedded engine keeps its memory."""
         thread = self._require_thread()
         future: asyncio.Future[None] = self._loop.create_future()
         await self._post_and_wait(future, lambda: thread.sleep(future))
@@ -153,12 +153,12 @@ class EmbeddedEngine:
         return self._version
 
     def get_load(self) -> EngineLoad:
-        """Read while the engine's thread runs: each counter is exact, but two of them may be a step apart."""
+        """Read the counters while the engine's thread runs: each is exact, but two counters may be a step apart."""
         self._require_thread()
         return self._core.get_load()
 
     async def close(self) -> None:
-        """Fail pending calls and wait for the thread to end. A second call does nothing."""
+        """Wait for the thread to end and fail pending calls. A second call does nothing."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.stop()
@@ -190,7 +190,7 @@ class EmbeddedEngine:
 
     def _resolve_futures(self, resolutions: list[FutureResolution]) -> None:
         for future, result in resolutions:
-            if future.done():  # its caller was cancelled
+            if future.done():  # the call was cancelled
                 continue
             if isinstance(result, NewTokens):
                 result.on_tokens(result.token_ids)
@@ -207,7 +207,7 @@ class EmbeddedEngine:
 
     def _build_core(self) -> EngineCore:
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # of this thread: graphs are captured on the current device
+            torch.cuda.set_device(self._device)  # the thread's current device, on which graphs are captured
         model = load_model(self._checkpoint_folder, self._dtype)
         if (self._checkpoint_folder / "tokenizer.json").exists():
             check_vocabulary(model.config, load_tokenizer(self._checkpoint_folder))
@@ -224,7 +224,7 @@ class EmbeddedEngine:
         )
 
     def _can_capture(self, config: DecoderConfig) -> bool:
-        """Without a kernel for grouped products, experts are computed in a loop, which no graph can repeat."""
+        """Without a kernel for grouped products, a loop computes the experts, which no graph can repeat."""
         experts = config.experts
         if experts is None:
             return True
@@ -238,7 +238,9 @@ class EmbeddedEngine:
                 'set determinism to "fast"'
             )
         if self._device.type != "cpu" or self._dtype != torch.float32:
-            raise NotBatchInvariant(f"an engine on {self._device} in {self._dtype} cannot be strict")
+            raise NotBatchInvariant(
+                f'an engine on {self._device} in {self._dtype} cannot be strict; set determinism to "fast"'
+            )
         check_attention(select_kernels(self._device), config, self._requested_capacity.sequence_tokens)
         return find_batch_invariant_matmul(config, self._prefill_tokens + self._max_running, self._max_running)
 

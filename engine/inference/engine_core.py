@@ -1,4 +1,4 @@
-"""The embedded engine's core: the scheduler, the model and the KV cache, one step at a time. One thread."""
+"""The embedded engine's core: the scheduler, the model and the KV cache, one step at a time, in one thread."""
 
 import time
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from asterism.engine.model.causal_lm import CausalLM
 
 
 class EngineCore:
-    """submit, abort, release_cache and install_weights take effect between steps; `step` returns finished requests."""
+    """An engine in one thread. Calls of submit, abort, release_cache and install_weights come between `step` calls."""
 
     def __init__(
         self,
@@ -39,20 +39,20 @@ class EngineCore:
         device: torch.device | None = None,
         overlaps_steps: bool = False,
     ) -> None:
-        """Copies the model's weights to `device`, by default the model's.
+        """Copy the model's weights to `device`, by default the model's device.
 
         With `overlaps_steps`, `step` launches a step and then reads the tokens of the previous step: the device
-        computes while the host schedules. The tokens are the same.
+        computes while the host schedules. The tokens are the same in both modes.
 
-        `capture` makes graphs of the steps without prompt tokens; without it each operation is launched separately.
-        Raises ValueError if the capacity does not hold one sequence of `sequence_tokens`.
+        `capture` captures steps without prompt tokens as graphs; without it each operation is launched separately.
+        Raises ValueError if the capacity is too small for a sequence of `sequence_tokens`.
         """
         if prefill_tokens < 1 or max_running < 1:
             raise ValueError("prefill_tokens and max_running must be at least 1")
         self.capacity, self.vocab_size = _round_down_to_pages(capacity), model.config.vocab_size
         self._busy_s, self._overlaps_steps = 0.0, overlaps_steps
         self._pending: PendingStep | None = None
-        self._outcomes: list[SequenceOutcome] = []  # of requests that have ended; `step` returns them
+        self._outcomes: list[SequenceOutcome] = []  # outcomes of ended requests, which `step` returns
         device, max_tokens = device or next(model.parameters()).device, capacity.sequence_tokens
         num_rows = min(max_running, self.capacity.kv_tokens // capacity.page_tokens)
         self._weights = weights = FusedWeights(model, device)
@@ -88,21 +88,21 @@ class EngineCore:
 
     @torch.inference_mode()
     def abort(self, sequence_id: int) -> list[SequenceOutcome]:
-        """Also returns outcomes of other requests that have ended."""
+        """Abort a request; return its outcome, and outcomes of other requests that have ended."""
         if self._scheduler.is_running(sequence_id):
             self._finish_pending()
         return self._take_outcomes() + self._scheduler.abort(sequence_id)
 
     @torch.inference_mode()
     def release_cache(self, sequence_id: int) -> list[SequenceOutcome]:
-        """Also returns outcomes of other requests that have ended."""
+        """Release a sequence's cache; return outcomes as `abort` does."""
         if self._scheduler.is_running(sequence_id):
             self._finish_pending()
         return self._take_outcomes() + self._scheduler.release_cache(sequence_id)
 
     @torch.inference_mode()
     def finish_step(self) -> list[SequenceOutcome]:
-        """Wait for the tokens of the launched step; returns the requests that have ended."""
+        """Wait for the tokens of the launched step; return the requests that have ended."""
         self._finish_pending()
         return self._take_outcomes()
 
@@ -112,7 +112,7 @@ class EngineCore:
         return self._scheduler.read_generated(sequence_id, first)
 
     def get_parameters(self) -> dict[str, Tensor]:
-        """The weights by their checkpoint names, to be overwritten before `on_weights_changed`."""
+        """Return the weights by checkpoint name. The caller overwrites them, then calls `on_weights_changed`."""
         return self._weights.parameters
 
     def install_weights(self, version: int, state_dict: Mapping[str, Tensor]) -> None:
@@ -134,10 +134,7 @@ class EngineCore:
 
     @torch.inference_mode()
     def step(self) -> list[SequenceOutcome]:
-        """Prefill as many prompt tokens as one step may, and give every running sequence a token.
-
-        Returns the requests that have ended.
-        """
+        """Prefill prompt tokens and give each running sequence a token; return the requests that have ended."""
         started = time.perf_counter()
         launched = self._launch(self._scheduler.schedule_step())
         if self._overlaps_steps:
@@ -147,7 +144,7 @@ class EngineCore:
         return self._take_outcomes()
 
     def _launch(self, chunks: list[PrefillChunk]) -> PendingStep | None:
-        """None without running sequences."""
+        """Launch a step. Return None without running sequences."""
         running = self._scheduler.batch
         if not running.sequences and not chunks:
             return None
@@ -156,7 +153,7 @@ class EngineCore:
         return None if tokens is None else PendingStep(running.launch(), tokens)
 
     def _compute_tokens(self, running: RunningBatch, chunks: list[PrefillChunk]) -> PendingTokens | None:
-        """The next tokens of the running sequences; None without running sequences."""
+        """Compute the next tokens of the running sequences. Return None without running sequences."""
         state = self._state
         if self._graphs is not None and not chunks:
             return PackedTokens(self._graphs.run_step(int(running.positions.max()) + 1))
@@ -166,7 +163,7 @@ class EngineCore:
         return start_copy(*sample_step(logits_BV, state, state.active, state.sampling_flags))
 
     def _read_tokens(self, step: PendingStep | None) -> None:
-        """Record the tokens of the step, and the outcomes of sequences that end with it. Waits for the device."""
+        """Wait for the tokens of the step, record them, and collect the outcomes of sequences that end with it."""
         if step is None:
             return
         launched, (token_ids, logprobs) = step.launched, step.read()
@@ -177,7 +174,7 @@ class EngineCore:
         self._outcomes += self._scheduler.on_tokens_known(launched, finished)
 
     def _finish_pending(self) -> None:
-        """Between steps: the wait for the launched step counts as busy. `step` counts the waits within it."""
+        """Wait between steps for the launched step, and count the wait as busy. `step` counts the waits within it."""
         started = time.perf_counter()
         self._await_tokens()
         self._busy_s += time.perf_counter() - started
@@ -196,11 +193,11 @@ class EngineCore:
 
 
 def _round_down_to_pages(capacity: Capacity) -> Capacity:
-    """Raises ValueError if no sequence of `sequence_tokens` fits."""
+    """Round kv_tokens down to whole pages. Raises ValueError if no sequence of `sequence_tokens` fits."""
     kv_tokens = capacity.kv_tokens // capacity.page_tokens * capacity.page_tokens
     if not 0 < capacity.sequence_tokens <= kv_tokens:
         raise ValueError(
             f"kv_tokens {capacity.kv_tokens} in pages of {capacity.page_tokens} "
-            f"hold no sequence of {capacity.sequence_tokens}"
+            f"have no room for a sequence of {capacity.sequence_tokens} tokens"
         )
     return Capacity(kv_tokens, capacity.page_tokens, capacity.sequence_tokens)

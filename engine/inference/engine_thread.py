@@ -1,8 +1,8 @@
-"""The thread that owns the embedded engine's model: it runs commands between steps, and steps while there is work.
+"""The thread that owns the embedded engine's model: it runs steps while there is work, and commands between steps.
 
-Consumes commands from any thread; produces resolutions (a future, and its result or new tokens of it), one list per
-step and one before each load of weights. Blocks without work, and while the engine is paused or asleep; a command
-unblocks it. Ends at `stop` or with an error; `on_end` is its last call.
+The thread consumes commands from any thread and produces resolutions (a future with its result or new tokens), one
+list per step and one before each load of weights. It blocks without work, and while the engine is paused or asleep; a
+command unblocks it. It ends at `stop` or with an error; `on_end` is its last call.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class NewTokens(NamedTuple):
 
 
 class _TokenStream:
-    """A request with a listener."""
+    """The new tokens of one request with a listener."""
 
     def __init__(self, future: asyncio.Future[Generation], on_tokens: TokenListener) -> None:
         self.future, self._on_tokens = future, on_tokens
@@ -40,7 +40,7 @@ class _TokenStream:
 
 
 class EngineThread:
-    """Calls `resolve_futures` and `on_end` on the engine's thread. The caller bounds the command queue."""
+    """The engine's thread, which calls `resolve_futures` and `on_end`. The caller bounds the command queue."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class EngineThread:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._resolutions: list[FutureResolution] = []
         self._generate_futures: dict[int, asyncio.Future[Generation]] = {}  # by sequence_id
-        self._streams: dict[int, _TokenStream] = {}  # those of `_generate_futures` with a listener
+        self._streams: dict[int, _TokenStream] = {}  # by sequence_id, for requests with a listener
         self._paused = False
-        self._asleep = False  # until weights are loaded
+        self._asleep = False  # True until weights are loaded
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
         self._thread.start()
@@ -64,7 +64,7 @@ class EngineThread:
     # ------------------------------------------------------------ on any thread
 
     def post(self, command: Callable[[], None]) -> None:
-        """Run the command on the engine's thread, after all earlier ones."""
+        """Run the command on the engine's thread, after all earlier commands."""
         self._commands.put(command)
 
     def stop(self) -> None:
@@ -106,9 +106,9 @@ class EngineThread:
             self._resolutions.append((future, None))
 
     def load_weights(self, write_weights: Callable[[EngineCore], int], future: asyncio.Future[int]) -> None:
-        """`write_weights` overwrites the model's weights and returns their version, or raises and changes nothing."""
+        """Call `write_weights`, which overwrites the weights and returns their version, or raises without changes."""
         self._finish_step()
-        self._deliver_resolutions()  # the load takes seconds
+        self._deliver_resolutions()  # before the load, which takes seconds
         try:
             version = write_weights(self.core)
         except EngineFailure as failure:
@@ -150,7 +150,7 @@ class EngineThread:
             self._resolve_futures(resolutions)
 
     def _finish_step(self) -> None:
-        """Wait for the launched step. Its tokens are reported now: the next step may come much later."""
+        """Wait for the launched step and report its tokens: the next step may be much later."""
         self._add_resolutions(self.core.finish_step())
         self._report_new_tokens()
 

@@ -1,4 +1,4 @@
-"""The embedded engine's only copy of the weights: fused matrices, and views of them by checkpoint name."""
+"""The embedded engine's only copy of the weights: fused matrices, and their views by checkpoint name."""
 
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ from asterism.engine.model.model_config import DecoderConfig
 
 
 class MlpWeights(NamedTuple):
-    """Matrices are transposed: [in, out]."""
+    """The weights of an MLP. Matrices are transposed: [in, out]."""
 
     gate_up: Tensor  # [E, 2 I]
     down: Tensor  # [I, E]
 
 
 class ExpertWeights(NamedTuple):
-    """Of X experts; their matrices are not transposed, because grouped products read both layouts."""
+    """The weights of X experts. Their matrices are not transposed, because grouped products read both layouts."""
 
     router: Tensor  # [E, X]
     gate_up: Tensor  # [X, 2 I, E]
@@ -25,12 +25,12 @@ class ExpertWeights(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    """Matrices are transposed: [in, out]. H heads, K key/value heads."""
+    """The weights of a layer with H heads and K key/value heads. Matrices are transposed: [in, out]."""
 
     input_norm: Tensor
     qkv: Tensor  # [E, (H + 2 K) * D]
     qkv_bias: Tensor | None  # [(H + 2 K) * D]
-    qk_scale: Tensor  # [H + K, D], the norms of queries and keys, with attention's scale; derived
+    qk_scale: Tensor  # [H + K, D], derived: norms of queries and keys times attention's scale
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
     out: Tensor  # [H * D, E]
@@ -39,14 +39,14 @@ class LayerWeights(NamedTuple):
 
 
 class FusedWeights:
-    """Load new weights by writing into `parameters`, then call `update_derived`.
+    """The weights of all layers. To load new weights, write into `parameters`, then call `update_derived`.
 
-    The tensors keep their addresses, because captured graphs read them. A tied embedding is stored a second time,
-    transposed, for the logits.
+    The tensors keep their addresses, because captured graphs read them. A tied embedding has a second, transposed copy
+    for the logits.
     """
 
     def __init__(self, model: CausalLM, device: torch.device) -> None:
-        """Copies the model's weights."""
+        """Copy the model's weights."""
         self.config, self._device = model.config, device
         self._dtype = next(model.parameters()).dtype
         width, vocabulary = self.config.hidden_size, self.config.vocab_size
@@ -110,7 +110,7 @@ class FusedWeights:
 
 
 def _split_layer(config: DecoderConfig, layer: LayerWeights) -> dict[str, Tensor]:
-    """Views of a layer's weights by their checkpoint names."""
+    """Return views of a layer's weights by their checkpoint names."""
     keys = config.num_kv_heads * config.head_dim
     sizes, names = [config.num_heads * config.head_dim, keys, keys], ("q_proj", "k_proj", "v_proj")
     views = {
@@ -134,7 +134,7 @@ def _split_layer(config: DecoderConfig, layer: LayerWeights) -> dict[str, Tensor
 
 
 def _name_mlp(prefix: str, gate_up: Tensor, down: Tensor) -> dict[str, Tensor]:
-    """`gate_up`: [2 I, E]; `down`: [E, I]."""
+    """Name the matrices of an MLP: `gate_up` [2 I, E], `down` [E, I]."""
     gate, up = gate_up.chunk(2)
     named = {"gate_proj": gate, "up_proj": up, "down_proj": down}
     return {f"{prefix}.{name}.weight": view for name, view in named.items()}

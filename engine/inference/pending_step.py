@@ -14,7 +14,7 @@ from asterism.engine.inference.sampling import SamplingFlags, sample
 
 class PendingTokens(Protocol):
     def read(self, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Token ids and logprobs of the first `count` rows. Waits for them, and for nothing that is launched later."""
+        """Return token ids and logprobs of the first `count` rows. Waits for them, and for no later launch."""
         ...
 
 
@@ -23,26 +23,26 @@ class PendingStep(NamedTuple):
     tokens: PendingTokens
 
     def read(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Token ids and logprobs, [B]. Waits until the device has computed them."""
+        """Return token ids and logprobs, [B]. Waits until the device has computed them."""
         return self.tokens.read(len(self.launched.sequences))
 
 
 def sample_step(
     logits_NV: Tensor, state: BatchState, active: RowTensors, flags: SamplingFlags
 ) -> tuple[Tensor, Tensor]:
-    """Give these rows their next tokens; returns the tokens and their logprobs, [N]."""
+    """Sample the next tokens of these rows and advance the rows; return tokens and logprobs, [N]."""
     tokens_N, logprobs_N = sample(logits_NV, active.positions + 1, active.sampling, flags)
     state.advance(active, tokens_N)
     return tokens_N, logprobs_N
 
 
 def pack_tokens(token_ids_N: Tensor, logprobs_N: Tensor) -> Tensor:
-    """int32 [2, N]: token ids, and the bits of the logprobs. One copy takes both to main memory."""
+    """Pack token ids and the bits of logprobs, int32 [2, N], for one copy to main memory."""
     return torch.stack((token_ids_N.to(torch.int32), logprobs_N.view(torch.int32)))
 
 
 def start_copy(token_ids_N: Tensor, logprobs_N: Tensor) -> PendingTokens:
-    """For tensors that later steps do not overwrite."""
+    """Start the copy to main memory of tensors that later steps do not overwrite."""
     if token_ids_N.device.type == "cpu":
         return _HostTokens(token_ids_N, logprobs_N)
     return PackedTokens(pack_tokens(token_ids_N, logprobs_N))
@@ -57,7 +57,7 @@ class _HostTokens(NamedTuple):
 
 
 class PackedTokens:
-    """A copy that the device makes of the result of `pack_tokens`, which may then change."""
+    """An asynchronous copy of the result of `pack_tokens`, which later steps may overwrite."""
 
     def __init__(self, packed_2N: Tensor) -> None:
         self._event: torch.cuda.Event | None = None

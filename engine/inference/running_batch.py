@@ -1,18 +1,18 @@
-"""The running sequences, each in a row, with their positions and pages. No tensors.
+"""The running sequences, each in a row, with their positions and pages; without tensors.
 
-A step is launched before its tokens are known. Of a step that reads the tokens at positions p, where u is 1 if the tokens
-of the step before are unknown, and v is 1 if the next step is launched already (both 0 without overlapping steps):
+A step is launched before its tokens are known. The table shows the states of a step that reads tokens at positions p; u
+is 1 if the previous step's tokens are unknown, v is 1 if the next step is launched (both 0 without overlapping steps):
 
     state      after          positions              num_unknown  EngineCore._pending  new tokens
     ---------  -------------  ---------------------  -----------  -------------------  -------------------------------
-    scheduled  schedule_step  p                      u            the step before      none yet; they have pages
+    scheduled  schedule_step  p                      u            previous step        none yet; they have pages
     launched   launch         p + 1                  u + 1        this step            on the device
-    known      mark_known     p + 1 + v              v            the next step        in main memory (record_tokens)
-    dropped    drop_ended     p + 1 + v, those kept  v            the next step        of ended sequences: in Sequence
+    known      mark_known     p + 1 + v              v            next step            in main memory (record_tokens)
+    dropped    drop_ended     p + 1 + v (kept rows)  v            next step            of ended sequences: in Sequence
 
-`_pending` is None where there is no such step, and always without overlapping steps. A sequence that ends with a stop token
-takes part in the next step if that is launched already; `mark_known` skips its surplus token. A sequence with all
-tokens of its request leaves `sequences` at the next `schedule_step` (`retire_at_limit`), and its row at `drop_ended`.
+`_pending` is None if there is no such step, and always without overlapping steps. A sequence that ends with a stop
+token is part of the next step if that step is launched already; `mark_known` skips its surplus token. A sequence with
+all tokens of its request leaves `sequences` at the next `schedule_step` (`retire_at_limit`), its row at `drop_ended`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from asterism.engine.inference.sequence import MissingPages, Sequence
 
 # (join ids, positions) -> the order in which to run the sequences, as indices into both
 BatchOrder = Callable[[list[int], list[int]], list[int]]
-EndedSequence = tuple[Sequence, int]  # and the number of its tokens
+EndedSequence = tuple[Sequence, int]  # the sequence and the number of its tokens
 
 
 class BatchRows(Protocol):
-    """Where the tokens and pages of running sequences are stored: asterism.engine.inference.batch_state.BatchState."""
+    """The storage of running sequences' tokens and pages: asterism.engine.inference.batch_state.BatchState."""
 
     def assign(self, joining: list[Sequence], /) -> None: ...
 
@@ -43,10 +43,10 @@ class BatchRows(Protocol):
 
 
 class LaunchedStep(NamedTuple):
-    """One token of each of these B sequences, which the device may still compute."""
+    """A step that gives each of B sequences one token, which the device may still compute."""
 
     sequences: list[Sequence]
-    positions: NDArray[np.int64]  # of the new tokens
+    positions: NDArray[np.int64]  # positions of the new tokens
     rows: NDArray[np.int64]
     join_ids: NDArray[np.int64]
     num_drops: int  # RunningBatch.num_drops at the launch
@@ -58,23 +58,23 @@ class LaunchedStep(NamedTuple):
 
 
 class RunningBatch:
-    """B sequences; `sequences` and `positions` are in the order of the active rows."""
+    """A batch of B sequences; `sequences` and `positions` are in the order of the active rows."""
 
     def __init__(self, rows: BatchRows, num_rows: int, page_tokens: int, order: BatchOrder | None = None) -> None:
         """Without `order`, sequences run in the order in which they join."""
         self.sequences: list[Sequence] = []
-        # of each: position, last position that the request allows, row, number of pages, join id
+        # each sequence's position, last position that the request allows, row, number of pages, join id
         self._state = np.zeros((5, 0), np.int64)
         self._rows, self._page_tokens, self._order = rows, page_tokens, order
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._join_id_by_row = np.zeros(num_rows, np.int64)  # 0: the row is free
         self._is_arranged = True
-        self.num_joins = self.num_drops = 0  # num_drops counts calls of drop_ended
+        self.num_joins = self.num_drops = 0  # num_drops: calls of drop_ended
         self.num_unknown = 0  # launched steps with unknown tokens
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Of the tokens that the next step reads, [B]."""
+        """The positions of the tokens that the next step reads, [B]."""
         return self._state[0]
 
     @property
@@ -82,21 +82,21 @@ class RunningBatch:
         return len(self._free_rows)
 
     def count_steps_to_limit(self) -> int:
-        """Steps until the first sequence has all tokens that its request allows."""
+        """Return the number of steps until the first sequence has all tokens that its request allows."""
         return int((self._state[1] - self._state[0]).min())
 
     def list_at_limit(self) -> list[int]:
-        """Indices of the sequences that reach this limit in the next step."""
+        """Return the indices of the sequences that get their last allowed token in the next step."""
         return (self._state[1] - self._state[0] <= 1).nonzero()[0].tolist()
 
     # ------------------------------------------------------------ pages
 
     def count_missing_pages(self, steps: int) -> int:
-        """Pages that the sequences lack for so many further tokens each."""
+        """Return the number of pages that all sequences lack for `steps` further tokens each."""
         return int(self._compute_missing_pages(steps).sum())
 
     def list_missing_pages(self) -> list[MissingPages]:
-        """Sequences that lack pages for their next token."""
+        """Return the sequences that lack pages for their next token."""
         missing_B, sequences = self._compute_missing_pages(1), self.sequences
         (short,) = missing_B.nonzero()
         counts = missing_B[short].tolist()
@@ -108,7 +108,7 @@ class RunningBatch:
             self._rows.append_pages(appended)
 
     def _compute_missing_pages(self, steps: int) -> NDArray[np.int64]:
-        """Of each sequence, [B]; a sequence never has more pages than it needs for its next token."""
+        """Return each sequence's missing pages, [B]. A sequence never has more pages than its next token needs."""
         return (self._state[0] + (steps - 1 + self._page_tokens)) // self._page_tokens - self._state[3]
 
     # ------------------------------------------------------------ members
@@ -125,8 +125,8 @@ class RunningBatch:
         self._set_members([*self.sequences, *joining], np.concatenate((self._state, state), axis=1))
 
     def retire_at_limit(self) -> None:
-        """Take the sequences out of the batch that have all tokens of their requests; they keep their rows until these
-        tokens are known."""
+        """Take sequences with all tokens of their requests out of the batch. They keep their rows until all tokens are
+        known."""
         if self.num_unknown:
             (kept,) = (self._state[0] < self._state[1]).nonzero()
             self._keep(kept)
@@ -140,17 +140,17 @@ class RunningBatch:
         self._keep(kept)
 
     def count_tokens(self, sequence: Sequence) -> int:
-        """The known tokens of a running sequence."""
+        """Return the number of known tokens of a running sequence."""
         return int(self.positions[self.sequences.index(sequence)]) + 1 - self.num_unknown
 
     def read_tokens(self, sequence: Sequence, first: int) -> NDArray[np.int32]:
-        """The known tokens of a running sequence from position `first` on."""
+        """Return the known tokens of a running sequence from position `first` on."""
         return self._rows.read_back(sequence.row, first, self.count_tokens(sequence))[0][first:]
 
     # ------------------------------------------------------------ one step
 
     def arrange(self) -> None:
-        """Make these sequences the active rows, in the order that suits attention."""
+        """Make the sequences' rows active, in the order that suits attention."""
         if self._is_arranged:
             return
         if self._order is not None:
@@ -160,21 +160,21 @@ class RunningBatch:
         self._is_arranged = True
 
     def launch(self) -> LaunchedStep:
-        """Each sequence gets a token, which is unknown until `mark_known`."""
+        """Give each sequence a token, which is unknown until `mark_known`."""
         self.advance()
         self.num_unknown += 1
         state = self._state
         return LaunchedStep(self.sequences, state[0].copy(), state[2], state[4], self.num_drops)
 
     def mark_known(self, step: LaunchedStep) -> NDArray[np.int64] | None:
-        """Indices of the sequences with a token, as the others had ended before the step; None: all have one."""
+        """Return the indices of sequences that had not ended before the step; None if no sequence had ended."""
         self.num_unknown -= 1
         if step.num_drops == self.num_drops:
             return None
         return (self._join_id_by_row[step.rows] == step.join_ids).nonzero()[0]
 
     def advance(self, steps: int = 1) -> None:
-        """Each sequence has so many more tokens."""
+        """Advance the position of each sequence by `steps`."""
         self._state[0] += steps
 
     def _keep(self, kept: NDArray[np.int64]) -> None:
@@ -196,7 +196,7 @@ class RunningBatch:
 
 
 def _describe_state(sequence: Sequence) -> tuple[int, int, int, int, int]:
-    """The sequence's column of RunningBatch._state when it joins."""
+    """Return the sequence's column of RunningBatch._state at its join."""
     assert sequence.request is not None
     last_position = len(sequence.request.token_ids) + sequence.request.max_new_tokens - 1
     return len(sequence.token_ids) - 1, last_position, sequence.row, len(sequence.pages), sequence.join_id

@@ -1,10 +1,10 @@
-"""The embedded engine's scheduler: decides which sequences prefill, run, wait, and keep their cached tokens. No tensors.
+"""Decides which sequences of the embedded engine prefill, run, wait, and keep their cached tokens; without tensors.
 
-A request waits until its tokens have pages. Then the engine prefills its tokens, at most `prefill_tokens` of all
-requests in one step, first come, first served. Then the sequence runs in a row of the batch, one token per step. After
-its request it is idle: its cached tokens stay until its next request, or until another sequence needs the pages. If a
-running sequence needs a page and none is free, the newest request is preempted: it loses its pages, and resumes from
-its tokens once there is room.
+A request waits until its tokens have pages. Then the engine prefills its tokens, first come, first served; a step
+prefills at most `prefill_tokens` of all requests. Then the sequence runs in a row of the batch, one token per step.
+After its request the sequence is idle: its cached tokens stay until its next request, or until another sequence needs
+the pages. If a running sequence needs a page and no page is free, the newest request is preempted: it loses its pages,
+and resumes from its tokens when enough pages are free.
 """
 
 from bisect import bisect_right
@@ -28,11 +28,11 @@ class SchedulerActions(NamedTuple):
 
 
 class Scheduler:
-    """One step is `schedule_step`, the model's pass, and `on_tokens_generated`; other calls come between steps.
+    """The scheduler. A step is `schedule_step`, the model's pass, and `on_tokens_generated`.
 
-    An engine that launches a step before it knows the tokens of the previous step calls `batch.launch` after
-    `schedule_step` and `on_tokens_known` later. A sequence may then run for one step more than its tokens; that token
-    is discarded. `abort` of a running sequence and `on_weights_changed` require that all tokens are known.
+    With overlapping steps, the engine calls `batch.launch` after `schedule_step` and `on_tokens_known` later. A
+    sequence may then run for one surplus step; that token is discarded. All other calls come between steps; `abort` of
+    a running sequence and `on_weights_changed` require that all tokens are known.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Scheduler:
         actions: SchedulerActions,
         prefix_tracker: PrefixTracker | None = None,
     ) -> None:
-        """`capacity`: whole pages.
+        """`capacity` has whole pages.
 
-        Engines with a common `prefix_tracker` count tokens as recomputed that another of them has computed.
+        Engines with a common `prefix_tracker` also count tokens as recomputed that another engine has computed.
         """
         self.batch = batch
         self.version = version
@@ -54,12 +54,12 @@ class Scheduler:
         self._prefill_tokens = prefill_tokens
         self._actions = actions
         self.kv_manager = KvCacheManager(capacity.kv_tokens // capacity.page_tokens, capacity.page_tokens)
-        self._sequences: dict[int, Sequence] = {}  # until release_cache
+        self._sequences: dict[int, Sequence] = {}  # by sequence_id, until release_cache
         self._prefix_tracker = prefix_tracker or PrefixTracker()
-        # Requests of preempted and of idle sequences go before those of new sequences. The caller bounds both queues.
+        # Requests of preempted and of idle sequences precede requests of new sequences. The caller bounds both queues.
         self._priority_waiting: deque[Sequence] = deque()
         self._waiting: deque[Sequence] = deque()
-        self._prefilling: Sequence | None = None  # it has pages, but not all of its tokens are cached
+        self._prefilling: Sequence | None = None  # has pages, but not all of its tokens are cached
         self._num_arrivals = 0
         self._decode_steps = self._generated_tokens = self.num_preempted = 0
         self._prefilled_tokens = self._recomputed_tokens = 0
@@ -68,12 +68,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything. Without running sequences any request has room."""
+        """Return whether a step has sequences to run or prefill. Without running sequences, each request has room."""
         return bool(self.batch.sequences or self._prefilling or self._priority_waiting or self._waiting)
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether a sequence has pages but not all of its tokens are cached."""
+        """Return whether a sequence has pages but not all of its tokens are cached."""
         return self._prefilling is not None
 
     @property
@@ -81,7 +81,7 @@ class Scheduler:
         return len(self._priority_waiting) + len(self._waiting)
 
     def submit(self, request: GenerationRequest) -> None:
-        """The request has passed check_request. Raises RequestRefused if its sequence already has a request."""
+        """Queue a request that has passed check_request. Raises RequestRefused if its sequence has another request."""
         sequence = self._sequences.get(request.sequence_id)
         if sequence is not None and sequence.request is not None:
             raise RequestRefused(f"sequence {request.sequence_id} is being generated already")
@@ -101,7 +101,7 @@ class Scheduler:
         return sequence is not None and sequence.row >= 0
 
     def abort(self, sequence_id: int) -> list[SequenceOutcome]:
-        """The tokens that the pending request has generated; empty without a pending request."""
+        """End the pending request; return its outcome with the generated tokens, or nothing without a request."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None or sequence.request is None:
             return []
@@ -115,7 +115,7 @@ class Scheduler:
         return [sequence.finish_request("abort")]
 
     def release_cache(self, sequence_id: int) -> list[SequenceOutcome]:
-        """Drop the cached tokens of the sequence. A pending request is aborted."""
+        """Abort a pending request and drop the cached tokens of the sequence."""
         outcomes = self.abort(sequence_id)
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
@@ -124,9 +124,9 @@ class Scheduler:
         return outcomes
 
     def on_weights_changed(self, version: int) -> None:
-        """Later tokens have this version. Idle sequences lose their cached tokens.
+        """Give later tokens this version, and drop the cached tokens of idle sequences.
 
-        Running sequences keep their KV cache, which is no longer shared; a sequence in prefill restarts.
+        Running sequences keep their KV cache, which is no longer shared. A sequence in prefill starts again.
         """
         self.version = version
         self.kv_manager.free_idle()
@@ -141,7 +141,7 @@ class Scheduler:
             self._priority_waiting.appendleft(sequence)
 
     def read_generated(self, sequence_id: int, first: int) -> NDArray[np.int32]:
-        """New tokens of the pending request from its new token `first` on; none before it runs."""
+        """Return the pending request's generated tokens from the `first`-th on; none before the sequence runs."""
         sequence = self._sequences[sequence_id]
         if sequence.row < 0 or sequence.request is None:
             return np.zeros(0, np.int32)
@@ -166,7 +166,7 @@ class Scheduler:
     # ------------------------------------------------------------ one step
 
     def schedule_step(self) -> list[PrefillChunk]:
-        """Give the running sequences pages for their next token; returns the prompt tokens of this step.
+        """Give the running sequences pages for their next token; return the prompt tokens of this step.
 
         A sequence joins the batch in the step that prefills its last tokens.
         """
@@ -175,13 +175,13 @@ class Scheduler:
         return self._schedule_prefill()
 
     def on_tokens_generated(self, finished: list[int]) -> list[SequenceOutcome]:
-        """Each running sequence has one more token; those at the indices `finished` of the batch end with it."""
+        """Give each running sequence one more token; sequences at the indices `finished` of the batch end with it."""
         step = self.batch.launch()
         self.batch.mark_known(step)
         return self.on_tokens_known(step, finished)
 
     def on_tokens_known(self, step: LaunchedStep, finished: list[int]) -> list[SequenceOutcome]:
-        """Sequences at the indices `finished` of the step end with its tokens, of which none is surplus."""
+        """Count the step's tokens, without surplus tokens, and end the sequences at its indices `finished`."""
         self._decode_steps += bool(step.sequences)
         self._generated_tokens += len(step.sequences)
         ended = [(step.sequences[index], int(step.positions[index]) + 1) for index in finished]
@@ -190,7 +190,7 @@ class Scheduler:
     # ------------------------------------------------------------ many steps at once
 
     def count_steps_ahead(self) -> int:
-        """Steps until a running sequence reaches its last token or the available pages do not suffice; at least 1."""
+        """Return the steps until a sequence reaches its last token or lacks pages; at least 1."""
         longest = self.batch.count_steps_to_limit()
         available, count_missing = self.kv_manager.num_available, self.batch.count_missing_pages
         if count_missing(longest) <= available:
@@ -198,7 +198,7 @@ class Scheduler:
         return bisect_right(range(longest), available, lo=2, key=count_missing) - 1
 
     def skip_steps(self, steps: int) -> None:
-        """As so many steps without prompt tokens in which no sequence ends, at most `count_steps_ahead` - 1."""
+        """Skip at most `count_steps_ahead` - 1 steps, which have no prompt tokens and end no sequence."""
         if steps:
             self.batch.advance(steps)
             self._decode_steps += steps
@@ -222,13 +222,13 @@ class Scheduler:
     def _allocate_decode_pages(self) -> None:
         while not self.kv_manager.append_pages(missing := self.batch.list_missing_pages()):
             if self.batch.num_unknown:
-                self._actions.await_tokens()  # sequences that have ended free their pages
+                self._actions.await_tokens()  # ended sequences free their pages
             else:
                 self._preempt()
         self.batch.on_pages_appended(missing)
 
     def _preempt(self) -> None:
-        """Free the pages of the newest request, which waits at the head of the queue."""
+        """Free the pages of the newest request, and put it at the head of the queue."""
         candidates = [*self.batch.sequences, *([self._prefilling] if self._prefilling else [])]
         newest = max(candidates, key=lambda sequence: sequence.arrival)
         if newest is self._prefilling:
@@ -260,7 +260,7 @@ class Scheduler:
         return chunks
 
     def _select_prefill(self, num_joining: int) -> Sequence | None:
-        """The sequence in prefill; else the first waiting sequence, if it has a row and pages."""
+        """Return the sequence in prefill, or the first waiting sequence if there are a row and pages for it."""
         if self._prefilling is None and self.batch.num_free_rows > num_joining:
             queue = self._priority_waiting or self._waiting
             if queue and self.kv_manager.allocate(queue[0]):
@@ -269,7 +269,7 @@ class Scheduler:
         return self._prefilling
 
     def _count_prefilled(self, sequence: Sequence, start: int, end: int) -> None:
-        """This step computes the tokens [start, end) of the sequence."""
+        """Count the tokens [start, end) of the sequence, which this step computes."""
         self._prefilled_tokens += end - start
         self._recomputed_tokens += max(min(end, sequence.computed_tokens) - start, 0)
         sequence.computed_tokens = max(sequence.computed_tokens, end)

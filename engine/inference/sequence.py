@@ -1,4 +1,4 @@
-"""One sequence in the embedded engine: its tokens, its pages, and how far they are filled."""
+"""One sequence in the embedded engine: its tokens, its pages, and the number of its cached tokens."""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
@@ -8,34 +8,34 @@ from numpy.typing import NDArray
 
 from asterism.engine.contract import EngineFailure, Generation, GenerationRequest
 
-SequenceOutcome = tuple[int, Generation | EngineFailure]  # sequence_id, the result or exception of its generate
+SequenceOutcome = tuple[int, Generation | EngineFailure]  # sequence_id, and the result or exception of `generate`
 
 NO_LOGPROBS = np.zeros(0, np.float32)
 
 
 class Sequence:
-    """Waiting, in prefill, running in a row, or idle. While it runs, only its row has its newest tokens."""
+    """A sequence that waits, prefills, runs in a row, or is idle. While it runs, only its row has its newest tokens."""
 
     def __init__(self, sequence_id: int) -> None:
         self.sequence_id = sequence_id
         self.request: GenerationRequest | None = None  # None while idle
-        self.arrival = 0  # number of the request; the newest is preempted first
+        self.arrival = 0  # number of the request; the newest request is preempted first
         self.token_ids: NDArray[np.int32] = np.zeros(0, np.int32)
-        self.logprobs = NO_LOGPROBS  # of the generated tokens
+        self.logprobs = NO_LOGPROBS  # logprobs of the generated tokens
         self.versions: list[tuple[int, int]] = []  # (first position, policy version)
         self.pages: list[int] = []
-        self.shared_pages: list[int] = []  # the part of `pages` that has had two holders
-        self.is_idle = False  # its pages do not count as those of a running sequence
+        self.shared_pages: list[int] = []  # pages that have had two holders
+        self.is_idle = False  # whether its pages count as cached, not as running
         self.cached_tokens = 0  # leading tokens with keys and values in its pages
         self.cache_hit_tokens: int | None = None  # request tokens found in the cache; None before prefill
-        self.computed_tokens = 0  # leading tokens ever computed, under these weights or while it ran
-        self.page_digests: dict[int, bytes] = {}  # of full pages without keys and values, by page of the sequence
-        self.stale = False  # some keys and values are of older weights: no other sequence may share them
+        self.computed_tokens = 0  # leading tokens computed earlier, under these weights or while it ran
+        self.page_digests: dict[int, bytes] = {}  # digests of full pages after the cached tokens, by index in `pages`
+        self.stale = False  # older weights computed some keys and values: other sequences may not share them
         self.row = -1  # -1: not running
-        self.join_id = 0  # number of its latest join of the batch; a preempted sequence gets a new one
+        self.join_id = 0  # number of its latest join of the batch; it changes after a preemption
 
     def start_request(self, request: GenerationRequest, arrival: int) -> None:
-        """Cached tokens stay valid up to the first different token, and up to the request's last token."""
+        """Start a request. Cached tokens stay valid up to the first different token or the request's last token."""
         last = len(request.token_ids) - 1
         common_tokens = _count_common_prefix(self.token_ids, request.token_ids)
         self.cached_tokens, self.computed_tokens = (
@@ -46,16 +46,16 @@ class Sequence:
         self.token_ids, self.logprobs, self.versions = request.token_ids, NO_LOGPROBS, []
 
     def record_cache_hit(self) -> None:
-        """The sequence has got pages. Only the first call of a request counts, not that after a preemption."""
+        """Record the cached tokens at a request's first prefill; later prefills, after preemptions, do not count."""
         if self.cache_hit_tokens is None:
             self.cache_hit_tokens = self.cached_tokens
 
     def record_version(self, position: int, version: int) -> None:
-        """Tokens from `position` on have this version."""
+        """Record the version of the tokens from `position` on."""
         self.versions.append((position, version))
 
     def finish_request(self, finish: Literal["abort"] | None) -> SequenceOutcome:
-        """End the pending request; returns its Generation, or EngineFailure if logits were not finite."""
+        """End the pending request; return its Generation, or EngineFailure if logits were not finite."""
         assert self.request is not None
         request, self.request, self.page_digests = self.request, None, {}
         if not np.isfinite(self.logprobs).all():
@@ -70,11 +70,11 @@ class Sequence:
         return self.sequence_id, Generation(ids, self.logprobs, versions, reason, self.cache_hit_tokens or 0)
 
 
-MissingPages = tuple[Sequence, int]  # how many pages the running sequence lacks for its next token
+MissingPages = tuple[Sequence, int]  # a running sequence, and the number of pages that its next token lacks
 
 
 class PrefillChunk(NamedTuple):
-    """Tokens [start, end) of a sequence, to prefill in this step."""
+    """The tokens [start, end) of a sequence, which this step prefills."""
 
     sequence: Sequence
     start: int
@@ -86,7 +86,7 @@ class PrefillChunk(NamedTuple):
 
 
 def enumerate_chunks(chunks: Iterable[PrefillChunk]) -> Iterator[tuple[int, PrefillChunk]]:
-    """Each chunk with the number of tokens in the chunks before it."""
+    """Yield each chunk with the number of tokens in the chunks before it."""
     first = 0
     for chunk in chunks:
         yield first, chunk
@@ -94,7 +94,7 @@ def enumerate_chunks(chunks: Iterable[PrefillChunk]) -> Iterator[tuple[int, Pref
 
 
 def _count_common_prefix(ids: NDArray[np.int32], others: NDArray[np.int32]) -> int:
-    """How many leading ids are equal."""
+    """Count the leading ids that are equal."""
     count = min(len(ids), len(others))
     differ = ids[:count] != others[:count]
     return int(differ.argmax()) if differ.any() else count

@@ -19,15 +19,15 @@ class StepInputs:
     def __init__(
         self, cache: KeyValueCache, attention: CachedAttention, state: BatchState, *, keeps_gathered_rows: bool
     ) -> None:
-        """`keeps_gathered_rows`: attention keeps gathered rows between steps. Graphs write new tokens only into the
-        cache, so with graphs kept rows would miss them."""
+        """`keeps_gathered_rows`: attention keeps gathered rows between steps. It is False with graphs, which write new
+        tokens only into the cache."""
         self._cache, self._attention, self._state = cache, attention, state
         self._keeps_gathered_rows = keeps_gathered_rows
         self._decode_blocks: Sequence[Any] = []
         self._blocks_revision = -1  # BatchState.revision of `_decode_blocks`
 
     def build_batch(self, running: RunningBatch, chunks: list[PrefillChunk]) -> ForwardBatch:
-        """The next token of each running sequence, then the tokens of the chunks."""
+        """Build the batch: the next token of each running sequence, then the tokens of the chunks."""
         token_ids, positions, slots = inputs = self._build_decode_inputs()
         arrays: list[Tensor] = []
         if chunks:
@@ -39,7 +39,7 @@ class StepInputs:
         return ForwardBatch(token_ids, positions, slots, self._decode_blocks, prefill_blocks)
 
     def _build_decode_inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Token ids, positions and slots of the running sequences, each int64 [B]."""
+        """Return token ids, positions and slots of the running sequences, each int64 [B]."""
         state, active = self._state, self._state.active
         return state.gather_input_ids(active), active.positions, state.compute_slots(active, self._cache.page_tokens)
 
@@ -52,7 +52,7 @@ class StepInputs:
         return self._attention.build_decode_blocks(join_ids, lengths, tables)
 
     def _build_prefill_inputs(self, chunks: list[PrefillChunk]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Token ids, positions and slots; and the arrays of CachedAttention.build_prefill_blocks."""
+        """Return token ids, positions and slots, and the arrays of CachedAttention.build_prefill_blocks."""
         ids = np.concatenate([chunk.sequence.token_ids[chunk.start : chunk.end] for chunk in chunks])
         positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
         slots = np.concatenate([chunk.compute_slots(self._cache.page_tokens) for chunk in chunks])

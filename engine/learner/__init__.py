@@ -1,1 +1,1 @@
-"""The learner: minibatches, training steps, checkpoints. `python -m asterism.engine.learner`, or torchrun for several ranks."""
+"""The learner: minibatches, training steps, checkpoints. torchrun starts `asterism.engine.learner` on several ranks."""

@@ -1,4 +1,4 @@
-"""Entry point: `python -m asterism.engine.learner`; torchrun starts one for each of several ranks."""
+"""The entry point of `python -m asterism.engine.learner`; torchrun starts one process for each of several ranks."""
 
 import sys
 

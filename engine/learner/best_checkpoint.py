@@ -1,8 +1,8 @@
 """The record of the best evaluated checkpoint: `checkpoints/best.json`.
 
 With `evaluation.every` and `evaluation.keep_best` the learner saves a checkpoint of each evaluated step. The head
-writes the record after each evaluation, from the same lines as metrics.jsonl, so that a resumed run has the record of the
-lines that remain. The learner reads it before it deletes checkpoints.
+writes the record after each evaluation, from the lines of metrics.jsonl, so that a resumed run has the record of its
+remaining lines. The learner reads the record before it deletes checkpoints.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from asterism.configs.schema import RunConfig
 
 class BestCheckpoint(msgspec.Struct, frozen=True):
     step: int
-    label: str  # of the evaluation
+    label: str  # label of the evaluation
     reward: float  # mean over the answered questions of the first set
     evaluated_step: int  # the newest step with an evaluation
 
@@ -26,7 +26,7 @@ class BestCheckpoint(msgspec.Struct, frozen=True):
 class EvaluationResult(NamedTuple):
     step: int
     label: str
-    values: Mapping[str, float]  # of its line in metrics.jsonl
+    values: Mapping[str, float]  # values of the evaluation's line in metrics.jsonl
 
 
 def get_best_checkpoint_path(checkpoints: Path) -> Path:
@@ -40,7 +40,7 @@ def read_best_checkpoint(checkpoints: Path) -> BestCheckpoint | None:
 
 
 class BestCheckpointFile:
-    """Keeps the record up to date. Without `evaluation.every` or `keep_best` it does nothing."""
+    """The file with the record. Without `evaluation.every` or `keep_best`, its methods do nothing."""
 
     def __init__(self, run: RunConfig, checkpoints: Path) -> None:
         options = run.evaluation
@@ -51,7 +51,7 @@ class BestCheckpointFile:
         self._best: BestCheckpoint | None = None
 
     def restart(self, results: Iterable[EvaluationResult]) -> None:
-        """Replace the record by that of `results`. Raises OSError."""
+        """Replace the record by the record of `results`. Raises OSError."""
         if self._is_enabled:
             self._best = None
             for result in results:
@@ -59,13 +59,13 @@ class BestCheckpointFile:
             self._write()
 
     def add(self, result: EvaluationResult) -> None:
-        """Raises OSError."""
+        """Update the record with one result. Raises OSError."""
         if self._is_enabled and (best := self._choose(result)) != self._best:
             self._best = best
             self._write()
 
     def _choose(self, result: EvaluationResult) -> BestCheckpoint | None:
-        """The earlier step of two equal ones. An evaluation with tokens of other weights does not count."""
+        """Choose the better step, or the earlier of equal ones. Skip evaluations with tokens of other weights."""
         best, reward = self._best, result.values.get(self._reward)
         if result.label not in self._labels or reward is None:
             return best
@@ -87,7 +87,7 @@ class BestCheckpointFile:
 
 
 def list_protected_steps(run: RunConfig, checkpoints: Path, saved_steps: Iterable[int]) -> set[int]:
-    """The best checkpoint, and checkpoints before the end of their evaluation."""
+    """Return the steps of the best checkpoint and of checkpoints that are not yet evaluated."""
     if not run.evaluation.saves_evaluated_steps:
         return set()
     best = read_best_checkpoint(checkpoints)

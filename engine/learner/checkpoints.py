@@ -1,14 +1,14 @@
-"""Names and folders of a run's checkpoints. A folder with a final name is complete and on the disk.
+"""The names and folders of a run's checkpoints. A folder with a final name is complete and on the disk.
 
 step_000010/
     config.json, tokenizer files
-    model.safetensors           the export (asterism.engine.model.hf_export): one file, or shards with an index; not in each checkpoint
-    adapter/                    the export of a run with learner.lora.rank has its adapters in the format of peft, too
+    model.safetensors           the optional export (engine/export/hf_export.py): one file, or shards with an index
+    adapter/                    adapters in the format of peft, in exports of a run with learner.lora.rank
     trainer/
-        state.json              stage, step (which is the data position too), ranks, seed, prompts of the probe
-        tensors/                torch.distributed.checkpoint: weights, optimizer, random states of each rank
+        state.json              stage, step (also the position in the data), ranks, seed, prompts of the probe
+        tensors/                weights, optimizer and random states of each rank, by torch.distributed.checkpoint
     asterism-manifest.json      the digest of each file (asterism.configs.integrity.file_manifest), written last
-step_000010.damaged/            set aside by a resume: a file differs from the manifest
+step_000010.damaged/            a checkpoint that a resume has set aside: a file differs from the manifest
 """
 
 import re
@@ -27,15 +27,15 @@ from asterism.configs.integrity.file_manifest import DamagedFile, check_file, fi
 CHECKPOINT_NAME = re.compile(r"step_(\d{6,})")
 FIRST_CHECKPOINT = "step_000000"  # the weights before RL, which LoRA freezes
 _OS_ERROR = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
-DAMAGED_SUFFIX = ".damaged"  # of a folder that a resume has set aside
+DAMAGED_SUFFIX = ".damaged"  # suffix of a folder that a resume has set aside
 PARTIAL_SUFFIX = ".building"  # suffix of the hidden name of an incomplete folder
 _REPLACED_SUFFIX = f".replaced{PARTIAL_SUFFIX}"
 
 
 class ProbePrompts(msgspec.Struct, frozen=True):
-    """Prompts by which an engine is compared with the learner (asterism.engine.learner.weight_probe)."""
+    """Prompts for the comparison of engine and learner (asterism.engine.learner.weight_probe)."""
 
-    chosen_at: int  # the step of the batch that contains them
+    chosen_at: int  # step of the batch from which the prompts come
     prompts: tuple[bytes, ...]  # token ids
 
 
@@ -44,7 +44,7 @@ class TrainerState(msgspec.Struct, frozen=True):
     step: int  # finished steps of the stage
     ranks: int
     seed: int
-    probe: ProbePrompts | None = None  # so that a restarted learner repeats the probes; None before the first RL step
+    probe: ProbePrompts | None = None  # a restarted learner repeats the probes; None before the first RL step
 
 
 def get_trainer_folder(checkpoint: Path) -> Path:
@@ -60,7 +60,7 @@ def write_trainer_state(checkpoint: Path, state: TrainerState) -> None:
 
 
 def read_trainer_state(checkpoint: Path) -> TrainerState:
-    """Raises OSError if the checkpoint has no trainer state, and DamagedFile."""
+    """Read state.json. Raises OSError if the checkpoint has no trainer state, and DamagedFile."""
     path = get_trainer_folder(checkpoint) / "state.json"
     check_file(path)
     return msgspec.json.decode(path.read_bytes(), type=TrainerState)
@@ -71,9 +71,9 @@ def is_resumable(checkpoint: Path) -> bool:
 
 
 def find_training_damage(checkpoint: Path) -> str | None:
-    """Describe the first damaged file that training needs, all except the exported weights; None without damage.
+    """Describe the first damaged file that training needs (all except exported weights), or return None.
 
-    Reads these files. A checkpoint without a manifest, of an older version, is not checked.
+    Reads the files. A checkpoint of an older version, without a manifest, is not checked.
     """
     try:
         manifest = read_manifest(checkpoint)
@@ -84,14 +84,14 @@ def find_training_damage(checkpoint: Path) -> str | None:
 
 
 def list_without_state(checkpoints: Path) -> list[tuple[int, Path]]:
-    """Steps and folders of checkpoints that have lost their state.json, which their manifest lists."""
+    """Return steps and folders of checkpoints without the state.json that their manifest lists."""
     names = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in sorted(checkpoints.glob("step_*")))
     found = [(int(name[1]), path) for name, path in names if name and not is_resumable(path)]
     return [(step, path) for step, path in found if find_training_damage(path) is not None]
 
 
 def set_aside(checkpoint: Path) -> Path:
-    """Give a damaged checkpoint a name that no reader uses. Returns the new path. Raises OSError."""
+    """Give a damaged checkpoint a name that no reader uses, and return the new path. Raises OSError."""
     names = (f"{checkpoint.name}{DAMAGED_SUFFIX}{'' if number == 1 else f'-{number}'}" for number in count(1))
     aside = next(path for name in names if not (path := checkpoint.with_name(name)).exists())
     checkpoint.rename(aside)
@@ -104,13 +104,13 @@ def list_set_aside(checkpoints: Path) -> list[Path]:
 
 
 def get_partial_path(checkpoint: Path) -> Path:
-    """Where a checkpoint is written before it gets its final name."""
+    """Return the path of a checkpoint that does not yet have its final name."""
     return checkpoint.with_name(f".{checkpoint.name}{PARTIAL_SUFFIX}")
 
 
 @contextmanager
 def naming_disk_errors(folder: Path) -> Generator[None]:
-    """Raises DiskError if the disk refuses a file of a checkpoint, also for the error types of safetensors and torch."""
+    """Raise DiskError for errors of the disk, also if safetensors or torch raise them as errors of other types."""
     try:
         with raising_disk_errors(folder):
             yield
@@ -127,8 +127,8 @@ def naming_disk_errors(folder: Path) -> Generator[None]:
 def commit_checkpoint(checkpoint: Path) -> None:
     """Give the finished folder its final name after its files are on the disk.
 
-    A checkpoint of an earlier attempt at the step is replaced. If the process is killed between the two renames,
-    `restore_replaced_checkpoints` restores the earlier one.
+    The folder replaces a checkpoint of an earlier attempt at the step. If the process is killed between the two
+    renames, `restore_replaced_checkpoints` restores the earlier checkpoint.
     """
     partial, replaced = get_partial_path(checkpoint), _get_replaced_path(checkpoint)
     sync_tree(partial)
@@ -141,7 +141,7 @@ def commit_checkpoint(checkpoint: Path) -> None:
 
 
 def restore_replaced_checkpoints(checkpoints: Path) -> None:
-    """Undo replacements that a kill has interrupted. Call this before the checkpoints are read."""
+    """Undo interrupted replacements of killed processes. Call this before the checkpoints are read."""
     for replaced in checkpoints.glob(f".*{_REPLACED_SUFFIX}"):
         checkpoint = checkpoints / replaced.name.removeprefix(".").removesuffix(_REPLACED_SUFFIX)
         if not checkpoint.exists():
@@ -153,7 +153,7 @@ def _get_replaced_path(checkpoint: Path) -> Path:
 
 
 def delete_checkpoint(checkpoint: Path) -> None:
-    """Under a hidden name: a kill must not leave a part of a checkpoint under a final name."""
+    """Rename a checkpoint, then delete it: a killed process must not leave a part of it under its final name."""
     deleted = checkpoint.with_name(f".{checkpoint.name}.deleted{PARTIAL_SUFFIX}")
     shutil.rmtree(deleted, ignore_errors=True)
     checkpoint.rename(deleted)
@@ -161,14 +161,14 @@ def delete_checkpoint(checkpoint: Path) -> None:
 
 
 def list_saved_steps(checkpoints: Path) -> list[int]:
-    """Steps that training can resume from, in ascending order."""
+    """Return the steps that training can resume from, in ascending order."""
     names = (CHECKPOINT_NAME.fullmatch(path.name) for path in checkpoints.glob("step_*") if is_resumable(path))
     return sorted(int(name[1]) for name in names if name)
 
 
 def prune_checkpoints(checkpoints: Path, keep: int, protected: Collection[int] = ()) -> list[Path]:
-    """Delete all but step 0, the `protected` steps and the newest `keep`, and leftovers of killed saves; returns the
-    deleted checkpoints."""
+    """Delete leftovers of killed saves and all checkpoints except step 0, `protected` steps and the newest `keep`.
+    Return the deleted checkpoints."""
     names = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in checkpoints.iterdir())
     newest_last = sorted((int(name[1]), path) for name, path in names if name)
     stale = [
@@ -182,7 +182,7 @@ def prune_checkpoints(checkpoints: Path, keep: int, protected: Collection[int] =
 
 
 def delete_checkpoints_after(checkpoints: Path, step: int) -> None:
-    """Delete the checkpoints of later steps: the run resumes from `step`, and will write them again."""
+    """Delete checkpoints of later steps, because the run resumes from `step` and writes them again."""
     for later in list_saved_steps(checkpoints):
         if later > step:
             delete_checkpoint(checkpoints / f"step_{later:06d}")

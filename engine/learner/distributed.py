@@ -1,13 +1,13 @@
 """The ranks of the learner: device, device mesh, process groups, reductions and broadcasts.
 
-Three groups have all ranks. The control group (gloo) sends objects and waits at barriers, for as long as rollouts are
+Three groups contain all ranks. The control group (gloo) broadcasts objects and waits at barriers, while rollouts are
 collected. The tensor group (NCCL on GPUs) and the dimensions of the mesh reduce and gather tensors; their collectives
-fail after `learner.collective_timeout_s`, because all ranks start them at about the same time. A third group (gloo) is for
-the background threads that write checkpoints.
+time out after `learner.collective_timeout_s`, because all ranks start them at about the same time. The checkpoint group
+(gloo) serves the background threads that write checkpoints.
 
-One rank has neither groups nor a mesh, unless FSDP offloads its optimizer. In bfloat16 its layers convert the float32
-parameters, as FSDP does before a gather with several ranks. torch.autocast would keep the residual stream in float32, so
-that one rank and two ranks would compute different losses.
+A single rank has neither groups nor a mesh, unless FSDP offloads its optimizer. In bfloat16 its layers convert the
+float32 parameters, as FSDP with several ranks does before a gather. torch.autocast would keep the residual stream in
+float32, so that one rank and two ranks would compute different losses.
 """
 
 import math
@@ -33,18 +33,18 @@ from asterism.configs.learner_options import LearnerConfig
 
 # Ranks wait in a broadcast while rollouts are collected. A dead rank is detected by its closed connection.
 CONTROL_TIMEOUT = timedelta(days=7)
-CHECKPOINT_TIMEOUT = timedelta(hours=1)  # ranks wait for the slowest one to write its part
+CHECKPOINT_TIMEOUT = timedelta(hours=1)  # ranks wait until the slowest rank has written its part
 
-# gloo raises RuntimeError: "[/.../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:53155. This is ..."
+# gloo's RuntimeError: "[/.../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:53155. This is ..."
 _GLOO_ERROR = re.compile(r"\[\S*/gloo/\S+\] (.+?)(?:\. |$)|(Application timeout caused pair closure)")
 
 
 class CollectiveFailed(Exception):
-    """A collective timed out, or another rank died: an outage. The text has rank, operations and their durations."""
+    """A timeout of a collective, or the loss of a rank: an outage. The text has rank, operations and durations."""
 
 
 class ParallelDims(NamedTuple):
-    """Sizes of the device mesh, outermost dimension first. Ranks that differ in cp or tp only train on the same rows."""
+    """The sizes of the device mesh, outermost dimension first. Ranks that differ only in cp or tp have equal rows."""
 
     dp_replicate: int = 1  # copies of the model
     dp_shard: int = 1  # ranks that share the parameters of one copy
@@ -53,12 +53,12 @@ class ParallelDims(NamedTuple):
 
     @property
     def num_data_ranks(self) -> int:
-        """Shares of a minibatch."""
+        """The number of shares of a minibatch."""
         return self.dp_replicate * self.dp_shard
 
 
 def compute_parallel_dims(num_ranks: int, dp_replicate: int) -> ParallelDims:
-    """Raises UnusableInput if the copies cannot be equal parts of the ranks."""
+    """Compute the mesh's sizes. Raises UnusableInput if the copies cannot be equal parts of the ranks."""
     if num_ranks % dp_replicate:
         raise UnusableInput(
             f"learner.dp_replicate = {dp_replicate} must divide the number of ranks, learner.ranks on each of "
@@ -68,7 +68,7 @@ def compute_parallel_dims(num_ranks: int, dp_replicate: int) -> ParallelDims:
 
 
 class RankGroup(NamedTuple):
-    """This process's rank. Without a mesh there is no process group and no collective."""
+    """The rank of this process and its groups. Without a mesh there is no process group and no collective."""
 
     rank: int = 0
     world_size: int = 1
@@ -77,10 +77,8 @@ class RankGroup(NamedTuple):
     device: torch.device = torch.device("cpu")
     mesh: DeviceMesh | None = None  # 4-D, with the names of ParallelDims
     tensor_group: ProcessGroup | None = None  # all ranks
-    operations: OperationRecord = OperationRecord()  # of this process
-    checkpoint_group: ProcessGroup | None = (
-        None  # several ranks; only asterism.engine.learner.saving.checkpoint_writer uses it
-    )
+    operations: OperationRecord = OperationRecord()  # operations of this process
+    checkpoint_group: ProcessGroup | None = None  # several ranks; asterism.engine.learner.saving uses it
     offloads_optimizer: bool = False  # learner.memory.offload = "optimizer"
 
     @property
@@ -89,17 +87,17 @@ class RankGroup(NamedTuple):
 
     @property
     def state_device(self) -> torch.device:
-        """Of weights, gradients and moments."""
+        """The device of weights, gradients and moments."""
         return torch.device("cpu") if self.offloads_optimizer else self.device
 
     @property
     def node(self) -> int:
-        """0: the node of the leading rank."""
+        """The number of this rank's node; 0 is the node of the leading rank."""
         return self.rank // self.local_world_size
 
     @property
     def data_rank(self) -> int:
-        """Which share of a minibatch this rank trains on, of `dims.num_data_ranks`."""
+        """The number of this rank's share of a minibatch, below `dims.num_data_ranks`."""
         return self.find_data_rank(self.rank)
 
     def find_data_rank(self, rank: int) -> int:
@@ -114,29 +112,30 @@ class RankGroup(NamedTuple):
     def operation(self, name: str, *, is_limited: bool = True) -> AbstractContextManager[None]:
         """Record that this rank runs the operation `name` while the context is open, in any thread.
 
-        The rank's heartbeats have it. If it takes longer than `learner.collective_timeout_s`, the launcher restarts the
-        learner. `is_limited = False`: an operation that waits for rollouts, or consists of other operations.
+        The rank's heartbeats contain the operation. If it takes longer than `learner.collective_timeout_s`, the
+        launcher restarts the learner, unless `is_limited` is False: for operations that wait for rollouts or contain
+        other operations.
         """
         return self.operations.run(name, is_limited=is_limited)
 
     def select_device(self) -> None:
-        """Make this rank's GPU the current one of the calling thread. Every thread that trains calls it first."""
+        """Make this rank's GPU the current device of the calling thread. Every thread that trains calls it first."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
 
 def read_rank() -> tuple[int, int]:
-    """The rank of this process and the number of ranks, from the environment that torchrun sets; without it, (0, 1)."""
+    """Read the rank of this process and the number of ranks from torchrun's environment; without it, (0, 1)."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def join_ranks(learner: LearnerConfig) -> RankGroup:
-    """Read the rank from the environment that torchrun sets; without it, a single rank. Raises UnusableInput."""
+    """Join the ranks of torchrun's environment, or return a single rank without it. Raises UnusableInput."""
     (rank, world_size), local_world_size = read_rank(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     dims = compute_parallel_dims(world_size, learner.dp_replicate)
     ranks = RankGroup(rank, world_size, local_world_size, dims, _find_device(learner.device))
     ranks.select_device()
-    offloads_optimizer = learner.memory.offload == "optimizer"  # by FSDP
+    offloads_optimizer = learner.memory.offload == "optimizer"  # FSDP offloads it
     if world_size == 1 and not offloads_optimizer:
         return ranks
     ranks = ranks._replace(offloads_optimizer=offloads_optimizer)
@@ -166,7 +165,7 @@ def _with_mesh(ranks: RankGroup, timeout: timedelta) -> RankGroup:
     groups: dict[tuple[tuple[int, ...], ...], ProcessGroup] = {}
 
     def join_group(partition: list[list[int]]) -> ProcessGroup:
-        """Of the groups of `partition`, the one with this rank."""
+        """Return the group of `partition` that contains this rank."""
         key = tuple(tuple(members) for members in partition)
         if key not in groups:
             group, _ = dist.new_subgroups_by_enumeration(partition, timeout, backend)
@@ -183,9 +182,9 @@ def _with_mesh(ranks: RankGroup, timeout: timedelta) -> RankGroup:
 
 
 def leave_ranks(ranks: RankGroup) -> None:
-    """The last call of a rank. A rank with a process group ends here, with exit code 0.
+    """Leave the process group as the last call of a rank. A rank with a group exits here with code 0.
 
-    gloo keeps threads, which abort about 1 of 100 processes if the interpreter ends in the usual way.
+    gloo keeps threads, which abort about 1 of 100 processes if the interpreter exits normally.
     """
     if ranks.mesh is not None:
         dist.destroy_process_group()
@@ -196,7 +195,7 @@ def leave_ranks(ranks: RankGroup) -> None:
 
 @contextmanager
 def naming_failed_collectives(rank: int, operations: OperationRecord) -> Generator[None]:
-    """Raises CollectiveFailed for errors of gloo and NCCL; `operations` ran when they were raised."""
+    """Raise CollectiveFailed for errors of gloo and NCCL, with the operations that were running."""
     try:
         yield
     except RuntimeError as error:
@@ -209,25 +208,25 @@ def naming_failed_collectives(rank: int, operations: OperationRecord) -> Generat
 
 
 def gather_full(tensor: Tensor) -> Tensor:
-    """The whole tensor on every rank; a collective if the tensor is sharded."""
+    """Return the whole tensor on every rank; a collective if the tensor is sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def get_local(parameter: Tensor) -> Tensor:
-    """The rows of this rank, detached."""
+    """Return the rows of this rank, detached."""
     parameter = parameter.detach()
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def gather_full_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters by name, gathered, detached and in main memory. Every rank must call it."""
+    """Gather all parameters by name, detached and in main memory. Every rank must call it."""
     return {name: gather_full(parameter.detach()).cpu() for name, parameter in model.named_parameters()}
 
 
 def find_non_finite_parameter(model: nn.Module, ranks: RankGroup) -> str | None:
-    """The name of the first parameter with an infinity or a NaN. Every rank must call it.
+    """Return the name of the first parameter with an infinity or a NaN, or None. Every rank must call it.
 
-    The largest absolute value of all parameters needs one pass over them. Only if it is not finite, each one is checked.
+    One pass computes the largest absolute value of all parameters. Only if it is not finite, each parameter is checked.
     """
     rows = {name: get_local(each) for name, each in model.named_parameters()}
     largest = get_total_norm([each for each in rows.values() if each.numel()], math.inf)
@@ -238,13 +237,13 @@ def find_non_finite_parameter(model: nn.Module, ranks: RankGroup) -> str | None:
 
 
 def _find_on_any_rank(ranks: RankGroup, flags: Sequence[Tensor]) -> list[int]:
-    """Indices of the flags, boolean scalars, that are set on any rank."""
+    """Return the indices of the flags, boolean scalars, that are set on any rank."""
     counts = torch.stack([flag.int() for flag in flags]).to(ranks.device)
     return [index for index, count in enumerate(all_reduce(ranks, counts, dist.ReduceOp.MAX).tolist()) if count]
 
 
 def all_reduce(ranks: RankGroup, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
-    """In place, over all ranks; `values` are on the device of the ranks."""
+    """Reduce `values`, on the device of the ranks, in place over all ranks."""
     if ranks.tensor_group is not None:
         with ranks.operation("reduction"):
             dist.all_reduce(values, operation, ranks.tensor_group)
@@ -252,7 +251,7 @@ def all_reduce(ranks: RankGroup, values: Tensor, operation: dist.ReduceOp.RedOpT
 
 
 def broadcast_object(ranks: RankGroup, item: Any = None) -> Any:
-    """Returns the leading rank's `item` on every rank."""
+    """Return the leading rank's `item` on every rank."""
     if ranks.world_size == 1:
         return item
     items = [item]

@@ -1,14 +1,14 @@
 """`python -m asterism.engine.learner --run-folder FOLDER`: the learner's process.
 
-torchrun starts one process for each of several ranks. Rank 0 joins the bus as "learner" and broadcasts each piece of work to the other
-ranks. It stores GroupAccepted; it consumes BatchReady and produces StepTrained, then WeightsPublished: once at the
-start and once per batch, before the checkpoint of the step. It waits only for its worker thread, and for the memory of
-engines that share its GPUs. After CheckpointRequested it saves the last trained step, sends CheckpointSaved and trains no
-further step. Shutdown or SIGTERM ends it as soon as a checkpoint that is being written has its final name: an
+torchrun starts one process for each of several ranks. Rank 0 joins the bus as "learner" and broadcasts its work to the
+other ranks. It stores GroupAccepted; it consumes BatchReady and produces StepTrained, then WeightsPublished: once at
+the start and once per batch, before the checkpoint of the step. It waits only for its worker thread, and for the memory
+of engines that share its GPUs. After CheckpointRequested it saves the last trained step, sends CheckpointSaved and
+trains no further step. After Shutdown or SIGTERM it exits as soon as a checkpoint in progress has its final name; an
 unfinished step is abandoned.
 
-A later incarnation (`--incarnation`) first repeats the journal's steps after that checkpoint. It sends their StepTrained again,
-but publishes only the last weights: the earlier ones may be in the slot of the current ones.
+A later incarnation (`--incarnation`) first repeats the journal's steps after the checkpoint from which it resumes. It
+sends their StepTrained again, but publishes only the last weights: older weights may share the slot of current weights.
 """
 
 import asyncio
@@ -62,11 +62,11 @@ from asterism.engine.learner.engine_gpu_memory import EngineGpuMemory
 from asterism.engine.learner.learner_rank import LearnerRank, TrainStepResult
 
 Result = TypeVar("Result")
-SAVE = "save"  # broadcast to the other ranks in place of a batch
+SAVE = "save"  # broadcast to the other ranks instead of a batch
 
 
 class Learner:
-    """The leading rank's event loop. One worker thread does all training: torch keeps one pool."""
+    """The leading rank's event loop. One worker thread does all training, so that torch has one thread pool."""
 
     def __init__(
         self,
@@ -85,23 +85,23 @@ class Learner:
         self._rank = rank
         self._ranks = ranks
         self._worker = worker
-        # Bounded by the steps of the run: a killed head delivers all its batches again. A full queue would also delay
+        # Bounded by the run's steps, because a restarted head delivers all its batches again. A full queue would delay
         # GpuMemoryGranted, for which a starting learner waits.
         self._batches: asyncio.Queue[BatchReady | None] = asyncio.Queue()  # None: CheckpointRequested has arrived
         self._has_started = self._is_save_requested = False
         self._progress_send: asyncio.Task[None] | None = None
         self._logger = structlog.get_logger()
         self._in_flight: Future[Any] | None = None
-        self._completion: asyncio.Task[None] | None = None  # of the step that was trained last
+        self._completion: asyncio.Task[None] | None = None  # completion of the last trained step
         self.stop = asyncio.Event()
 
     @property
     def is_busy(self) -> bool:
-        """Whether the worker is running a task."""
+        """Return whether the worker is running a task."""
         return self._in_flight is not None and not self._in_flight.done()
 
     async def run(self, resume_step: int | None) -> None:
-        """Run until Shutdown, which waits until a trained step is published and saved, or until `stop` is set.
+        """Run until Shutdown, and then until a trained step is published and saved, or until `stop` is set.
 
         Raises the worker's exceptions.
         """
@@ -133,7 +133,7 @@ class Learner:
                 case GpuMemoryGranted() as granted:
                     self._gpu_memory.on_granted(granted)
                 case BatchReady():
-                    pass  # an earlier incarnation has journaled it, but could not acknowledge it
+                    pass  # a batch that an earlier incarnation has journaled but not acknowledged
                 case other:
                     self._logger.error("message.misdirected", kind=type(other).__name__)
             self._bus.acknowledge(delivery)
@@ -144,7 +144,7 @@ class Learner:
         def report(step: int, values: dict[str, float]) -> None:
             asyncio.run_coroutine_threadsafe(self._report_sft_step(step, values), loop).result()
 
-        journaled_steps = self._journal.list_steps()  # before any wait: later batches are written to the journal too
+        journaled_steps = self._journal.list_steps()  # before any wait: later batches join the journal
         await self._gpu_memory.acquire(-1)
         started = await self._run_in_worker(lambda: self._rank.start(resume_step, report, journaled_steps))
         await self._send_result(started)
@@ -158,18 +158,18 @@ class Learner:
                 batch = await self._batches.get()
             if self._is_save_requested or batch is None:
                 await self._save_and_wait()
-            elif batch.step > started.step:  # earlier incarnations have trained on the others
+            elif batch.step > started.step:  # earlier incarnations have trained earlier steps
                 await self._run_step(batch, publish=True)
 
     async def _request_save(self) -> None:
-        """The step in flight ends first. A learner that has not started has no step to save."""
+        """Request a save after the step in flight. Before the start, there is no step to save."""
         self._is_save_requested = True
         if not self._has_started:
             await self._bus.send(LAUNCHER, CheckpointSaved(-1))
         await self._batches.put(None)
 
     async def _save_and_wait(self) -> None:
-        """Wait for Shutdown after the save: a further step would be lost."""
+        """Save the last step and wait for Shutdown: a further step would be lost."""
         step = await self._run_in_worker(self._broadcast_and_save)
         await self._bus.send(LAUNCHER, CheckpointSaved(step))
         await asyncio.Event().wait()
@@ -185,7 +185,7 @@ class Learner:
         await asyncio.shield(self._completion)
 
     async def _complete_step(self, trained: TrainStepResult) -> None:
-        """Shutdown does not interrupt it: the other ranks save this step, too, and a save of several ranks needs all of them."""
+        """Send the result and save. Shutdown does not interrupt this, because a save needs all ranks."""
         await self._send_result(trained)
         await self._run_in_worker(self._rank.save_if_due)
 
@@ -205,7 +205,7 @@ class Learner:
             await self._bus.send(RECIPE, trained.published)
 
     async def _report_sft_step(self, step: int, values: dict[str, float]) -> None:
-        """For the metrics file, and for the display unless the previous step is still being sent there."""
+        """Send metrics to the metrics file, and to the display unless the previous send is in flight."""
         if self._progress_send is None or self._progress_send.done():
             progress = Progress("sft", step, self._rank.num_sft_steps, values)
             self._progress_send = asyncio.create_task(self._bus.send(LAUNCHER, progress))
@@ -213,7 +213,7 @@ class Learner:
 
 
 class LearnerIncarnation(NamedTuple):
-    """One start of the learner, as the launcher numbers it."""
+    """One start of the learner, with the launcher's number."""
 
     number: int
     epoch: int
@@ -235,7 +235,7 @@ async def run_leader(
         heartbeat_s = run.supervision.heartbeat_s
         async with sending_heartbeats(sender, incarnation.number, heartbeat_s, folder.sockets, lambda: bus):
             await learner.run(incarnation.resume_step)
-            if not learner.stop.is_set():  # after SIGTERM, other ranks may be gone
+            if not learner.stop.is_set():  # after SIGTERM, other ranks may have exited
                 await asyncio.to_thread(rank.finish_saving)
     finally:
         await bus.close()
@@ -247,7 +247,7 @@ async def run_leader(
 
 
 def run_follower(run: RunConfig, folder: RunFolder, ranks: RankGroup, resume_step: int | None) -> None:
-    """Run the leader's work on another rank, in the order of the leader's broadcasts."""
+    """Run the broadcast work of the leading rank on another rank."""
     rank = LearnerRank(run, folder, ranks)
     try:
         rank.start(resume_step, lambda _step, _values: None)
@@ -257,7 +257,7 @@ def run_follower(run: RunConfig, folder: RunFolder, ranks: RankGroup, resume_ste
 
 
 def train_broadcast_batches(rank: LearnerRank, ranks: RankGroup) -> None:
-    """All batches of Learner, until the leader broadcasts None."""
+    """Train on all batches of Learner until the leading rank broadcasts None."""
     while (work := broadcast_object(ranks)) is not None:
         if work == SAVE:
             rank.save_now()
@@ -285,7 +285,7 @@ def main() -> int:
 
 
 def run_process(folder: RunFolder, incarnation: LearnerIncarnation) -> None:
-    """Raises UnusableInput for problems that a user can fix, and CollectiveFailed if another rank dies or hangs."""
+    """Run one rank. Raises UnusableInput for problems that a user can fix, CollectiveFailed if another rank fails."""
     run = load_run(folder.config)
     rank, num_ranks = read_rank()
     sender, heartbeat_s = name_learner_rank(rank, num_ranks), run.supervision.heartbeat_s
@@ -298,7 +298,7 @@ def run_process(folder: RunFolder, incarnation: LearnerIncarnation) -> None:
             _configure_process(run, folder, ranks)
             if not ranks.is_leader:
                 run_follower(run, folder, ranks, incarnation.resume_step)
-        if ranks.is_leader:  # its event loop sends the heartbeats
+        if ranks.is_leader:  # the leading rank's event loop sends heartbeats
             uvloop.run(run_leader(run, folder, ranks, incarnation, make_zeromq_bus_factory(run, folder)))
     operations.close()
     leave_ranks(ranks)
@@ -308,5 +308,5 @@ def _configure_process(run: RunConfig, folder: RunFolder, ranks: RankGroup) -> N
     configure_logging(folder, LEARNER if ranks.is_leader else f"{LEARNER}-{ranks.rank}", run.log.level)
     torch.set_num_threads(run.learner.threads)
     if run.determinism == "strict":
-        torch.use_deterministic_algorithms(True)  # other algorithms raise
+        torch.use_deterministic_algorithms(True)  # nondeterministic algorithms raise
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - slow

@@ -1,4 +1,4 @@
-"""One rank of the learner: the cold start or resuming, then one RL step at a time. All ranks make the same calls.
+"""One rank of the learner: cold start or resume, then one RL step at a time. All ranks make the same calls.
 
 This module does not use the bus. Only the leading rank publishes weights and reports progress.
 """
@@ -17,7 +17,7 @@ from asterism.bus.messages import ProtocolError, WeightsPublished
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
-from asterism.engine.chat.chat_files import build_checkpoint_chat
+from asterism.engine.export.chat_files import build_checkpoint_chat
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.batches.sample_exchange import exchange_samples
 from asterism.engine.learner.batches.sample_files import StoredSequence
@@ -47,22 +47,22 @@ SftProgressCallback = Callable[[int, dict[str, float]], None]  # step of the col
 
 
 class CheckpointNotFound(UnusableInput):
-    """The run has no checkpoint of the step to resume from."""
+    """A requested resume step without a checkpoint."""
 
 
 class TrainStepResult(NamedTuple):
-    """The result of a step, for the leading rank to report."""
+    """The result of a step, which the leading rank reports."""
 
     step: int
     metrics: dict[str, float]
-    published: WeightsPublished | None  # None on other ranks, and if newer weights follow immediately
+    published: WeightsPublished | None  # None on other ranks, and if newer weights follow at once
 
 
 class LearnerRank:
     def __init__(
         self, run: RunConfig, folder: RunFolder, ranks: RankGroup, journal: BatchJournal | None = None
     ) -> None:
-        """`journal`: on the leading rank; a checkpoint deletes its batches up to that step."""
+        """`journal` exists on the leading rank; a checkpoint deletes its batches up to the step."""
         self._run = run
         self._journal = journal
         self._folder = folder
@@ -73,9 +73,9 @@ class LearnerRank:
         self._build_chat = cache(partial(build_checkpoint_chat, run, folder, self._initial_checkpoint))
         self._publisher = PolicyPublisher(run, folder, ranks)
         self._trainer: Trainer | None = None
-        self._metrics: dict[str, float] = {}  # of the last step
-        self._is_last_step = False  # whether the run ends with the present step
-        self._checkpoint_s = 0.0  # since the last result
+        self._metrics: dict[str, float] = {}  # metrics of the last step
+        self._is_last_step = False  # whether the run ends with the current step
+        self._checkpoint_s = 0.0  # time of saves since the last result
         self._schedule = CheckpointSchedule(run, ranks)
         self._offload = StateOffload(run, ranks)
         self._logger = structlog.get_logger()
@@ -87,10 +87,10 @@ class LearnerRank:
     ) -> TrainStepResult:
         """Resume from `resume_step`, by default from the newest checkpoint; without a checkpoint, start training.
 
-        If the leader's journal has batches of later steps, nothing is published before the last of them is trained.
+        If the journal has batches of later steps, the rank publishes only the weights of the last of these steps.
         Raises UnusableInput for an unusable checkpoint, tokenizer or data file, and OSError for disk errors.
         """
-        self._ranks.select_device()  # the leader trains in a thread of its own
+        self._ranks.select_device()  # the leading rank trains in a separate thread
         if self._ranks.is_leader:
             restore_replaced_checkpoints(self._folder.checkpoints)
         step = broadcast_object(self._ranks, self._choose_resume_step(resume_step))
@@ -149,14 +149,14 @@ class LearnerRank:
     def _start_rl(self) -> None:
         trainer = self._loaded_trainer
         if self._trainers.models.needs_adapters(trainer.model):
-            self.finish_saving()  # of the cold start: the files of its weights
+            self.finish_saving()  # completes the cold start's checkpoint before its model is replaced
             trainer.model = self._trainers.models.add_adapters(trainer.model)
         trainer.start_stage("rl")
 
     # ---------------------------------------------------------------- the cold start
 
     def _run_cold_start(self, report: SftProgressCallback) -> dict[str, float]:
-        """Returns loss (of the last step), sft_s and sft_steps, of this process only."""
+        """Run the cold start; return the last step's loss, and sft_s and sft_steps of this process."""
         began = time.monotonic()
         dialogues = open_dialogues(self._run, self._folder, self._ranks, self._initial_checkpoint)
         self._run = replace(self._run, sft=dialogues.sft)
@@ -178,7 +178,7 @@ class LearnerRank:
 
     @property
     def num_sft_steps(self) -> int:
-        """0 until the dialogues are counted, with sft.epochs."""
+        """The steps of the cold start; with sft.epochs, 0 until the dialogues are counted."""
         return self._run.sft.steps
 
     # ---------------------------------------------------------------- reinforcement learning
@@ -186,11 +186,11 @@ class LearnerRank:
     def train(
         self, step: int, sequences: Sequence[StoredSequence], *, publish: bool = True, is_last: bool = False
     ) -> TrainStepResult:
-        """One RL step; without sequences the weights do not change, but get a new version.
+        """Train one RL step. Without sequences the weights do not change, but get a new version.
 
-        The caller then sends the result, and calls save_if_due(): engines do not wait for the disk. The last step is saved
-        before its weights are published, because they end the run. Raises ProtocolError for any step except the next
-        one, and as Trainer.run_rl_step does.
+        The caller then sends the result and calls save_if_due(), so that engines do not wait for the disk. The last
+        step is saved before its weights are published, because these end the run. Raises ProtocolError for any step
+        except the next step, and the errors of Trainer.run_rl_step.
         """
         if step != self._step + 1:
             raise ProtocolError(f"step {step} cannot be trained after step {self._step}")
@@ -200,7 +200,7 @@ class LearnerRank:
 
     def _run_rl_step(self, step: int, sequences: Sequence[StoredSequence], *, publish: bool) -> TrainStepResult:
         self._offload.restore()
-        self._publisher.choose_prompts(step, sequences)  # a checkpoint of the last step deletes the batch
+        self._publisher.choose_prompts(step, sequences)  # before a checkpoint of the last step, which deletes the batch
         trainer, began = self._loaded_trainer, time.monotonic()
         reset_peak_memory(self._ranks.device)
         metrics = trainer.run_rl_step(sequences, partial(exchange_samples, self._ranks))
@@ -209,11 +209,11 @@ class LearnerRank:
         metrics |= compute_speed_metrics(sequences, trainer.flops, train_s, self._ranks.world_size, peak)
         metrics |= measure_peak_memory(self._ranks.device)
         self._metrics = metrics
-        trainer.check_weights()  # before they are published or saved
+        trainer.check_weights()  # before weights are published or saved
         if self._is_last_step:
             self._save_step(step, is_exported=True)
         published, times = self._publish_weights() if publish else (None, {"publish_s": 0.0, "probe_s": 0.0})
-        # Also for a repeated step: replayed metrics are equal.
+        # A repeated step also has these metrics, so that replayed metrics are equal.
         metrics |= {**times, "publish_bytes": float(self._publisher.get_num_bytes(trainer.model))}
         if publish:
             self._offload.release(self._loaded_trainer.collect_state)
@@ -223,7 +223,7 @@ class LearnerRank:
         return TrainStepResult(step, metrics, published)
 
     def save_if_due(self) -> None:
-        """Start to save a checkpoint of the present step if one is due. Every rank calls it after each step.
+        """Start to save a checkpoint of the current step if it is due. Every rank calls it after each step.
 
         Raises DiskError of the previous checkpoint.
         """
@@ -232,7 +232,7 @@ class LearnerRank:
                 self._save_step(self._step, is_exported=self._schedule.is_exported(self._step))
 
     def save_now(self) -> int:
-        """Save the present step, without an exported model, unless it is saved. Return the step. Every rank calls it."""
+        """Save the current step without an export, unless it is saved. Return the step. Every rank calls it."""
         self.finish_saving()
         if not broadcast_object(self._ranks, is_resumable(self._folder.get_checkpoint_path(self._step))):
             with self._ranks.operation(f"save of step {self._step}", is_limited=False):
@@ -248,12 +248,12 @@ class LearnerRank:
             is_exported=is_exported,
             on_pruned=(lambda: journal.delete_up_to(step)) if journal is not None else None,
         )
-        if self._is_last_step:  # no later step reports an error of the write
+        if self._is_last_step:  # no later step would report a failed write
             self.finish_saving()
         self._checkpoint_s += time.monotonic() - began
 
     def _write_metrics(self, step: int) -> None:
-        """For an incarnation that resumes from the checkpoint of the step before its metrics are reported."""
+        """Write the metrics for an incarnation that resumes from this step before its metrics are reported."""
         if self._journal is not None:
             self._journal.write_metrics(step, self._metrics)
 
@@ -263,7 +263,7 @@ class LearnerRank:
             self._trainer.finish_saving()
 
     def close(self) -> None:
-        """Wait for the last checkpoint, also if the rank ends with an error, and remove the published weights."""
+        """Wait for the last checkpoint, also after an error, and remove the published weights."""
         try:
             self.finish_saving()
         except (UnusableInput, OSError, RuntimeError):
@@ -285,7 +285,7 @@ class LearnerRank:
     def _save_checkpoint(
         self, checkpoint: Path, *, is_exported: bool, on_pruned: Callable[[], None] | None = None
     ) -> None:
-        """Starts to write it. `on_pruned`: called on the leading rank, after older checkpoints are deleted."""
+        """Start to save. The leading rank calls `on_pruned` after it has deleted older checkpoints."""
 
         def prune() -> None:
             checkpoints = self._folder.checkpoints

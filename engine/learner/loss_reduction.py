@@ -15,14 +15,14 @@ from asterism.policies.losses.policy_loss import LossOutput
 
 
 class MinibatchTotals(NamedTuple):
-    """Over all ranks; at least 1 each."""
+    """The totals of a minibatch over all ranks; at least 1 each."""
 
-    tokens: int  # in the loss
-    sequences: int  # with such a token
+    tokens: int  # tokens in the loss
+    sequences: int  # sequences with a token in the loss
 
 
 class LossSums(NamedTuple):
-    """Sums and maxima over a minibatch, by metric."""
+    """The sums and maxima of each metric over a minibatch."""
 
     loss: float
     token_sums: dict[str, float]
@@ -37,12 +37,12 @@ class OptimizerUpdate(NamedTuple):
 
 
 def reduce_outputs(outputs: Sequence[LossOutput], ranks: RankGroup) -> LossSums:
-    """`outputs` are those of this rank. Raises UnusableInput if their metrics differ."""
+    """Reduce this rank's `outputs` over all ranks. Raises UnusableInput if their metrics differ."""
     first = outputs[0]
     device = first.loss.device
     sums = all_reduce(ranks, torch.stack([_stack_sums(each, first) for each in outputs]).sum(0), ReduceOp.SUM)
     maxima = torch.stack([_stack(each.maxima, first.maxima, device) for each in outputs]).amax(0)
-    if first.maxima:  # the cold start has none
+    if first.maxima:  # the cold start has no maxima
         all_reduce(ranks, maxima, ReduceOp.MAX)
     loss, *values = sums.tolist()
     return LossSums(
@@ -60,26 +60,26 @@ def _stack_sums(output: LossOutput, first: LossOutput) -> Tensor:
 
 
 def _stack(values: Mapping[str, Tensor], names: Mapping[str, Tensor], device: torch.device) -> Tensor:
-    """In the order of `names`, in float64; also an empty tensor is on `device`, where collectives need it."""
+    """Stack values in the order of `names`, in float64 on `device`: collectives need even an empty tensor there."""
     if set(values) != set(names):
         raise UnusableInput(
-            f"learner.loss.function: a micro batch has the metrics {', '.join(values)}, another one has {', '.join(names)}"
+            f"learner.loss.function: metrics differ between micro batches: {', '.join(values)}; {', '.join(names)}"
         )
     stacked = [values[name].detach().reshape(()).to(device, torch.float64) for name in names]
     return torch.stack(stacked) if stacked else torch.zeros(0, dtype=torch.float64, device=device)
 
 
 def check_mismatch(sums: LossSums, totals: MinibatchTotals, limit: float) -> None:
-    """Raises UnusableInput above learner.loss.mismatch_limit."""
+    """Raise UnusableInput for a mismatch above learner.loss.mismatch_limit."""
     if message := describe_excessive_mismatch(_compute_mismatch(sums, totals), limit):
         raise UnusableInput(message)
 
 
 def _compute_mismatch(sums: LossSums, totals: MinibatchTotals) -> dict[str, float]:
-    """Of one minibatch; the tails with their signs."""
+    """Compute the mismatch of one minibatch, with the sign of the lowest value restored."""
     means = {name: value / totals.tokens for name, value in sums.token_sums.items() if _is_mismatch(name)}
     means["mismatch_mean"] = means.pop("mismatch")
-    means["mismatch_confident"] = sums.token_sums["mismatch_confident"]  # a number, not a share
+    means["mismatch_confident"] = sums.token_sums["mismatch_confident"]  # a count, not a share
     tails = {name: value for name, value in sums.maxima.items() if _is_mismatch(name)}
     return means | tails | {"mismatch_lowest": -tails["mismatch_lowest"]}
 
@@ -89,10 +89,10 @@ def _is_mismatch(name: str) -> bool:
 
 
 def compute_rl_metrics(updates: Sequence[OptimizerUpdate]) -> dict[str, float]:
-    """Means over the tokens or sequences of all updates.
+    """Compute means over the tokens or sequences of all updates.
 
-    The mismatch is that of the first minibatch, and with several ones also by "minibatch NUMBER: METRIC". With
-    learner.loss.old_logprobs = "engine", later minibatches include the policy's own changes.
+    The mismatch is the first minibatch's; several minibatches also have it by "minibatch NUMBER: METRIC". With
+    learner.loss.old_logprobs = "engine", the mismatch of later minibatches includes the policy's own changes.
     """
     if not updates:
         return {"updates": 0.0}
@@ -127,7 +127,7 @@ def compute_rl_metrics(updates: Sequence[OptimizerUpdate]) -> dict[str, float]:
 
 
 def sum_by_file(groups_N: Tensor, logprobs_N: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """The sum of the losses and the number of tokens of each file. `groups_N`: the number of each token's file."""
+    """Return each file's sum of losses and number of tokens. `groups_N`: the number of each token's file."""
     if not names:
         return {}
     zeros_F = torch.zeros(len(names), dtype=torch.float64, device=logprobs_N.device)
@@ -138,6 +138,6 @@ def sum_by_file(groups_N: Tensor, logprobs_N: Tensor, names: Sequence[str]) -> d
 
 
 def compute_file_losses(sums: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
-    """Per token, by file; files without a token are left out."""
+    """Return the loss per token by file, without files that have no token."""
     tokens = {name: sums[f"{name}: tokens"] for name in names}
     return {name: sums[f"{name}: loss"] / count for name, count in tokens.items() if count}

@@ -1,7 +1,7 @@
 """Optimizers (Muon for matrices, AdamW for the other parameters) and learning rate schedules.
 
-torch.optim.Muon is not used: it processes one matrix at a time, and its Newton-Schulz iteration runs in bfloat16. That
-rounding turns a difference of 1e-8 between the gradients of one and of two ranks into one of 1e-3 between their updates.
+torch.optim.Muon is not used: it processes one matrix at a time, and its Newton-Schulz iteration runs in bfloat16, which
+turns a difference of 1e-8 between gradients of one and of two ranks into a difference of 1e-3 between updates.
 """
 
 import math
@@ -23,9 +23,9 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 class Muon(Optimizer):
-    """Nesterov momentum, orthogonalization, scaled by sqrt(max(1, rows / columns)).
+    """Nesterov momentum with orthogonalized updates, scaled by sqrt(max(1, rows / columns)).
 
-    Every rank gathers sharded matrices and orthogonalizes them whole: the update equals that of a single rank.
+    Every rank gathers sharded matrices and orthogonalizes them whole, so that the update equals a single rank's update.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0) -> None:
@@ -59,8 +59,7 @@ class Muon(Optimizer):
 
 
 def orthogonalize(matrices_KRC: Tensor) -> Tensor:
-    """Each of K matrices [R, C] with its singular values moved to about 1 (0.7 to 1.2), by five quintic Newton-Schulz
-    steps.
+    """Move the singular values of K matrices [R, C] to about 1 (0.7 to 1.2), by five quintic Newton-Schulz steps.
 
     Source: https://kellerjordan.github.io/posts/muon/
     """
@@ -83,7 +82,7 @@ def _group_by_shape(parameters: list[nn.Parameter]) -> dict[torch.Size, list[nn.
 
 
 def _shard_like(update: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's part of an update that every rank has whole."""
+    """Return this rank's part of an update that every rank has whole."""
     if not isinstance(parameter, DTensor):
         return update
     replicated = DTensor.from_local(update, parameter.device_mesh, run_check=False)
@@ -91,14 +90,14 @@ def _shard_like(update: Tensor, parameter: Tensor) -> Tensor:
 
 
 def build_sft_optimizers(model: nn.Module, sft: SftConfig) -> list[Optimizer]:
-    """AdamW for all parameters; with sft.optimizer = "muon", Muon for the layers' matrices."""
+    """Build AdamW; with sft.optimizer = "muon", Muon for the layers' matrices and AdamW for other parameters."""
     matrices, others = _split_parameters(model) if sft.optimizer == "muon" else ([], list(model.parameters()))
     adamw = AdamW(others, lr=sft.lr, betas=(0.9, 0.95), weight_decay=sft.weight_decay, fused=True)
     return [Muon(matrices, lr=sft.muon_lr, weight_decay=sft.weight_decay), adamw] if matrices else [adamw]
 
 
 def build_rl_optimizers(model: nn.Module, learner: LearnerConfig) -> list[Optimizer]:
-    """AdamW for all parameters that are not frozen: Muon's full-rank updates are too coarse for the small changes of RL."""
+    """Build AdamW for all trained parameters. Muon's full-rank updates are too coarse for the small changes of RL."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         AdamW(
@@ -121,7 +120,7 @@ def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Par
 
 
 def cosine_schedule(step: int, steps: int, warmup_steps: int) -> float:
-    """Fraction of the full rate at `step` (from 0): linear warm-up, then half a cosine towards 0."""
+    """Return the fraction of the full rate at `step` (from 0): linear warm-up, then half a cosine to 0."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     passed = (step - warmup_steps) / max(1, steps - warmup_steps)
@@ -129,7 +128,7 @@ def cosine_schedule(step: int, steps: int, warmup_steps: int) -> float:
 
 
 def linear_schedule(step: int, steps: int, warmup_steps: int, final_fraction: float) -> float:
-    """Fraction of the full rate at `step` (from 0): linear warm-up, then linear decay to `final_fraction`."""
+    """Return the fraction of the full rate at `step` (from 0): linear warm-up, linear decay to `final_fraction`."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     passed = (step - warmup_steps) / max(1, steps - 1 - warmup_steps)

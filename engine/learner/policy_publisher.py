@@ -1,4 +1,4 @@
-"""Publishes the policy with its probe: the weights of each version, and the figures by which an engine is compared."""
+"""Publishes each version of the policy: its weights, and a probe with which engines are compared."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from asterism.engine.model.causal_lm import CausalLM
 
 
 class PolicyPublisher:
-    """Every rank makes the same calls."""
+    """The publisher of one rank. Every rank makes the same calls."""
 
     def __init__(self, run: RunConfig, folder: RunFolder, ranks: RankGroup) -> None:
         self._run, self._folder, self._ranks = run, folder, ranks
@@ -27,7 +27,7 @@ class PolicyPublisher:
 
     @property
     def prompts(self) -> ProbePrompts | None:
-        """The prompts of the probe, which a checkpoint of the present step keeps."""
+        """The prompts of the probe, which a checkpoint of the current step contains."""
         return self._prober.prompts
 
     def restore_prompts(self, prompts: ProbePrompts | None) -> None:
@@ -39,7 +39,7 @@ class PolicyPublisher:
         self._prober.choose_prompts(step, sequences)
 
     def publish(self, model: CausalLM, version: int) -> tuple[WeightsPublished | None, dict[str, float]]:
-        """The message of the leading rank for the engines, and `publish_s` and `probe_s`."""
+        """Publish a version; return the leading rank's message for the engines, and `publish_s` and `probe_s`."""
         began = time.monotonic()
         with self._ranks.operation("publish"):
             published = self._get_publisher(model).publish(version)
@@ -49,7 +49,7 @@ class PolicyPublisher:
         return None if published is None else replace(published, probe=probe), times
 
     def get_num_bytes(self, model: CausalLM) -> int:
-        """Of a publication."""
+        """Return the bytes of a publication."""
         return self._get_publisher(model).num_bytes
 
     def close(self) -> None:

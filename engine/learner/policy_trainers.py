@@ -1,4 +1,4 @@
-"""The trainers of a run on one rank: from the initial weights, from a checkpoint, or from one of another run."""
+"""The trainers of a run on one rank: from initial weights, from a checkpoint, or from another run's checkpoint."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from asterism.engine.model.tokenizer import check_vocabulary, load_tokenizer
 
 
 class PolicyTrainers:
-    """Every rank makes the same calls. They raise UnusableInput for an unusable checkpoint or tokenizer."""
+    """The trainers of one rank. All ranks make the same calls, which raise UnusableInput for unusable files."""
 
     def __init__(self, run: RunConfig, folder: RunFolder, ranks: RankGroup) -> None:
         self.models = PolicyModels(run, folder, ranks)
@@ -25,12 +25,12 @@ class PolicyTrainers:
         self._other_run = folder.expand_path(run.learner.resume_from)
 
     def start(self) -> Trainer:
-        """With the initial weights, before the cold start."""
+        """Return a trainer with the initial weights, before the cold start."""
         with self._ranks.operation("load of the weights"):
             return self._make(self.models.load_initial(), self._initial_checkpoint)
 
     def resume(self, checkpoint: Path) -> Trainer:
-        """In the state of the checkpoint. Raises DamagedFile with the way to an older one."""
+        """Return a trainer in a checkpoint's state. Raises DamagedFile with the command to use an older checkpoint."""
         try:
             return self._load(checkpoint)
         except DamagedFile as error:
@@ -43,7 +43,7 @@ class PolicyTrainers:
         return trainer
 
     def continue_other_run(self) -> Trainer:
-        """Step 0 of RL, with weights, random states and, as configured, moments of learner.resume_from."""
+        """Return a trainer at step 0 of RL, with weights, random states and optional moments of learner.resume_from."""
         trainer = self._load(self._other_run)
         if not self._run.learner.resume_optimizer:
             trainer.start_stage("rl")

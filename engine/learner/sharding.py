@@ -3,15 +3,15 @@
 A unit gathers its parameters before its forward pass and again before its backward pass. Units:
 
     each decoder layer
-    the embedding             untied models; freed during the layers, and not gathered for the backward pass
-    the output matrix         untied models; gathered once per micro batch, from its forward to its backward pass
-    the last norm, and the embedding of tied models, which is the output matrix too: one unit, used twice; gathered from
-                              the start of the forward to the end of the backward pass
+    the embedding             (untied models) freed during the layers, and not gathered for the backward pass
+    the output matrix         (untied models) gathered once per micro batch, from its forward to its backward pass
+    the last norm             in tied models with the embedding, which is also the output matrix; gathered from the
+                              start of the forward pass to the end of the backward pass
 
-Parameters, gradients and the optimizer's state are float32 shards. With learner.dtype = "bfloat16" the gathered copies are
-bfloat16, and gradients are reduced in float32. A single rank has no units: its layers convert the float32 parameters where
-they compute (engine/model/layers.py), which saves the copies of a gather. With learner.memory.offload = "optimizer" the shards are in main memory: a unit is
-copied to the GPU before it is gathered, and its reduced gradients are copied back.
+Parameters, gradients and the optimizer's state are float32 shards. With learner.dtype = "bfloat16" the gathered copies
+are bfloat16, and gradients are reduced in float32. A single rank has no units: its layers convert the float32
+parameters where they compute (engine/model/layers.py), which saves the copies of a gather. With learner.memory.offload =
+"optimizer" the shards are in main memory: units are copied to the GPU for a gather, reduced gradients are copied back.
 """
 
 from pathlib import Path
@@ -32,10 +32,10 @@ from asterism.engine.model.model_config import DecoderConfig, load_model_config
 def load_sharded_model(
     folder: Path, ranks: RankGroup, dtype: str = "float32", lora: LoraOptions | None = None
 ) -> CausalLM:
-    """In float32, on `state_device` of the rank, which reads only its own rows of the files. Every rank must call it.
+    """Load float32 weights to `state_device`; the rank reads only its own rows of the files. Every rank must call it.
 
-    `dtype`: of computation. `lora`: add adapters without values. Raises CheckpointError or UnsupportedModel with the
-    missing or invalid file.
+    `dtype`: dtype of computation. `lora`: adapters to add, without values. Raises CheckpointError or UnsupportedModel
+    with the missing or invalid file.
     """
     model = build_sharded_model(folder, ranks, dtype, lora)
     fill_parameters(list_base_parameters(model), folder)
@@ -45,10 +45,10 @@ def load_sharded_model(
 def build_sharded_model(
     source: Path | DecoderConfig, ranks: RankGroup, dtype: str = "float32", lora: LoraOptions | None = None
 ) -> CausalLM:
-    """With uninitialized weights in float32, on `state_device` of the rank.
+    """Build a model with uninitialized float32 weights on `state_device` of the rank.
 
-    `source`: the configuration, or a folder with config.json. `lora`: with adapters. Frozen and trained parameters share the
-    units.
+    `source`: the configuration, or a folder with config.json. `lora`: adapters to add; units contain both frozen and
+    trained parameters.
     """
     config = source if isinstance(source, DecoderConfig) else load_model_config(source)
     with torch.device("meta"):
@@ -61,9 +61,9 @@ def build_sharded_model(
 
 
 def shard_model(model: CausalLM, ranks: RankGroup, dtype: str = "float32") -> None:
-    """Shard the parameters, which are on the meta device or equal on every rank. A rank without a mesh keeps them whole.
+    """Shard parameters that are on the meta device or equal on every rank. A rank without a mesh keeps them whole.
 
-    `dtype`: of computation.
+    `dtype`: dtype of computation.
     """
     if ranks.mesh is None:
         if dtype != "float32":
@@ -76,13 +76,13 @@ def shard_model(model: CausalLM, ranks: RankGroup, dtype: str = "float32") -> No
         _shard_unit(layer, ranks, policy)
     if model.lm_head is not None:
         _shard_unit(model.model.embed_tokens, ranks, policy).set_unshard_in_backward(False)
-        # Its backward pass follows immediately.
+        # The backward pass of the output matrix follows immediately.
         _shard_unit(model.lm_head, ranks, policy).set_reshard_after_forward(False)
     _shard_unit(model, ranks, policy)
 
 
 def _shard_unit(module: nn.Module, ranks: RankGroup, policy: MixedPrecisionPolicy) -> FSDPModule:
-    """Gradients are summed over ranks, not averaged: the loss is already divided by the tokens of the whole minibatch."""
+    """Sum gradients over ranks, without averaging: the loss is already divided by the minibatch's tokens."""
     pin_memory = ranks.device.type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pin_memory) if ranks.offloads_optimizer else OffloadPolicy()
     unit = fully_shard(module, mesh=ranks.parameter_mesh, mp_policy=policy, offload_policy=offload)
@@ -94,10 +94,10 @@ def _shard_unit(module: nn.Module, ranks: RankGroup, policy: MixedPrecisionPolic
 
 
 def set_gradient_reduction(model: nn.Module, ranks: RankGroup, learner: LearnerConfig, *, is_last: bool) -> None:
-    """For the next backward pass; `is_last`: of an update.
+    """Set the reduction of gradients for the next backward pass. `is_last`: it is the last pass of an update.
 
-    Gradients are reduced over the copies of the model after the last micro batch. Within a copy they are reduced after
-    each one, or once; until then a rank holds float32 gradients of all parameters, as a rank with a whole copy does anyway.
+    Gradients are reduced over copies of the model after the last micro batch. Within a copy they are reduced after each
+    micro batch, or only once; until then a rank has float32 gradients of all parameters, like a rank with a whole copy.
     """
     if isinstance(model, FSDPModule):
         is_reduced_once = learner.memory.reduce_gradients == "once" or ranks.dims.dp_shard == 1

@@ -1,4 +1,4 @@
-"""Training on one rank: updates of the cold start, GRPO steps, saving and resuming."""
+"""Trains on one rank: updates of the cold start, GRPO steps, saving and resuming."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from asterism.configs.errors import UnusableInput
 from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.schema import RunConfig
-from asterism.engine.chat.chat_files import ServedChat
+from asterism.engine.export.chat_files import ServedChat
+from asterism.engine.export.hf_export import MAX_SHARD_BYTES
 from asterism.engine.learner.batches.minibatches import (
     MicroBatch,
     build_rl_minibatches,
@@ -47,7 +48,6 @@ from asterism.engine.learner.saving.checkpoint_writer import CheckpointWriter, M
 from asterism.engine.learner.saving.training_state import capture_training_state, load_training_state
 from asterism.engine.learner.sharding import reshard_parameters, set_gradient_reduction
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.hf_export import MAX_SHARD_BYTES
 from asterism.engine.model.lora.lora_linear import list_base_parameters
 from asterism.engine.model.training_flops import count_forward_flops
 from asterism.policies.losses.grpo import compute_sft_loss
@@ -55,16 +55,16 @@ from asterism.policies.losses.policy_loss import LossInput, LossOutput
 from asterism.policies.losses.policy_objective import PolicyObjective
 from asterism.policies.losses.token_scores import ScoredTokens, TokenScores
 
-OldLogprobs = list[Tensor] | None  # by micro batch of a minibatch
+OldLogprobs = list[Tensor] | None  # for each micro batch of a minibatch
 Distribution = Callable[[Sequence[tuple[Sequence[Source], RankShares]]], Sequence[Sequence[Source]]]
-ObjectiveFunction = Callable[[LossInput, Tensor | None], LossOutput]  # with the reference's log probabilities
+ObjectiveFunction = Callable[[LossInput, Tensor | None], LossOutput]  # Tensor: the reference's log probabilities
 
 
 class Trainer:
-    """Every rank makes the same calls on equal weights. `step`: finished steps of `stage`."""
+    """A trainer on one rank. Every rank makes the same calls on equal weights. `step`: finished steps of `stage`."""
 
     def __init__(self, model: CausalLM, run: RunConfig, ranks: RankGroup) -> None:
-        """`model`: sharded over the ranks (asterism.engine.learner.sharding)."""
+        """`model` is sharded over the ranks (asterism.engine.learner.sharding)."""
         self.model = model
         self.stage: Literal["sft", "rl"] = "sft"
         self.step = 0
@@ -81,7 +81,7 @@ class Trainer:
         self.start_stage("sft" if run.sft.is_enabled else "rl")
 
     def start_stage(self, stage: Literal["sft", "rl"]) -> None:
-        """Fresh optimizers, step 0. The model may be another one than that of the previous stage."""
+        """Start a stage at step 0 with new optimizers. `model` may have changed since the previous stage."""
         self.stage, self.step = stage, 0
         self.model.set_recomputed(self._learner.memory.activation_checkpointing)
         self.model.set_compiled(self._learner.compiles)
@@ -97,9 +97,8 @@ class Trainer:
     # ---------------------------------------------------------------- steps
 
     def run_sft_step(self, sequences: Sequence[SequenceSource]) -> dict[str, float]:
-        """One update. Returns loss, grad_norm, lr, tokens (in the loss), the loss of each file of a mixture, and the metrics
-        of the plan of micro batches and of the load of experts. The group of a sequence is the number of its file.
-        """
+        """Run one update. Return loss, grad_norm, lr, tokens (in the loss), the loss of each file of a mixture, and the
+        metrics of micro batches and of experts. The group of a sequence is the number of its file."""
         sft = self._run.sft
         lr_scale = cosine_schedule(self.step, sft.steps, sft.warmup_steps)
         update = self._run_update(sequences, lr_scale, _compute_cold_start_loss)
@@ -117,21 +116,21 @@ class Trainer:
         }
 
     def score_without_update(self, sequences: Sequence[SequenceSource]) -> Iterator[tuple[MicroBatch, Tensor]]:
-        """This rank's micro batches and the log probabilities of their tokens. Every rank takes all of its own."""
+        """Yield this rank's micro batches with their tokens' log probabilities. Every rank iterates to the end."""
         for batch in iter_micro_batches(self._list_micro_batches(sequences), self._ranks):
             yield batch, self._score_without_gradient(self.model, batch).logprobs_N
 
     def run_rl_step(
         self, sequences: Sequence[Source], distribute: Distribution[Source] | None = None
     ) -> dict[str, float]:
-        """`learner.minibatches` updates; no update without sequences. A rank loads only its own ones.
+        """Run `learner.minibatches` updates, or none without sequences. A rank loads only its own sequences.
 
         `distribute` receives the minibatches and makes the sequences of each rank loadable there.
 
         Returns loss and grad_norm (means over updates), lr, updates, updates_skipped, tokens (in the loss), rows,
-        ratio_mean, ratio_max, entropy (over all tokens), the metrics of the loss, those of the mismatch between engine
-        and learner, of the plan of micro batches, and of the load of experts. Raises ValueError for token ids outside the vocabulary, OSError for unreadable sequences, and
-        UnusableInput above learner.loss.mismatch_limit.
+        ratio_mean, ratio_max, entropy (over all tokens), and the metrics of the loss, of the mismatch between engine
+        and learner, of micro batches and of experts. Raises ValueError for token ids outside the vocabulary, OSError
+        for unreadable sequences, and UnusableInput for a mismatch above learner.loss.mismatch_limit.
         """
         learner, steps = self._learner, self._run.rl.steps
         lr_scale = linear_schedule(
@@ -146,7 +145,7 @@ class Trainer:
         old_logprobs = self._recompute_old_logprobs(trained)
         updates = list[OptimizerUpdate]()
         for minibatch, old in zip(trained, old_logprobs, strict=True):
-            # After an update, the present weights also differ from the engine's by that update.
+            # After an update, the weights also differ from the engine's weights by that update.
             is_comparable = learner.loss.old_logprobs == "recomputed" or not updates
             limit = learner.loss.mismatch_limit if is_comparable else 0.0
             updates.append(self._run_update(minibatch, lr_scale, self._objective.compute, old, limit))
@@ -157,21 +156,21 @@ class Trainer:
         return counts | compute_rl_metrics(updates) | plan | compute_expert_metrics(self.model, self._ranks)
 
     def check_weights(self) -> None:
-        """Every rank calls it. Raises UnusableInput for weights that are not finite, naming the first parameter."""
+        """Raise UnusableInput, with the first parameter, for weights that are not finite. Every rank calls it."""
         if name := find_non_finite_parameter(self.model, self._ranks):
             raise UnusableInput(
                 f"the weights of the learner are not finite after step {self.step}, first in {name}. Likely causes: "
-                "a damaged model.checkpoint, or a too high learner.optimizer.lr or sft.lr. Earlier checkpoints are kept."
+                "a damaged model.checkpoint, or too high values of learner.optimizer.lr or sft.lr. Earlier checkpoints are kept."
             )
 
     def set_reference(self, policy: nn.Module) -> None:
-        """The frozen policy of the KL term, sharded, with the calls of CausalLM. Every rank calls it."""
+        """Set the frozen policy of the KL term, sharded and with the interface of CausalLM. Every rank calls it."""
         self._reference = policy
         if isinstance(policy, CausalLM):
             policy.set_compiled(self._learner.compiles)
 
     def _recompute_old_logprobs(self, minibatches: Sequence[Sequence[SequenceSource]]) -> list[OldLogprobs]:
-        """With the present weights, by minibatch; None for the first one: its own forward pass computes them."""
+        """Recompute old log probabilities; None for the first minibatch: its own forward pass computes them."""
         if self._learner.loss.old_logprobs == "engine" or len(minibatches) < 2:
             return [None] * len(minibatches)
         old_logprobs: list[OldLogprobs] = [None]
@@ -184,7 +183,7 @@ class Trainer:
         return split_micro_batches(sequences, num_shares, tokens, self.flops.attention_tokens)
 
     def _list_micro_batches(self, sequences: Sequence[SequenceSource]) -> list[Callable[[], MicroBatch]]:
-        """Those of this rank. A call loads one, into page-locked memory for a GPU."""
+        """Return functions that load this rank's micro batches, for a GPU into page-locked memory."""
         loss_mean = self._learner.loss.mean if self.stage == "rl" else "tokens"
         weights = compute_token_weights(sequences, loss_mean, self._run.response_tokens)
         share = self._split_micro_batches(sequences)[self._ranks.data_rank]
@@ -198,9 +197,9 @@ class Trainer:
         old_logprobs: OldLogprobs = None,
         mismatch_limit: float = 0.0,
     ) -> OptimizerUpdate:
-        """One optimizer update; sums and maxima are over all ranks. A gradient that is not finite changes nothing.
+        """Run one optimizer update, with sums and maxima over all ranks. A gradient that is not finite changes nothing.
 
-        `mismatch_limit`: 0 for none, and in the cold start.
+        `mismatch_limit`: 0 for no limit, as in the cold start.
         """
         counts = [sequence.num_loss_tokens for sequence in sequences]
         totals = MinibatchTotals(max(1, sum(counts)), max(1, sum(map(bool, counts))))
@@ -264,7 +263,7 @@ class Trainer:
     # ---------------------------------------------------------------- saving and resuming
 
     def collect_state(self) -> list[Tensor]:
-        """Weights, moments, and weights of the reference, to be moved: waits until a checkpoint has read them."""
+        """Return weights, moments and the reference's weights to be moved, after a checkpoint has read them."""
         self._checkpoints.wait_until_read()
         return list_state(self.model, self._optimizers, self._reference)
 
@@ -279,10 +278,10 @@ class Trainer:
         build_chat: Callable[[], ServedChat | None] = lambda: None,
         on_committed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Every rank calls it. Starts to write a checkpoint, after the previous one has its final name.
+        """Start to write a checkpoint, after the previous checkpoint has its final name. Every rank calls it.
 
-        `is_exported`: with a transformers model. A thread of the leading rank calls `build_chat` for the chat files, and
-        `on_committed` after the folder has its final name. Raises DiskError of the previous checkpoint.
+        `is_exported`: write a transformers model, too. A thread of the leading rank calls `build_chat` for the chat
+        files, and `on_committed` after the folder has its final name. Raises DiskError of the previous checkpoint.
         """
         changes = {"has_weights": is_exported, "max_shard_bytes": max_shard_bytes, "build_chat": build_chat}
         export = _describe_export(self.model, self._learner, tokenizer_folder)._replace(**changes)
@@ -296,9 +295,9 @@ class Trainer:
         self._checkpoints.wait()
 
     def load(self, checkpoint: Path) -> None:
-        """Weights, optimizer and random state; the number of ranks may differ. Every rank calls it.
+        """Load weights, optimizer and random state; the number of ranks may differ. Every rank calls it.
 
-        A rank without a saved random state keeps its present one. Raises OSError without a state.json, and
+        A rank without a saved random state keeps its current state. Raises OSError without a state.json, and
         CheckpointError for missing or damaged tensors.
         """
         state = read_trainer_state(checkpoint)

@@ -1,7 +1,7 @@
-"""Fixed prompts by which the recorder sees whether an engine computes with the published weights (docs/health.md).
+"""Fixed prompts with which the recorder checks that an engine computes with the published weights (docs/health.md).
 
-A prompt ends before a token that the policy was unsure of: there, an update moves the log probability of the most likely
-token. An engine computes the same figure by generating one greedy token, the way it generates for a trajectory.
+A prompt ends before a token with a low probability: there, an update moves the log probability of the most likely
+token. An engine computes the same number when it generates one greedy token, as it generates for a trajectory.
 
 Shapes: P prompts, T tokens of all prompts, E hidden size, R rows of the output matrix on this rank.
 """
@@ -27,21 +27,21 @@ from asterism.policies.seeded_random import shuffle_range
 
 NUM_PROMPTS = 16
 MAX_PROMPT_TOKENS = 64
-RENEWAL_STEPS = 100  # a policy becomes sure of the tokens after old prompts
+RENEWAL_STEPS = 100  # the tokens after old prompts become too likely during training
 _SURE_LOGPROB = math.log(0.9)
 
 Prompts = list[NDArray[np.int32]]
 
 
 class WeightProber:
-    """`prompts`: the present ones; equal on all ranks. None before the first batch."""
+    """A prober with current `prompts`, which are equal on all ranks and None before the first batch."""
 
     def __init__(self, seed: int, ranks: RankGroup) -> None:
         self.prompts: ProbePrompts | None = None
         self._seed, self._ranks = seed, ranks
 
     def choose_prompts(self, step: int, sequences: Sequence[SequenceSource]) -> None:
-        """Choose prompts from the batch of `step`, at first, and if the present ones are old. Every rank calls it.
+        """Choose prompts from the batch of `step` if there are no prompts or they are old. Every rank calls it.
 
         Raises OSError and ValueError as SequenceSource.load does, on the leading rank.
         """
@@ -52,7 +52,7 @@ class WeightProber:
         self.prompts = ProbePrompts(step, prompts) if prompts else None
 
     def measure(self, model: CausalLM) -> WeightProbe | None:
-        """With the present weights; None without prompts. Every rank calls it."""
+        """Measure the probe with the current weights; None without prompts. Every rank calls it."""
         if self.prompts is None:
             return None
         chosen_at, prompts = self.prompts.chosen_at, self.prompts.prompts
@@ -63,7 +63,7 @@ class WeightProber:
 
 
 def pick_prompts(sequences: Sequence[SequenceSource], seed: int, step: int) -> Prompts:
-    """Up to NUM_PROMPTS of as many sequences as possible; fewer if the sequences have fewer generated tokens."""
+    """Pick up to NUM_PROMPTS prompts, from as many sequences as possible; fewer if fewer tokens were generated."""
     order = shuffle_range(len(sequences), seed, step)[:NUM_PROMPTS]
     per_sequence = -(-NUM_PROMPTS // len(order))
     loaded = [sequences[index].load() for index in order]
@@ -72,7 +72,7 @@ def pick_prompts(sequences: Sequence[SequenceSource], seed: int, step: int) -> P
 
 
 def _cut_prompts(sequence: TrainingSequence, count: int, seed: int) -> Prompts:
-    """The tokens before `count` generated ones, by preference where the policy was unsure."""
+    """Return the prompts before `count` generated tokens, which are unlikely tokens if there are any."""
     generated = np.flatnonzero(sequence.loss_mask)
     unsure = generated[sequence.logprobs[generated] < _SURE_LOGPROB]
     positions = unsure if len(unsure) else generated
@@ -83,9 +83,9 @@ def _cut_prompts(sequence: TrainingSequence, count: int, seed: int) -> Prompts:
 
 @torch.no_grad()
 def compute_highest_logprobs(model: CausalLM, prompts: Prompts, ranks: RankGroup) -> Tensor:
-    """Float64 [P]: of the most likely token after each prompt, at temperature 1. Every rank calls it.
+    """Return the log probability of the most likely token after each prompt, float64 [P]. Every rank calls it.
 
-    Each rank multiplies only its own rows of the output matrix.
+    The temperature is 1. Each rank multiplies only its own rows of the output matrix.
     """
     token_ids_T = torch.from_numpy(np.concatenate(prompts, dtype=np.int64)).to(ranks.device)
     segments = build_segments([len(prompt) for prompt in prompts])
@@ -97,7 +97,7 @@ def compute_highest_logprobs(model: CausalLM, prompts: Prompts, ranks: RankGroup
     reshard_parameters(model)
     head = model.model.embed_tokens if model.lm_head is None else model.lm_head
     rows_RE = get_local(head.weight).to(ranks.device, torch.float32)
-    # A rank without rows has one logit, of a token that does not exist.
+    # The padding gives a rank without rows one logit, of a token that does not exist.
     logits_PR = functional.pad((hidden_PE @ rows_RE.T).double(), (0, 1), value=-math.inf)
     highest_P = all_reduce(ranks, logits_PR.amax(-1), ReduceOp.MAX)
     sums_P = all_reduce(ranks, (logits_PR - highest_P[:, None]).exp().sum(-1), ReduceOp.SUM)

@@ -1,8 +1,8 @@
 """Publishes the weights of all ranks: each rank writes its own rows into a slot, in the dtype of the engines.
 
-No rank gathers a whole parameter. The slots are in the shared memory of the leading rank's machine. The ranks of that
-machine write directly. Ranks on other machines hold a part of the same copy only if a copy spans machines: they send their
-rows to the rank with the same local number, in buckets of BUCKET_BYTES. Other copies of the model send nothing.
+No rank gathers a whole parameter. The slots are in the shared memory of the leading rank's machine, where its ranks
+write directly. If the first copy of the model spans machines, its ranks on other machines send their rows to the rank
+with the same local number, in buckets of BUCKET_BYTES. Other copies of the model send nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,26 +24,26 @@ from asterism.engine.weight_transfer.page_locks import make_page_locker
 from asterism.engine.weight_transfer.slot_writer import SlotWriter
 from asterism.engine.weight_transfer.weight_layout import get_layout
 
-BUCKET_BYTES = 64 * 2**20  # of float32 values that are converted or sent at once
+BUCKET_BYTES = 64 * 2**20  # size of the float32 values that are converted or sent at once
 
 
 class AdapterMerger:
-    """Adds the adapters to the weights, W + (alpha / r) B A, in the rows of this rank.
+    """A merger of adapters into this rank's rows of the weights: W + (alpha / r) B A.
 
     A rank has the same rows of W and of B. The matrices A are small: each rank gathers all of them.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """`model`: with or without adapters, whole or sharded over the ranks."""
+        """`model` may have adapters, and is whole or sharded over the ranks."""
         self._layers = {f"{name}.weight": layer for name, layer in list_adapters(model).items()}
         self._whole_a: dict[str, Tensor] = {}
 
     def gather(self) -> None:
-        """Every rank calls it before it merges the present weights."""
+        """Gather the matrices A. Every rank calls it before it merges the current weights."""
         self._whole_a = {name: gather_full(layer.lora_A.weight.detach()) for name, layer in self._layers.items()}
 
     def merge(self, name: str, block: Tensor, first_row: int) -> Tensor:
-        """`block`: rows of the weights `name` from `first_row` of this rank on. Without an adapter, the block itself."""
+        """Merge `block`, rows of the weights `name` from this rank's `first_row` on. Without an adapter, return it."""
         layer = self._layers.get(name)
         if layer is None:
             return block
@@ -65,17 +65,17 @@ class WeightPublisher:
         prefix_bytes: int = 0,
         sharing: MemorySharing | None = None,
     ) -> None:
-        """`parameters`: whole, or sharded over the ranks. `dtype`: of the published weights. `merger`: adds adapters.
+        """`parameters` are whole, or sharded over the ranks. `dtype`: dtype of the published weights.
 
-        `prefix_bytes`: of the prefix that `publish` writes before the parameters. `sharing`: with an engine on the GPU of a
-        single rank. Ranks that share the parameters have only rows of them: they ignore it, and engines load the slot.
+        `prefix_bytes`: size of the prefix that `publish` writes before the parameters. `sharing`: shares GPU memory of
+        a single rank with an engine. Several ranks ignore it, because each has only rows; engines then load the slot.
         """
         self._ranks = ranks or RankGroup()
         self._parameters = parameters
         self._dtype = dtype
         self._merger = merger
         self._layout = layout = get_layout(parameters, dtype, prefix_bytes)
-        self.num_bytes = layout.num_bytes  # of a publication
+        self.num_bytes = layout.num_bytes  # bytes of a publication
         local_ranks = min(self._ranks.local_world_size, self._ranks.world_size)
         threads = count_device_threads(self._device, local_ranks)
         self._slots = SlotWriter(folder, layout, num_slots, first_slot, make_page_locker(self._device), threads)
@@ -83,7 +83,7 @@ class WeightPublisher:
         self._on_device = DeviceWeightsWriter(folder, self.num_bytes, sharing) if sharing and has_buffer else None
 
     def publish(self, version: int, prefix: bytes = b"") -> WeightsPublished | None:
-        """Every rank calls it; the leading rank returns the message for the engines, and has the prefix.
+        """Publish a version. Every rank calls it; the leading rank passes the prefix and returns the engines' message.
 
         Raises DiskError on the leading rank if the memory is full.
         """
@@ -113,10 +113,10 @@ class WeightPublisher:
             self._on_device.close()
 
     def _publish_alone(self, version: int) -> WeightsPublished:
-        """With one rank. Threads digest the chunks that are complete; only they wait for a GPU."""
+        """Publish with one rank. Threads digest the complete chunks; only these threads wait for a GPU."""
         views = self._slots.open(version)
         body = None if self._on_device is None else self._on_device.begin()
-        device = self._device if body is None else body.device  # that writes the slot
+        device = self._device if body is None else body.device  # the device that writes the slot
         written_first = views if body is None else self._layout.view(body)
         with self._slots.start_digests(version) as digests:
             for name in self._layout.list_names():
@@ -132,11 +132,11 @@ class WeightPublisher:
 
     @property
     def _device(self) -> torch.device:
-        """Of the parameters."""
+        """The device of the parameters."""
         return next((get_local(parameter).device for parameter in self._parameters.values()), torch.device("cpu"))
 
     def _write_rows(self, version: int) -> None:
-        """Of this rank, and of the ranks with its local number on other machines."""
+        """Write the rows of this rank, and of the ranks with its local number on other machines."""
         slot, ranks = self._slots.open(version), self._ranks
         for rank in range(ranks.rank, ranks.world_size, ranks.local_world_size):
             if not self._is_in_first_copy(rank):
@@ -162,7 +162,7 @@ class WeightPublisher:
                 dist.send(converted.view(torch.uint8), ranks.rank % ranks.local_world_size, ranks.tensor_group)
 
     def _iter_own_blocks(self, name: str) -> Iterator[Tensor]:
-        """The rows of this rank, with the adapter merged."""
+        """Yield the rows of this rank in blocks, with the adapter merged."""
         first_row = 0
         for block in _iter_blocks(get_local(self._parameters[name])):
             yield block if self._merger is None else self._merger.merge(name, block, first_row)
@@ -172,19 +172,19 @@ class WeightPublisher:
         return self._ranks.find_data_rank(rank) < self._ranks.dims.dp_shard
 
     def _find_rows(self, parameter: Tensor, rank: int) -> slice:
-        """The rows of the whole parameter that a rank of the first copy holds."""
+        """Return the rows of the whole parameter that a rank of the first copy has."""
         if not isinstance(parameter, DTensor):
             return slice(None)
         return find_shard_rows(len(parameter), self._ranks.find_data_rank(rank), self._ranks.dims.dp_shard)
 
 
 def _iter_blocks(rows: Tensor) -> Iterator[Tensor]:
-    """At most BUCKET_BYTES of float32 values each, and at least one row."""
+    """Split rows into blocks of at most BUCKET_BYTES of float32 values, and at least one row."""
     return iter(rows.split(max(1, BUCKET_BYTES // (4 * max(1, rows[:1].numel()))))) if rows.numel() else iter(())
 
 
 def _record_copies(device: torch.device) -> Callable[[], None] | None:
-    """A function that waits until the GPU has made the copies so far; None on a CPU, where they are made."""
+    """Return a function that waits until the GPU has finished all copies so far; None on a CPU, where they are done."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event(blocking=True)

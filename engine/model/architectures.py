@@ -1,4 +1,4 @@
-"""The supported architectures: one table of what differs between them, and the checks of a config.json. No torch.
+"""A table of the supported architectures with their differences, and the checks of a config.json; without torch.
 
 All are decoder-only transformers with RMSNorm, rotary embedding, grouped-query attention and SwiGLU
 (engine/model/layers.py); some have experts (engine/model/experts.py). docs/models.md describes how to add one.
@@ -13,13 +13,13 @@ from asterism.engine.model.rope_scaling import ROPE_TYPES, read_rope
 class Architecture(NamedTuple):
     """The options of one `model_type` of transformers."""
 
-    class_name: str  # of transformers
+    class_name: str  # class of transformers
     has_qkv_bias: bool = False
     has_qk_norm: bool = False  # RMSNorm of each head's query and key
     has_experts: bool = False
-    derives_head_dim: bool = False  # without head_dim: hidden_size / num_attention_heads
-    max_positions: int = 32_768  # without max_position_embeddings
-    only_values: Mapping[str, Any] = {}  # fields of config.json that may have no other value
+    derives_head_dim: bool = False  # head_dim defaults to hidden_size / num_attention_heads
+    max_positions: int = 32_768  # default of max_position_embeddings
+    only_values: Mapping[str, Any] = {}  # fields of config.json, each with its only supported value
 
 
 _QWEN = {"use_sliding_window": False}
@@ -34,7 +34,7 @@ ARCHITECTURES = {
         "LlamaForCausalLM", derives_head_dim=True, max_positions=2048, only_values=_NO_BIAS | {"mlp_bias": False}
     ),
 }
-# What the code lacks for other model types.
+# features that the code lacks for other model types
 _MISSING = {
     "deepseek_v2": "latent attention, shared experts",
     "deepseek_v3": "latent attention, shared experts, sigmoid routing",
@@ -57,7 +57,7 @@ _MISSING = {
 
 
 def find_problem(fields: Mapping[str, Any]) -> str | None:
-    """The first field of a config.json with an unsupported value, and the missing feature. None: all are supported."""
+    """Describe the first field of a config.json with an unsupported value. Return None if all are supported."""
     model_type = fields.get("model_type")
     architecture = ARCHITECTURES.get(str(model_type))
     if architecture is None:
@@ -79,7 +79,7 @@ def find_problem(fields: Mapping[str, Any]) -> str | None:
 
 
 def _find_other_values(found: Any, supported: Any) -> Any:
-    """The value, or a list's values, unless supported. A field that is missing or null has transformers' default."""
+    """Return the unsupported value, or the unsupported values of a list. A missing or null field is supported."""
     if found is None:
         return None
     if isinstance(found, list):
@@ -92,7 +92,7 @@ def _find_rope_problem(fields: Mapping[str, Any]) -> str | None:
     if any(isinstance(value, dict) for value in rope.values()):
         return "rope_parameters differ by layer type; only one rotary embedding for all layers is supported"
     if (rope_type := rope["rope_type"]) not in ROPE_TYPES:
-        return f"rope_parameters is {rope_type!r}; only {', '.join(map(repr, ROPE_TYPES))} are supported"
+        return f"rope_type is {rope_type!r}; only {', '.join(map(repr, ROPE_TYPES))} are supported"
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         return f"partial_rotary_factor is {rope['partial_rotary_factor']}; only 1.0 is supported"
     return None

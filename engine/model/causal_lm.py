@@ -25,16 +25,16 @@ from asterism.policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, T
 
 
 class PartCheckpoints(NamedTuple):
-    """What the backward pass recomputes in the parts of a layer."""
+    """The checkpointing of each part of a layer: the activations that the backward pass recomputes."""
 
-    until_attention: Checkpointing  # around both the first part and attention
+    until_attention: Checkpointing  # one checkpoint around the first part and attention
     in_project: Checkpointing
     in_finish: Checkpointing
 
 
 _WITHOUT_CHECKPOINTS = PartCheckpoints("none", "none", "none")
-# A checkpoint around compiled code sees none of its products. So compiled parts have checkpoints inside, with which torch
-# recomputes only what their backward pass reads.
+# A checkpoint around compiled code sees none of its products. So compiled parts contain the checkpoints: torch then
+# recomputes only the activations that the part's backward pass reads.
 _COMPILED_CHECKPOINTS: dict[Checkpointing, PartCheckpoints] = {
     "none": _WITHOUT_CHECKPOINTS,
     "selective": PartCheckpoints("none", "selective", "selective"),
@@ -54,11 +54,11 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
-        self.recomputed: Checkpointing = "none"  # in the backward pass, to save memory
+        self.recomputed: Checkpointing = "none"  # activations that the backward pass recomputes to save memory
         self.is_compiled = False
 
     def forward(self, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None) -> Tensor:
-        """FSDP gathers the parameters for the backward pass before this module recomputes activations."""
+        """Return [B, T, E]. For the backward pass, FSDP gathers the parameters before this module recomputes."""
         if not self.is_compiled:
             return run_recomputed(self.recomputed, self._compute, _WITHOUT_CHECKPOINTS, x_BTE, cos, sin, segments)
         if self.recomputed == "full":
@@ -71,24 +71,24 @@ class DecoderLayer(nn.Module):
         out_BTHD = run_recomputed(
             checkpoints.until_attention, self._project_and_attend, checkpoints.in_project, x_BTE, cos, sin, segments
         )
-        # With experts, the part reads how many tokens each expert has.
+        # A part with experts is not compiled, because it reads the number of tokens of each expert.
         run = run_compiled if self.is_compiled and not isinstance(self.mlp, SparseMlp) else run_eagerly
         return run(DecoderLayer.finish, checkpoints.in_finish, self, x_BTE, out_BTHD)
 
     def _project_and_attend(
         self, recomputed: Checkpointing, x_BTE: Tensor, cos: Tensor, sin: Tensor, segments: Segments | None
     ) -> Tensor:
-        """The lengths of segments are Python numbers, for which compiled attention would be compiled each time."""
+        """Return [B, T, H, D]. Attention is not compiled: torch would compile it for each length of a segment."""
         run = run_compiled if self.is_compiled else run_eagerly
         q_BTHD, k_BTKD, v_BTKD = run(DecoderLayer.project, recomputed, self, x_BTE, cos, sin)
         return attend(q_BTHD, k_BTKD, v_BTKD, segments)
 
     def project(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The part before attention: queries, keys and values."""
+        """Compute queries, keys and values: the part before attention."""
         return self.self_attn.project(self.input_layernorm(x_BTE), cos, sin)
 
     def finish(self, x_BTE: Tensor, out_BTHD: Tensor) -> Tensor:
-        """The part after attention."""
+        """Compute the part after attention."""
         x_BTE = x_BTE + self.self_attn.o_proj(out_BTHD.flatten(2))
         return x_BTE + self.mlp(self.post_attention_layernorm(x_BTE))
 
@@ -102,7 +102,7 @@ class Backbone(nn.Module):
         self.embed_tokens = UninitializedEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([DecoderLayer(config, layer) for layer in range(config.num_layers)])
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        self.compute_dtype: torch.dtype | None = None  # of activations; None: that of the embedding
+        self.compute_dtype: torch.dtype | None = None  # dtype of activations; None: dtype of the embedding
 
     def forward(self, token_ids_BT: Tensor, positions_BT: Tensor, segments: Segments | None) -> Tensor:
         x_BTE = self.embed_tokens(token_ids_BT)
@@ -115,7 +115,7 @@ class Backbone(nn.Module):
 
 
 class OutputHead(UninitializedLinear):
-    """The output matrix of an untied model. A call computes scores: FSDP gathers the matrix once for all their chunks."""
+    """The output matrix of an untied model. One call computes all chunks of scores: FSDP gathers the matrix once."""
 
     def forward(self, hidden_NE: Tensor, tokens: ScoredTokens, kernels: HeadKernels) -> TokenScores:  # pyright: ignore[reportIncompatibleMethodOverride]
         return score_tokens(hidden_NE, self.weight, tokens, kernels)
@@ -125,7 +125,7 @@ class OutputHead(UninitializedLinear):
 
 
 class CausalLM(nn.Module):
-    """The weights are uninitialized until `initialize_weights`, `load_state_dict` or `fill_parameters`."""
+    """A model for training. Its weights are uninitialized until `initialize_weights` or `fill_parameters`."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class CausalLM(nn.Module):
         tokens: ScoredTokens | None = None,
         segments: Segments | None = None,
     ) -> Tensor | TokenScores:
-        """Hidden states after the last norm, [B, T, E], or the scores of `tokens`.
+        """Return hidden states after the last norm, [B, T, E], or the scores of `tokens`.
 
         Each row is a sequence and may be right-padded; with `segments`, the only row contains several sequences.
         A sharded model (asterism.engine.learner.sharding) has its output matrix only during this call.
@@ -161,18 +161,18 @@ class CausalLM(nn.Module):
         return score_tokens(hidden_NE, self.model.embed_tokens.weight, tokens, kernels)
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
-        """Dtype of activations and products. The parameters keep their dtype: layers convert them in each pass."""
+        """Set the dtype of activations and products. Parameters keep their dtype; each pass converts them."""
         self.model.compute_dtype = dtype
 
     def set_recomputed(self, recomputed: Checkpointing) -> None:
-        """Which activations of the layers the backward pass recomputes."""
+        """Set which activations of the layers the backward pass recomputes."""
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer)
             layer.recomputed = recomputed
 
     def set_compiled(self, is_compiled: bool) -> None:
-        """Whether torch.compile compiles the layers without their attention and experts, and on a GPU the pointwise part of
-        the head: engine/model/compiled_parts.py.
+        """Set whether torch.compile compiles the layers, except attention and experts, and on a GPU the pointwise part
+        of the output head (engine/model/compiled_parts.py).
         """
         self._is_compiled = is_compiled
         for layer in self.model.layers:
@@ -180,7 +180,7 @@ class CausalLM(nn.Module):
             layer.is_compiled = is_compiled
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[..., E] -> [..., V], for whole models."""
+        """Return logits [..., V] of hidden states [..., E]. The model must not be sharded."""
         if self.lm_head is not None:
             return self.lm_head.compute_logits(hidden)
         return functional.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype))
@@ -199,7 +199,7 @@ def score_tokens(hidden_NE: Tensor, weight_VE: Tensor, tokens: ScoredTokens, ker
 
 
 def initialize_weights(model: CausalLM, seed: int, std: float = 0.02) -> None:
-    """Initial weights as in transformers: matrices from N(0, std), norms 1, biases 0."""
+    """Set initial weights as transformers does: matrices from N(0, std), norms 1, biases 0."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

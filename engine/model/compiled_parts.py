@@ -1,9 +1,9 @@
-"""Parts of decoder layers, compiled by torch.compile: products with fused norms, rotations and SwiGLU; and the pointwise part
-of the output head.
+"""Compiles parts of decoder layers (projections, norms, rotations, SwiGLU) and the pointwise part of the output head.
 
-All layers of a model share the compiled code, for any number of tokens. torch compiles a part separately for training, for
-passes without gradients, and for frozen weights. It stores the code in TORCHINDUCTOR_CACHE_DIR, by default
-/tmp/torchinductor_USER, so that a restarted learner loads it. torch raises an error at more than _MAX_COMPILATIONS of a part.
+All layers of a model share the compiled code, for any number of tokens. torch compiles a part separately for training,
+for passes without gradients, and for frozen weights. It stores the code in TORCHINDUCTOR_CACHE_DIR, by default
+/tmp/torchinductor_USER, so that a restarted learner loads it. torch raises an error if it compiles a part more than
+_MAX_COMPILATIONS times.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from asterism.engine.model.recomputation import run_recomputed
 from asterism.policies.losses.head_kernels import FusedHeadKernels, HeadKernels
 
 Result = TypeVar("Result")
-_MAX_COMPILATIONS = 32  # 8 are few: cold start, adapters, a reference, passes without gradients, and sizes of chunks
+_MAX_COMPILATIONS = 32  # 8 are too few for cold start, adapters, reference, passes without gradients, chunk sizes
 
 
 def run_eagerly(
@@ -31,7 +31,7 @@ def run_eagerly(
 def run_compiled(
     part: Callable[..., Result], recomputed: Checkpointing, layer: nn.Module, x_BTE: Tensor, *inputs: Tensor
 ) -> Result:
-    """torch compiles sizes of 1 separately: the only token of an empty micro batch is not worth it."""
+    """Call the compiled part. The only token of an empty micro batch runs eagerly: torch compiles size 1 separately."""
     if x_BTE.shape[1] == 1:
         return run_eagerly(part, recomputed, layer, x_BTE, *inputs)
     return _compile(part, recomputed)(layer, x_BTE, *inputs)
@@ -43,16 +43,16 @@ def _compile(part: Callable[..., Result], recomputed: Checkpointing) -> Callable
         return run_eagerly(part, recomputed, layer, x_BTE, *inputs)
 
     _raise_limit()
-    # torch limits and counts the compilations of a code object: each part and mode has its own one.
+    # torch limits the compilations of each code object, so each part and mode has its own code object.
     run.__code__ = run.__code__.replace(co_name=f"{part.__name__}_{recomputed}")
     return torch.compile(run, dynamic=True, fullgraph=True)
 
 
 @cache
 def compile_head_kernels() -> HeadKernels:
-    """The size of the vocabulary is fixed in the compiled code, so that kernels read several values at once.
+    """Return kernels compiled for one vocabulary size, so that they read several values at once.
 
-    So is the first temperature; the code for a second one serves all others.
+    The first temperature is compiled in, too; the code for a second temperature serves all others.
     """
     _raise_limit()
     return FusedHeadKernels(partial(torch.compile, fullgraph=True))

@@ -1,8 +1,8 @@
-"""A layer of experts: a router selects K of X experts for each token; grouped matrix products compute them.
+"""A layer of experts: a router selects K of X experts for each token; grouped matrix products compute their outputs.
 
 The weights keep transformers' names in checkpoints, one matrix per expert. The learner stacks them in each pass; the
-embedded engine stores them stacked (engine/inference/fused_weights.py). N tokens make S = N * K pairs of a token and an
-expert, which are sorted by expert.
+embedded engine stores them stacked (engine/inference/fused_weights.py). N tokens make S = N * K pairs (token, expert),
+sorted by expert.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,32 +17,32 @@ from torch.nn import functional
 from asterism.engine.model.layers import Mlp, UninitializedLinear
 from asterism.engine.model.model_config import ExpertsConfig
 
-_MIN_CAPABILITY = (9, 0)  # of a GPU: its grouped products need no synchronization with the CPU
-_ALIGNMENT_BYTES = 16  # of the rows of grouped products
+_MIN_CAPABILITY = (9, 0)  # from this compute capability on, grouped products need no synchronization with the CPU
+_ALIGNMENT_BYTES = 16  # alignment of rows in grouped products
 
 
 class Routing(NamedTuple):
-    weights_NK: Tensor  # of the selected experts' outputs
+    weights_NK: Tensor  # weights of the selected experts' outputs
     order_S: Tensor  # the pairs, numbered token * K + choice, sorted by expert
-    ends_X: Tensor  # int32: the end of each expert's pairs
+    ends_X: Tensor  # int32: end of each expert's pairs in order_S
 
     def gather(self, x_NE: Tensor) -> Tensor:
-        """The tokens of the pairs, [S, E]."""
+        """Return the row of each pair's token, [S, E]."""
         return x_NE[self.order_S // self.weights_NK.shape[1]]
 
     def combine(self, out_SE: Tensor) -> Tensor:
-        """The weighted sum of each token's outputs, [N, E]. The order of summation does not depend on the device."""
+        """Return the weighted sum of each token's outputs, [N, E]. All devices sum in the same order."""
         unsorted_SE = torch.empty_like(out_SE).index_copy(0, self.order_S, out_SE)
         outputs_NKE = unsorted_SE.unflatten(0, self.weights_NK.shape)
         return (outputs_NKE * self.weights_NK.to(out_SE.dtype)[..., None]).sum(1)
 
     def count_tokens(self) -> Tensor:
-        """Pairs of each expert, int64 [X]."""
+        """Return the number of pairs of each expert, int64 [X]."""
         return self.ends_X.long().diff(prepend=self.ends_X.new_zeros(1).long())
 
 
 def route(logits_NX: Tensor, config: ExpertsConfig) -> Routing:
-    """Softmax over all experts, in float32; the weights of the selected experts may be normalized."""
+    """Select experts by a float32 softmax over all experts; `config` may normalize the selected weights."""
     weights_NK, experts_NK = logits_NX.softmax(-1, dtype=torch.float32).topk(config.experts_per_token)
     if config.normalizes_weights:
         weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
@@ -56,9 +56,9 @@ def route(logits_NX: Tensor, config: ExpertsConfig) -> Routing:
 
 
 def supports_grouped_mm(device: torch.device, dtype: torch.dtype, sizes: Collection[int]) -> bool:
-    """Whether torch has a kernel for grouped products, rather than a loop with a synchronization per product.
+    """Return whether torch has a kernel for grouped products. Without it, each product synchronizes with the CPU.
 
-    `sizes`: the lengths of the operands' rows.
+    `sizes`: row lengths of the operands.
     """
     if device.type != "cuda" or dtype != torch.bfloat16 or not hasattr(functional, "grouped_mm"):
         return False
@@ -67,7 +67,7 @@ def supports_grouped_mm(device: torch.device, dtype: torch.dtype, sizes: Collect
 
 
 def multiply_grouped(x_SI: Tensor, weights_XIO: Tensor, ends_X: Tensor) -> Tensor:
-    """[S, O]: each expert's rows times its matrix."""
+    """Multiply each expert's rows by its matrix; [S, O]."""
     if _uses_kernel(x_SI, weights_XIO):
         return functional.grouped_mm(x_SI, weights_XIO, offs=ends_X)
     out_SO = x_SI.new_empty(len(x_SI), weights_XIO.shape[2])
@@ -77,7 +77,7 @@ def multiply_grouped(x_SI: Tensor, weights_XIO: Tensor, ends_X: Tensor) -> Tenso
 
 
 def _multiply_transposed(x_SI: Tensor, y_SO: Tensor, ends_X: Tensor) -> Tensor:
-    """[X, I, O]: of each expert's rows, the transposed x times y; zeros without rows."""
+    """Multiply each expert's transposed rows of x by its rows of y; [X, I, O], zeros for an expert without rows."""
     if _uses_kernel(x_SI, y_SO):
         return functional.grouped_mm(x_SI.t(), y_SO, offs=ends_X)
     out_XIO = x_SI.new_zeros(len(ends_X), x_SI.shape[1], y_SO.shape[1])
@@ -92,16 +92,16 @@ def _uses_kernel(*operands: Tensor) -> bool:
 
 
 def _list_rows(ends_X: Tensor) -> list[tuple[int, slice]]:
-    """The experts that have rows."""
+    """Return each expert that has rows, with the slice of its rows."""
     ends: list[int] = [0, *ends_X.tolist()]
     return [(expert, slice(*bounds)) for expert, bounds in enumerate(pairwise(ends)) if bounds[0] < bounds[1]]
 
 
 class _GroupedLinear(Function):
-    """Saves each expert's matrix rather than the stacked copy, which only one product at a time needs.
+    """A grouped product that saves each expert's matrix for the backward pass, not the stacked copy of all matrices.
 
-    The weights may have another dtype than x; the products have that of x. Experts without tokens get gradients of zero:
-    all ranks then reduce the gradients of the same parameters.
+    The weights may have another dtype than x; the products have x's dtype. Experts without tokens get gradients of
+    zero, so that all ranks reduce the gradients of the same parameters.
     """
 
     @staticmethod
@@ -117,7 +117,7 @@ class _GroupedLinear(Function):
         if not ctx.needs_input_grad[2]:  # frozen experts, with adapters of attention
             return x_gradient, None, *(None for _ in weights_OI)
         gradients_XOI = _multiply_transposed(gradient_SO, x_SI, ends_X)
-        # Autograd would convert them one by one.
+        # This converts all gradients at once; autograd would convert them one by one.
         return x_gradient, None, *gradients_XOI.to(weights_OI[0].dtype).unbind()
 
 
@@ -127,9 +127,9 @@ def _apply_linear(x_SI: Tensor, layers: Sequence[nn.Linear], ends_X: Tensor) -> 
 
 
 def _stack_as(x_SI: Tensor, weights_OI: Sequence[Tensor]) -> Tensor:
-    """[X, O, I] in the dtype of x. On a GPU, each kernel converts many matrices."""
+    """Stack the weights, [X, O, I], in the dtype of x. On a GPU, each kernel converts many matrices."""
     stacked_XOI = x_SI.new_empty(len(weights_OI), *weights_OI[0].shape)
-    # torch has no public function for it.
+    # torch has no public function that copies a list of tensors.
     torch._foreach_copy_(stacked_XOI.unbind(), list(weights_OI))  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     return stacked_XOI
 
@@ -143,7 +143,7 @@ class SparseMlp(nn.Module):
         self.config = config
         self.gate = UninitializedLinear(width, config.num_experts, bias=False)
         self.experts = nn.ModuleList([Mlp(width, config.expert_size) for _ in range(config.num_experts)])
-        self.tokens_per_expert: Tensor | None = None  # of the passes since take_expert_counts
+        self.tokens_per_expert: Tensor | None = None  # counted since the last take_expert_counts
 
     def forward(self, x: Tensor) -> Tensor:
         x_NE = x.flatten(0, -2)
@@ -162,15 +162,15 @@ class SparseMlp(nn.Module):
 
 
 class ExpertLoad(NamedTuple):
-    """How unevenly the router loads the experts. A balanced layer has max / mean = 1 and no idle expert."""
+    """The balance of the experts' loads. A balanced layer has max / mean = 1 and no idle expert."""
 
     max_over_mean: float  # tokens of the busiest expert over the mean, averaged over the layers
-    worst_max_over_mean: float  # of the most uneven layer
-    idle_share: float  # experts without a token
+    worst_max_over_mean: float  # the same ratio in the most uneven layer
+    idle_share: float  # share of experts without a token
 
 
 def take_expert_counts(model: nn.Module) -> Tensor | None:
-    """Tokens per expert, int64 [layers with experts, X], of all forward passes since the last call; None without any.
+    """Return tokens per expert, int64 [layers with experts, X], of all passes since the last call; None without any.
 
     Padding counts as tokens, and a recomputed pass counts again. Ranks sum their counts before `compute_expert_load`.
     """
@@ -186,4 +186,4 @@ def compute_expert_load(counts_LX: Tensor) -> ExpertLoad:
     counts = counts_LX.double()
     ratios_L = counts.amax(1) / counts.mean(1).clamp(min=1e-9)
     found = torch.stack([ratios_L.mean(), ratios_L.max(), (counts_LX == 0).double().mean()])
-    return ExpertLoad(*found.tolist())  # a GPU waits once
+    return ExpertLoad(*found.tolist())  # one synchronization with a GPU

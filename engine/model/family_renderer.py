@@ -1,6 +1,6 @@
 """Renders dialogues in the chat format of a model family, with the package renderers.
 
-The package writes a turn after the tokens that the model generated, and never encodes these again: a rollout's tokens
+The package appends each turn to the tokens that the model generated and never encodes them again: a rollout's tokens
 only grow. `thinking_retention` is "all", so that the reasoning of earlier turns stays in the prompt, although some
 templates remove it.
 """
@@ -28,16 +28,16 @@ from asterism.policies.tools.tool_schema import ToolSchema
 if TYPE_CHECKING:
     from renderers.base import ParsedResponse, ParsedToolCall, Renderer
 
-_MARK = "\ue0f0\ue0f1"  # of private use; within the text of an added token that must remain ordinary text
+_MARK = "\ue0f0\ue0f1"  # private-use characters that split the text of an added token: it remains ordinary text
 _CACHED_TEXTS = 64
 _MAX_CACHED_CHARACTERS = 131_072
 _RETENTION = {"thinking_retention": "all"}
-# Parameters of templates with which they keep the reasoning of earlier turns, as the run does.
+# template parameters that keep the reasoning of earlier turns, as the run does
 _KEEPING = {
     **{"preserve_thinking": True, "preserved_thinking": True},
     **{"clear_thinking": False, "truncate_history_thinking": False, "drop_thinking": False},
 }
-_UNUSABLE = ("auto", "default")  # the first needs a model's name, the second cannot continue a dialogue
+_UNUSABLE = ("auto", "default")  # "auto" needs a model's name, "default" cannot continue a dialogue
 
 
 class CalledTool(NamedTuple):
@@ -46,12 +46,12 @@ class CalledTool(NamedTuple):
 
 
 def build_call_id(name: str | None, place: int) -> str:
-    """In the form that Kimi renders in place of the name. `place`: of the call, from 0."""
+    """Return the id of a call in the form that Kimi renders instead of the name. `place`: the call's index, from 0."""
     return f"functions.{name}:{place}"
 
 
 class FamilyTokenizer:
-    """Implements renderers.base.Tokenizer. Marked texts do not become added tokens."""
+    """An implementation of renderers.base.Tokenizer. Marked texts do not become added tokens."""
 
     unk_token_id = None
     eos_token_id = None
@@ -62,7 +62,7 @@ class FamilyTokenizer:
         self.added = tokenizer.added_tokens
         texts = sorted(self.added, key=len, reverse=True)
         self._pattern = re.compile("(" + "|".join(re.escape(text) for text in texts) + ")")
-        # Roles and schemas of tools repeat in all dialogues.
+        # All dialogues contain the same roles and schemas of tools.
         self._encode_cached = lru_cache(_CACHED_TEXTS)(self._encode)
 
     def mark(self, text: str) -> str:
@@ -90,7 +90,7 @@ class FamilyTokenizer:
 
 
 class FamilyRenderer:
-    """Implements asterism.policies.dialogue.dialogue_renderer.DialogueRenderer."""
+    """An implementation of asterism.policies.dialogue.dialogue_renderer.DialogueRenderer."""
 
     def __init__(
         self,
@@ -100,10 +100,7 @@ class FamilyRenderer:
         identity: str,
         template_parameters: Mapping[str, Any],
     ) -> None:
-        """`identity`: package, renderer and parameters.
-
-        `template_parameters`: values that the family's chat template takes, too.
-        """
+        """`identity` names package, renderer and parameters. The chat template also has `template_parameters`."""
         self._renderer, self._tokenizer, self.dialogue = renderer, tokenizer, dialogue
         self.identity, self.template_parameters = identity, template_parameters
         self._tools = describe_tools(dialogue.tools)
@@ -128,7 +125,7 @@ class FamilyRenderer:
         return self._extend(record, self.build_result_messages(called, results))
 
     def build_result_messages(self, called: Sequence["CalledTool"], results: Sequence[str]) -> list[dict[str, str]]:
-        """`called`: the calls, which may be fewer than the results."""
+        """Return a message for each result. There may be fewer calls than results."""
         calls = [*called, *(CalledTool(build_call_id("", place), "") for place in range(len(called), len(results)))]
         return [
             {
@@ -141,22 +138,22 @@ class FamilyRenderer:
         ]
 
     def read_called_names(self, prompt_ids: list[int], turn_ids: list[int], tools: Any) -> list[str]:
-        """Of the calls that a rollout reads in the turn."""
+        """Return the names of the called tools, as a rollout parses the turn."""
         parsed = self._renderer.parse_response(turn_ids, tools=tools, prompt_ids=prompt_ids)
         return [call.name or "" for call in parsed.tool_calls]
 
     def mark(self, text: str) -> str:
-        """The text as one in which nothing becomes a special token."""
+        """Mark the text so that no part of it becomes a special token."""
         return self._tokenizer.mark(text)
 
     def render(self, messages: Sequence[Any], tools: Any, *, add_generation_prompt: bool = False) -> list[int]:
-        """A whole dialogue as the family's template. `tools`: see `describe_tools`. Raises what the package raises."""
+        """Render a whole dialogue like the family's template. `tools`: see `describe_tools`. Raises package errors."""
         return self._renderer.render_ids(list(messages), tools=tools, add_generation_prompt=add_generation_prompt)
 
     def extend(self, token_ids: list[int], turn_start: int, messages: Sequence[Any], tools: Any) -> list[int] | None:
-        """The tokens of the messages after the turn at `turn_start`, up to the next turn.
+        """Return the tokens of the messages after the turn at `turn_start`, up to the next turn.
 
-        None if the format cannot continue. Raises what the package raises.
+        Returns None if the format cannot continue the dialogue. Raises the package's errors.
         """
         before, turn = token_ids[:turn_start], token_ids[turn_start:]
         extended = self._renderer.bridge_to_next_turn(before, turn, list(messages), tools=tools)
@@ -180,7 +177,7 @@ class FamilyRenderer:
         return self._tokenizer.decode(bytes_to_ids(record.token_ids)[record.prompt_tokens :])
 
     def _parse(self, token_ids: bytes, turn_start: int) -> "ParsedResponse":
-        """Without a prompt, the turn follows an empty one: it may begin within the reasoning."""
+        """Parse a turn. Without a prompt, an empty prompt precedes the turn, which may begin within the reasoning."""
         ids = bytes_to_ids(token_ids)
         prompt_ids = list(ids[:turn_start]) or self._empty_prompt
         return self._renderer.parse_response(list(ids[turn_start:]), tools=self._tools, prompt_ids=prompt_ids)
@@ -189,13 +186,13 @@ class FamilyRenderer:
         return self.extend(list(bytes_to_ids(record.token_ids)), _find_last_turn(record), messages, self._tools)
 
     def _render_dialogue(self, question: str) -> list[int]:
-        """System turn, user turn, and the start of the first assistant turn."""
+        """Render the system turn, the user turn, and the start of the first assistant turn."""
         system = [{"role": "system", "content": self.dialogue.system}] if self.dialogue.system else []
         user = {"role": "user", "content": self.dialogue.instruction + self.mark(question)}
         return self.render([*system, user], self._tools, add_generation_prompt=True)
 
     def _find_head(self) -> list[int]:
-        """The tokens of each prompt up to the last added token before the question."""
+        """Return the tokens that all prompts share, up to the last added token before the question."""
         token_ids, others = self._render_dialogue("a"), self._render_dialogue("\n\nb")
         same = next(place for place, pair in enumerate(zip(token_ids, others, strict=False)) if pair[0] != pair[1])
         added = set(self._tokenizer.added.values())
@@ -205,7 +202,7 @@ class FamilyRenderer:
 
 
 def build_family_renderer(config: DialogueConfig, dialogue: DialogueFormat, tokenizer: FastTokenizer) -> FamilyRenderer:
-    """Raises UnusableInput if the package, the renderer or a token of its format is missing, or a parameter is wrong."""
+    """Build the renderer. Raises UnusableInput for a missing package, renderer or token, or a wrong parameter."""
     try:
         from pydantic import TypeAdapter, ValidationError
         from renderers import create_renderer
@@ -234,7 +231,7 @@ def build_family_renderer(config: DialogueConfig, dialogue: DialogueFormat, toke
 
 
 def _list_template_parameters(config: Any) -> dict[str, Any]:
-    """With their defaults, from which those of a template may differ, such as the date of today. None is no value."""
+    """Return the parameters with values. Defaults of package and template may differ, such as today's date."""
     values = {name: getattr(config, name) for name in sorted(config.template_field_names())}
     values |= {name: _KEEPING[name] for name in values.keys() & _KEEPING.keys() - config.model_fields_set}
     return {name: value for name, value in values.items() if value is not None}
@@ -250,7 +247,7 @@ def _find_last_turn(record: TokenRecord) -> int:
 
 
 def describe_tools(tools: Sequence[ToolSchema]) -> Any:
-    """As the package takes them; None without tools."""
+    """Return the tools in the form that the package takes, or None without tools."""
     functions = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
     return [{"type": "function", "function": function} for function in functions] or None
 

@@ -1,4 +1,4 @@
-"""Loads and saves models as transformers folders: config.json, safetensors, tokenizer."""
+"""Loads models from transformers folders: config.json and safetensors."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -10,46 +10,32 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from asterism.configs.atomic_write import replacing_folder
 from asterism.configs.integrity.file_manifest import check_file
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.hf_export import (
-    make_readable,
-    plan_shards,
-    write_index,
-    write_model_description,
-    write_shard,
-)
-from asterism.engine.model.model_config import (
-    DecoderConfig,
-    check_complete,
-    check_names,
-    check_shape,
-    load_model_config,
-)
+from asterism.engine.model.model_config import check_complete, check_names, check_shape, load_model_config
 from asterism.engine.model.weight_files import CheckpointError, list_weight_files
 
 _HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
-BLOCK_BYTES = 64 * 2**20  # of a tensor in float32 that are read at once
+BLOCK_BYTES = 64 * 2**20  # size in float32 of the rows of a tensor that are read at once
 
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> CausalLM:
-    """The whole model in main memory. Raises CheckpointError or UnsupportedModel with the missing or invalid file."""
+    """Load a whole model into main memory. Raises CheckpointError or UnsupportedModel with the file."""
     model = build_empty_model(folder).to(dtype).to_empty(device="cpu")
     fill_parameters(dict(model.named_parameters()), folder)
     return model
 
 
 def build_empty_model(folder: Path | str) -> CausalLM:
-    """On the meta device: parameters have shapes and no memory. Raises CheckpointError or UnsupportedModel."""
+    """Build a model on the meta device, with shapes and no memory. Raises CheckpointError or UnsupportedModel."""
     with torch.device("meta"):
         return CausalLM(load_model_config(folder))
 
 
 def fill_parameters(parameters: Mapping[str, Tensor], folder: Path | str) -> None:
-    """Read the weights into the parameters, cast to their dtype; of a sharded one, only the rows of this rank.
+    """Read the weights into the parameters, cast to their dtype; only this rank's rows of a sharded parameter.
 
-    `parameters`: all those of the model of config.json. Needs BLOCK_BYTES besides the parameters. Raises CheckpointError
+    `parameters`: all parameters of the model of config.json. Needs BLOCK_BYTES of extra memory. Raises CheckpointError
     with the missing or invalid file, and if a tied model has an lm_head with other values than its embeddings.
     """
     folder = Path(folder)
@@ -71,7 +57,7 @@ def fill_parameters(parameters: Mapping[str, Tensor], folder: Path | str) -> Non
 
 
 def _check_tied_head(file: Path, embeddings: Tensor) -> None:
-    """Raises CheckpointError for a head with other values: the model would silently compute without it."""
+    """Raise CheckpointError if the head differs from the embeddings: the model would silently ignore the head."""
     with _opening_weights(file) as weights:
         source = weights.get_slice(_HEAD)
         check_shape(file, _HEAD, source.get_shape(), embeddings.shape)
@@ -85,14 +71,14 @@ def _check_tied_head(file: Path, embeddings: Tensor) -> None:
 
 @torch.no_grad()
 def fill_rows(parameter: Tensor, source: Any) -> None:
-    """`source`: the whole tensor, or a slice of safetensors. Copies the rows of this rank block by block into memory that
-    torch has aligned: alignment may change the summation order of a matrix product."""
+    """Copy this rank's rows of `source`, a whole tensor or a slice of safetensors, block by block into the parameter.
+    torch aligns the parameter's memory: alignment may change the summation order of a matrix product."""
     for block, rows in _iter_blocks(parameter):
         block.copy_(source[rows])
 
 
 def _iter_blocks(parameter: Tensor) -> Generator[tuple[Tensor, slice]]:
-    """Yield blocks of this rank's rows, each with its rows of the whole tensor."""
+    """Yield this rank's rows in blocks, each with its slice of the whole tensor's rows."""
     first_row = _find_first_row(parameter)
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     if not local.numel():
@@ -104,7 +90,7 @@ def _iter_blocks(parameter: Tensor) -> Generator[tuple[Tensor, slice]]:
 
 
 def _find_first_row(parameter: Tensor) -> int:
-    """The row of the whole tensor with which this rank's part starts."""
+    """Return the row of the whole tensor with which this rank's part starts."""
     if not isinstance(parameter, DTensor):
         return 0
     num_parts, part = 1, 0
@@ -116,7 +102,7 @@ def _find_first_row(parameter: Tensor) -> int:
 
 
 def find_shard_rows(num_rows: int, part: int, num_parts: int) -> slice:
-    """The rows of one part: FSDP cuts rows into equal parts, rounded up."""
+    """Return the rows of one part. FSDP cuts rows into equal parts, rounded up."""
     part_rows = -(-num_rows // num_parts)
     return slice(min(part * part_rows, num_rows), min((part + 1) * part_rows, num_rows))
 
@@ -131,27 +117,3 @@ def _opening_weights(file: Path) -> Generator[Any]:
         raise CheckpointError(f"{file}: no such file") from None
     except SafetensorError as error:
         raise CheckpointError(f"{file}: {error}") from error
-
-
-def save_model(
-    folder: Path | str, model_config: DecoderConfig, state_dict: Mapping[str, Tensor], tokenizer_folder: Path | str
-) -> None:
-    """Writes a folder for AutoModelForCausalLM and AutoTokenizer from a whole model. Raises OSError on disk errors.
-
-    Replaces an existing folder, as replacing_folder does.
-    """
-    with replacing_folder(Path(folder)) as partial:
-        _write_files(partial, model_config, state_dict, Path(tokenizer_folder))
-
-
-def _write_files(folder: Path, config: DecoderConfig, state_dict: Mapping[str, Tensor], source: Path) -> None:
-    dropped = {_HEAD} if config.tie_word_embeddings else set[str]()
-    tensors = {name: tensor.detach().cpu() for name, tensor in state_dict.items() if name not in dropped}
-    dtype = next(iter(tensors.values())).dtype
-    write_model_description(folder, config, source, dtype)
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    shards = plan_shards(shapes, dtype)
-    for shard in shards:
-        write_shard(folder, shard, shapes, dtype, lambda _names: tensors)
-    write_index(folder, shards, shapes, dtype)
-    make_readable(folder, folder.iterdir())

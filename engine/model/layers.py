@@ -1,7 +1,7 @@
 """The parts of a decoder layer for training, with transformers' parameter names: norm, attention and MLP.
 
-Each part computes in the dtype of its input, with its parameters converted: float32 parameters serve a model that computes in
-bfloat16 (CausalLM.set_compute_dtype), and receive float32 gradients.
+Each part converts its parameters to the dtype of its input. So a model with float32 parameters can compute in bfloat16
+(CausalLM.set_compute_dtype); the gradients of its parameters are float32.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalizes the last dimension, in float32 or wider."""
+        """Normalize the last dimension, in float32 or wider."""
         weight = self.weight.to(x.dtype)
         if x.is_cuda or torch.compiler.is_compiling():
             return functional.rms_norm(x, weight.shape, weight, self.eps)
@@ -31,7 +31,7 @@ class RmsNorm(nn.Module):
 
 
 class _CpuRmsNorm(Function):
-    """On CPUs, torch's own norm makes twice as many passes over memory, unless it is compiled."""
+    """An RMS norm for CPUs. torch's own norm makes twice as many passes over memory unless it is compiled."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -43,7 +43,7 @@ class _CpuRmsNorm(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """With r the inverse root and n the size, dx = r w g - x r^3 (w g . x) / n and dw = sum(r g x)."""
+        """Compute dx = r w g - x r^3 (w g . x) / n and dw = sum(r g x), with the inverse root r and the size n."""
         x, weight, inverse = ctx.saved_tensors
         gradient, exact = gradients[0].to(inverse.dtype), x.to(inverse.dtype)
         products = (gradient * exact).reshape(-1, x.shape[-1])
@@ -55,7 +55,7 @@ class _CpuRmsNorm(Function):
 
 class UninitializedLinear(nn.Linear):
     def reset_parameters(self) -> None:
-        """Does nothing: weights are set later, and the default takes seconds on meta tensors."""
+        """Do nothing: weights are set later, and the default initialization takes seconds on meta tensors."""
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         bias = None if self.bias is None else self.bias.to(x.dtype)  # pyright: ignore[reportUnnecessaryComparison] - torch's types omit None
@@ -64,7 +64,7 @@ class UninitializedLinear(nn.Linear):
 
 class UninitializedEmbedding(nn.Embedding):
     def reset_parameters(self) -> None:
-        """Does nothing, as in UninitializedLinear."""
+        """Do nothing, as in UninitializedLinear."""
 
 
 class Attention(nn.Module):
@@ -81,7 +81,7 @@ class Attention(nn.Module):
         self.k_norm = RmsNorm(head_dim, config.rms_norm_eps) if has_norms else nn.Identity()
 
     def project(self, x_BTE: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values. cos and sin are [B or 1, T, 1, head_dim]."""
+        """Return rotated queries and keys, and values. cos and sin are [B or 1, T, 1, head_dim]."""
         heads = (*x_BTE.shape[:-1], -1, self.head_dim)
         q_BTHD = apply_rope(self.q_norm(self.q_proj(x_BTE).view(heads)), cos, sin)
         k_BTKD = apply_rope(self.k_norm(self.k_proj(x_BTE).view(heads)), cos, sin)

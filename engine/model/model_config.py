@@ -1,4 +1,4 @@
-"""The sizes and options of a model and its checkpoint's weights, by config.json; without torch."""
+"""The sizes and options of a model and the shapes of its weights, from config.json; without torch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class UnsupportedModel(UnusableInput):
 
 
 class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The layers with experts: a router selects some experts for each token."""
+    """The options of layers with experts: a router selects some experts for each token."""
 
     num_experts: int
     experts_per_token: int = msgspec.field(name="num_experts_per_tok")
     expert_size: int = msgspec.field(name="moe_intermediate_size")
-    normalizes_weights: bool = msgspec.field(name="norm_topk_prob", default=False)  # a token's weights sum to 1
+    normalizes_weights: bool = msgspec.field(name="norm_topk_prob", default=False)  # to a sum of 1
     sparse_step: int = msgspec.field(name="decoder_sparse_step", default=1)  # every n-th layer has experts
     dense_layers: tuple[int, ...] = msgspec.field(name="mlp_only_layers", default=())
 
     def __post_init__(self) -> None:
         if not 0 < self.experts_per_token <= self.num_experts:
-            raise ValueError(f"num_experts_per_tok is {self.experts_per_token} of num_experts {self.num_experts}")
+            raise ValueError(f"num_experts_per_tok is {self.experts_per_token}, but num_experts is {self.num_experts}")
         if self.sparse_step < 1:
             raise ValueError(f"decoder_sparse_step is {self.sparse_step}; at least 1 is needed")
 
@@ -64,7 +64,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_hf(cls, fields: dict[str, Any], source: Path | str = "config.json") -> DecoderConfig:
-        """From a config.json of transformers 4 or 5. Raises UnsupportedModel with the field."""
+        """Convert a config.json of transformers 4 or 5. Raises UnsupportedModel with the field."""
         if problem := find_problem(fields):
             raise UnsupportedModel(f"{source}: {problem}")
         architecture = ARCHITECTURES[fields["model_type"]]
@@ -82,7 +82,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise UnsupportedModel(f"{source}: {error}") from None
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters)."""
+        """Return a config.json for transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters)."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         experts = fields.pop("experts") or {}
         scaling: dict[str, Any] = fields["rope_scaling"]
@@ -99,15 +99,15 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def count_cache_values(self) -> int:
-        """Numbers in the KV cache per token."""
+        """Return how many numbers the KV cache has per token."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     def has_experts(self, layer: int) -> bool:
-        """Whether this layer has experts instead of one MLP."""
+        """Return whether this layer has experts instead of one MLP."""
         return self.experts is not None and self.experts.covers(layer)
 
     def compute_weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """By the parameter names of asterism.engine.model.causal_lm.CausalLM."""
+        """Return the shapes by the parameter names of asterism.engine.model.causal_lm.CausalLM."""
         width = self.hidden_size
         head = {} if self.tie_word_embeddings else {"lm_head.weight": (self.vocab_size, width)}
         return {
@@ -146,7 +146,7 @@ def _compute_mlp_shapes(prefix: str, width: int, inner: int) -> dict[str, tuple[
 
 
 def _derive_sizes(fields: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
-    """The fields that are not null, with the sizes that transformers derives from others."""
+    """Return the fields that are not null, with the sizes that transformers derives from other fields."""
     given = {name: value for name, value in fields.items() if value is not None}
     heads, width = given.get("num_attention_heads"), given.get("hidden_size")
     if "num_key_value_heads" in fields or architecture.class_name == "LlamaForCausalLM":
@@ -157,7 +157,7 @@ def _derive_sizes(fields: dict[str, Any], architecture: Architecture) -> dict[st
 
 
 def _read_experts(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of ExpertsConfig. transformers 5 may write num_experts as num_local_experts."""
+    """Return the fields with num_experts, which transformers 5 may write as num_local_experts."""
     given = {name: value for name, value in fields.items() if value is not None}
     if "num_local_experts" in given:
         given.setdefault("num_experts", given["num_local_experts"])
@@ -165,7 +165,7 @@ def _read_experts(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_tiny_config(tiny: TinyConfig, vocab_size: int) -> DecoderConfig:
-    """The model that a run with [tiny] generates."""
+    """Return the configuration of the model that a run with [tiny] generates."""
     return DecoderConfig(
         model_type=tiny.architecture,
         vocab_size=vocab_size,
@@ -180,13 +180,13 @@ def build_tiny_config(tiny: TinyConfig, vocab_size: int) -> DecoderConfig:
 
 
 def load_model_config(folder: Path | str) -> DecoderConfig:
-    """Raises CheckpointError or UnsupportedModel."""
+    """Read the config.json of a model's folder. Raises CheckpointError or UnsupportedModel."""
     path = Path(folder) / "config.json"
     return DecoderConfig.from_hf(read_json_object(path), path)
 
 
 def check_weight_shapes(folder: Path) -> int:
-    """Check names and shapes by the headers of the weight files; returns the number of parameters in the files.
+    """Check names and shapes in the headers of the weight files; return the number of parameters in the files.
 
     Raises CheckpointError or UnsupportedModel.
     """
@@ -210,9 +210,9 @@ def check_shape(file: Path, name: str, found: Sequence[int], expected: Sequence[
 
 
 def check_names(file: Path, names: Collection[str], expected: Collection[str]) -> None:
-    """Raises CheckpointError for a tensor that the model would not use: it is then another model.
+    """Raise CheckpointError for a tensor that does not belong to the model of config.json.
 
-    Except for the output matrix of a tied model, and for tables that old versions of transformers saved.
+    Exceptions are the output matrix of a tied model, and rotary tables that old versions of transformers saved.
     """
     other = sorted(set(names) - set(expected) - {"lm_head.weight"})
     other = [name for name in other if not name.endswith(".rotary_emb.inv_freq")]

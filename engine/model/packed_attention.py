@@ -17,14 +17,14 @@ try:
 except ImportError:  # torch 2.9
     varlen_attn = None
 
-_VARLEN_DTYPES = (torch.bfloat16, torch.float16)  # of the flash kernels
+_VARLEN_DTYPES = (torch.bfloat16, torch.float16)  # dtypes of the flash kernels
 
 
 def find_causal_options(attention: Callable[..., Any]) -> dict[str, Any]:
-    """Options of torch's `varlen_attn` for causal attention with fewer key heads than query heads.
+    """Return the options of torch's `varlen_attn` for causal attention with fewer key heads than query heads.
 
-    torch 2.10 has is_causal, later versions have window_size. From 2.12 on, fewer key heads need enable_gqa; before,
-    the kernel accepts them without an option.
+    torch 2.10 has is_causal, later versions have window_size. From 2.12 on, fewer key heads need enable_gqa; earlier
+    kernels accept them without an option.
     """
     known = inspect.signature(attention).parameters
     options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
@@ -35,15 +35,15 @@ _CAUSAL_OPTIONS = {} if varlen_attn is None else find_causal_options(varlen_attn
 
 
 class Segments(NamedTuple):
-    """Where the sequences of a row begin and end."""
+    """The bounds of the sequences in a row."""
 
-    lengths: tuple[int, ...]  # of B segments; they add up to T
+    lengths: tuple[int, ...]  # lengths of B segments; their sum is T
     offsets: Tensor  # int32 [B + 1], from 0 to T
-    positions_T: Tensor  # int64, of each token in its segment
+    positions_T: Tensor  # int64: position of each token in its segment
 
 
 def build_segments(lengths: Sequence[int]) -> Segments:
-    """In main memory."""
+    """Build segments in main memory."""
     return Segments(
         tuple(lengths),
         torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
@@ -52,17 +52,17 @@ def build_segments(lengths: Sequence[int]) -> Segments:
 
 
 def attend(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, segments: Segments | None) -> Tensor:
-    """[B, T, H, D]. Causal over each row, or over each segment of the only row."""
+    """Compute causal attention over each row, or over each segment of the only row; [B, T, H, D]."""
     if segments is None:
         return attend_rows(q_BTHD, k_BTKD, v_BTKD)
     return attend_segments(q_BTHD.squeeze(0), k_BTKD.squeeze(0), v_BTKD.squeeze(0), segments).unsqueeze(0)
 
 
 def attend_segments(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segments) -> Tensor:
-    """[T, H, D]. One kernel for all segments on GPUs in 16 bits; otherwise a call for each segment.
+    """Compute causal attention over each segment, [T, H, D]: in one kernel on GPUs in 16 bits, else in several calls.
 
-    On a CPU, calls are twice as fast as one call with padded segments, and the backward pass in float32 is three times as
-    fast as in bfloat16.
+    On a CPU, a call for each segment is twice as fast as one call with padded segments, and the backward pass in
+    float32 is three times as fast as in bfloat16.
     """
     if varlen_attn is not None and q_THD.is_cuda and q_THD.dtype in _VARLEN_DTYPES:
         longest, offsets = max(segments.lengths), segments.offsets
@@ -77,7 +77,7 @@ def attend_segments(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, segments: Segme
 
 
 def attend_rows(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor) -> Tensor:
-    """[B, T, H, D]. Each of B rows is one sequence."""
+    """Compute causal attention, [B, T, H, D]. Each of B rows is one sequence."""
     q_BHTD, k_BKTD, v_BKTD = (each.transpose(1, 2) for each in (q_BTHD, k_BTKD, v_BTKD))
     out_BHTD = functional.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=True)
     return out_BHTD.transpose(1, 2)

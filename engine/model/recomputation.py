@@ -27,10 +27,7 @@ _ATTENTION = {
 
 
 def run_recomputed(recomputed: Checkpointing, compute: Callable[..., Result], *arguments: Any) -> Result:
-    """Return compute(*arguments), which draws no random numbers.
-
-    Without gradients nothing is kept in any case.
-    """
+    """Return compute(*arguments), with checkpoints if gradients are enabled. `compute` must draw no random numbers."""
     if recomputed == "none" or not torch.is_grad_enabled():
         return compute(*arguments)
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # imports torch's compiler

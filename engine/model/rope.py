@@ -1,6 +1,6 @@
 """Rotary embedding: frequencies of each scaling, tables of cosine and sine, and the rotation.
 
-The formulas and their order of operations are those of transformers, so that float32 tables have the same bits.
+Formulas and order of operations are the same as in transformers, so that float32 tables have the same bits.
 """
 
 import math
@@ -14,7 +14,7 @@ from asterism.engine.model.rope_scaling import DefaultRope, LinearRope, Llama3Ro
 
 
 def compute_rope_tables(positions: Tensor, config: DecoderConfig) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine, float32 [*positions.shape, head_dim], as `apply_rope` expects them."""
+    """Return cosine and signed sine, float32 [*positions.shape, head_dim], as `apply_rope` expects them."""
     frequencies, factor = _compute_frequencies(config, positions.device)
     angles = positions[..., None].float() * frequencies
     cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -22,7 +22,7 @@ def compute_rope_tables(positions: Tensor, config: DecoderConfig) -> tuple[Tenso
 
 
 def apply_rope(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Rotates x [..., head_dim]; dimension i of the first half pairs with i of the second.
+    """Rotate x [..., head_dim]; dimension i of the first half pairs with dimension i of the second half.
 
     The roll swaps the halves, and the sign of the sine makes the swap a rotation.
     """
@@ -30,7 +30,7 @@ def apply_rope(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
 
 
 def _compute_frequencies(config: DecoderConfig, device: torch.device) -> tuple[Tensor, float]:
-    """float32 [head_dim / 2], and the factor of cosine and sine."""
+    """Return the frequencies, float32 [head_dim / 2], and the factor of cosine and sine."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
     periods = config.rope_theta**exponents
     match config.rope_scaling:
@@ -49,7 +49,7 @@ def _compute_frequencies(config: DecoderConfig, device: torch.device) -> tuple[T
 
 
 def _scale_llama3(frequencies: Tensor, scaling: Llama3Rope) -> Tensor:
-    """Divides long wavelengths by the factor, keeps short ones, and interpolates between the two."""
+    """Divide frequencies of long wavelengths by the factor, keep frequencies of short wavelengths, and interpolate."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     context = scaling.original_max_position_embeddings
     wavelengths = 2 * math.pi / frequencies
@@ -61,7 +61,7 @@ def _scale_llama3(frequencies: Tensor, scaling: Llama3Rope) -> Tensor:
 
 
 def _compute_yarn_ramp(config: DecoderConfig, scaling: YarnRope) -> Tensor:
-    """1 where a frequency is kept, 0 where it is divided by the factor; [head_dim / 2]."""
+    """Return 1 where a frequency is kept and 0 where it is divided by the factor; [head_dim / 2]."""
     size, base = config.head_dim, config.rope_theta
 
     def find_dimension(rotations: float) -> float:
@@ -73,7 +73,7 @@ def _compute_yarn_ramp(config: DecoderConfig, scaling: YarnRope) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
     if low == high:
-        high += 0.001  # against a division by 0
+        high += 0.001  # avoids a division by 0
     line = (torch.arange(size // 2, dtype=torch.float32) - low) / (high - low)
     return 1 - line.clamp(0, 1)
 

@@ -1,4 +1,4 @@
-"""How a model stretches its rotary embedding to longer contexts: the options of config.json, without torch.
+"""The options of config.json that stretch a rotary embedding to longer contexts; without torch.
 
 The field `rope_type` selects the struct. engine/model/rope.py computes the frequencies.
 """
@@ -12,20 +12,20 @@ import msgspec
 
 
 class DefaultRope(msgspec.Struct, frozen=True, tag_field="rope_type", tag="default"):
-    """No scaling (arXiv 2104.09864)."""
+    """A rotary embedding without scaling (arXiv 2104.09864)."""
 
 
 class LinearRope(msgspec.Struct, frozen=True, tag_field="rope_type", tag="linear"):
-    """All frequencies divided by `factor` (arXiv 2306.15595)."""
+    """A rotary embedding with all frequencies divided by `factor` (arXiv 2306.15595)."""
 
     factor: float
 
 
 class YarnRope(msgspec.Struct, frozen=True, tag_field="rope_type", tag="yarn", omit_defaults=True):
-    """Low frequencies divided by `factor`, high ones kept, a ramp between them (arXiv 2309.00071).
+    """YaRN: low frequencies are divided by `factor`, high ones are kept, with a ramp between (arXiv 2309.00071).
 
-    `beta_fast` and `beta_slow`: rotations over the original context where the ramp ends and starts. Cosine and sine are
-    multiplied by `attention_factor`; without it the factor follows from `factor`, `mscale` and `mscale_all_dim`.
+    `beta_fast` and `beta_slow` bound the ramp, in rotations over the original context. Cosine and sine are multiplied
+    by `attention_factor`; its default follows from `factor`, `mscale` and `mscale_all_dim`.
     """
 
     factor: float
@@ -39,7 +39,7 @@ class YarnRope(msgspec.Struct, frozen=True, tag_field="rope_type", tag="yarn", o
 
 
 class Llama3Rope(msgspec.Struct, frozen=True, tag_field="rope_type", tag="llama3"):
-    """Llama 3.1's ramp, by wavelength relative to the original context."""
+    """Llama 3.1's scaling: a ramp over wavelengths relative to the original context."""
 
     factor: float
     low_freq_factor: float
@@ -52,10 +52,10 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def read_rope(fields: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-    """The base and the fields of a RopeScaling, from a config.json of transformers 4 or 5; not yet checked.
+    """Return the base and the unchecked fields of a RopeScaling, from a config.json of transformers 4 or 5.
 
-    Like transformers, `rope_scaling` has precedence over `rope_parameters`, and the original context is
-    `max_position_embeddings` if no other is given.
+    As in transformers, `rope_scaling` has precedence over `rope_parameters`, and the default of the original context is
+    `max_position_embeddings`.
     """
     given: dict[str, Any] = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     rope = {name: value for name, value in given.items() if value is not None}

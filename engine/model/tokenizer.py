@@ -18,11 +18,11 @@ if TYPE_CHECKING:  # importing torch takes seconds, and the head and the rollout
 
 
 class UnusableTokenizer(UnusableInput):
-    """A missing or invalid tokenizer, or one of another model. The message names the files."""
+    """A missing or invalid tokenizer, or a tokenizer of another model. The message names the files."""
 
 
 class FastTokenizer:
-    """Implements asterism.policies.dialogue.chat_format.TextTokenizer on a tokenizer.json."""
+    """An asterism.policies.dialogue.chat_format.TextTokenizer that reads a tokenizer.json."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,11 +43,11 @@ class FastTokenizer:
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Includes special tokens. Invalid UTF-8 becomes U+FFFD."""
+        """Return the text, with special tokens. Invalid UTF-8 becomes U+FFFD."""
         return self._trusted.decode(list(token_ids), skip_special_tokens=False)
 
     def get_token_id(self, text: str) -> int:
-        """The id of one token. Raises UnusableTokenizer if the vocabulary does not contain it."""
+        """Return the id of one token. Raises UnusableTokenizer if the vocabulary does not contain it."""
         token_id = self._trusted.token_to_id(text)
         if token_id is None:
             raise UnusableTokenizer(f"{self.path}: the vocabulary has no token {text!r}")
@@ -58,11 +58,11 @@ class FastTokenizer:
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """The ids of the tokens that are no merges, by text."""
+        """The ids, by text, of the tokens that are added to the model's vocabulary, such as special tokens."""
         return {token.content: token_id for token_id, token in self._trusted.get_added_tokens_decoder().items()}
 
     def check_same_vocabulary(self, other: FastTokenizer) -> None:
-        """Raises UnusableTokenizer if the vocabularies differ."""
+        """Raise UnusableTokenizer if the vocabularies differ."""
         mine, others = (each._trusted.get_vocab(with_added_tokens=True) for each in (self, other))
         if mine != others:
             differing = len({*mine.items()} ^ {*others.items()})
@@ -74,7 +74,7 @@ class FastTokenizer:
 
 
 def _mark_tags_special(content: str) -> str:
-    """Marks all `<...>` tokens as special: no question may contain Qwen's `<tool_call>`."""
+    """Mark all `<...>` tokens as special, so that a question's text `<tool_call>` does not become Qwen's token."""
     fields: dict[str, Any] = json.loads(content)
     for token in fields.get("added_tokens", ()):
         token["special"] = token["special"] or (token["content"].startswith("<") and token["content"].endswith(">"))
@@ -86,7 +86,7 @@ def load_tokenizer(folder: Path | str) -> FastTokenizer:
 
 
 def check_vocabulary(model_config: DecoderConfig, tokenizer: FastTokenizer) -> None:
-    """Raises UnusableTokenizer if the model has no embedding for some token ids."""
+    """Raise UnusableTokenizer if the model has no embedding for some token ids."""
     if tokenizer.vocab_size > model_config.vocab_size:
         raise UnusableTokenizer(
             f"{tokenizer.path} has token ids up to {tokenizer.vocab_size - 1}, "

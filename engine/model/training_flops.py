@@ -11,23 +11,23 @@ from typing import NamedTuple
 
 from asterism.engine.model.model_config import DecoderConfig
 
-PASSES = 3  # the backward pass needs two products for each one of the forward pass
+PASSES = 3  # the backward pass has two products for each product of the forward pass
 
 
 class ForwardFlops(NamedTuple):
-    """Of a forward pass."""
+    """The floating-point operations of a forward pass."""
 
     per_token: float  # products of the layers
     per_scored_token: float  # the product with the output matrix
-    per_pair: float  # attention of a token to one token
+    per_pair: float  # attention between two tokens
 
     @property
     def attention_tokens(self) -> float:
-        """Length of the sequence for which attention costs as much as the products, if all its tokens are scored."""
+        """The sequence length at which attention costs as much as the products, if all tokens are scored."""
         return 2 * (self.per_token + self.per_scored_token) / self.per_pair
 
     def count_training(self, lengths: Iterable[int], num_scored: int) -> float:
-        """Of forward and backward passes of sequences of these lengths, with `num_scored` tokens in the loss."""
+        """Count forward and backward passes over sequences of these lengths, with `num_scored` tokens in the loss."""
         forward = num_scored * self.per_scored_token
         for length in lengths:
             forward += length * self.per_token + length * (length + 1) / 2 * self.per_pair

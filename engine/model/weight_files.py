@@ -18,24 +18,24 @@ class CheckpointError(UnusableInput):
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """Those of the index, if there is one. Raises CheckpointError for an invalid index."""
+    """Return the files of the index, or the only file without an index. Raises CheckpointError for an invalid index."""
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return [folder / "model.safetensors"]
     names = read_json_object(index).get("weight_map")
     files = cast(dict[str, object], names).values() if isinstance(names, dict) else ()
     if not files or not all(isinstance(name, str) for name in files):
-        raise CheckpointError(f"{index}: weight_map is missing or no object with the file of each tensor")
+        raise CheckpointError(f"{index}: weight_map is missing, or is not an object that names the file of each tensor")
     return [folder / name for name in sorted(set(cast(Collection[str], files)))]
 
 
 def count_parameters(folder: Path) -> int:
-    """Raises CheckpointError for a missing or incomplete file."""
+    """Count the parameters in the weight files. Raises CheckpointError for a missing or incomplete file."""
     return sum(prod(shape) for file in list_weight_files(folder) for shape in read_weight_shapes(file).values())
 
 
 def read_weight_shapes(path: Path) -> dict[str, list[int]]:
-    """By tensor, from the header. Raises CheckpointError, also if the file is shorter than its tensors."""
+    """Read the shape of each tensor from the header. Raises CheckpointError, also if the file has a wrong size."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -52,14 +52,14 @@ def read_weight_shapes(path: Path) -> dict[str, list[int]]:
 
 
 class _TensorHeader(msgspec.Struct):
-    """Empty for the entry `__metadata__`."""
+    """The header of one tensor. It is empty for the entry `__metadata__`."""
 
     shape: list[int] = []
     data_offsets: tuple[int, int] = (0, 0)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Raises CheckpointError, and DamagedFile if the folder's manifest has another digest."""
+    """Read a JSON object. Raises CheckpointError, and DamagedFile if the folder's manifest has another digest."""
     check_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -10,14 +10,15 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, RequestRefused
-from asterism.engine.sglang.http_api import InvalidResponse, ServerStatusError, parse_error
+from asterism.engine.http.errors import InvalidResponse, ServerStatusError, parse_error
 from asterism.policies.dialogue.chat_format import TextTokenizer
 
 COMPLETIONS_PATH = "/v1/completions"
 _MAX_STOP_TEXTS = 4  # OpenAI's limit
+_SAMPLING_KEYS = ("temperature", "top_p")  # OpenAI's; others are extensions
 _TOKEN_ID_PREFIX = "token_id:"
 
 
@@ -33,13 +34,12 @@ def build_body(
     request: GenerationRequest, model: str, form: CompletionForm, tokenizer: TextTokenizer
 ) -> dict[str, Any]:
     """Raises RequestRefused for an option that the form lacks."""
-    ids, stops = request.token_ids.tolist(), request.stop_token_ids
+    ids, stops, sampling = request.token_ids.tolist(), request.stop_token_ids, structs.asdict(request.sampling)
     body: dict[str, Any] = {
         "model": model,
         "prompt": ids if form.sends_ids else tokenizer.decode(ids),
         "max_tokens": request.max_new_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
+        **{key: sampling.pop(key) for key in _SAMPLING_KEYS},
         "seed": request.seed % 2**31,  # the range that all servers accept
         "stream": True,
     }
@@ -47,8 +47,9 @@ def build_body(
         body["logprobs"] = 1
     if form.has_extensions:
         return body | {
-            "top_k": request.top_k or -1,
             "min_p": 0.0,
+            **sampling,
+            "top_k": request.sampling.top_k or -1,
             "repetition_penalty": 1.0,
             "stop_token_ids": list(stops),
             "ignore_eos": not stops,
@@ -60,9 +61,9 @@ def build_body(
         }
     if stops:  # with extensions, the text of a token would also stop at other tokens with this text
         body["stop"] = [tokenizer.decode([token]) for token in stops][:_MAX_STOP_TEXTS]
-    if request.top_k:
+    for key in request.sampling.truncations.keys() & sampling:
         raise RequestRefused(
-            f"sequence {request.sequence_id}: top_k is {request.top_k}, which the server does not accept"
+            f"sequence {request.sequence_id}: {key} is {sampling[key]}, which the server does not accept"
         )
     return body
 

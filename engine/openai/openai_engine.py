@@ -34,6 +34,8 @@ from asterism.engine.contract import (
     WeightsRefused,
     check_request,
 )
+from asterism.engine.http.errors import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
+from asterism.engine.http.http_session import HttpSession, make_status_error
 from asterism.engine.model.tokenizer import FastTokenizer
 from asterism.engine.openai.completions_api import (
     COMPLETIONS_PATH,
@@ -45,8 +47,6 @@ from asterism.engine.openai.completions_api import (
     build_body,
     parse_chunk,
 )
-from asterism.engine.sglang.http_api import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
-from asterism.engine.sglang.http_session import HttpSession, make_status_error
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)

@@ -17,27 +17,31 @@ from typing import Literal
 import msgspec
 from torch import Tensor
 
+from asterism.engine.http.errors import (
+    InvalidResponse,
+    ServerStatusError,
+    ServerTimeout,
+    ServerUnreachable,
+    parse_error,
+)
+from asterism.engine.http.http_session import CONNECT_TIMEOUT_S, HttpSession, extract_error_message, make_status_error
 from asterism.engine.sglang.http_api import (
     AdaptersResponse,
+    Answer,
     ChecksumsResponse,
     FinishedByAbort,
     GenerateRequest,
     GenerateResponse,
-    InvalidResponse,
     LoadsResponse,
     ModelInfo,
     RankChecksums,
     RankLoad,
     ServerInfo,
-    ServerStatusError,
-    ServerTimeout,
-    ServerUnreachable,
     UpdateRefused,
     UpdateResponse,
     check_version,
-    parse_error,
+    parse_response,
 )
-from asterism.engine.sglang.http_session import CONNECT_TIMEOUT_S, HttpSession, extract_error_message, make_status_error
 
 RETRY_DELAYS_S = (0.05, 0.2, 0.8, 2.0)
 _QUEUE_FULL_STATUSES = (429, 503)
@@ -61,6 +65,7 @@ class SGLangClient:
         self._session = HttpSession(base_url, request_timeout_s, retry_delays_s)
         self.base_url = self._session.base_url
         self._retry_delays_s = retry_delays_s
+        self._server_version = ""  # for error messages, once known
         self._generation_slots = asyncio.Semaphore(max_in_flight)
 
     async def __aenter__(self) -> SGLangClient:
@@ -92,16 +97,16 @@ class SGLangClient:
     async def get_server_info(self) -> ServerInfo:
         """Raises InvalidResponse if the server's version is not in http_api.SUPPORTED_VERSIONS."""
         content = await self._session.get("/server_info")
-        self._session.server_version = self._session.parse(content, _ServerVersion).version
-        check_version(self._session.server_version)
-        return self._session.parse(content, ServerInfo)
+        self._server_version = self._parse(content, _ServerVersion).version
+        check_version(self._server_version)
+        return self._parse(content, ServerInfo)
 
     async def get_model_info(self) -> ModelInfo:
-        return self._session.parse(await self._session.get("/model_info"), ModelInfo)
+        return self._parse(await self._session.get("/model_info"), ModelInfo)
 
     async def get_loads(self) -> Sequence[RankLoad]:
         content = await self._session.get("/v1/loads?include=core,queues&format=json")
-        return self._session.parse(content, LoadsResponse).loads
+        return self._parse(content, LoadsResponse).loads
 
     # ---------------------------------------------------------------- generation
 
@@ -148,7 +153,7 @@ class SGLangClient:
 
     def _parse_generation(self, content: bytes) -> GenerateResponse:
         try:
-            response = self._session.parse(content, GenerateResponse)
+            response = self._parse(content, GenerateResponse)
         except InvalidResponse:
             if (error := parse_error(content)) is None:
                 raise
@@ -244,7 +249,7 @@ class SGLangClient:
     async def compute_checksums(self) -> Sequence[RankChecksums]:
         """Checksums of the weights that each rank holds."""
         content = await self._session.post("/weights_checker", {"action": "checksum"})
-        return self._session.parse(content, ChecksumsResponse).ranks
+        return self._parse(content, ChecksumsResponse).ranks
 
     # ---------------------------------------------------------------- adapters
 
@@ -267,7 +272,7 @@ class SGLangClient:
         status, content = await self._session.send("POST", path, {"lora_name": name, **body})
         if status not in (200, 400):
             raise make_status_error(path, status, content)
-        response = self._session.parse(content, AdaptersResponse)
+        response = self._parse(content, AdaptersResponse)
         if not response.success:
             raise UpdateRefused(f"{path}: {response.error_message or extract_error_message(content)}")
         return list(response.loaded_adapters or ())
@@ -277,9 +282,12 @@ class SGLangClient:
         status, content = await self._session.send("POST", path, body)
         if status not in (200, 400):
             raise make_status_error(path, status, content)
-        response = self._session.parse(content, UpdateResponse)
+        response = self._parse(content, UpdateResponse)
         if not response.success:
             raise UpdateRefused(f"{path}: {response.message or extract_error_message(content)}")
+
+    def _parse(self, content: bytes, kind: type[Answer]) -> Answer:
+        return parse_response(content, kind, self._server_version)
 
 
 class _ServerVersion(msgspec.Struct):

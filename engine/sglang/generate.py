@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, TokenListener
 from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
+from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams, format_sampling
 from asterism.engine.sglang.responses import Finish, RequestOutput, build_generation
 
 ABORT_TIMEOUT_S = 5.0  # for the server's response
@@ -87,10 +87,8 @@ class PendingGeneration:
     def _build_sampling_params(self) -> SamplingParams:
         request = self.request
         return SamplingParams(
+            **format_sampling(request.sampling),
             max_new_tokens=self.num_remaining_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k or -1,
             stop_token_ids=request.stop_token_ids,
             ignore_eos=not request.stop_token_ids,
             sampling_seed=((request.seed + 2**63) % 2**64) - 2**63,  # the server needs a signed number

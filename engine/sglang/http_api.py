@@ -1,22 +1,17 @@
-"""Requests, responses and errors of SGLang's HTTP API, and the supported SGLang versions.
+"""Requests and responses of SGLang's HTTP API, and the supported SGLang versions.
 
 Unknown fields of a response are ignored; a missing or ill-typed field raises InvalidResponse.
-
-EngineFailure            of asterism.engine.contract
-  ServerUnreachable      connection refused or broken; `request_sent`: the server may have received the request
-  ServerTimeout          no response within the timeout
-  ServerStatusError      an HTTP status other than 200, with the server's message
-  InvalidResponse        a response that no supported SGLang version sends
-  UpdateRefused          the server refused a weight update, an adapter or a process group, with its message
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import EngineFailure
+from asterism.engine.http.errors import InvalidResponse
 
 SUPPORTED_VERSIONS = ("0.5.23",)
 
@@ -26,31 +21,8 @@ Answer = TypeVar("Answer")
 # ---------------------------------------------------------------- errors
 
 
-class ServerUnreachable(EngineFailure):
-    def __init__(self, message: str, *, request_sent: bool) -> None:
-        super().__init__(message)
-        self.request_sent = request_sent
-
-
-class ServerTimeout(EngineFailure):
-    def __init__(self, message: str, waited_s: float) -> None:
-        super().__init__(message)
-        self.waited_s = waited_s
-
-
-class ServerStatusError(EngineFailure):
-    def __init__(self, path: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
-        """`retry_after_s`: for which the server asks to wait."""
-        super().__init__(f"the server refused {path}: {status} {message}")
-        self.status, self.message, self.retry_after_s = status, message, retry_after_s
-
-
-class InvalidResponse(EngineFailure):
-    pass
-
-
 class UpdateRefused(EngineFailure):
-    pass
+    """The server refused a weight update, an adapter or a process group, with its message."""
 
 
 # ---------------------------------------------------------------- requests
@@ -71,6 +43,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
+
+
+def format_sampling(sampling: Sampling) -> dict[str, Any]:
+    """The fields of SamplingParams that come from a request. A server has -1 for a `top_k` of all tokens."""
+    return {**structs.asdict(sampling), "top_k": sampling.top_k or -1}
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -205,18 +182,6 @@ class ChecksumsResponse(msgspec.Struct, frozen=True):
     ranks: list[RankChecksums]
 
 
-class _ErrorDetail(msgspec.Struct):
-    message: str = ""
-    code: int | str | None = None  # a status; OpenAI's API has names
-
-
-class _ErrorResponse(msgspec.Struct):
-    """SGLang's three error formats: {"error": {...}}, {"error": "..."} and {"message": ...}."""
-
-    error: _ErrorDetail | str | None = None
-    message: str = ""
-
-
 def parse_response(content: bytes, kind: type[Answer], version: str) -> Answer:
     """Raises InvalidResponse, which names the field and the server's version ("": unknown)."""
     try:
@@ -230,18 +195,3 @@ def parse_response(content: bytes, kind: type[Answer], version: str) -> Answer:
 def check_version(version: str) -> None:
     if version not in SUPPORTED_VERSIONS:
         raise InvalidResponse(f"SGLang {version} is not supported; supported: {', '.join(SUPPORTED_VERSIONS)}")
-
-
-def parse_error(content: bytes) -> tuple[int | None, str] | None:
-    """The error's status, if included, and its message; None if the content is not an error."""
-    try:
-        response = msgspec.json.decode(content, type=_ErrorResponse)
-    except ValueError:  # also of UTF-8
-        return None
-    match response.error:
-        case _ErrorDetail(message=message, code=code):
-            return code if isinstance(code, int) else None, message
-        case str(message):
-            return None, message
-        case None:
-            return (None, response.message) if response.message else None

@@ -8,14 +8,13 @@ import numpy as np
 from msgspec import UNSET
 
 from asterism.engine.contract import EngineFailure, Generation, RequestRefused
+from asterism.engine.http.errors import InvalidResponse, ServerStatusError
 from asterism.engine.sglang.http_api import (
     FinishedByAbort,
     FinishedByLength,
     FinishedByStop,
     GenerateResponse,
-    InvalidResponse,
     MetaInfo,
-    ServerStatusError,
 )
 
 Finish = Literal["stop", "length", "abort"]

@@ -36,6 +36,7 @@ from asterism.engine.contract import (
     WeightsRefused,
     check_request,
 )
+from asterism.engine.http.errors import ServerTimeout, ServerUnreachable
 from asterism.engine.model.hf_checkpoint import load_model_config
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.dp_routing import DataParallelRouter
@@ -46,7 +47,7 @@ from asterism.engine.sglang.generate import (
     abort_on_server,
     end_requests,
 )
-from asterism.engine.sglang.http_api import FinishedByAbort, ServerInfo, ServerTimeout, ServerUnreachable
+from asterism.engine.sglang.http_api import FinishedByAbort, ServerInfo
 from asterism.engine.sglang.load_counters import POLL_INTERVAL_S, LoadCounters, LoadPoller
 from asterism.engine.sglang.responses import to_engine_failure
 from asterism.engine.sglang.server_control import ServerControl

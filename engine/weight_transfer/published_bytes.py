@@ -32,7 +32,7 @@ def count_folders(run: RunConfig) -> int:
 
     A second one exists while an engine that restarts still reads the version before. Several servers share a folder.
     """
-    if run.engine.kind != "sglang" or run.sglang.weights != "disk":
+    if not run.servers.transfer.reads_folder:
         return 0
     return min(MAX_FOLDERS, run.engine.num_engines)
 

@@ -1,35 +1,38 @@
 """Renders the dialogue's text: ChatML roles, protocol tags, tool schemas.
 
 rStar2-Agent (arXiv 2508.20722, section 3): generation starts after a prefilled `<reason>`; a tool
-call is JSON in `<tool_call>`, its result a `<tool_response>` in a user turn; the final answer is
-in `<answer>` and `\\boxed{}`. The table [dialogue] may change all texts except the roles and the tags
-of calls and results (docs/dialogue.md). asterism.policies.dialogue.parse_turn is the inverse.
+call has a form of CALL_FORMATS, its result is a `<tool_response>` in a user turn; the final answer
+is in `<answer>` and `\\boxed{}`. The table [dialogue] may change all texts except the roles and the tags
+of results (docs/dialogue.md). asterism.policies.dialogue.parse_turn is the inverse.
 """
 
-import json
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.policies.dialogue.json_calls import JSON_CALLS
+from asterism.policies.dialogue.tool_call_format import ToolCallFormat
 from asterism.policies.tools.python_tools import TOOL_SCHEMAS
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema
 
+# The forms of tool calls, by the value of dialogue.tool_call_format.
+CALL_FORMATS: Mapping[str, ToolCallFormat] = {calls.name: calls for calls in (JSON_CALLS,)}
+
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
-PROTOCOL_TAGS = (
+PROTOCOL_TAGS = (  # of the default texts
     *("<reason>", "</reason>", "<answer>", "</answer>", "<tools>", "</tools>"),
-    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *(JSON_CALLS.opening, JSON_CALLS.closing, "<tool_response>", "</tool_response>"),
 )
 
 _TOOLS_TAG = "<tools>"
 _TOOLS = (
     "You may call one or more functions. Their signatures stand inside <tools> </tools>:\n"
     "<tools>\n{tools}\n</tools>\n\n"
-    "For each call return a JSON object with the function's name and arguments inside <tool_call> </tool_call>:\n"
-    '<tool_call>\n{"name": <function-name>, "arguments": <arguments-object>}\n</tool_call>'
 )
 
 
@@ -48,15 +51,30 @@ class DialogueFormat(msgspec.Struct, frozen=True):
     has_boxed_answer: bool = True  # see TaskDescription
     unclosed_call: str = "error"  # or "ignore"
     has_renderer: bool = False  # which adds the schemas of the tools
+    tool_call_format: str = JSON_CALLS.name
+
+    @property
+    def calls(self) -> ToolCallFormat:
+        return CALL_FORMATS[self.tool_call_format]
+
+
+def get_call_format(dialogue: DialogueConfig) -> ToolCallFormat:
+    """Raise UnusableInput for an unknown dialogue.tool_call_format."""
+    name = dialogue.tool_call_format
+    if name not in CALL_FORMATS:
+        raise UnusableInput(f'dialogue.tool_call_format = "{name}" is unknown; known: {", ".join(CALL_FORMATS)}')
+    return CALL_FORMATS[name]
 
 
 def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription) -> DialogueFormat:
+    """Raises UnusableInput for an unknown form of tool calls."""
+    calls = get_call_format(dialogue)
     system, instruction = dialogue.system, dialogue.instruction
     answer = f"{dialogue.answer_open} {dialogue.answer_close}"
     python_tools = dialogue.tools if description.takes_tools else ()
     tools = (*(TOOL_SCHEMAS[tool] for tool in python_tools), *description.tools)
     if system == "default":
-        system = _build_default_system(description, bool(tools), dialogue.renderer).replace("{answer}", answer)
+        system = _build_default_system(description, bool(tools), dialogue, calls).replace("{answer}", answer)
     if instruction == "default":
         instruction = description.instruction.replace("{answer}", answer)
     schemas = "\n".join(tool.to_json() for tool in tools)
@@ -73,16 +91,19 @@ def build_dialogue_format(dialogue: DialogueConfig, description: TaskDescription
         has_boxed_answer=description.has_boxed_answer,
         unclosed_call=dialogue.unclosed_call,
         has_renderer=bool(dialogue.renderer),
+        tool_call_format=calls.name,
     )
 
 
-def _build_default_system(description: TaskDescription, has_tools: bool, renderer: str) -> str:
+def _build_default_system(
+    description: TaskDescription, has_tools: bool, dialogue: DialogueConfig, calls: ToolCallFormat
+) -> str:
     """A renderer adds the instructions for calls, and has its own tags for the reasoning."""
     system = description.system if has_tools else description.system_without_tools or description.system
-    parts = (system, "" if renderer else description.tag_instruction)
+    parts = (system, "" if dialogue.renderer else description.tag_instruction)
     text = " ".join(filter(None, parts))
-    calls = _TOOLS if has_tools and not renderer else ""
-    return "\n\n".join(filter(None, (text, calls)))
+    instructions = _TOOLS + calls.instruction if has_tools and not dialogue.renderer else ""
+    return "\n\n".join(filter(None, (text, instructions)))
 
 
 def replace_prompt(dialogue: DialogueFormat, system: str, tools: Sequence[ToolSchema]) -> DialogueFormat:
@@ -92,8 +113,8 @@ def replace_prompt(dialogue: DialogueFormat, system: str, tools: Sequence[ToolSc
     """
     schemas = "\n".join(tool.to_json() for tool in tools)
     has_instructions = _TOOLS_TAG in system or dialogue.has_renderer
-    calls = _TOOLS.replace("{tools}", schemas) if tools and not has_instructions else ""
-    text = "\n\n".join(filter(None, (system, calls)))
+    instructions = build_call_instructions(schemas, dialogue.calls) if tools and not has_instructions else ""
+    text = "\n\n".join(filter(None, (system, instructions)))
     return msgspec.structs.replace(dialogue, tools=tuple(tools), system=text, instruction="", has_opening=False)
 
 
@@ -150,10 +171,6 @@ def _build_assistant_start(dialogue: DialogueFormat) -> TextSegment:
     return TextSegment(f"{TURN_END}\n{TURN_START}assistant\n{dialogue.prefill}", True)
 
 
-def format_tool_call(tool: str, arguments: dict[str, Any]) -> str:
-    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
-
-
-def build_call_instructions(schemas: str) -> str:
-    """Follow the default system text. `schemas`: of the tools, a line each."""
-    return _TOOLS.replace("{tools}", schemas)
+def build_call_instructions(schemas: str, calls: ToolCallFormat) -> str:
+    """Return what follows the default system text. `schemas`: of the tools, a line each."""
+    return _TOOLS.replace("{tools}", schemas) + calls.instruction

@@ -7,7 +7,7 @@ without `function`.
 
 A run encodes a dialogue piece by piece (TextSegment), but a template gives one text. TemplateMarks has the marks that
 keep the pieces apart and untrusted text from becoming special tokens. The exported tokenizer removes them
-(asterism.engine.chat.served_tokenizer).
+(asterism.engine.export.served_tokenizer).
 """
 
 import json
@@ -21,7 +21,7 @@ from asterism.policies.tools.task_description import DEFAULT_SYSTEM
 OPENING_TAG = re.compile(r"\s*<(\w+)>\s*")  # a prefill that opens the reasoning
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
-# After the assignments of `_list_texts` and `_list_marks`. `-` removes all blanks between tags: every text is quoted.
+# After the assignments of `_list_texts` and `_list_marks`, with the template and the tag of the form of calls. `-` removes all blanks between tags: every text is quoted.
 _BODY = r"""
 {%- macro join(content) -%}
   {%- if content is string -%}{{ content }}
@@ -43,16 +43,7 @@ _BODY = r"""
 {%- endmacro -%}
 {%- macro call_text(call) -%}
   {%- set function = call.function if call.function is defined else call -%}
-  {{ '<tool_call>\n{"name": ' ~ (function.name | tojson) ~ ', "arguments": ' }}
-  {%- if function.arguments is string -%}{{ function.arguments }}
-  {%- else -%}
-    {{ '{' }}
-    {%- for name, value in function.arguments.items() if value is not none -%}
-      {{ ('' if loop.first else ', ') ~ (name | tojson) ~ ': ' ~ (value | tojson) }}
-    {%- endfor -%}
-    {{ '}' }}
-  {%- endif -%}
-  {{ '}\n</tool_call>' }}
+  CALL_TEMPLATE
 {%- endmacro -%}
 {%- macro turn_text(message) -%}
   {%- set turn = namespace(text=join(message.content), thought=none) -%}
@@ -91,7 +82,7 @@ _BODY = r"""
 {%- endmacro -%}
 {%- set chat = namespace(separator='', has_question=false, has_calls=false) -%}
 {%- for message in messages -%}
-  {%- if message.role == 'tool' or message.tool_calls or message.role == 'assistant' and '<tool_call>' in join(message.content) -%}
+  {%- if message.role == 'tool' or message.tool_calls or message.role == 'assistant' and CALL_OPENING in join(message.content) -%}
     {%- set chat.has_calls = true -%}
   {%- endif -%}
 {%- endfor -%}
@@ -166,8 +157,11 @@ def build_chat_template(dialogue: DialogueFormat, marks: TemplateMarks) -> str:
     texts |= {name: json.dumps(mark) for name, mark in _list_marks(dialogue, marks.between).items()}
     assignments = [f"{{%- set {name} = {text} -%}}" for name, text in texts.items()]
     pairs = ", ".join(f"[{_quote(old)}, {json.dumps(new)}]" for old, new in marks.hidden)
+    body = _BODY.replace("CALL_TEMPLATE", dialogue.calls.template).replace(
+        "CALL_OPENING", f"'{dialogue.calls.opening}'"
+    )
     assignments.append(f"{{%- set no_parameters = {_to_literal(_NO_PARAMETERS)} -%}}")
-    return "\n".join(assignments) + f"\n{{%- set hidden = [{pairs}] -%}}" + _BODY
+    return "\n".join(assignments) + f"\n{{%- set hidden = [{pairs}] -%}}" + body
 
 
 def build_family_template(dialogue: DialogueFormat, template: str, parameters: Mapping[str, Any]) -> str:
@@ -196,7 +190,7 @@ def _list_family_defaults(dialogue: DialogueFormat, parameters: Mapping[str, Any
 
 
 def _list_texts(dialogue: DialogueFormat) -> dict[str, str]:
-    calls_before, _, calls_after = build_call_instructions("{tools}").partition("{tools}")
+    calls_before, _, calls_after = build_call_instructions("{tools}", dialogue.calls).partition("{tools}")
     tag = OPENING_TAG.fullmatch(dialogue.prefill)
     return {
         "turn_start": TURN_START,

@@ -1,7 +1,5 @@
 """Parses an assistant turn: tool calls, final answer, and counts of answer tags and answer blocks."""
 
-import json
-import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -25,7 +23,7 @@ class MalformedCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A call that cannot be run. The model reads `error` as its result."""
 
     error: str
-    is_decoded: bool = True  # false if it is no JSON object with a name and arguments
+    is_decoded: bool = True  # false if it is no object with a name and arguments
 
 
 class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):
@@ -37,22 +35,19 @@ class AssistantTurn(msgspec.Struct, frozen=True, array_like=True):
     has_complete_answer: bool  # whether the last block contains the answer
 
 
-_STRING_OR_BRACKET_PATTERN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
-_MAX_NESTING = 64  # of a call's JSON; json.loads has a limit that depends on the caller's stack
-
-
 def parse_assistant_turn(text: str, dialogue: DialogueFormat) -> AssistantTurn:
     """Parse the text of one assistant turn, with or without its stop token. Without tools it has no calls."""
     stop = next(filter(text.endswith, dialogue.stop_tokens), "")
-    text, tools = text.removesuffix(stop), dialogue.tools
-    found = find_calls(text, dialogue.unclosed_call) if tools else []
-    calls = tuple(_parse_tool_call(call.strip(), tools) for call in found)
+    text = text.removesuffix(stop)
+    found = find_calls(text, dialogue) if dialogue.tools else []
+    calls = tuple(_parse_tool_call(call.strip(), dialogue) for call in found)
     return build_assistant_turn(text, calls, dialogue)
 
 
-def find_calls(text: str, unclosed_call: str) -> list[str]:
-    """Return the contents of the <tool_call> blocks. `unclosed_call`: DialogueFormat.unclosed_call."""
-    return [block.content for block in iter_call_blocks(text) if block.is_closed or unclosed_call != "ignore"]
+def find_calls(text: str, dialogue: DialogueFormat) -> list[str]:
+    """Return the contents of the blocks of calls; without an unclosed one, if the dialogue ignores it."""
+    blocks = iter_call_blocks(text, dialogue.calls)
+    return [block.content for block in blocks if block.is_closed or dialogue.unclosed_call != "ignore"]
 
 
 def build_assistant_turn(
@@ -78,19 +73,17 @@ def _extract_loose_answer(text: str, content: str, dialogue: DialogueFormat) -> 
     return content.strip() if boxed is None and not dialogue.has_boxed_answer else boxed
 
 
-def _parse_tool_call(text: str, tools: Sequence[ToolSchema]) -> ToolCall | MalformedCall:
-    if _is_nested_too_deeply(text):
-        return MalformedCall("JSONDecodeError: nested too deeply", is_decoded=False)
+def _parse_tool_call(content: str, dialogue: DialogueFormat) -> ToolCall | MalformedCall:
     try:
-        call = json.loads(text)
+        call = dialogue.calls.read_call(content, dialogue.tools)
     except ValueError as error:
-        return MalformedCall(f"JSONDecodeError: {error}", is_decoded=False)
+        return MalformedCall(str(error), is_decoded=False)
     if not isinstance(call, dict) or not {"name", "arguments"} <= cast(dict[str, Any], call).keys():
         return MalformedCall('a call must be an object with "name" and "arguments"', is_decoded=False)
     fields = cast(dict[str, Any], call)
     if not isinstance(fields["name"], str):
         return MalformedCall('validation error: "name" must be a string', is_decoded=False)
-    return check_call(fields["name"], fields["arguments"], tools)
+    return check_call(fields["name"], fields["arguments"], dialogue.tools)
 
 
 def check_call(name: object, arguments: object, tools: Sequence[ToolSchema]) -> ToolCall | MalformedCall:
@@ -104,12 +97,3 @@ def check_call(name: object, arguments: object, tools: Sequence[ToolSchema]) -> 
         return ToolCall(tool.name, check_arguments(cast(dict[str, Any], arguments), tool.parameters))
     except ArgumentError as error:
         return MalformedCall(str(error))
-
-
-def _is_nested_too_deeply(text: str) -> bool:
-    depth = 0
-    for match in _STRING_OR_BRACKET_PATTERN.finditer(text):
-        depth += 1 if match.group() in ("[", "{") else -1 if match.group() in ("]", "}") else 0
-        if depth > _MAX_NESTING:
-            return True
-    return False

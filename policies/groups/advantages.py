@@ -1,4 +1,4 @@
-"""Advantages within a group, and the choice of the groups to train on."""
+"""Advantages within a group."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,9 +10,8 @@ from asterism.configs.import_path import load_object
 
 EPSILON = 1e-6  # keeps the advantages finite for almost equal rewards
 
-# Both are deterministic functions of the rewards of a group: they run in a decider, which replays repeat.
+# A deterministic function of the rewards of a group: it runs in a decider, which replays repeat.
 AdvantageEstimator = Callable[[Sequence[float]], Sequence[float]]
-GroupFilter = Callable[[Sequence[float]], bool]  # whether to train on the group
 
 
 def compute_advantages(rewards: Sequence[float]) -> list[float]:
@@ -35,18 +34,7 @@ def center_rewards(rewards: Sequence[float]) -> list[float]:
     return [reward - mean for reward in rewards]
 
 
-def has_unequal_rewards(rewards: Sequence[float]) -> bool:
-    """Equal rewards have no advantage, and so no gradient. Source: DAPO, arXiv 2503.14476, section 3.2."""
-    return len(set(rewards)) > 1
-
-
-def keep_all(_rewards: Sequence[float]) -> bool:
-    """The loss of a group with equal rewards has no gradient, but a mean over the batch counts its tokens."""
-    return True
-
-
 ESTIMATORS: dict[str, AdvantageEstimator] = {"grpo": compute_advantages, "dr_grpo": center_rewards}
-FILTERS: dict[str, GroupFilter] = {"unequal_rewards": has_unequal_rewards, "all": keep_all}
 
 
 def load_advantage_estimator(rl: RlConfig) -> AdvantageEstimator:
@@ -63,10 +51,3 @@ def load_advantage_estimator(rl: RlConfig) -> AdvantageEstimator:
         return advantages
 
     return estimate_checked
-
-
-def load_group_filter(rl: RlConfig) -> GroupFilter:
-    """Raises UnusableInput."""
-    if rl.group_filter in FILTERS:
-        return FILTERS[rl.group_filter]
-    return cast(GroupFilter, load_object(rl.group_filter, "rl.group_filter"))

@@ -26,13 +26,7 @@ from asterism.bus.messages import (
 )
 from asterism.configs.success import SuccessRule
 from asterism.policies.decider import Send
-from asterism.policies.groups.counts import (
-    StepLengths,
-    add_to_step_counts,
-    classify_failure,
-    count_task_trajectory,
-    parse_failed_component,
-)
+from asterism.policies.groups.counts import StepLengths, add_trajectory, classify_failure, parse_failed_component
 from asterism.policies.groups.staleness import count_other_versions
 
 STEP_ENDED = "the step ended without it"
@@ -102,37 +96,29 @@ class GroupCollection(msgspec.Struct):
 
     def find_total_failure(self, collected: str) -> RunFailed | None:
         """A message if every trajectory failed; `collected` names the step or the evaluation."""
-        failed = self.counts.trajectories_failed
-        if failed == 0 or self.counts.trajectories > 0:
+        failed = self.counts.totals.trajectories_failed
+        if failed == 0 or self.counts.totals.trajectories > 0:
             return None
         return RunFailed(f"every trajectory of {collected} failed, {failed} in all. The first: {self.first_failure}")
 
     def count(self, start: StartGroup, event: TrajectoryFinished | TrajectoryFailed, success: SuccessRule) -> None:
-        tasks = count_task_trajectory(self.counts.tasks, start.task, event, success)
-        sets = count_task_trajectory(self.counts.sets, start.evaluation_set, event, success)
-        self.counts = replace(self.counts, tasks=tasks, sets=sets)
+        self.counts = add_trajectory(self.counts, start, event, success)
         if isinstance(event, TrajectoryFinished):
             if isinstance(self.request, EvaluationRequested):
                 self.other_version_tokens += count_other_versions(event, self.request.version)
-            self.counts = add_to_step_counts(self.counts, event, success)
         else:
             self.first_failure = self.first_failure or event.cause
-            self.counts = replace(self.counts, trajectories_failed=self.counts.trajectories_failed + 1)
             self.failures = dict(Counter(self.failures) + Counter([parse_failed_component(event.cause)]))
 
     def build_evaluation_finished(self, request: EvaluationRequested) -> EvaluationFinished:
         counts = self.counts
         return EvaluationFinished(
             label=request.label,
-            questions=counts.trajectories + counts.trajectories_failed,
-            positives=counts.positives,
-            failed=counts.trajectories_failed,
-            response_tokens=counts.response_tokens,
-            reward=counts.reward,
+            version=request.version,
+            totals=counts.totals,
             components=counts.components,
             tasks=counts.tasks,
             sets=counts.sets,
-            version=request.version,
             other_version_tokens=self.other_version_tokens,
             first_group_id=self.first_group_id,
         )

@@ -7,109 +7,55 @@ import msgspec
 from msgspec.structs import replace
 
 from asterism.bus.messages import (
-    ComponentSum,
     LengthCounts,
     LengthsMeasured,
+    StartGroup,
     StepCounts,
     TaskCounts,
-    ToolCount,
     TrajectoryAborted,
     TrajectoryEnd,
     TrajectoryFailed,
     TrajectoryFinished,
-    Verdict,
 )
 from asterism.configs.success import SuccessRule
 from asterism.policies.groups.selection import GroupSelection
+from asterism.policies.task_counts import add_by_name, add_components, add_counts, count_group, count_trajectory
 
 _ROW_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")  # in the text of an exception
 _MAX_KIND_CHARACTERS = 200
 
 
-def add_to_step_counts(counts: StepCounts, trajectory: TrajectoryFinished, success: SuccessRule) -> StepCounts:
-    positive, ending = success.is_met(trajectory.reward, trajectory.components), trajectory.ending
-    return replace(
-        counts,
-        trajectories=counts.trajectories + 1,
-        positives=counts.positives + positive,
-        reward=counts.reward + trajectory.reward,
-        components=_add_components(counts.components, trajectory.components),
-        endings={**counts.endings, ending: counts.endings.get(ending, 0) + 1},
-        tools=_add_tools(counts.tools, trajectory.tools),
-        calls=counts.calls + trajectory.calls,
-        calls_failed=counts.calls_failed + trajectory.calls_failed,
-        positive_calls=counts.positive_calls + (trajectory.calls if positive else 0),
-        positive_calls_failed=counts.positive_calls_failed + (trajectory.calls_failed if positive else 0),
-        generated_tokens=counts.generated_tokens + sum(trajectory.record.loss_mask),
-        response_tokens=counts.response_tokens + trajectory.record.response_tokens,
-        lease_wait_s=counts.lease_wait_s + trajectory.lease_wait_s,
-        generation_s=counts.generation_s + trajectory.generation_s,
-        tools_s=counts.tools_s + trajectory.tools_s,
-        grading_s=counts.grading_s + trajectory.grading_s,
-    )
-
-
-def _add_tools(sums: dict[str, ToolCount], tools: dict[str, ToolCount]) -> dict[str, ToolCount]:
-    added = dict(sums)
-    for name, each in tools.items():
-        before = sums.get(name, ToolCount())
-        added[name] = ToolCount(before.calls + each.calls, before.timed_out + each.timed_out)
-    return added
-
-
-def _add_components(sums: dict[str, ComponentSum], components: dict[str, float]) -> dict[str, ComponentSum]:
-    added = dict(sums)
-    for name, value in components.items():
-        before = sums.get(name, ComponentSum())
-        added[name] = ComponentSum(before.total + value, before.trajectories + 1)
-    return added
-
-
-def count_task_trajectory(
-    tasks: dict[str, TaskCounts], task: str, event: TrajectoryFinished | TrajectoryFailed, success: SuccessRule
-) -> dict[str, TaskCounts]:
-    """`task` is the name of a task or of an evaluation set. An empty name is not counted."""
-    if not task:
-        return tasks
-    counts = tasks.get(task, TaskCounts())
+def add_trajectory(
+    counts: StepCounts, start: StartGroup, event: TrajectoryFinished | TrajectoryFailed, success: SuccessRule
+) -> StepCounts:
+    counts = _add_everywhere(counts, start, count_trajectory(event, success))
     if isinstance(event, TrajectoryFailed):
-        return {**tasks, task: replace(counts, trajectories_failed=counts.trajectories_failed + 1)}
-    positive = success.is_met(event.reward, event.components)
-    counted = replace(
-        counts,
-        trajectories=counts.trajectories + 1,
-        positives=counts.positives + positive,
-        reward=counts.reward + event.reward,
-        calls=counts.calls + event.calls,
-        calls_failed=counts.calls_failed + event.calls_failed,
-        positive_calls=counts.positive_calls + (event.calls if positive else 0),
-        positive_calls_failed=counts.positive_calls_failed + (event.calls_failed if positive else 0),
-        response_tokens=counts.response_tokens + event.record.response_tokens,
-    )
-    return {**tasks, task: counted}
-
-
-def count_task_verdict(tasks: dict[str, TaskCounts], task: str, verdict: Verdict) -> dict[str, TaskCounts]:
-    if not task:
-        return tasks
-    counts = tasks.get(task, TaskCounts())
-    counted = replace(
-        counts,
-        groups=counts.groups + 1,
-        groups_lost=counts.groups_lost + (verdict == "lost"),
-        groups_rejected=counts.groups_rejected + (verdict == "rejected"),
-    )
-    return {**tasks, task: counted}
-
-
-def add_group_selection(counts: StepCounts, task: str, selection: GroupSelection) -> StepCounts:
+        return counts
     return replace(
         counts,
-        groups=counts.groups + 1,
-        groups_lost=counts.groups_lost + (selection.verdict == "lost"),
-        groups_rejected=counts.groups_rejected + (selection.verdict == "rejected"),
-        tasks=count_task_verdict(counts.tasks, task, selection.verdict),
-        dropped={each: counts.dropped.get(each, 0) + count for each, count in selection.dropped.items()},
+        components=add_components(counts.components, event.components),
+        endings={**counts.endings, event.ending: counts.endings.get(event.ending, 0) + 1},
+        tools=add_by_name(counts.tools, event.tools),
+        generated_tokens=counts.generated_tokens + sum(event.record.loss_mask),
+        lease_wait_s=counts.lease_wait_s + event.lease_wait_s,
+        generation_s=counts.generation_s + event.generation_s,
+        tools_s=counts.tools_s + event.tools_s,
+        grading_s=counts.grading_s + event.grading_s,
+    )
+
+
+def add_group_selection(counts: StepCounts, start: StartGroup, selection: GroupSelection) -> StepCounts:
+    dropped = {each: counts.dropped.get(each, 0) + count for each, count in selection.dropped.items()}
+    return replace(_add_everywhere(counts, start, count_group(selection.verdict)), dropped=dropped)
+
+
+def _add_everywhere(counts: StepCounts, start: StartGroup, added: TaskCounts) -> StepCounts:
+    """Add to the totals, and to the counts of the group's task and evaluation set."""
+    return replace(
+        counts,
+        totals=add_counts(counts.totals, added),
+        tasks=add_by_name(counts.tasks, {start.task: added}),
+        sets=add_by_name(counts.sets, {start.evaluation_set: added}),
     )
 
 
@@ -123,12 +69,8 @@ def classify_failure(cause: str) -> str:
     return _ROW_VALUES.sub("…", cause.partition("\n")[0])[:_MAX_KIND_CHARACTERS]
 
 
-def _add_to_length_counts(counts: LengthCounts, trajectory: TrajectoryFinished) -> LengthCounts:
-    return LengthCounts(
-        trajectories=counts.trajectories + 1,
-        response_tokens=counts.response_tokens + trajectory.record.response_tokens,
-        overlong=counts.overlong + (trajectory.ending == "length"),
-    )
+def _count_length(trajectory: TrajectoryFinished) -> LengthCounts:
+    return LengthCounts(1, trajectory.record.response_tokens, int(trajectory.ending == "length"))
 
 
 class StepLengths(msgspec.Struct):
@@ -148,18 +90,14 @@ class StepLengths(msgspec.Struct):
     def on_trajectory_ended(self, event: TrajectoryEnd, *, late: bool) -> None:
         self.late += late and not isinstance(event, TrajectoryAborted)
         if isinstance(event, TrajectoryFinished):
-            self.started = _add_to_length_counts(self.started, event)
+            self.started = add_counts(self.started, _count_length(event))
         elif isinstance(event, TrajectoryAborted):
             self.aborted += 1
-            self.started = replace(
-                self.started,
-                trajectories=self.started.trajectories + 1,
-                response_tokens=self.started.response_tokens + event.response_tokens,
-            )
+            self.started = add_counts(self.started, LengthCounts(1, event.response_tokens))
 
     def add_taken_group(self, finished: Iterable[TrajectoryFinished]) -> None:
         for trajectory in finished:
-            self.taken = _add_to_length_counts(self.taken, trajectory)
+            self.taken = add_counts(self.taken, _count_length(trajectory))
 
     def to_message(self, step: int) -> LengthsMeasured:
         return LengthsMeasured(step, self.taken, self.started, self.aborted, self.late)

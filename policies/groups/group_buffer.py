@@ -214,7 +214,7 @@ class GroupBuffer:
         collection.staleness = replace(collection.staleness, trajectories_dropped=dropped)
         start = group.start
         selection = select_rows(self._selection_rules, fresh, start.seed, start.task)
-        collection.counts = add_group_selection(collection.counts, start.task, selection)
+        collection.counts = add_group_selection(collection.counts, start, selection)
         effects = [Send(RECORDER, describe_judgement(collection.step, start, fresh, selection))]
         if selection.verdict == "accepted":
             effects += self._send_rows(collection, group, selection.rows)

@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asterism.bus.messages import BufferCursor, EvaluationRequested, StartGroup
+from asterism.configs.algorithm import Sampling
 from asterism.configs.schema import RunConfig
 from asterism.policies.groups.buffer_state import OpenGroup
 from asterism.policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
@@ -46,7 +47,7 @@ class GroupStarter:
     ) -> None:
         self._seed = run.seed
         self._rollouts = run.rl.rollouts
-        self._temperature = run.sampling.temperature
+        self._sampling = run.sampling
         self._train_problems, self._test_problems = train.problems, test.problems
         self.questions = EvaluationQuestions(run, test.counts)
         self._order = ProblemOrder(train.counts, [task.weight for task in run.resolved_tasks], run.seed)
@@ -60,7 +61,7 @@ class GroupStarter:
         problem = self._train_problems[self._order.select(position)]
         seed = mix(self._seed, TRAIN, position)
         return self._start_group(
-            cursor, problem, step, position, size=self._rollouts, sampling=(self._temperature, 1.0, 0), seed=seed
+            cursor, problem, step, position, size=self._rollouts, sampling=self._sampling, seed=seed
         )
 
     def start_answer(
@@ -68,8 +69,9 @@ class GroupStarter:
     ) -> tuple[BufferCursor, OpenGroup]:
         """A group of one trajectory."""
         problem = self._test_problems[answer.problem]
-        sampling = request.temperature, request.top_p, request.top_k
-        return self._start_group(cursor, problem, 0, answer.problem, size=1, sampling=sampling, seed=answer.seed)
+        return self._start_group(
+            cursor, problem, 0, answer.problem, size=1, sampling=request.sampling, seed=answer.seed
+        )
 
     def _start_group(
         self,
@@ -79,7 +81,7 @@ class GroupStarter:
         position: int,
         *,
         size: int,
-        sampling: tuple[float, float, int],  # temperature, top_p, top_k
+        sampling: Sampling,
         seed: int,
     ) -> tuple[BufferCursor, OpenGroup]:
         start = StartGroup(
@@ -90,12 +92,10 @@ class GroupStarter:
             prompt_ids=problem.prompt_ids,
             size=size,
             first_trajectory_id=cursor.next_trajectory_id,
-            temperature=sampling[0],
+            sampling=sampling,
             seed=seed,
             row=problem.row,
             task=problem.task,
-            top_p=sampling[1],
-            top_k=sampling[2],
             evaluation_set=problem.evaluation_set,
         )
         next_trajectory_id = cursor.next_trajectory_id + size

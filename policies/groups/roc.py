@@ -31,7 +31,7 @@ def compute_format_penalty(trajectory: TrajectoryFinished, kind: str) -> float:
         counts = trajectory.release or approximate_release_counts(trajectory)
         opens, closes, spans, turns = counts.answer_opens, counts.answer_closes, counts.answer_spans, counts.turns
     else:
-        opens, closes, spans = trajectory.answer_opens, trajectory.answer_closes, _count_spans(trajectory)
+        opens, closes, spans = trajectory.answer_opens, trajectory.answer_closes, trajectory.answer_spans
         turns = trajectory.turns
     if opens == 0 or not opens == closes == spans or turns <= 0:
         return 1.0
@@ -45,13 +45,9 @@ def approximate_release_counts(trajectory: TrajectoryFinished) -> ReleaseCounts:
         responses_with_error=trajectory.responses_with_error,
         answer_opens=trajectory.answer_opens,
         answer_closes=trajectory.answer_closes,
-        answer_spans=_count_spans(trajectory),
+        answer_spans=trajectory.answer_spans,
         turns=trajectory.turns - 1,
     )
-
-
-def _count_spans(trajectory: TrajectoryFinished) -> int:
-    return trajectory.answer_opens if trajectory.answer_spans < 0 else trajectory.answer_spans
 
 
 def compute_penalty(trajectory: TrajectoryFinished, roc: RocConfig) -> float:

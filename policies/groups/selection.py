@@ -8,12 +8,8 @@ from asterism.bus.messages import GroupAccepted, GroupJudged, StartGroup, Traini
 from asterism.configs.algorithm import RlConfig, RocConfig
 from asterism.configs.schema import RunConfig
 from asterism.configs.success import SuccessRule
-from asterism.policies.groups.advantages import (
-    AdvantageEstimator,
-    GroupFilter,
-    load_advantage_estimator,
-    load_group_filter,
-)
+from asterism.policies.groups.advantages import AdvantageEstimator, load_advantage_estimator
+from asterism.policies.groups.group_filters import GroupFilter, load_group_filter
 from asterism.policies.groups.response_filters import compute_overlong_penalty, find_filter, list_filters
 from asterism.policies.groups.roc import resample
 from asterism.policies.groups.staleness import apply_staleness_bound, compute_oldest_version

@@ -136,9 +136,7 @@ def _start_or_resume_turn(rules: Rules, trajectory: Trajectory, now: float, gran
         max_new_tokens=min(
             rules.response_tokens - record.response_tokens, trajectory.leased_tokens - record.num_tokens
         ),
-        temperature=trajectory.group.temperature,
-        top_p=trajectory.group.top_p,
-        top_k=trajectory.group.top_k,
+        sampling=trajectory.group.sampling,
         stop_token_ids=rules.stop_token_ids,
         seed=trajectory.seed,
         incarnation=trajectory.engine_incarnation,

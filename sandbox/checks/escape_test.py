@@ -1,6 +1,6 @@
-"""Runs programs that attempt forbidden actions in a sandbox, and reports which ones were contained.
+"""Runs programs that attempt forbidden actions in a sandbox, and reports the contained ones.
 
-`asterism sandbox doctor` runs them on the configured backend; tests/sandbox/hostile has many more.
+`asterism sandbox doctor` runs them on the configured backend; tests/sandbox/hostile has many more programs.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ ESCAPE_ATTEMPTS = tuple(
         "read the machine's files": "open('/etc/shadow').read()",
         "read another process's environment": "open('/proc/1/environ').read()",
         "write outside its folder": "open('/usr/asterism-was-here', 'w').write('x')",
-        "signal what it did not start": "import os\nos.kill(os.getppid() or 2, 9)",
+        "signal a process that it did not start": "import os\nos.kill(os.getppid() or 2, 9)",
         "mount a file system": "import ctypes\nlibc = ctypes.CDLL(None)\n"
         "if libc.mount(b'none', b'/scratch', b'tmpfs', 0, None): raise OSError('refused')",
         "make a namespace": "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000): raise OSError('refused')",
@@ -56,7 +56,7 @@ ESCAPE_ATTEMPTS = tuple(
 
 
 async def run_escape_attempts(sandbox: Sandbox) -> list[EscapeFinding]:
-    """The last finding is the state of a neighbour's notebook. Raises SandboxFailure."""
+    """Run all attempts; the last finding is the state of a neighbour's notebook. Raises SandboxFailure."""
     neighbour = len(ESCAPE_ATTEMPTS)
     await sandbox.run(CodeRequested(neighbour, 0, "jupyter_code", "value = 41", ""))
     calls = [

@@ -1,9 +1,9 @@
 """Puts load on a sandbox; measures latencies, throughput, and wrong, lost and duplicate answers.
 
-run_closed_loop(sandbox, probes, in_flight)   `in_flight` callers; each sends its next call after its last answer
+run_closed_loop(sandbox, probes, in_flight)   `in_flight` callers; each waits for an answer before its next call
 run_burst(sandbox, probes)                    all calls concurrently
 measure_programs(sandbox, kind, in_flight, s) a closed loop of programs of one kind for some seconds
-CallTally                                     the counts, also for answers that arrive as messages
+CallTally                                     counts calls and answers, also answers that arrive as messages
 """
 
 import asyncio
@@ -52,8 +52,8 @@ class LoadFigures(msgspec.Struct, frozen=True):
     duplicates: int  # answers after a call's first one
     out_of_order: int  # answers that arrived after the answer to a later cell of the same notebook
     failures: dict[str, int]  # infrastructure failures, wrong and missing outcomes, by cause
-    elapsed_s: float  # from the first call to the last call's first answer
-    latencies_ms: Sequence[float]  # of the calls with an outcome, ascending
+    elapsed_s: float  # time from the first call to the last call's first answer
+    latencies_ms: Sequence[float]  # latencies of the calls with an outcome, ascending
 
     @property
     def per_s(self) -> float:
@@ -69,12 +69,12 @@ class LoadFigures(msgspec.Struct, frozen=True):
 
 
 def percentile(ascending: Sequence[float], percent: int) -> float:
-    """The smallest value that `percent` of all values do not exceed; 0 for no values."""
+    """Return the smallest value that `percent` percent of the values do not exceed; 0 without values."""
     return ascending[max(0, -(-len(ascending) * percent // 100) - 1)] if ascending else 0.0
 
 
 class _CallRecord(msgspec.Struct):
-    """One call. `cause` is the reason for a failure; None if the first answer is right."""
+    """The record of one call. `cause` is the reason for a failure; None if the first answer is right."""
 
     probe: Probe
     asked_at: float
@@ -86,7 +86,7 @@ class _CallRecord(msgspec.Struct):
 
 
 class CallTally:
-    """Calls by trajectory and number, and their answers. Times are in seconds, of one clock."""
+    """A tally of calls, by trajectory and number, and of their answers. Times are in seconds of one clock."""
 
     def __init__(self) -> None:
         self._records: dict[CallId, _CallRecord] = {}
@@ -95,7 +95,7 @@ class CallTally:
         self.unanswered = 0  # calls without an answer yet
 
     def record_request(self, probe: Probe, now: float) -> None:
-        """Raises ValueError for a second call of the same trajectory and number."""
+        """Record the request of a call. Raises ValueError for a second call of the same trajectory and number."""
         if probe.call_id in self._records:
             raise ValueError(f"call {probe.call_id} was made twice")
         self._records[probe.call_id] = _CallRecord(probe, now)
@@ -114,13 +114,13 @@ class CallTally:
             self._last_cell[trajectory] = max(last, call)
 
     def record_failure(self, call_id: CallId, cause: str, now: float) -> None:
-        """Records an infrastructure failure as the answer to a call."""
+        """Record an infrastructure failure as the answer to a call."""
         record = self._record_answer(call_id, now)
         if record is not None:
             record.cause = cause
 
     def compute_figures(self, kind: str | None = None) -> LoadFigures:
-        """Of all calls, or of the calls of one kind."""
+        """Return the figures of all calls, or of the calls of one kind."""
         records = [record for record in self._records.values() if kind in (None, record.probe.kind)]
         ended = [record.answered_at for record in records if record.answered_at is not None]
         causes = Counter(record.cause for record in records if record.cause is not None)
@@ -173,7 +173,7 @@ async def run_burst(sandbox: CallRunner, probes: Sequence[Probe]) -> CallTally:
 
 
 def limit_duration(probes: Iterable[Probe], seconds: float) -> Iterator[Probe]:
-    """The probes that are requested within `seconds` of the first."""
+    """Yield the probes that are requested within `seconds` of the first one."""
     end: float | None = None
     for probe in probes:
         now = time.perf_counter()
@@ -184,7 +184,7 @@ def limit_duration(probes: Iterable[Probe], seconds: float) -> Iterator[Probe]:
 
 
 async def measure_programs(sandbox: CallRunner, kind: str, in_flight: int, seconds: float) -> LoadFigures:
-    """Figures of programs of one kind that are requested within `seconds`."""
+    """Return the figures of programs of one kind that are requested within `seconds`."""
     probes = limit_duration(make_program_probes(kind, count()), seconds)
     return (await run_closed_loop(sandbox, probes, in_flight)).compute_figures()
 
@@ -203,7 +203,7 @@ async def _submit(sandbox: CallRunner, probe: Probe, tally: CallTally) -> None:
 
 
 def make_program_probes(kind: str, trajectories: Iterable[int]) -> Iterator[Probe]:
-    """Stateless calls, one for each trajectory."""
+    """Yield stateless calls, one for each trajectory."""
     for trajectory in trajectories:
         yield make_program_probe(kind, trajectory, CODE[kind], expect_stdout(PRINTED[kind]))
 

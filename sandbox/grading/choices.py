@@ -18,7 +18,7 @@ _MAX_CHOICE_CHARACTERS = 300
 
 class Choice(NamedTuple):
     letter: str
-    text: str  # behind the letter; "" for a letter alone
+    text: str  # text behind the letter; "" for a letter alone
 
 
 def compact(text: str) -> str:

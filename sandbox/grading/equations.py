@@ -1,7 +1,7 @@
 r"""Reads `n = 5` and `50+5 = 55` as the number that they state, and evaluates arithmetic exactly.
 
 A left side with a letter or a function names the number and is not evaluated: `n_{\max} = 55`, `\gcd(110,165) = 55`.
-Arithmetic on the left must have the value on the right, so that `5 = 7` states nothing.
+Arithmetic on the left must have the value on the right: `5 = 7` states no number.
 """
 
 import itertools
@@ -18,7 +18,7 @@ _RELATION = re.compile(r"=|\\(?:approx|equiv)(?![a-zA-Z])")
 _LETTER = re.compile(r"[^\W\d_]")
 _TIMES = r"\\(?:cdot|times|div|ast)(?![a-zA-Z])"
 _OPERATOR = re.compile(rf"{_TIMES}|\\frac(?![a-zA-Z])")
-# Operators at an end are part of another relation, as in `x != 5` and `x := 5`.
+# An operator at an end is part of another relation, as in `x != 5` and `x := 5`.
 _NAME = re.compile(
     r"[\w\\({\[|+\-\u2220\u25b3](?:[\w\\{}()\[\]|^+\-*/.'! \u2220\u25b3]*(?:[\w)\]}|'](?<!_)|\^\*))?",
 )
@@ -56,7 +56,7 @@ def read_stated_number(text: str) -> Number | None:
 
 
 def split_equation(text: str) -> list[str]:
-    """Return the sides of the equals signs outside brackets."""
+    """Return the parts of the text between the equals signs outside brackets."""
     depths = _measure_depths(text)
     places = [
         -1,
@@ -75,7 +75,7 @@ def _measure_depths(text: str) -> list[int]:
 
 
 def _are_sides(sides: list[str], number: Number, relations: list[re.Match[str]]) -> bool:
-    """Whether each side names the number, or has its value and unit."""
+    """Return whether each side names the number, or has its value and unit."""
     value = number.value / 100 if number.is_percentage else number.value
     for side, relation in zip(sides, relations, strict=True):
         if (stated := _read_side(side, number)) is not None:
@@ -90,13 +90,13 @@ def _are_sides(sides: list[str], number: Number, relations: list[re.Match[str]])
 
 
 def _read_side(side: str, number: Number) -> Number | None:
-    """Return a number with a unit. A plain letter behind it is one if the right side has a unit: `12 m = 12 cm`."""
+    """Return a number with a unit. A plain letter is a unit if the right side has one: `12 m = 12 cm`."""
     stated = read_number(side) or (read_number(f"\\text{{{side}}}") if number.unit else None)
     return stated if stated is not None and stated.unit else None
 
 
 def names_value(side: str) -> bool:
-    """Whether a left side names one value: outside its brackets, it has no relation, no list and no second answer."""
+    """Return whether a left side names one value: no relation, no list and no second answer outside its brackets."""
     side = re.sub(_TIMES, "*", side.strip()).strip()
     if len(side) > _MAX_SIDE_CHARACTERS or not _LETTER.search(_OPERATOR.sub("", side)) or side.count("|") % 2:
         return False
@@ -173,7 +173,6 @@ def _read_power(tokens: list[str], place: int) -> tuple[Fraction, int]:
 
 
 def _read_factor(tokens: list[str], place: int) -> tuple[Fraction, int]:
-    """Read a number, a bracket or a fraction."""
     token = tokens[place]
     if token == "\\frac":
         top, place = _read_factor(tokens, place + 1)

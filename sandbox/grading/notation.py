@@ -1,4 +1,4 @@
-"""Rewrites an answer in plain LaTeX: one sign for each symbol, one space for each space, no styles around it."""
+"""Rewrites an answer in plain LaTeX: one spelling for each symbol and each space, no styles around the answer."""
 
 import re
 
@@ -20,12 +20,12 @@ _LATEX_SPACE = re.compile(r"(?<!\\)\\[,;: ]|~")
 _TEXT_COMMANDS = (
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|operatorname|rm)(?![a-zA-Z])"
 )
-TEXT = re.compile(rf"{_TEXT_COMMANDS}\s*\{{([^{{}}]*)\}}")  # group 1: its content
+TEXT = re.compile(rf"{_TEXT_COMMANDS}\s*\{{([^{{}}]*)\}}")  # group 1: the content
 _STYLE = re.compile(
     rf"(?:{_TEXT_COMMANDS}|\\(?:boldsymbol|bm|boxed|fbox|underline|hbox)(?![a-zA-Z]))\s*(?=\{{)|(?=\{{)"
 )
 _FRAMES = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"))
-_MAX_FRAMES = 4  # around an answer
+_MAX_FRAMES = 4  # math delimiters around an answer
 
 
 def prepare_math(text: str) -> str:
@@ -76,7 +76,7 @@ def strip_frames(text: str) -> str:
 
 
 def strip_style(text: str) -> tuple[str, bool]:
-    r"""Return the text without one style around all of it, such as `\mathbf{...}`, and whether that style was text."""
+    r"""Return the text without one style around all of it, such as `\mathbf{...}`; and whether the style was text."""
     match = _STYLE.match(text)
     if match is None or not text.endswith("}") or find_closing_brace(text, match.end()) != len(text) - 1:
         return text, False
@@ -84,7 +84,7 @@ def strip_style(text: str) -> tuple[str, bool]:
 
 
 def find_closing_brace(text: str, opening: int) -> int:
-    """Return the place of the brace that closes the one at `opening`; -1 if none does."""
+    """Return the place of the brace that closes the brace at `opening`; -1 if no brace closes it."""
     depth = 0
     for place in range(opening, len(text)):
         if text[place] in "{}" and (place == 0 or text[place - 1] != "\\"):

@@ -1,7 +1,7 @@
 r"""The grammar of a number: a table of forms, each with a pattern and its value as a fraction.
 
-A number is one form of FORMS with at most one sign and one currency sign before it and one unit behind it, in brackets
-or in a style such as `\mathbf` or not. Everything else is no number. Every pattern is matched once from the
+A number is one form of FORMS with at most one sign and one currency sign before it and one unit behind it. It may be
+in brackets or in a style such as `\mathbf`. Any other text is no number. Every pattern is matched once from the
 beginning, so that the time is linear in the length of the text.
 """
 
@@ -14,9 +14,9 @@ from typing import NamedTuple
 from asterism.sandbox.grading.notation import prepare_number, strip_style
 from asterism.sandbox.grading.units import NO_UNIT, PERCENT, Unit, parse_unit
 
-MAX_DIGITS = 4000  # of a number, and of the result of a power
-_MAX_STYLES = 3  # around a number
-_MIN_PERIODS = {1: 3}  # of a block of one digit before an ellipsis; two of longer ones
+MAX_DIGITS = 4000  # digits of a number, and of the result of a power
+_MAX_STYLES = 3  # styles around a number
+_MIN_PERIODS = {1: 3}  # repetitions of a block of one digit before an ellipsis; two for longer blocks
 
 _INTEGER = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?: [0-9]{3})+|[0-9]+)(?![0-9])"
 _EXPONENT = r"(?:\{ ?[+-]?[0-9]+ ?\}|\([+-]?[0-9]+\)|[+-]?[0-9]+)"
@@ -30,14 +30,14 @@ _PROPER = _LATEX_FRACTION % ("[0-9]+", "[0-9]+")
 class Form(NamedTuple):
     name: str
     pattern: re.Pattern[str]
-    read: Callable[[str], Fraction | None]  # of a text that matches; None for a value that is no number, such as 1/0
+    read: Callable[[str], Fraction | None]  # value of a matching text; None if undefined, such as 1/0
 
 
 class Number(NamedTuple):
-    value: Fraction  # with the factor of scale words; a percentage is not divided by 100
+    value: Fraction  # value times the factor of scale words; a percentage is not divided by 100
     unit: str = ""
     form: str = "integer"
-    num_decimals: int = 0  # of a plain decimal
+    num_decimals: int = 0  # decimals of a plain decimal number
     suffix: str = ""  # the base or the modulus
 
     @property
@@ -128,7 +128,7 @@ def _read_repeating(text: str) -> Fraction:
 
 
 def _read_ellipsis(text: str) -> Fraction | None:
-    """Return the value if the digits end with a block that occurs at least two times, or three if it has one digit."""
+    """Return the value if the digits end with a repeated block: at least twice, or three times for one digit."""
     whole, _, digits = text.partition(".")
     digits = digits.removesuffix("\\dots").strip()
     for length in range(1, len(digits) // 2 + 1):
@@ -185,7 +185,7 @@ def read_number(text: str) -> Number | None:
 
 @lru_cache(maxsize=4096)
 def read_truth(text: str) -> Number | None:
-    """Return read_number(text); the answers to one question have the same truth."""
+    """Return read_number(text), cached: the answers to one question have the same truth."""
     return read_number(text)
 
 
@@ -215,7 +215,7 @@ def _read_prepared(text: str, is_text: bool = False, num_styles: int = 0) -> Num
 
 
 def _read_body(text: str, is_text: bool) -> Number | None:
-    """Return the number of the first form with a unit or a modulus behind it."""
+    """Return the number of the first matching form, with a unit or a modulus behind it."""
     for form in FORMS:
         if (match := form.pattern.match(text)) is None:
             continue
@@ -247,7 +247,7 @@ def _read_base(match: re.Match[str]) -> Number | None:
 
 
 def has_digits(decimal: Number, based: Number) -> bool:
-    """Whether the digits of a number without a base are those of the other number in its base."""
+    """Return whether the digits of a number without a base are the digits of the other number in its base."""
     digits = str(decimal.value)
     base = int(based.suffix.removeprefix("base "))
     return all(digit.isdigit() and int(digit) < base for digit in digits) and int(digits, base) == based.value

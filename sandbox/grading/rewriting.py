@@ -13,9 +13,9 @@ _MAX_ASSIGNMENTS = 8
 
 
 class Expression(NamedTuple):
-    text: str  # that math-verify reads
+    text: str  # text for math-verify
     unit: str
-    letters: tuple[str, ...]  # that are assigned, sorted
+    letters: tuple[str, ...]  # assigned letters, sorted
 
 
 def rewrite(text: str) -> Expression:
@@ -29,7 +29,7 @@ def has_ellipsis(text: str) -> bool:
 
 
 def _split_unit(text: str) -> tuple[str, str]:
-    r"""Return the text without the marked unit at its end, times its scale words, and the unit's name."""
+    r"""Split off the marked unit at the end: return the text times its scale words, and the unit's name."""
     match = _UNIT.search(text) if len(text) <= 10 * MAX_UNIT_CHARACTERS else None
     unit = parse_unit(match[1]) if match is not None else None
     if match is None or unit is None or "=" in match[1] or text[: match.start()].strip()[-1:] in ",=;":
@@ -60,5 +60,5 @@ def _sort_assignments(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _place_imaginary_units(text: str) -> str:
-    r"""Move `i` before a root: behind one, math-verify reads it as another letter than elsewhere."""
+    r"""Move `i` before a root: math-verify reads an `i` behind a root as another letter."""
     return re.sub(r"(\\sqrt\{[^{}]*\})\s*(?:\\cdot\s*)?i(?![a-zA-Z])", r"i\1", text)

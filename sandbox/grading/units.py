@@ -23,8 +23,8 @@ _SPELLINGS = (
 )
 _NAMES = {spelling: words.split()[0] for words in _SPELLINGS for spelling in words.split()}
 _COMPOUNDS = {"mph": "mi/h", "kph": "km/h", "kmph": "km/h", "kmh": "km/h", "sqft": "ft^2", "cc": "cm^3"}
-_CASED = re.compile(r"[mM](?:W|Hz|J|g|V|A|Pa|N|eV)")  # milli and mega differ
-# Words that change the number or name another one, so that they are no unit.
+_CASED = re.compile(r"[mM](?:W|Hz|J|g|V|A|Pa|N|eV)")  # prefixes that differ in case: milli and mega
+# Words that change the number or name another number; they are no units.
 _VALUE_WORD_LINES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen",
     "seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety half halves third",
@@ -46,15 +46,15 @@ _BETWEEN_TEXTS = re.compile(r"(?:[\s/()]|\^-?\d|degree [CFK]?)*")
 
 
 class Unit(NamedTuple):
-    name: str = ""  # with one spelling; "" for no unit
-    factor: Fraction = Fraction(1)  # of scale words
+    name: str = ""  # name with one spelling; "" for no unit
+    factor: Fraction = Fraction(1)  # factor of the scale words
 
 
 NO_UNIT = Unit()
 
 
 def parse_unit(text: str, is_text: bool = False) -> Unit | None:
-    r"""Return the unit that is all of `text`; None if something else is there.
+    r"""Return the unit that is all of `text`; None if the text contains more or no unit.
 
     Symbols of one letter are units only in `\text` (also if `is_text`): a plain `m` may be a variable.
     """
@@ -74,11 +74,11 @@ def parse_unit(text: str, is_text: bool = False) -> Unit | None:
         flat != plain
         and _BETWEEN_TEXTS.fullmatch(_QUOTIENT.sub(" ", TEXT.sub(" ", plain).replace("\\cdot", " "))) is None
     ):
-        return None  # a letter besides the text
+        return None  # a letter outside the text commands
     if flat != plain:
         flat = _QUOTIENT.sub(r" \1 / \2 ", flat.replace("\\cdot", " "))
     if flat.lstrip("(")[:1].isalpha() and not _is_known(flat):
-        return None  # a product: 5x, 5(abc)
+        return None  # a product, such as 5x or 5(abc)
     return _name_unit(flat, is_marked)
 
 
@@ -92,7 +92,7 @@ def _is_known(flat: str) -> bool:
 
 
 def _name_unit(flat: str, is_marked: bool) -> Unit | None:
-    """Return the unit of a text without commands. "per" and a slash put the rest below the line."""
+    """Return the unit of a text without commands. After "per" or a slash, words are in the denominator."""
     factor, names, place, power, is_below = Fraction(1), list[str](), 0, "", False
     for match in _TOKEN.finditer(flat):
         if flat[place : match.start()].strip():

@@ -1,11 +1,11 @@
-"""Creates the cgroup folders of fork servers, below the executor's own cgroup or that of its container.
+"""Creates the cgroup folders of fork servers, below the cgroup of the executor or of its container.
 
     NAME/              one per executor or container
     NAME/PID/          one per fork server, owned by the server's user: it creates the cgroups of calls
     NAME/PID/server    the fork server and its zygote: in version 2, only cgroups without children have processes
 
-Version 2 also needs the other processes of the parent in a cgroup of their own. The executor moves those of
-its container; its own neighbours only in a cgroup that systemd has delegated to this user.
+Version 2 also requires a separate cgroup for the other processes of the parent. The executor moves these processes
+in its container; on this machine, it moves them only in a cgroup that systemd has delegated to this user.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _DELEGATION_MARKS = ("user.delegate", "trusted.delegate")
 
 
 class CgroupFolder:
-    """A folder NAME; raises OSError if this process may not create it, or without a memory controller."""
+    """The cgroup folder NAME. Raises OSError without permission to create it, or without a memory controller."""
 
     def __init__(self, neighbour: int, name: str, *, may_move: bool = False) -> None:
         parent = _find_cgroup(neighbour)
@@ -37,9 +37,9 @@ class CgroupFolder:
             raise
 
     def hand_over(self, server: int, owner: int, connection: socket.socket) -> None:
-        """Moves a fork server, which waits, into a folder of its own, and sends the folder's descriptor.
+        """Move a waiting fork server into a folder of its own, and send it the folder's descriptor.
 
-        Without permission, sends no descriptor. If the fork server has ended, sends nothing.
+        Without permission, the message has no descriptor. A fork server that has ended gets no message.
         """
         with contextlib.ExitStack() as files:
             descriptors: list[int] = []
@@ -62,7 +62,7 @@ class CgroupFolder:
         return folder
 
     def _remove_unused(self) -> None:
-        """Folders of fork servers that have ended."""
+        """Remove the folders of fork servers that have ended."""
         for server in self.path.glob("*/server"):
             with contextlib.suppress(OSError):
                 server.rmdir()
@@ -70,7 +70,7 @@ class CgroupFolder:
 
 
 def _find_cgroup(pid: int) -> Path:
-    """The folder with the memory controller."""
+    """Return the process's cgroup folder with the memory controller. Raises FileNotFoundError."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         mount = _MOUNT if not controllers else _MOUNT / "memory"
@@ -83,7 +83,7 @@ def _find_cgroup(pid: int) -> Path:
 
 
 def _enable_memory(folder: Path, *, may_move: bool = False) -> None:
-    """Version 1 needs nothing. Raises OSError."""
+    """Enable the memory controller for the folder's children; version 1 needs nothing. Raises OSError."""
     control = folder / "cgroup.subtree_control"
     if not control.exists() or "memory" in control.read_text().split():
         return

@@ -14,39 +14,39 @@ class LaunchedProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """In this machine's pid namespace. With namespaces, the parent of the serving process."""
+        """The pid on this machine; with namespaces, the pid of the serving process's parent."""
         ...
 
     def kill(self) -> None:
-        """Kills the process and its descendants."""
+        """Kill the process and its descendants."""
         ...
 
     async def wait(self) -> None:
-        """Returns when the process has exited and is reaped."""
+        """Wait until the process has exited and is reaped."""
         ...
 
 
 class Host(Protocol):
     async def start(self) -> None:
-        """Raises SandboxFailure with a remedy if no process can run on this host."""
+        """Start the host. Raises SandboxFailure with a remedy if no process can run on it."""
         ...
 
     async def launch(self, module: str, settings: ServerSettings) -> LaunchedProcess:
-        """The host fills in `settings.import_folders`. Raises SandboxFailure."""
+        """Launch `module`; the host fills in `settings.import_folders`. Raises SandboxFailure."""
         ...
 
     async def wait_until_broken(self) -> NoReturn:
-        """Raises SandboxFailure when no process can be launched any more and retries do not help."""
+        """Wait until no process can be launched any more and retries do not help; then raise SandboxFailure."""
         ...
 
     def get_excess_memory(self, share: float) -> int:
-        """Memory in use, beyond `share` of the memory available to calls, in bytes; may be negative."""
+        """Return the memory in use beyond `share` of the memory available to calls, in bytes; may be negative."""
         ...
 
     def describe(self) -> tuple[str, tuple[str, ...]]:
-        """(name of the backend, a sentence with a remedy for each missing protection)."""
+        """Return (name of the backend, a sentence with a remedy for each missing protection)."""
         ...
 
     async def close(self) -> None:
-        """Leaves no process, container, file or socket behind."""
+        """Close the host; no process, container, file or socket remains."""
         ...

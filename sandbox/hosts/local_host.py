@@ -24,7 +24,7 @@ from asterism.sandbox.inside.wire.command import ENVIRONMENT, build_python_comma
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 _ROOT = Path(str(asterism.__file__)).resolve().parents[1]
-# The base interpreter: the sandbox's root does not contain a virtual environment's.
+# The base interpreter: the sandbox's root contains no virtual environment.
 _PYTHON = os.path.realpath(sys.executable)
 _MEMINFO = Path("/proc/meminfo")
 _MEMORY_WARNING = (
@@ -64,11 +64,11 @@ class LocalHost:
         self._cgroups: CgroupFolder | None = None
 
     async def start(self) -> None:
-        """Removes the folders of dead owners. Raises SandboxFailure."""
+        """Start the host and remove the scratch folders of ended owners. Raises SandboxFailure."""
         remove_stale_scratch()
         path = Path(tempfile.gettempdir()) / name_scratch(f"calls-{secrets.token_hex(4)}")
         try:
-            self._scratch.enter_context(holding_scratch(path)).chmod(0o711)  # calls of root run as other users
+            self._scratch.enter_context(holding_scratch(path)).chmod(0o711)  # a root executor runs calls as other users
         except OSError as error:
             raise _make_start_failure(error) from error
         self._environment = {**ENVIRONMENT, "TMPDIR": str(path)}
@@ -100,7 +100,7 @@ class LocalHost:
         return launched
 
     def _spawn(self, module: str, settings: ServerSettings) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """The process and this end of its socket. Raises SandboxFailure."""
+        """Start a process; return it and this end of its socket. Raises SandboxFailure."""
         try:
             connection, child_end = socket.socketpair()
         except OSError as error:
@@ -116,7 +116,7 @@ class LocalHost:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[child_end.fileno()],
                 cwd="/",
-                start_new_session=True,  # before its start: ^C in the executor's terminal would end a starting server
+                start_new_session=True,  # before exec: otherwise, ^C in the executor's terminal ends a starting server
             )
         except OSError as error:
             connection.close()
@@ -126,12 +126,12 @@ class LocalHost:
         return process, connection
 
     async def wait_until_broken(self) -> NoReturn:
-        """Never raises: a machine that cannot start a process now may start one later."""
+        """Wait for ever: a machine that cannot start a process now may start one later."""
         while True:
             await asyncio.Event().wait()
 
     def get_excess_memory(self, share: float) -> int:
-        """Of the machine, by the kernel's MemAvailable; 0 without a free descriptor."""
+        """Return the machine's excess, by the kernel's MemAvailable; 0 without a free descriptor."""
         try:
             lines = _MEMINFO.read_text().splitlines()[:3]
         except OSError:

@@ -1,4 +1,4 @@
-"""Gives a fork server and its calls kernel users of their own, where this process is root.
+"""Gives a fork server and its calls kernel users of their own, if this process is root.
 
 asterism.sandbox.inside.isolation.kernel_users describes the users and the protocol.
 """
@@ -20,13 +20,13 @@ from asterism.sandbox.inside.isolation.kernel_users import (
 )
 from asterism.sandbox.inside.isolation.namespaces import write_once
 
-_TIMEOUT_S = 60.0  # for the server's interpreter to start and to enter its namespaces
+_TIMEOUT_S = 60.0  # time for the server's interpreter to start and to enter its namespaces
 _SETGID, _SETUID = 1 << 6, 1 << 7  # bits of the capabilities in /proc/self/status
 
 
 def may_map_users(server_pid: int) -> bool:
-    """Whether this process may map the server's users: root, and not in a user namespace that lacks them."""
-    if not server_pid:  # in a pid namespace of which this process knows nothing
+    """Return whether this process is root, in a user namespace that contains the server's users."""
+    if not server_pid:  # the server is in a pid namespace outside this one
         return False
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     needed = _SETGID | _SETUID
@@ -37,13 +37,13 @@ def may_map_users(server_pid: int) -> bool:
 
 
 def offer_users(connection: socket.socket, server_pid: int) -> None:
-    """The first message to a server with `kernel_users` in its settings."""
+    """Send the first message to a server with `kernel_users` in its settings."""
     with contextlib.suppress(OSError):  # the server has ended, which its connection reports
         connection.send(encode_first_user(get_first_user(server_pid)))
 
 
 async def answer_map_request(connection: socket.socket, server_pid: int) -> None:
-    """Returns without an answer if the server sends anything else, ends, or is too slow."""
+    """Answer the server's map request; send nothing if the server sends other data, ends, or is too slow."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(_TIMEOUT_S):
             await _wait_until_readable(connection)
@@ -63,7 +63,7 @@ async def _wait_until_readable(connection: socket.socket) -> None:
 
 
 def _map_users(pid: int) -> bool:
-    """Maps the server's own user and its block. The numbers stay the same inside."""
+    """Map the server's own user and its block of users to the same numbers inside."""
     first = get_first_user(pid)
     try:
         owner = Path(f"/proc/{pid}").stat()

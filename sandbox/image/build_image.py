@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.sandbox.hosts.docker.docker_host import REPOSITORY, compute_image_name, read_sources
 from asterism.sandbox.image import debian_base
 from asterism.sandbox.image.docker_cli import get_engine_architecture, image_exists, remove_other_tags, run_docker
-from asterism.sandbox.image.image_context import REPOSITORY, compute_image_name, read_sources, write_context
+from asterism.sandbox.image.image_context import write_context
 
 _MAX_MB = 300
 _log = logging.getLogger(__name__)
@@ -28,11 +29,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def build(options: argparse.Namespace) -> None:
-    """Raises UnusableInput with a remedy."""
+    """Build the image. Raises UnusableInput with a remedy."""
     started = time.monotonic()
     architecture = get_engine_architecture()
     base = _ensure_local_base(architecture, options) if options.local else options.base
-    files = read_sources()  # read only here: the files may change during the build
+    files = read_sources()  # the only read: the files may change during the build
     name = compute_image_name(files)
     with tempfile.TemporaryDirectory(prefix="asterism-image-") as folder:
         write_context(Path(folder), files, architecture)

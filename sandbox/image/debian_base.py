@@ -1,4 +1,4 @@
-"""Makes a base image without a container registry: Debian packages, by debootstrap and `docker import`."""
+"""Makes a base image without a container registry: Debian packages, with debootstrap and `docker import`."""
 
 import hashlib
 import os
@@ -15,9 +15,9 @@ from asterism.sandbox.image.image_context import write_tar
 
 BASE_REPOSITORY = "asterism-sandbox-base"
 _SUITE = "bookworm"
-_REQUIRED_COMMANDS = {"debootstrap": "debootstrap", "chroot": "coreutils"}  # command: Debian package
-# Files that no code needs or that differ between two runs: caches, logs, compiled modules (the Dockerfile makes them),
-# the host's name and servers, and passwords with the date of their last change.
+_REQUIRED_COMMANDS = {"debootstrap": "debootstrap", "chroot": "coreutils"}  # Debian package by command
+# Files that no code needs or that differ between two runs of debootstrap: caches, logs, compiled modules (the
+# Dockerfile makes them), the host's name and servers, and passwords with the date of their last change.
 _EXCLUDED = re.compile(
     r"(dev|proc|run|sys|tmp)/.*"
     r"|usr/share/(man|info|locale|lintian|bug)/.*"
@@ -29,13 +29,13 @@ _EXCLUDED = re.compile(
 
 
 def compute_base_name() -> str:
-    """Name and tag. The tag contains a digest of this file, so that a change of the file gives another name."""
+    """Return name and tag. The tag contains a digest of this file: each change of the file gives a new name."""
     digest = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=6).hexdigest()
     return f"{BASE_REPOSITORY}:{_SUITE}-{digest}"
 
 
 def import_base(architecture: str, mirror: str | None) -> None:
-    """Makes the image `compute_base_name()` from the mirror (None: debootstrap's default). Raises UnusableInput."""
+    """Make the image `compute_base_name()` from the mirror (None: debootstrap's default). Raises UnusableInput."""
     _check_prerequisites()
     with tempfile.TemporaryDirectory(prefix="asterism-debootstrap-") as parent:
         root = Path(parent) / "root"
@@ -44,7 +44,7 @@ def import_base(architecture: str, mirror: str | None) -> None:
 
 
 def import_folder(root: Path, name: str) -> None:
-    """The same files give the same layer, independent of their times."""
+    """Import a folder as an image. The same files give the same layer, independent of their times."""
     with tempfile.TemporaryFile() as tar:
         write_tar(root, tar, strip_entry)
         tar.seek(0)

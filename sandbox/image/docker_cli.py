@@ -5,7 +5,7 @@ import subprocess
 from typing import IO
 
 from asterism.configs.errors import UnusableInput
-from asterism.sandbox.docker_probe import get_engine_address, probe_docker
+from asterism.sandbox.hosts.docker.docker_probe import get_engine_address, probe_docker
 
 _NO_COMMAND = (
     "the command `docker` is not installed. On Debian: apt-get install docker.io (and docker-cli if it is a package)"
@@ -13,7 +13,7 @@ _NO_COMMAND = (
 
 
 def run_docker(*arguments: str, stdin: IO[bytes] | None = None) -> str:
-    """The output of `docker ARGUMENTS`. Raises UnusableInput with the error of the command."""
+    """Return the output of `docker ARGUMENTS`. Raises UnusableInput with the error of the command."""
     environment = os.environ | {"DOCKER_HOST": get_engine_address(os.environ)}
     try:
         done = subprocess.run(
@@ -31,7 +31,7 @@ def run_docker(*arguments: str, stdin: IO[bytes] | None = None) -> str:
 
 
 def get_engine_architecture() -> str:
-    """Such as amd64, also of a remote engine. Raises UnusableInput if no engine can be used."""
+    """Return the engine's architecture, such as amd64. Raises UnusableInput if no engine can be used."""
     probe = probe_docker(os.environ)
     if probe.remedy:
         raise UnusableInput(f"no Docker engine can be used: {probe.description}. {probe.remedy}")
@@ -43,7 +43,7 @@ def image_exists(name: str) -> bool:
 
 
 def remove_other_tags(repository: str, current: str) -> list[str]:
-    """Returns the removed names. Names of images in use by containers stay."""
+    """Remove and return all names of the repository but `current`; names of images in use by containers stay."""
     removed: list[str] = []
     for name in run_docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository).split():
         if name != current and not name.endswith(":<none>"):

@@ -1,7 +1,7 @@
-"""Runs in the image during the build: removes setuid bits, compiles all modules, and fixes all times.
+"""Runs in the image during the build: compiles all modules, fixes their times, and removes setuid bits.
 
-`finish_image.py [--base] FOLDER`; with `--base`, also for the whole file system and the standard library.
-The root of a container is read-only, so every process would compile the remaining modules again.
+`finish_image.py [--base] FOLDER` compiles FOLDER; `--base` also compiles the standard library.
+The root of a container is read-only: each process would recompile the modules that are not compiled here.
 """
 
 import compileall
@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-MODIFIED_AT = 1_735_689_600  # 2025-01-01; with the time of the build, no two images would be equal
+MODIFIED_AT = 1_735_689_600  # 2025-01-01; with the time of the build, two images would never be equal
 _NEVER_IMPORTED = re.compile(r"/(site-packages|dist-packages|ensurepip|idlelib|lib2to3|test)/")
 
 
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
 
 
 def strip_setuid(root: Path) -> None:
-    """Only in the file system of `root`, not in mounts such as /proc."""
+    """Remove setuid and setgid bits in the file system of `root`, not in mounts such as /proc."""
     device = root.lstat().st_dev
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if Path(folder, name).lstat().st_dev == device]
@@ -38,7 +38,7 @@ def strip_setuid(root: Path) -> None:
 
 
 def compile_all(folder: Path) -> None:
-    """Compiles with unchecked hashes, so that Python does not compare times with the sources."""
+    """Compile with unchecked hashes, so that Python does not compare times with the sources."""
     unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(folder, rx=_NEVER_IMPORTED, quiet=2, force=True, invalidation_mode=unchecked, workers=1)
     for cache in folder.rglob("__pycache__"):

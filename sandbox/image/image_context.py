@@ -3,7 +3,6 @@
 pip installs the packages here, on the host, so that the build of the image needs no network.
 """
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -17,8 +16,8 @@ from typing import IO
 from asterism.configs.errors import UnusableInput
 from asterism.sandbox.image.finish_image import MODIFIED_AT
 
-_INSTALL_FOLDER = "opt/asterism"  # in the image
-# Compatible wheels: architecture by the engine's name for it, and every manylinux up to glibc 2.28.
+_INSTALL_FOLDER = "opt/asterism"  # path in the image
+# Compatible wheels: architecture by the engine's name, and each manylinux tag up to glibc 2.28.
 _WHEEL_ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 _MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
 _PYTHON = "3.11"
@@ -27,7 +26,7 @@ _EXCLUDED = ("bin", "share", "**/tests", "**/include", "**/*.a", "**/*.pyi", "**
 
 
 def write_context(folder: Path, files: dict[str, bytes], architecture: str) -> None:
-    """Fills `folder` with the Dockerfile and two tar files: COPY would set the times."""
+    """Fill `folder` with the Dockerfile and two tar files, which keep their times; COPY would set new times."""
     (folder / "Dockerfile").write_bytes(files["image/Dockerfile"])
     with tempfile.TemporaryDirectory(prefix="asterism-image-") as parent:
         packages, own = Path(parent, "packages"), Path(parent, "own")
@@ -62,7 +61,7 @@ def _set_root_owner(entry: TarInfo) -> TarInfo:
 
 
 def install_packages(requirements: Path, folder: Path, architecture: str) -> None:
-    """Installs wheels with known hashes for the image's Python, not for this one. Raises UnusableInput with pip's error."""
+    """Install wheels with known hashes for the Python of the image. Raises UnusableInput with pip's error."""
     if architecture not in _WHEEL_ARCHITECTURES:
         raise UnusableInput(
             f"the engine runs on {architecture}; the sandbox image supports {', '.join(_WHEEL_ARCHITECTURES)}"
@@ -80,7 +79,7 @@ def install_packages(requirements: Path, folder: Path, architecture: str) -> Non
 
 
 def write_tar(root: Path, stream: IO[bytes], adapt: Callable[[TarInfo], TarInfo | None]) -> None:
-    """The same files give the same bytes: no times, no user names. `adapt` may drop an entry."""
+    """Write a tar file without times and user names: equal files give equal bytes. `adapt` may drop an entry."""
 
     def strip_metadata(entry: TarInfo) -> TarInfo | None:
         entry.mtime = MODIFIED_AT
@@ -90,23 +89,3 @@ def write_tar(root: Path, stream: IO[bytes], adapt: Callable[[TarInfo], TarInfo 
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, bufsize=1 << 20) as tar:
         for path in sorted(root.iterdir()):
             tar.add(path, arcname=path.name, filter=strip_metadata)
-
-
-REPOSITORY = "asterism-sandbox"
-_SANDBOX_FOLDER = Path(__file__).resolve().parent.parent
-
-
-def read_sources(folder: Path = _SANDBOX_FOLDER) -> dict[str, bytes]:
-    """The sources of the image: file contents by path relative to `folder` (sandbox/)."""
-    build_files = ("Dockerfile", "requirements.txt", "image_context.py", "finish_image.py")
-    names = [*(f"image/{name}" for name in build_files), "__init__.py"]
-    inside = sorted((folder / "inside").rglob("*.py"))
-    return {str(path.relative_to(folder)): path.read_bytes() for path in [*(folder / name for name in names), *inside]}
-
-
-def compute_image_name(files: dict[str, bytes] | None = None) -> str:
-    """Name and tag. The tag is a digest of `files` (default: `read_sources()`)."""
-    digest = hashlib.blake2b(digest_size=6)
-    for name, content in (read_sources() if files is None else files).items():
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return f"{REPOSITORY}:{digest.hexdigest()}"

@@ -1,1 +1,1 @@
-"""Programs next to the model's code, here or in a container. Standard library only."""
+"""Programs that run next to the model's code, here or in a container. They use the standard library only."""

@@ -6,7 +6,7 @@ It connects to the executor's socket in a mounted folder; no process in the cont
     executor -> init   {"op": "start", "token", "module", "settings"}   {"op": "kill", "token"}   {"op": "memory"}
 
 A started process opens its own connection to the executor and sends {"secret", "token"} first.
-When the executor closes the connection of process 1, process 1 exits, and with it the container.
+When the executor closes the connection of process 1, process 1 exits and the container ends.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ SECRET_VARIABLE = "ASTERISM_SECRET"  # authenticates a connection
 _ROOT = "/opt/asterism"
 _PACKAGES = f"{_ROOT}/packages"
 _PYTHON = os.path.realpath(sys.executable)
-# (used memory, limit, statistics with the reclaimable page cache) of cgroup versions 2 and 1
+# (memory in use, limit, statistics with the reclaimable page cache) of cgroup versions 2 and 1
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_FILES = (
     ("memory.current", "memory.max", "memory.stat"),
@@ -36,7 +36,7 @@ _CGROUP_FILES = (
 
 
 class ContainerInit:
-    """Waits in `epoll` for the executor and for the exits of its processes."""
+    """Waits in `epoll` for the executor and for the exits of started processes."""
 
     def __init__(self, executor: socket.socket, secret: str) -> None:
         self._executor = executor
@@ -48,7 +48,7 @@ class ContainerInit:
         self._pids_by_token: dict[str, int] = {}
 
     def serve(self) -> None:
-        """Until the executor closes its end."""
+        """Serve the executor until it closes its end."""
         self._send({"secret": self._secret, "pid": os.getpid()})
         while True:
             for fd, _ in self._poll.poll():
@@ -91,7 +91,7 @@ class ContainerInit:
         self._poll.register(pidfd, select.EPOLLIN)
 
     def _kill_process(self, token: str) -> None:
-        """Sends SIGTERM. A fork server's parent then kills the server's pid namespace."""
+        """Send SIGTERM. A fork server's parent then kills the server's pid namespace."""
         if token in self._pids_by_token:
             os.kill(self._pids_by_token[token], signal.SIGTERM)
 
@@ -103,7 +103,6 @@ class ContainerInit:
         self._send({"ended": token, "code": os.waitstatus_to_exitcode(status)})
 
     def _reap_orphans(self) -> None:
-        """Reaps the orphans of a killed fork server."""
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if ended.si_pid in self._pids_by_token.values():
@@ -133,7 +132,7 @@ def _connect() -> socket.socket:
 
 
 def _read_memory_use() -> Frame:
-    """Memory of the container in bytes, without the reclaimable page cache."""
+    """Return the memory of the container in bytes, without the reclaimable page cache."""
     for used, limit, stat in _CGROUP_FILES:
         if (_CGROUP / used).exists():
             lines = dict(line.split() for line in (_CGROUP / stat).read_text().splitlines())
@@ -148,7 +147,7 @@ def _exit_on_signal(*_: object) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Exits, and so ends the container, when the executor closes the connection."""
+    """Serve until the executor closes the connection; the exit of process 1 then ends the container."""
     signal.signal(signal.SIGTERM, _exit_on_signal)  # process 1 has no default action
     secret = os.environ.pop(SECRET_VARIABLE)
     with contextlib.suppress(ConnectionError):

@@ -1,16 +1,16 @@
 """Compares constants exactly inside math-verify, which rounds them to 15 decimals or 6.
 
-Two rational numbers must be equal. Other constants must agree in 50 significant digits. A decimal that is written with
-enough digits may round another number.
+Two rational numbers must be equal. Other constants must agree in 50 significant digits. A decimal with enough digits
+may also be the rounded value of another number.
 """
 
 import importlib
 from collections.abc import Callable
 from typing import Any
 
-_DIGITS = 50  # that two constants have in common
+_DIGITS = 50  # common significant digits of equal constants
 _GUARD_DIGITS = 10
-_MIN_DECIMALS, _MIN_IRRATIONAL_DECIMALS = 4, 6  # of a decimal that rounds a fraction, or an irrational number
+_MIN_DECIMALS, _MIN_IRRATIONAL_DECIMALS = 4, 6  # decimals of a rounded fraction, and of a rounded irrational
 
 
 def install() -> None:
@@ -20,7 +20,7 @@ def install() -> None:
 
 
 def make_comparison(compare_matrices: Callable[[Any, Any, int, int], bool]) -> Callable[[Any, Any, int, int], bool]:
-    """Return a function with the arguments of math-verify's own, which is called for matrices only."""
+    """Return a replacement for math-verify's comparison, with the same arguments; matrices go to `compare_matrices`."""
     sympy: Any = importlib.import_module("sympy")
 
     def compare(one: Any, other: Any, float_rounding: int, numeric_precision: int) -> bool:
@@ -34,7 +34,7 @@ def make_comparison(compare_matrices: Callable[[Any, Any, int, int], bool]) -> C
 
 
 def are_equal_constants(sympy: Any, one: Any, other: Any) -> bool:
-    """Whether two constants are equal. False for expressions with letters: math-verify then simplifies the difference."""
+    """Return whether two constants are equal. False for expressions with letters, which math-verify then simplifies."""
     is_decimal, is_other_decimal = one.is_Float, other.is_Float
     one, other = _make_exact(sympy, one), _make_exact(sympy, other)
     if one.free_symbols or other.free_symbols:
@@ -65,7 +65,7 @@ def _agree(one: Any, other: Any) -> bool:
 
 
 def _rounds(sympy: Any, decimal: Any, exact: Any) -> bool:
-    """Whether a decimal with enough digits rounds a number without a finite decimal."""
+    """Return whether a decimal with enough digits rounds a number without a finite decimal."""
     num_decimals = _count_decimals(int(decimal.q))
     if exact.is_Rational and pow(10, exact.q.bit_length(), int(exact.q)) == 0:
         return False

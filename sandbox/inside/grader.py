@@ -1,20 +1,19 @@
 """The grader: compares answers with math-verify in processes that never run the model's code.
 
-`asterism.sandbox.pool.grader_client` starts it like a fork server, in the same namespaces. It imports
-math-verify once and forks workers, each of which makes one comparison at a time. So no comparison
+`asterism.sandbox.pool.grader_client` starts the grader like a fork server, in the same namespaces. It imports
+math-verify once and forks workers, each of which makes one comparison at a time. No comparison
 waits for another one, and the grader's memory does not grow.
 
     executor -> grader   {"id", "answer", "truth"}
     grader -> executor   {"id", "correct", "duration_s"}, or {"id", "failed"} with a cause
 
-A worker parses the truth first and reports it. After that report the answer is responsible: it is
-wrong if the comparison exceeds its CPU time or memory, or crashes. Before that report the same is
-an infrastructure failure. math-verify's own timeouts are off,
-because they use SIGALRM.
+A worker parses the truth first and reports it. If the worker crashes or exceeds its CPU time or memory
+after this report, the answer is wrong; before the report, the grading is an infrastructure failure.
+math-verify's own timeouts are off, because they use SIGALRM.
 
 Bounds: `concurrent_gradings` workers with short comparisons. After `_SHORT_S` of CPU time a
-comparison is a long one: its worker gets a low priority and ends with it. The executor bounds the
-number of all requests.
+comparison is a long one: its worker gets a low priority, and ends after this comparison. The
+executor bounds the number of all requests.
 """
 
 import contextlib
@@ -39,12 +38,12 @@ from asterism.sandbox.inside.wire.server_settings import MAX_GRADE_WALL, ServerS
 
 MIB = 1 << 20
 _MATH_VERIFY_MIB = 1024  # address space of math-verify and sympy without data
-_MAX_DATA_MIB = 128  # of a comparison, beyond the grader's own
-_SHORT_S = 0.03  # CPU time; most comparisons need less
-_LOW_PRIORITY = 15  # nice value: a 28th of the CPU time of a process with 0
-_MAX_REQUESTS = 200  # of a worker: its caches grow
+_MAX_DATA_MIB = 128  # data of a comparison, beyond the grader's own memory
+_SHORT_S = 0.03  # CPU time of a short comparison; most comparisons need less
+_LOW_PRIORITY = 15  # nice value; gives a 28th of the CPU time of a process with 0
+_MAX_REQUESTS = 200  # requests per worker, because its caches grow
 _CHECK_S = 0.01  # interval of CPU time checks
-_CONNECTION_FD = 3  # in a worker
+_CONNECTION_FD = 3  # connection to the grader, in a worker
 _TRUTH_PARSED, _TRUTH_UNREADABLE, _EQUAL, _NOT_EQUAL = b"P", b"U", b"E", b"N"
 _WARM_UP = (
     ("\\frac{1}{2}", "0.5"),
@@ -62,7 +61,7 @@ _WARM_UP = (
 
 
 def main() -> NoReturn:
-    """Arguments: settings as JSON, socket descriptor. Exits when the executor closes the socket."""
+    """Serve until the executor closes the socket. Arguments: settings as JSON, socket descriptor."""
     settings = parse_settings(sys.argv[1])
     executor = socket.socket(fileno=int(sys.argv[2]))
     try:
@@ -104,7 +103,7 @@ def _limit_data(settings: ServerSettings) -> None:
 
 
 class _Worker:
-    """A forked process, which makes one comparison at a time."""
+    """A forked process that makes one comparison at a time."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
@@ -115,17 +114,17 @@ class _Worker:
         self.cpu_before_s = 0.0
         self.is_short = True
         self.received = b""
-        self.is_starved = False  # killed although it had not used its CPU time
+        self.is_starved = False  # killed before it used its CPU time
 
     def send(self, frame: Frame) -> None:
-        """Raises OSError after its death."""
+        """Send a comparison. Raises OSError if the worker has exited."""
         self.request_id, self.received, self.started_at = frame["id"], b"", time.monotonic()
         self.num_requests += 1
         self.cpu_before_s = self._read_cpu_s()
         self.connection.sendall(encode_frame(frame))
 
     def measure_cpu_s(self) -> float:
-        """Of the present comparison. Raises OSError after its death."""
+        """Return the CPU time of the present comparison. Raises OSError if the worker has exited."""
         return self._read_cpu_s() - self.cpu_before_s
 
     def _read_cpu_s(self) -> float:
@@ -153,12 +152,12 @@ class _Grader:
         self._max_short = settings.concurrent_gradings
         self._reader = FrameReader()
         self._waiting: deque[Frame] = deque()  # bounded by the executor's requests in flight
-        self._workers: dict[int, _Worker] = {}  # by the descriptor of the connection
+        self._workers: dict[int, _Worker] = {}  # workers by the descriptor of their connection
         self._poll = select.poll()
         self._poll.register(executor, select.POLLIN)
 
     def serve(self) -> None:
-        """Until the executor closes its end."""
+        """Serve the executor until it closes its end."""
         while True:
             is_busy = any(worker.request_id is not None for worker in self._workers.values())
             for fd, _ in self._poll.poll(_CHECK_S * 1000 if is_busy else None):
@@ -170,7 +169,7 @@ class _Grader:
                 if worker.request_id is not None:
                     self._check_limits(worker)
             while self._waiting and (worker := self._find_worker(self._waiting[0])) is not None:
-                with contextlib.suppress(OSError):  # its end is reported
+                with contextlib.suppress(OSError):  # a worker that has exited is reported by its socket
                     worker.send(self._waiting.popleft())
 
     def _read_requests(self) -> bool:
@@ -179,7 +178,7 @@ class _Grader:
         return bool(chunk)
 
     def _find_worker(self, frame: Frame) -> _Worker | None:
-        """An idle worker, or a new one. None if there are enough, or after a failed fork."""
+        """Return an idle worker or a new one; None if all are busy, or after a failed fork."""
         short = [worker for worker in self._workers.values() if worker.is_short]
         if (idle := next((worker for worker in short if worker.request_id is None), None)) is not None:
             return idle
@@ -225,14 +224,14 @@ class _Grader:
     def _check_limits(self, worker: _Worker) -> None:
         try:
             cpu_s = worker.measure_cpu_s()
-        except OSError:  # it has exited
+        except OSError:  # the worker has exited
             return
         if worker.is_short and cpu_s > _SHORT_S:
             worker.is_short = False
             with contextlib.suppress(ProcessLookupError):
                 os.setpriority(os.PRIO_PROCESS, worker.pid, _LOW_PRIORITY)
         is_late = time.monotonic() - worker.started_at > MAX_GRADE_WALL * self._limit_s
-        worker.is_starved = is_late and worker.is_short  # a long comparison is the answer's fault
+        worker.is_starved = is_late and worker.is_short  # a long comparison makes the answer wrong
         if is_late or cpu_s > self._limit_s:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
@@ -242,7 +241,7 @@ class _Grader:
 
 
 def _run_worker(connection: socket.socket) -> NoReturn:
-    """The forked process: until the grader ends it, or until it lacks memory."""
+    """Run the forked process until the grader kills it, or until memory is short."""
     try:
         os.dup2(connection.fileno(), _CONNECTION_FD)
         syscalls.close_all_from(_CONNECTION_FD + 1)
@@ -260,7 +259,7 @@ def _run_worker(connection: socket.socket) -> NoReturn:
 
 
 def compare_parsed(mine: list[Any], theirs: list[Any]) -> bool:
-    """Whether one of the readings of the answer is equal to one of the truth. Raises MemoryError."""
+    """Return whether a reading of the answer equals a reading of the truth. Raises MemoryError."""
     math_verify = _load_math_verify().module
     for gold in theirs:
         for candidate in mine:
@@ -277,7 +276,7 @@ def compare_parsed(mine: list[Any], theirs: list[Any]) -> bool:
 
 
 def parse_math(text: str) -> list[Any]:
-    """All readings of `text`; empty if math-verify cannot parse it. Raises MemoryError."""
+    """Return all readings of `text`; empty if math-verify cannot parse it. Raises MemoryError."""
     loaded = _load_math_verify()
     try:
         return loaded.module.parse(f"${text}$", [loaded.extraction], parsing_timeout=None, raise_on_error=True)
@@ -289,7 +288,7 @@ def parse_math(text: str) -> list[Any]:
 
 class _MathVerify(NamedTuple):
     module: Any
-    extraction: Any  # all of the text as LaTeX: neither a number within the text, nor without its unit, nor a box
+    extraction: Any  # reads the whole text as LaTeX: no number or box inside it, no number without its unit
 
 
 @cache

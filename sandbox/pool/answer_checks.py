@@ -1,6 +1,6 @@
 """Judges most answers without math-verify: numbers exactly, words as words, and answers that cannot be final.
 
-docs/grading.md lists the rules with examples. Every check takes linear time in the length of the answer.
+docs/grading.md lists the rules with examples. Every check takes time linear in the length of the answer.
 """
 
 import math
@@ -16,9 +16,9 @@ from asterism.sandbox.grading.rewriting import has_ellipsis, rewrite
 Acceptance = Literal["number", "expression", "any"]
 
 MAX_MATH_CHARACTERS = 4096  # longer answers are compared as strings only
-_MAX_CHARACTERS = 65_536  # longer answers are compared as they are: the rules take microseconds per character
+_MAX_CHARACTERS = 65_536  # longer answers must equal the truth exactly: the rules take microseconds per character
 _MAX_DEPTH, _MAX_ELEMENTS = 10, 100  # math-verify's parsing time grows exponentially with the depth
-_MIN_ROUNDED_DIGITS = 4  # of a decimal that may stand for a fraction: 0.3333 for 1/3
+_MIN_ROUNDED_DIGITS = 4  # digits of a decimal that may stand for a fraction: 0.3333 for 1/3
 
 _CALLS = r"\\(?:gcd|lcm|max|min|sum|prod|int|i+nt|lim|binom|[dt]binom|choose|Gamma|bmod|p?mod|lfloor|lceil|operatorname|det)(?![a-zA-Z])"
 _EXPRESSION = re.compile(rf"(?:[0-9.+\-*/^(){{}}\[\]]|{SPACES}|\\(?:frac|cdot|times|div|ast|sqrt)(?![a-zA-Z]))+")
@@ -50,7 +50,7 @@ def judge_answer(answer: str, truth: str, accept: Acceptance) -> bool | None:
 
 
 def is_impossible(text: str) -> bool:
-    """Whether the text is too large, too long or too deep for a final answer: its evaluation may take forever."""
+    """Return whether the text is too large, too long or too deep for a final answer: its evaluation could take forever."""
     if text.count(",") + text.count(";") > _MAX_ELEMENTS or text.count("|") > _MAX_ELEMENTS:
         return True
     depth = deepest = 0
@@ -85,7 +85,7 @@ def _judge_number(answer: str, expected: Number, accept: Acceptance) -> bool | N
 
 
 def are_equal(given: Number, expected: Number) -> bool:
-    """Whether two numbers are equal: units by name, values exactly, or rounded by a decimal with enough digits."""
+    """Return whether two numbers are equal: units by name; values exactly, or rounded by a decimal with enough digits."""
     if given.suffix != expected.suffix and "base" in given.suffix + expected.suffix:
         return not given.suffix and given.form == "integer" and has_digits(given, expected)
     if given.suffix and expected.suffix and given.suffix != expected.suffix:
@@ -98,7 +98,7 @@ def are_equal(given: Number, expected: Number) -> bool:
 
 
 def _are_equal_percentages(given: Number, expected: Number) -> bool:
-    """Whether the values are equal. Only the answer may lack the sign: 25 and 0.25 for 25%, but not 25% for 25."""
+    """Return whether the values are equal. Only the answer may lack the sign: 25 and 0.25 for 25%, not 25% for 25."""
     if given.is_percentage and expected.is_percentage:
         return given.value == expected.value
     if given.unit and expected.unit:
@@ -109,7 +109,7 @@ def _are_equal_percentages(given: Number, expected: Number) -> bool:
 
 
 def _rounds(decimal: Number, exact: Number) -> bool:
-    """Whether a decimal with at least four digits, of its fraction and from the first nonzero one, rounds a fraction."""
+    """Return whether a decimal rounds a fraction. It needs four decimals, and four digits from the first nonzero one."""
     digits = abs(decimal.value.numerator) * 10**decimal.num_decimals // decimal.value.denominator
     if decimal.num_decimals < _MIN_ROUNDED_DIGITS or digits < 10 ** (_MIN_ROUNDED_DIGITS - 1):
         return False
@@ -123,8 +123,8 @@ def _rounds(decimal: Number, exact: Number) -> bool:
 def list_compared_texts(answer: str, truth: str) -> list[str]:
     """Return the texts that must all equal the truth.
 
-    Of an equation these are the answer and the left sides that name nothing, because all their letters are on the right:
-    `x^2-1` of `x^2-1 = x^2+1`, but not `f(x)` of `f(x) = x^2+1`.
+    For an equation, these are the answer and the left sides that do not name a value, because all their letters are
+    also on the right: `x^2-1` of `x^2-1 = x^2+1`, but not `f(x)` of `f(x) = x^2+1`.
     """
     given = prepare_math(answer)
     *sides, last = split_equation(given)
@@ -178,5 +178,5 @@ def _read_infinity(text: str) -> str | None:
 
 
 def _names_value(side: str) -> bool:
-    """Whether the text before an equals sign names a value, alone or after other assignments."""
+    """Return whether the text before an equals sign names a value, alone or after other assignments."""
     return names_value(side) or names_value(side.rpartition(",")[2])

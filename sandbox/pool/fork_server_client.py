@@ -1,9 +1,9 @@
 """Sends calls to one fork server, counts its slots, and pings it while calls are in flight.
 
 A fork server runs `SLOTS_PER_SERVER` calls concurrently: enough to keep its core busy, and few
-enough that each call ends soon. Calls that sleep or never end would block those slots. So while
-others wait, a call becomes long, and holds an extra slot instead, after `_LONG_AFTER_ANSWERS`
-later answers, or when its server has not answered for a while.
+enough that each call ends soon. Calls that sleep or never end would block these slots. While other
+calls wait, a call therefore becomes long and holds an extra slot, after `_LONG_AFTER_ANSWERS` later
+answers, or when its server has not answered for a while.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings
 from asterism.sandbox.pool.server_connection import ServerConnection
 
 SLOTS_PER_SERVER = 64  # concurrent calls of one fork server; further calls wait
-MAX_CALLS_PER_SERVER = 512  # including long calls
+MAX_CALLS_PER_SERVER = 512  # bound that includes long calls
 SERVER_DIED = "fork server died"
 _LONG_AFTER_ANSWERS = 2 * SLOTS_PER_SERVER
 _MODULE = "asterism.sandbox.inside.server.boot"
-_PING_INTERVAL_S = 10.0  # while calls are in flight
-_MAX_UNANSWERED_PINGS = 6  # then the server is stopped or hangs: it is killed and replaced
-_PING_ID, _MEASURE_ID = 0, -1  # no call has these ids
+_PING_INTERVAL_S = 10.0  # interval while calls are in flight
+_MAX_UNANSWERED_PINGS = 6  # unanswered pings after which the server is killed and replaced
+_PING_ID, _MEASURE_ID = 0, -1  # ids that no call has
 _MEASURE_TIMEOUT_S = 1.0
 
 
 class _InFlightCall(NamedTuple):
     answer: asyncio.Future[Frame]
-    num_answered_before: int  # answers of the server when the call began
+    num_answered_before: int  # number of the server's answers when the call began
 
 
 class ForkServerClient:
-    """Every call ends once, with its answer or SandboxFailure. `on_lost`: at the server's exit."""
+    """A client of one fork server. Each call ends once, with its answer or SandboxFailure. An exit calls `on_lost`."""
 
     def __init__(self, host: Host, on_lost: Callable[[ForkServerClient], None], failures: int = 0) -> None:
         self._on_lost = on_lost
-        self.failures = failures  # consecutive, also of predecessors, without an answer
+        self.failures = failures  # consecutive failures without an answer, including those of predecessors
         self._calls: dict[int, _InFlightCall] = {}
         self._connection = ServerConnection(host, _MODULE, self._on_frame, self._on_end)
         self.alive = False
         self.slots_in_use = 0
-        # For a slot of this server only.
+        # Requests that wait for a slot of this server only.
         self.pinned_waiters: deque[asyncio.Future[ForkServerClient]] = deque()
         self._long_calls: set[int] = set()  # in-flight calls that hold extra slots
         self._num_answered = 0
@@ -65,7 +65,7 @@ class ForkServerClient:
         return self.slots_in_use < min(SLOTS_PER_SERVER + len(self._long_calls), MAX_CALLS_PER_SERVER)
 
     def mark_long_calls(self) -> None:
-        """Marks overtaken calls, or all calls of a server that has not answered for a while."""
+        """Mark overtaken calls, or all calls of a server that has not answered for a while."""
         if self._num_answered == self._num_answered_at_check:
             self._checks_without_answer += 1
         else:
@@ -84,7 +84,7 @@ class ForkServerClient:
         return greeting
 
     async def call(self, frame: Frame) -> Frame:
-        """Raises SandboxFailure if the server dies first. Cancellation kills the call's process."""
+        """Send a call and return its answer. Raises SandboxFailure if the server exits. Cancellation kills the call."""
         if not self.alive:
             raise SandboxFailure(SERVER_DIED)
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
@@ -102,7 +102,7 @@ class ForkServerClient:
             self._long_calls.discard(frame["id"])
 
     async def measure_notebooks(self) -> dict[int, int]:
-        """Bytes of memory by notebook; empty if the server does not answer. One caller at a time."""
+        """Return the memory in bytes by notebook; empty if the server does not answer. For one caller at a time."""
         try:
             answer = await asyncio.wait_for(self.call({"op": "measure", "id": _MEASURE_ID}), _MEASURE_TIMEOUT_S)
         except (SandboxFailure, TimeoutError):
@@ -114,7 +114,7 @@ class ForkServerClient:
             self._connection.send({"op": "end", "session": notebook_id})
 
     def end_spare_notebooks(self, pause_s: float) -> None:
-        """The server forks none for `pause_s`."""
+        """End the spare notebooks; the server forks none for `pause_s`."""
         if self.alive:
             self._connection.send({"op": "end_spares", "pause_s": pause_s})
 

@@ -1,8 +1,8 @@
-"""Grades answers without math-verify in this process (asterism.sandbox.pool.answer_checks), others in the grader's.
+"""Grades answers: some without math-verify in this process (asterism.sandbox.pool.answer_checks), others in the grader.
 
 The grader (sandbox/inside/grader.py) makes several comparisons at a time and limits each of them. If
-it exits or sends nothing for too long, its requests are sent to a new grader, once; after the
-failure of a second grader the request raises SandboxFailure.
+it exits or sends no frame for too long, its requests are sent to a new grader, once; after the
+failure of a second grader, the request raises SandboxFailure.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from asterism.sandbox.inside.wire.server_settings import MAX_GRADE_WALL, ServerS
 from asterism.sandbox.pool.answer_checks import Acceptance, judge_answer, list_compared_texts
 from asterism.sandbox.pool.server_connection import ServerConnection
 
-MAX_QUEUED_GRADINGS = 65_536  # beyond it grade() raises SandboxFailure
-_IN_FLIGHT_FACTOR = 16  # requests in the grader per concurrent grading: long ones must not hold up the others
-_MAX_ATTEMPTS = 2  # graders that a request is sent to
-_HANG_S = 1.0  # a grader that sends nothing for its wall time limit and this long is replaced
+MAX_QUEUED_GRADINGS = 65_536  # bound beyond which grade() raises SandboxFailure
+_IN_FLIGHT_FACTOR = 16  # requests in the grader per concurrent grading: long ones must not delay the others
+_MAX_ATTEMPTS = 2  # graders to which a request is sent
+_HANG_S = 1.0  # a grader without an answer for its wall time limit plus this time is replaced
 _MODULE = "asterism.sandbox.inside.grader"
 _CLOSING_ERROR = "the sandbox is closing"
 
@@ -39,7 +39,7 @@ class _GradeRequest:
 
 
 class GraderClient:
-    """Starts the grader's process when an answer needs it, also after a death of the process."""
+    """A client that starts the grader's process when an answer needs it, also after the process has ended."""
 
     def __init__(self, host: Host, settings: ServerSettings, accept: Acceptance = "number") -> None:
         self._host = host
@@ -48,7 +48,7 @@ class GraderClient:
         self._connection: ServerConnection | None = None
         self._start_task: asyncio.Task[None] | None = None
         self._waiting: deque[_GradeRequest] = deque()
-        self._in_flight: dict[int, _GradeRequest] = {}  # by number
+        self._in_flight: dict[int, _GradeRequest] = {}  # requests by number
         self._deadline: asyncio.TimerHandle | None = None
         self._num_requests = 0
         self._stop_tasks: set[asyncio.Task[None]] = set()
@@ -91,7 +91,7 @@ class GraderClient:
         await asyncio.gather(*self._stop_tasks)
 
     def _send_waiting(self) -> None:
-        """Sends requests, as many as may be in flight; starts the grader if it does not run."""
+        """Send as many requests as may be in flight; start the grader if it does not run."""
         if self._connection is None:
             if self._start_task is None and self._waiting:
                 self._start_task = asyncio.get_running_loop().create_task(self._start())
@@ -142,7 +142,7 @@ class GraderClient:
             self._discard_connection("grader timed out")
 
     def _discard_connection(self, cause: str) -> None:
-        """Sends the requests in flight to a new grader, or fails them after their last attempt."""
+        """Send the requests in flight to a new grader, or fail them after their last attempt."""
         assert self._connection is not None
         structlog.get_logger().error("grader.lost", cause=cause, gradings=len(self._in_flight))
         task = asyncio.get_running_loop().create_task(self._connection.stop())

@@ -1,4 +1,4 @@
-"""Connects the executor to a fork server or grader: a launched process and frames over its socket."""
+"""Connects the executor to a fork server or grader: launches the process and exchanges frames over its socket."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,12 @@ from asterism.sandbox.hosts.host import Host, LaunchedProcess
 from asterism.sandbox.inside.wire.frames import LENGTH, BrokenStream, Frame, FrameReader, encode_frame
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
-_GREETING_TIMEOUT_S = 120.0  # covers the imports, also when many servers start on few cores
-_STOP_TIMEOUT_S = 5.0  # from closing the socket to killing a server that has not exited
+_GREETING_TIMEOUT_S = 120.0  # time for the imports, also when many servers start on few cores
+_STOP_TIMEOUT_S = 5.0  # time from closing the socket to killing a server that has not exited
 
 
 class ServerConnection(asyncio.Protocol):
-    """Passes the server's frames to `on_frame`; calls `on_end` once, at the connection's end."""
+    """A connection that passes the server's frames to `on_frame` and calls `on_end` once, at its end."""
 
     def __init__(self, host: Host, module: str, on_frame: Callable[[Frame], None], on_end: Callable[[], None]) -> None:
         self._host = host
@@ -31,11 +31,11 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def pid(self) -> int | None:
-        """In this machine's pid namespace. With namespaces, the parent of the serving process."""
+        """The pid on this machine; with namespaces, the pid of the serving process's parent."""
         return self._process.pid if self._process else None
 
     async def start(self, settings: ServerSettings) -> Frame:
-        """The greeting. Raises SandboxFailure if the server cannot run or sends nothing."""
+        """Start the server and return its greeting. Raises SandboxFailure if the server cannot run or sends nothing."""
         loop = asyncio.get_running_loop()
         self._greeting = loop.create_future()
         self._process = await self._host.launch(self._module, settings)
@@ -55,18 +55,18 @@ class ServerConnection(asyncio.Protocol):
             self._transport.write(_encode(frame))
 
     def kill(self) -> None:
-        """Kills the process; `on_end` follows."""
+        """Kill the process; `on_end` follows."""
         if self._process is not None:
             self._process.kill()
 
     def abort(self) -> None:
-        """Kills the process; `on_end` follows in the next turn of the event loop."""
+        """Kill the process; `on_end` follows in the next turn of the event loop."""
         self.kill()
         if self._transport is not None:
             self._transport.abort()
 
     async def stop(self) -> None:
-        """Waits for the exit, then kills; returns even if that has no effect (frozen container)."""
+        """Wait for the exit, then kill; return even if that has no effect (frozen container)."""
         if self._transport is not None:
             self._transport.close()
         if self._process is None:
@@ -83,7 +83,7 @@ class ServerConnection(asyncio.Protocol):
     # ------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Hands out the slots of the fork servers of one preload, and replaces servers that die."""
+"""Assigns the slots of the fork servers of one preload, and replaces servers that exit."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,8 @@ from asterism.sandbox.inside.wire.frames import Frame
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 from asterism.sandbox.pool.fork_server_client import SERVER_DIED, ForkServerClient, fail_waiters
 
-_LONG_CALL_CHECK_S = 0.25  # while requests wait for a slot
-# Consecutive failures of one server and its successors; then requests to an empty pool fail.
+_LONG_CALL_CHECK_S = 0.25  # interval of the checks while requests wait for a slot
+# Consecutive failures of a server and its successors, after which requests to an empty pool fail.
 _MAX_FAILED_RESTARTS = 5
 _RESTART_BACKOFF_S = 0.05  # doubled after each failure
 _MAX_RESTART_BACKOFF_S = 5.0
@@ -21,7 +21,7 @@ _CANNOT_START = "no fork server can be started"
 
 
 class ServerPool:
-    """Hands out slots, first come first served, of the least busy server or of a given one."""
+    """A pool that assigns slots of the least busy server or of a given one; first come, first served."""
 
     def __init__(self, host: Host, settings: ServerSettings, size: int) -> None:
         self._host = host
@@ -30,7 +30,7 @@ class ServerPool:
         self._servers: list[ForkServerClient] = []
         self._started = False
         self._waiters: deque[asyncio.Future[ForkServerClient]] = deque()
-        self._cannot_start = False  # no server is alive and restarts have failed; more follow
+        self._cannot_start = False  # no server runs and restarts have failed; more restarts follow
         self._closing = asyncio.Event()
         self._restart_tasks: set[asyncio.Task[None]] = set()
         self._start_lock = asyncio.Lock()
@@ -41,8 +41,8 @@ class ServerPool:
         return [server.pid for server in self._servers if server.pid is not None]
 
     async def start(self) -> list[Frame]:
-        """The servers' greetings; empty if they have started already. Raises SandboxFailure."""
-        if self._started:  # `_replace` replaces dead servers
+        """Start the servers and return their greetings; empty after the first start. Raises SandboxFailure."""
+        if self._started:  # `_replace` replaces servers that have exited
             return []
         async with self._start_lock:
             if self._started:
@@ -56,12 +56,12 @@ class ServerPool:
                 await asyncio.gather(*[server.stop() for server in servers])
                 raise
             self._servers, self._started = servers, True
-            for dead in [server for server in servers if not server.alive]:  # while others started
+            for dead in [server for server in servers if not server.alive]:  # servers that exited while others started
                 self._on_server_lost(dead)
             return greetings
 
     async def acquire(self, pinned: ForkServerClient | None = None) -> ForkServerClient:
-        """Takes a slot of `pinned`, or of any server. Raises SandboxFailure if dead."""
+        """Take a slot of `pinned`, or of any server. Raises SandboxFailure if no such server can run."""
         if pinned is not None and not pinned.alive:
             raise SandboxFailure(SERVER_DIED)
         server = pinned or self._find_least_busy()
@@ -91,7 +91,7 @@ class ServerPool:
             self._grant_slots(server)
 
     def _grant_slots(self, server: ForkServerClient) -> None:
-        """Grants free slots first to waiters for this server, then to waiters for any server."""
+        """Grant free slots first to waiters for this server, then to waiters for any server."""
         while server.has_free_slot and (waiters := server.pinned_waiters or self._waiters):
             waiter = waiters.popleft()
             if not waiter.done():
@@ -151,7 +151,7 @@ class ServerPool:
             return
 
     async def _start_unless_closing(self, server: ForkServerClient) -> None:
-        """Cancels a start, which may wait for a container, on closing. Raises SandboxFailure."""
+        """Start a server, but cancel the start, which may wait for a container, on closing. Raises SandboxFailure."""
         starting = asyncio.ensure_future(server.start(self._settings))
         closing = asyncio.ensure_future(self._closing.wait())
         await asyncio.wait((starting, closing), return_when=asyncio.FIRST_COMPLETED)
@@ -161,7 +161,7 @@ class ServerPool:
             await asyncio.gather(starting, return_exceptions=True)
             raise SandboxFailure(_CLOSING)
         await starting
-        if not server.alive:  # it died after its greeting
+        if not server.alive:  # the server exited after its greeting
             await server.stop()
             raise SandboxFailure(SERVER_DIED)
 
@@ -176,7 +176,7 @@ class ServerPool:
 
 
 async def _gather_all(*starts: Awaitable[Frame]) -> list[Frame]:
-    """All results, after all have ended; raises the first error among them."""
+    """Return all results after all starts have ended; raise the first error among them."""
     results = await asyncio.gather(*starts, return_exceptions=True)
     frames: list[Frame] = []
     for result in results:

@@ -7,8 +7,9 @@ from itertools import count
 from typing import NamedTuple
 
 from asterism.engine.data.datasets import DatasetProblem
-from asterism.tasks.checking.play import Play, PlayedTask, play_script
+from asterism.tasks.checking.play import Play, play_script
 from asterism.tasks.checking.turn_scripts import generate_answer
+from asterism.tasks.solo.solo_driver import SoloTask
 
 MAX_ROWS = 10_000
 BUDGET_S = 60.0  # the rows after it are not scored, and the check counts them
@@ -24,7 +25,7 @@ class RowScores(NamedTuple):
     wrong: Sequence[Play]  # with a wrong answer, of rows with a ground truth
 
 
-async def score_rows(task: PlayedTask, rows: Sequence[DatasetProblem], budget_s: float = BUDGET_S) -> RowScores:
+async def score_rows(task: SoloTask, rows: Sequence[DatasetProblem], budget_s: float = BUDGET_S) -> RowScores:
     """One turn per row, without calls of tools."""
     began_s, numbers, free = time.monotonic(), count(1 << 32), asyncio.Semaphore(_MAX_PLAYS)
 

@@ -20,7 +20,13 @@ from asterism.engine.data.data_files import DatasetError, list_data_files
 from asterism.engine.data.datasets import DatasetProblem, read_problems
 from asterism.engine.data.task_inputs import build_renderer, get_row_layout
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
-from asterism.policies.dialogue.chat_format import PROTOCOL_TAGS, TURN_END, TURN_START, build_dialogue_format
+from asterism.policies.dialogue.chat_format import (
+    PROTOCOL_TAGS,
+    TURN_END,
+    TURN_START,
+    build_dialogue_format,
+    get_call_format,
+)
 from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
 from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.tools.task_description import TaskDescription, list_success_warnings
@@ -28,7 +34,7 @@ from asterism.sandbox.contract import Sandbox
 from asterism.sandbox.select_backend import make_sandbox
 from asterism.tasks.checking.hollow_answers import list_hollow_answers
 from asterism.tasks.checking.lazy_sandbox import LazySandbox
-from asterism.tasks.checking.play import UNLIMITED, Play, PlayedTask, PlayedTurn, play_script
+from asterism.tasks.checking.play import UNLIMITED, Play, PlayedTurn, play_script
 from asterism.tasks.checking.row_problems import find_row_score_problems
 from asterism.tasks.checking.row_scores import RowScores, score_rows
 from asterism.tasks.checking.task_problems import (
@@ -47,6 +53,7 @@ from asterism.tasks.checking.task_problems import (
 from asterism.tasks.checking.turn_scripts import TurnScript, fill_columns, format_signature, generate_script
 from asterism.tasks.hosting.task_services import build_task_services
 from asterism.tasks.hosting.wire import Inspected
+from asterism.tasks.solo.solo_driver import SoloTask
 from asterism.tasks.tiny.tiny_tokenizer import END_OF_TEXT, AddedTexts, save_tokenizer, train_tokenizer
 
 NUM_PLAYS = 3
@@ -140,7 +147,8 @@ class CheckInputs(NamedTuple):
 
 def write_byte_tokenizer(folder: Path, dialogue: DialogueConfig) -> None:
     """One token for each byte, and one for each tag of the dialogue."""
-    tags = (END_OF_TEXT, TURN_START, TURN_END, *PROTOCOL_TAGS, *dialogue.stop_tokens)
+    calls = get_call_format(dialogue)
+    tags = (END_OF_TEXT, TURN_START, TURN_END, *PROTOCOL_TAGS, calls.opening, calls.closing, *dialogue.stop_tokens)
     tags = dict.fromkeys((*tags, dialogue.answer_open, dialogue.answer_close))
     save_tokenizer(train_tokenizer([], AddedTexts(list(tags), [])), folder, dialogue.prefill)
 
@@ -268,7 +276,7 @@ async def _attack_rows(
 @contextlib.asynccontextmanager
 async def _playing(
     inputs: CheckInputs, rules: Rules, tokenizer: FastTokenizer, sandbox: Sandbox
-) -> AsyncGenerator[PlayedTask]:
+) -> AsyncGenerator[SoloTask]:
     """With a host process of its own."""
     task = replace(inputs.task, processes=1)
     run = replace(inputs.run, tasks=(task,), model=ModelConfig(checkpoint=str(inputs.tokenizer_folder)))
@@ -276,7 +284,7 @@ async def _playing(
     services = build_task_services(run, RunFolder(Path(run.runs_folder) / run.name), descriptions, sandbox)
     sends_row = get_row_layout(task, inputs.description).all_columns
     try:
-        yield PlayedTask(task.name, rules, tokenizer, services, sandbox, sends_row)
+        yield SoloTask(task.name, rules, tokenizer, services, sandbox, sends_row)
     finally:
         await services.close()
 

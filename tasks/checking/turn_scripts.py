@@ -9,7 +9,8 @@ import msgspec
 
 from asterism.configs.errors import UnusableInput
 from asterism.engine.data.datasets import DatasetProblem
-from asterism.policies.dialogue.chat_format import DialogueFormat, format_tool_call
+from asterism.policies.dialogue.chat_format import DialogueFormat
+from asterism.policies.dialogue.tool_call_format import ToolCallFormat
 from asterism.policies.tools.python_tools import PYTHON_TOOLS
 from asterism.policies.tools.task_description import TaskKind
 from asterism.policies.tools.tool_arguments import ArgumentError, JsonSchema, check_value
@@ -33,13 +34,13 @@ class TurnScript(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------- scripts from a file
 
 
-def read_turn_script(path: Path) -> TurnScript:
+def read_turn_script(path: Path, calls: ToolCallFormat) -> TurnScript:
     """Raises UnusableInput."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UnusableInput(f"--turns {path}: cannot be read: {error}") from None
-    turns = _parse_lines(path, text) if path.suffix in (".jsonl", ".json") else _split_text(text)
+    turns = _parse_lines(path, text, calls) if path.suffix in (".jsonl", ".json") else _split_text(text)
     if not turns:
         raise UnusableInput(f"--turns {path}: has no turns")
     return TurnScript(tuple(turns), is_generated=False)
@@ -55,25 +56,25 @@ def _split_text(text: str) -> list[str]:
     return [turn for lines in turns if (turn := "\n".join(lines).strip())]
 
 
-def _parse_lines(path: Path, text: str) -> list[str]:
+def _parse_lines(path: Path, text: str, calls: ToolCallFormat) -> list[str]:
     turns: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                turns.append(_parse_line(json.loads(line)))
+                turns.append(_parse_line(json.loads(line), calls))
             except (ValueError, KeyError, TypeError):
                 expected = '"text", {"content": "text"} or {"name": "TOOL", "arguments": {}}'
                 raise UnusableInput(f"--turns {path}: line {number}: no turn; expected {expected}") from None
     return turns
 
 
-def _parse_line(value: object) -> str:
+def _parse_line(value: object, calls: ToolCallFormat) -> str:
     """Raises ValueError, KeyError or TypeError."""
     if isinstance(value, str):
         return value
     fields = dict(cast(Mapping[str, Any], value))
     if "name" in fields:
-        return format_tool_call(fields["name"], dict(fields["arguments"]))
+        return calls.format_call(fields["name"], dict(fields["arguments"]))
     if not isinstance(fields["content"], str):
         raise TypeError
     return fields["content"]
@@ -107,9 +108,9 @@ def generate_script(
     tools = [tool for tool in dialogue.tools if tool.name not in PYTHON_TOOLS]
     first = number % max(1, len(tools))  # a tool that ends the trajectory is not always the first
     tools = [*tools[first:], *tools[:first]]
-    calls = [format_tool_call(tool.name, generate_arguments(tool.parameters)) for tool in tools]
+    calls = [dialogue.calls.format_call(tool.name, generate_arguments(tool.parameters)) for tool in tools]
     if tools:
-        calls.insert(0, format_tool_call(tools[0].name, generate_wrong_arguments(tools[0].parameters)))
+        calls.insert(0, dialogue.calls.format_call(tools[0].name, generate_wrong_arguments(tools[0].parameters)))
     return TurnScript(
         (*(start + call for call in calls), answer if is_bare else _write_answer(dialogue, answer)), has_truth=has_truth
     )

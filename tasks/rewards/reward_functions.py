@@ -4,7 +4,7 @@ TRL    reward(prompts, completions, completion_ids, **columns) -> list[float | N
 verl   compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 
 A function of TRL's form is called with lists of one element and with the parameters that it names. None means "not
-scored". Sources: TRL docs/source/grpo_trainer.md; verl docs/preparation/reward_function.rst.
+scored". Sources: trl/docs/source/grpo_trainer.md; verl/docs/preparation/reward_function.rst.
 """
 
 import inspect

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from asterism.bus.messages import CodeOk, CodeOutcome, CodeRaised, Output
 from asterism.configs.dialogue_options import DialogueConfig, ToolName
 from asterism.configs.tiny_options import BehaviorShares
-from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from asterism.policies.dialogue.tool_results import format_malformed_call, format_result
 from asterism.tasks.math_python import MATH_PYTHON
@@ -116,7 +116,7 @@ def _build_call(reason: str, code: str, limit: int) -> Messages:
 
 def _build_malformed_call(random: Random, code: str, limit: int) -> Messages:
     """A call with corrupted JSON, and the parser's error message."""
-    right = format_tool_call(TOOL, {"code": code})
+    right = FORMAT.calls.format_call(TOOL, {"code": code})
     broken = right.replace(*random.choice(_JSON_CORRUPTIONS))
     (call,) = parse_assistant_turn(broken, FORMAT).calls
     assert isinstance(call, MalformedCall)

@@ -26,8 +26,8 @@ from asterism.configs.load import check_tiny, load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig, TinyConfig
 from asterism.engine.data.task_inputs import load_task_formats
+from asterism.engine.export.hf_export import save_model
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.hf_checkpoint import save_model
 from asterism.engine.model.model_config import build_tiny_config
 from asterism.tasks.tiny.cold_start_dialogues import Messages, generate_dialogues
 from asterism.tasks.tiny.questions import generate_questions

@@ -20,6 +20,7 @@ from asterism.bus.messages import (
     ids_to_bytes,
 )
 from asterism.bus.transport.in_process import Hub
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
 from tests.simulation.engines import FakeEngine
 
@@ -28,36 +29,46 @@ FETCH_S = 3.0
 
 
 class ScriptedEngine(FakeEngine):
-    """Implements asterism.engine.contract.Engine: a token takes STEP_S; a sequence that begins with 666 fails."""
+    """Implements asterism.engine.contract.Engine: a token takes STEP_S. A sequence that begins with 666 fails, one with 999 stalls."""
 
     def __init__(self, version: int = 4) -> None:
         self.version = version
         self.steps = 0
         self.running = 0
+        self.requests: list[GenerationRequest] = []
         self.released_caches: list[int] = []
-        self.generated: list[int] = []  # sequences
         self.aborted: list[int] = []
         self.loaded_versions: list[int] = []
         self.loaded_paths: list[str] = []
         self.refused: list[int] = []
         self.sleeps: list[int] = []  # decode steps at each sleep
 
+    @property
+    def generated(self) -> list[int]:
+        return [each.sequence_id for each in self.requests]
+
     async def start(self) -> Capacity:
         return Capacity(1024, 16, 512)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        self.generated.append(request.sequence_id)
+        """The logprob of each token is -1 divided by the length of the prompt."""
+        self.requests.append(request)
         if request.token_ids[0] == 666:
             raise EngineFailure("out of memory")
+        if request.token_ids[0] == 999:
+            await asyncio.Event().wait()
         self.running += 1
         for _ in range(request.max_new_tokens):
             await asyncio.sleep(STEP_S)
             self.steps += 1
         self.running -= 1
-        count = request.max_new_tokens
-        return Generation(
-            np.full(count, 7, np.int32), np.zeros(count, np.float32), np.full(count, 4, np.int32), "length"
+        count, logprob = request.max_new_tokens, -1.0 / len(request.token_ids)
+        columns = (
+            np.full(count, 7, np.int32),
+            np.full(count, logprob, np.float32),
+            np.full(count, self.version, np.int32),
         )
+        return Generation(*columns, "length")
 
     def get_load(self) -> EngineLoad:
         return self.build_load(
@@ -89,7 +100,7 @@ INCARNATION = 3
 def turn(
     tid: int, new_tokens: int = 10, *, lease: int = 1, first: int = 1, incarnation: int = INCARNATION
 ) -> TurnRequested:
-    return TurnRequested(tid, 2, lease, ids_to_bytes([first, 2]), new_tokens, 1.0, 1.0, 0, (), 5, incarnation)
+    return TurnRequested(tid, 2, lease, ids_to_bytes([first, 2]), new_tokens, Sampling(), (), 5, incarnation)
 
 
 class Scene:

@@ -34,8 +34,8 @@ from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.learner_rank import LearnerRank
 from asterism.engine.model.lora.lora_options import get_published_adapters
 from asterism.policies.recipe import Recipe
+from asterism.policies.recorder import Recorder
 from asterism.policies.step_evaluations import EvaluationPlan
-from asterism.policies.step_metrics import Recorder
 from tests.engine.learner.adapters.adapted_models import SETTINGS
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
 from tests.engine.learner.learner_settings import change_learner

@@ -51,7 +51,8 @@ def write_run(folder: Path, *lines: dict[str, Any], summary: dict[str, Any] | No
 
 
 def is_picture(path: Path) -> bool:
-    return path.read_bytes().startswith(b"\x89PNG")
+    """Also check the SVG that every picture has."""
+    return path.read_bytes().startswith(b"\x89PNG") and b"<svg" in path.with_suffix(".svg").read_bytes()
 
 
 class TestMetrics:
@@ -100,6 +101,8 @@ class TestCurves:
         path = draw_curves(write_run(tmp_path / "demo", *steps, end))
         assert path == tmp_path / "demo" / "curves.png"
         assert is_picture(path)
+        first = path.with_suffix(".svg").read_bytes()
+        assert draw_curves(tmp_path / "demo").with_suffix(".svg").read_bytes() == first
 
     def test_a_binary_reward_shares_the_axis_of_accuracies_and_a_shaped_one_has_panels_of_its_own(self, tmp_path: Path):
         evaluation = {"kind": "evaluation", "label": "start_sampled", "accuracy": 0.75, "reward": 0.75}

@@ -10,11 +10,11 @@ from asterism.bus.transport.address_book import AddressBook, AddressEntry, Netwo
 from asterism.bus.transport.curve_auth import ClusterKey
 from asterism.bus.transport.zeromq import open_zmq_bus
 
-_ports = itertools.count(20_000 + os.getpid() % 100 * 120, 2)  # disjoint from other test runs
+_ports = itertools.count(20_000 + os.getpid() % 100 * 120, 2)  # ports that other test runs do not use
 
 
 def find_free_address(host: str) -> TcpAddress:
-    """Two unused ports."""
+    """Return an address with two unused ports."""
     return next(TcpAddress(host, port) for port in _ports if _is_free(host, port) and _is_free(host, port + 1))
 
 
@@ -28,7 +28,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 class Cluster:
-    """The state of its launchers; changes are written to all copies of the book."""
+    """A cluster with the state of its launchers; each change is written to all copies of the book."""
 
     def __init__(self, folder: Path, key: ClusterKey) -> None:
         self.key = key

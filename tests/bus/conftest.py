@@ -1,4 +1,4 @@
-"""Short timeouts, and a network of each kind."""
+"""Fixtures of the bus tests: short timeouts, and a network of each kind."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -16,7 +16,6 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bound() -> int:
-    """The number of messages that a queue of the network holds."""
     return 1000
 
 

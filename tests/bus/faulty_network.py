@@ -1,4 +1,4 @@
-"""A network for asterism.bus.transport.reliable_transport under a virtual clock that delays, reorders, duplicates and loses packets."""
+"""A network that delays, reorders, duplicates and loses the packets of a ReliableTransport, under a virtual clock."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from asterism.bus.transport.reliable_transport import LinkLimits, ReliableTransp
 
 
 class FaultRates(msgspec.Struct, frozen=True):
-    """Shares of all packets and acknowledgements."""
+    """The rates of faults, as shares of all packets and acknowledgements."""
 
     lost: float = 0.0
     duplicated: float = 0.0
@@ -23,13 +23,13 @@ class FaultRates(msgspec.Struct, frozen=True):
 
 
 class FaultyNetwork:
-    """The members, each in its current incarnation."""
+    """A network of members, each in its current incarnation."""
 
     def __init__(self, seed: int, rates: FaultRates) -> None:
         self.random = random.Random(seed)
         self.rates = rates
         self.members: dict[str, ReliableTransport] = {}
-        self.broken = False  # all packets are lost
+        self.broken = False  # whether all packets are lost
 
     def join(self, process: str, queue_messages: int, epoch: int = 0) -> Bus:
         inbox = Inbox(queue_messages)

@@ -1,7 +1,7 @@
 """`make fuzz`, or `python -m tests.bus.fuzz [--inputs 1000000] [--seed N]`: decode damaged input.
 
 The inputs are randomly damaged frames of every kind, packets and acknowledgements. The codec must return a
-message or raise MalformedFrame; decoding of packets must return one or raise MalformedPacket; the
+message or raise MalformedFrame; the decoders of packets must return a packet or raise MalformedPacket; the
 state machines of a lane must keep their invariants.
 """
 
@@ -77,13 +77,12 @@ def insert_false_length(data: bytes, draw: random.Random) -> bytes:
 
 
 def nest(data: bytes, draw: random.Random) -> bytes:
-    """Insert a deeply nested value."""
     at = _draw_position(data, draw)
     return data[:at] + draw.choice((b"\x91", b"\x81\xc0")) * draw.choice((2, 50, 5000)) + data[at:]
 
 
 def lengthen(data: bytes, draw: random.Random) -> bytes:
-    """Add an element."""
+    """Increment the first byte, which may be an array's length, and add random bytes."""
     return (bytes((data[0] + 1,)) if data and data[0] < 0xFF else b"") + data[1:] + draw.randbytes(3)
 
 
@@ -104,7 +103,7 @@ class Fuzzer:
         self._targets = (self._fuzz_frame, self._fuzz_frame, self._fuzz_packet, self._fuzz_ack)
 
     def run(self, inputs: int) -> None:
-        """Raises AssertionError, or any other exception, for an error."""
+        """Fuzz all targets in turn. Raises AssertionError, or any other exception, for an error."""
         for number in range(inputs):
             self._targets[number % 4]()
 
@@ -179,7 +178,7 @@ class Fuzzer:
         assert packet is None or send_window.base <= packet.first <= send_window.next_number
         self.outcomes["acknowledgements accepted" if is_valid else "acknowledgements refused as invalid"] += 1
         if ack.receiver_epoch > 1:
-            self._send_window = SendWindow("a", 1, "b")  # it would refuse lower epochs from now on
+            self._send_window = SendWindow("a", 1, "b")  # the used window refuses lower epochs from now on
 
 
 def main() -> None:

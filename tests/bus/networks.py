@@ -15,7 +15,7 @@ from asterism.bus.transport.in_process import Hub
 from asterism.bus.transport.zeromq import open_zmq_bus
 from tests.bus.clusters import Cluster
 
-# In a cluster every process is on a separate node.
+# In a cluster, every process is on a separate node.
 IN_TESTS = ("in_process", "zeromq", pytest.param("cluster", marks=pytest.mark.slow))
 
 

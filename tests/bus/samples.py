@@ -62,7 +62,6 @@ def _scalar(type_: inspect.Type, draw: random.Random) -> object:
 
 
 def _list_within(type_: inspect.IntType | inspect.FloatType, values: Sequence[float]) -> list[float]:
-    """The values within the bounds of the type."""
     low = -math.inf if type_.ge is None else type_.ge
     above = -math.inf if type_.gt is None else type_.gt
     high = math.inf if type_.le is None else type_.le

@@ -1,4 +1,4 @@
-"""Contract of all transports: exactly-once delivery, in order within a lane, with bounded queues."""
+"""The contract of all transports: exactly-once delivery, in order within a lane, with bounded queues."""
 
 import asyncio
 import shutil
@@ -87,7 +87,7 @@ async def _send_all(bus: Bus, messages: Sequence[AnyMessage], to: str = "b") -> 
 
 
 @pytest.mark.parametrize("bound", [4])
-async def test_all_senders_blocked_on_one_receiver_proceed(join: Join) -> None:
+async def test_all_senders_that_one_full_receiver_blocks_proceed(join: Join) -> None:
     senders, each, frame = 8, 40, bytes(65_536)
     a, b = join("a"), join("b")
 
@@ -121,7 +121,7 @@ async def test_messages_keep_their_order_within_a_lane(join: Join) -> None:
 
 
 async def test_messages_sent_before_closing_arrive(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reliable_transport, "_CLOSE_TIMEOUT_S", 60.0)  # 0.5 s do not suffice under load
+    monkeypatch.setattr(reliable_transport, "_CLOSE_TIMEOUT_S", 60.0)  # 0.5 s are too short under load
     a, b = join("a"), join("b")
     for number in range(150):
         await a.send("b", call(number))
@@ -162,7 +162,7 @@ async def test_a_malformed_frame_is_refused_and_the_next_one_is_received(join: J
     assert (await b.receive()).message == LeaseReleased(1, 5)
 
 
-async def test_an_address_can_be_used_by_only_one_process() -> None:
+async def test_a_second_process_with_the_same_address_is_refused() -> None:
     hub = Hub()
     hub.join("a", 10)
     with pytest.raises(ValueError, match="in use"):

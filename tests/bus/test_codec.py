@@ -1,4 +1,4 @@
-"""The codec: encoding of every kind of message, and malformed frames."""
+"""The codec encodes every kind of message and refuses malformed frames."""
 
 import random
 
@@ -15,7 +15,7 @@ EXTENDED = b"\x94" + FRAME[1:]  # one element too many
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_of_message_survives_encoding(kind: type[AnyMessage]) -> None:
+def test_every_kind_of_message_is_restored_from_its_encoding(kind: type[AnyMessage]) -> None:
     draw = random.Random(3)
     for _ in range(20):
         sent = envelope(kind, draw)
@@ -42,14 +42,14 @@ def test_invalid_bytes_are_refused_as_malformed(frame: bytes) -> None:
         decode_ack(frame)
 
 
-def test_bytes_survive_encoding() -> None:
+def test_bytes_are_restored_from_their_encoding() -> None:
     sent = Envelope("a", "b", TurnGenerated(1, 0, 1, b"\x00\xff", b"", b"", "stop"))
     assert decode(encode(sent)) == sent
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-def test_randomly_damaged_frames_and_packets_are_refused(seed: int) -> None:
-    """`make fuzz` tests a million."""
+def test_randomly_damaged_frames_and_packets_are_decoded_or_refused(seed: int) -> None:
+    """Test ten thousand inputs; `make fuzz` tests a million."""
     fuzzer = Fuzzer(seed)
     fuzzer.run(10_000)
     assert min(fuzzer.outcomes.values()) > 100

@@ -1,4 +1,4 @@
-"""The lane of a message, from its kind and from its encoded frame."""
+"""The lane of a message is found from its kind and from its encoded frame."""
 
 from typing import get_args
 
@@ -20,7 +20,7 @@ KINDS: tuple[type[AnyMessage], ...] = get_args(AnyMessage)
 
 
 def make_frame(kind: type[AnyMessage], sender: str = "a", to: str = "b") -> bytes:
-    """The prefix of a frame, on which its lane depends."""
+    """Return the prefix of a frame, which determines its lane."""
     return (
         bytes((0x93, 0xA0 + len(sender)))
         + sender.encode()
@@ -31,11 +31,11 @@ def make_frame(kind: type[AnyMessage], sender: str = "a", to: str = "b") -> byte
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_the_lane_of_a_frame_is_that_of_its_kind(kind: type[AnyMessage]) -> None:
+def test_the_lane_of_a_frame_is_the_lane_of_its_kind(kind: type[AnyMessage]) -> None:
     assert select_frame_lane(make_frame(kind)) == select_lane(kind.__name__)
 
 
-def test_messages_with_tokens_and_calls_are_bulk_and_others_control() -> None:
+def test_messages_with_tokens_and_calls_use_the_bulk_lane_and_others_the_control_lane() -> None:
     names = {kind.__name__ for kind in KINDS}
     bulk = {name for name in names if select_lane(name) == BULK}
     assert {
@@ -52,7 +52,7 @@ def test_messages_with_tokens_and_calls_are_bulk_and_others_control() -> None:
 
 def test_the_lane_of_a_message_with_many_fields_is_detected() -> None:
     message = TrajectoryFinished(
-        1, 2, 1.0, "length", TokenRecord(3, b"", b"", b"", b""), 1, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0
+        1, 2, 1.0, "length", TokenRecord(3, b"", b"", b"", b""), 1, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0
     )
     assert 1 + len(TrajectoryFinished.__struct_fields__) > 15  # beyond the short array header
     assert select_frame_lane(encode(Envelope("rollout-0", "head/buffer", message))) == BULK
@@ -68,5 +68,5 @@ def test_a_kind_is_detected_by_its_prefix_for_all_addresses(address: str) -> Non
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x93", b"\x93\xa1a", b"\x93\xd9", b"\xc1 nonsense"])
-def test_malformed_frames_are_control(frame: bytes) -> None:
+def test_malformed_frames_use_the_control_lane(frame: bytes) -> None:
     assert select_frame_lane(frame) == CONTROL

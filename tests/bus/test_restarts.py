@@ -1,4 +1,4 @@
-"""Restarts of either end of a link, over all transports: no frame is lost or duplicated."""
+"""Restarts of either end of a link, over all transports, lose and duplicate no frame."""
 
 import asyncio
 
@@ -52,7 +52,7 @@ async def test_a_frame_is_held_until_it_is_acknowledged(join: Join) -> None:
 
 @pytest.mark.slow
 async def test_a_new_incarnation_gets_unacknowledged_frames(join: Join) -> None:
-    """With hundreds of frames in flight, in both lanes, and more sent while the receiver is dead."""
+    """Hundreds of frames are in flight in both lanes, and more are sent while the receiver is stopped."""
     a, b = join("a"), join("b", epoch=1)
     for number in range(300):
         await a.send("b", call(number))
@@ -75,7 +75,7 @@ async def test_a_new_incarnation_gets_unacknowledged_frames(join: Join) -> None:
 
 
 async def test_a_restored_receiver_gets_only_new_frames(join: Join) -> None:
-    """The sender may have missed the last acknowledgement."""
+    """The sender may not have received the last acknowledgement."""
     a, b = join("a", epoch=4), join("b")
     for number in range(300):
         await a.send("b", call(number))

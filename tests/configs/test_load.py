@@ -1,12 +1,14 @@
 """Loading and merging of configurations, and the error message for every mistake."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from asterism.configs.algorithm import RlConfig, RocConfig, SamplingConfig
+from asterism.configs.algorithm import RlConfig, RocConfig, Sampling
 from asterism.configs.load import list_differences, load_run
 from asterism.configs.loading.config_layers import ConfigError
 from asterism.configs.schema import DataConfig, RunConfig, TinyConfig
@@ -170,8 +172,10 @@ class TestErrors:
     ):
         message = load_error(config, 'name = "a"', f"sampling.{key}={value}")
         assert f"sampling.{key} must keep its default for training" in message
-        assert f"set evaluation.{key} instead" in message
-        assert load(config, 'name = "a"', f"evaluation.{key}={value}").sampling == SamplingConfig()
+        assert f"set evaluation.sampling.{key} instead" in message
+        run = load(config, 'name = "a"', f"evaluation.sampling.{key}={value}", "sampling.temperature=0.5")
+        assert run.sampling == Sampling(temperature=0.5)
+        assert run.evaluation_sampling == replace(run.sampling, **{key: json.loads(value)})
         assert load(config, 'name = "a"', f"sampling.{key}={value}", "rl.steps=0").rl.steps == 0
 
     @pytest.mark.parametrize(

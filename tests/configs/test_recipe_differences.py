@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asterism.configs.algorithm import EvaluationConfig, RlConfig, RocConfig, SamplingConfig, SftConfig
+from asterism.configs.algorithm import EvaluationConfig, RlConfig, RocConfig, Sampling, SftConfig
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.load import PRESETS_FOLDER, load_run
@@ -24,7 +24,7 @@ HEADER = ["Key", "Report", "Release", "Default here", "Demo", "Reason"]
 NOT_STATED = "not stated"
 SECTIONS: dict[str, type[Section]] = {
     "dialogue": DialogueConfig,
-    "sampling": SamplingConfig,
+    "sampling": Sampling,
     "sft": SftConfig,
     "rl": RlConfig,
     "reward": RewardConfig,
@@ -35,6 +35,7 @@ SECTIONS: dict[str, type[Section]] = {
 # Keys that do not change the mathematics of training, or have no counterpart in report and release.
 OTHER_KEYS = {
     *("dialogue.renderer", "dialogue.renderer_parameters"),  # a model family's own chat format
+    "dialogue.tool_call_format",  # has one value
     *("sft.data", "sft.mixture", "sft.max_bad_rows"),
     *("sft.validation", "sft.validation_share", "sft.validation_every"),  # measure a loss, and change no update
     *("reward.weights", "reward.time_limit_s", "evaluation.success"),  # of reward functions
@@ -47,7 +48,7 @@ OTHER_KEYS = {
     *("learner.checkpoints.every", "learner.checkpoints.minutes", "learner.checkpoints.keep"),
     *("learner.checkpoints.export_every", "learner.checkpoints.export_dtype"),
     *("evaluation.questions", "evaluation.during", "evaluation.keep_best", "evaluation.sets", "evaluation.only"),
-    *("evaluation.temperature", "evaluation.top_p", "evaluation.top_k"),
+    *("evaluation.sampling.temperature", "evaluation.sampling.top_p", "evaluation.sampling.top_k"),
 }
 
 

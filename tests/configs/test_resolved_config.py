@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asterism.configs.algorithm import EvaluationConfig, RlConfig, RocConfig, SamplingConfig, SftConfig, SftFileConfig
+from asterism.configs.algorithm import EvaluationConfig, RlConfig, RocConfig, Sampling, SftConfig, SftFileConfig
 from asterism.configs.load import list_differences, list_resume_conflicts, load_run, write_resolved
 from asterism.configs.machines import ClusterConfig, SandboxConfig
 from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
@@ -16,6 +16,7 @@ from tests.engine.learner.learner_settings import make_learner
 
 POSITIVE = st.integers(1, 2**40)
 BETAS = st.floats(0, 1, exclude_max=True)
+SAMPLINGS = st.none() | st.builds(Sampling, top_k=st.integers(0, 9), top_p=st.floats(1e-9, 1))
 RUNS = st.builds(
     RunConfig,
     name=st.text(st.characters(exclude_characters="/.", exclude_categories=["Cs"]), min_size=1),
@@ -27,8 +28,8 @@ RUNS = st.builds(
         tools=st.just(("jupyter_code",)),  # the only one of [tiny]
         max_turns=POSITIVE,
     ),
-    sampling=st.builds(SamplingConfig, temperature=st.floats(1e-9, 1e9)),
-    evaluation=st.builds(EvaluationConfig, top_k=st.integers(0, 9), top_p=st.floats(1e-9, 1)),
+    sampling=st.builds(Sampling, temperature=st.floats(1e-9, 1e9)),
+    evaluation=st.builds(EvaluationConfig, sampling=SAMPLINGS),
     rl=st.builds(RlConfig, rollouts=st.integers(2, 8).map(lambda half: 2 * half), prompts=st.integers(1, 1000)),
     roc=st.builds(RocConfig, enabled=st.booleans(), penalty=st.sampled_from(["report", "release"])),
     sandbox=st.builds(SandboxConfig, time_limit_s=st.floats(1e-9, 1e9)),
@@ -48,7 +49,7 @@ class TestResolved:
 
     def test_the_resolved_file_contains_every_key_including_defaults(self, tmp_path: Path):
         path = tmp_path / "resolved.toml"
-        run = RunConfig(name="a", tiny=TinyConfig())
+        run = RunConfig(name="a", tiny=TinyConfig(), evaluation=EvaluationConfig(sampling=Sampling()))
         write_resolved(run, path)
         everything = msgspec.json.decode(msgspec.json.encode(run))  # tuples as lists, as TOML has them
         assert tomllib.loads(path.read_text()) == everything

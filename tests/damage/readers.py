@@ -24,10 +24,10 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import check_folder
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.engine.chat.chat_files import read_serving_facts
 from asterism.engine.data.data_files import read_rows
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.data.token_files import map_token_file
+from asterism.engine.export.chat_files import read_serving_facts
 from asterism.engine.learner.best_checkpoint import read_best_checkpoint
 from asterism.engine.learner.checkpoints import find_training_damage, get_tensors_folder, read_trainer_state
 from asterism.engine.learner.saving.checkpoint_weights import open_checkpoint_weights
@@ -173,6 +173,7 @@ KINDS: Sequence[FileKind] = (
     FileKind("batches/*/*", (), "as batches/*"),
     FileKind("lock", (), "the kernel's lock counts; the number in it is shown"),
     FileKind("*.png", (), "pictures that no command reads"),
+    FileKind("*.svg", (), "pictures that no command reads"),
     FileKind("*.html", (), "pages that no command reads"),
     FileKind("utilization.json", (), "a result that no command reads; asterism report writes it again"),
 )

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import GenerationRequest, RequestRefused, check_request
 
 GOOD = GenerationRequest(sequence_id=5, token_ids=np.array([1, 2, 3], np.int32), max_new_tokens=7)
@@ -27,11 +28,11 @@ def test_a_request_at_the_limits_is_accepted() -> None:
         (ids(1, -1, 100), "token id -1 at position 1 is outside the vocabulary of 100"),
         (ids(1, 2, 3, 4), "4 tokens and up to 7 new tokens exceed the limit of 10 tokens per sequence"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"temperature": -0.5}, "temperature is -0.5"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-        ({"top_p": 1.5}, "top_p is 1.5"),
-        ({"top_k": -1}, "top_k is -1"),
+        ({"sampling": Sampling(temperature=-0.5)}, r"sampling: Expected `float` >= 0.0 - at `\$.temperature`"),
+        ({"sampling": Sampling(temperature=float("nan"))}, r"Expected `float` .* - at `\$.temperature`"),
+        ({"sampling": Sampling(top_p=0.0)}, r"Expected `float` > 0.0 - at `\$.top_p`"),
+        ({"sampling": Sampling(top_p=1.5)}, r"Expected `float` <= 1.0 - at `\$.top_p`"),
+        ({"sampling": Sampling(top_k=-1)}, r"Expected `int` >= 0 - at `\$.top_k`"),
         ({"stop_token_ids": tuple(range(17))}, "17 stop tokens; the limit is 16"),
     ],
 )

@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from asterism.engine.export.hf_export import save_model
 from asterism.engine.inference.kernels.batch_invariance import find_batch_invariant_matmul
 from asterism.engine.inference.kernels.matmul import Matmul
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.hf_checkpoint import save_model
 from asterism.engine.model.model_config import DecoderConfig, ExpertsConfig
 
 VOCABULARY = 97

@@ -114,6 +114,12 @@ def list_printed_commands(page: Path) -> list[str]:
     return commands
 
 
+def list_demo_lines(shown: str) -> list[str]:
+    """Return each line without numbers, colours and widths, in which the output in README equals that of a run."""
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown)
+    return [" ".join(re.sub(r"[\d,.:]+", "0", line).split()) for line in plain.splitlines() if line.strip()]
+
+
 def find_need(command: str) -> str | None:
     """What the command needs that this machine lacks; None if it runs here."""
     return next((need for start, need in NEEDS.items() if command.startswith(start)), None)

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import tempfile
@@ -12,8 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.newcomer.printed_commands import NEEDS, REPLACED, ROOT, adapt, find_need, list_printed_commands
+from tests.newcomer.printed_commands import (
+    NEEDS,
+    REPLACED,
+    ROOT,
+    adapt,
+    find_need,
+    list_demo_lines,
+    list_printed_commands,
+)
 
+_DEMO = re.compile(r"    make demo.*?\n```\n(.*?)```", re.DOTALL)
 PAGES = [  # tests/newcomer/test_guide.py has the commands of the guide
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "guide.md"),
@@ -79,6 +89,10 @@ def test_every_printed_command_succeeds(short_folder: Path) -> None:
     for number, command in enumerate(commands):
         activation = ". .venv/bin/activate && " if not command.startswith(("make", "git")) else ""
         status, shown = run_in_terminal(activation + command, clone if number else short_folder, home)
+        if command == "make demo":
+            printed = _DEMO.search(PAGES[0].read_text())
+            assert printed
+            assert set(list_demo_lines(printed[1])) <= set(list_demo_lines(shown))
         if status != 0:
             failed.append(f"{command}: exit code {status}\n{shown[-2000:]}")
     assert failed == [], "\n".join(failed)

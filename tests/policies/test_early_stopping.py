@@ -13,10 +13,11 @@ from asterism.bus.messages import (
     StepCounts,
     StepOutcome,
     StepRequested,
+    TaskCounts,
     WeightsLoaded,
     WeightsPublished,
 )
-from asterism.configs.algorithm import EarlyStoppingConfig
+from asterism.configs.algorithm import EarlyStoppingConfig, Sampling
 from asterism.policies.early_stopping import EarlyStopping, describe_outcome
 from asterism.policies.recipe import Recipe
 from asterism.policies.step_evaluations import EvaluationPlan
@@ -51,7 +52,9 @@ def test_the_share_at_the_length_limit_counts_only_after_min_steps() -> None:
 
 
 def test_an_outcome_has_means_over_the_finished_trajectories() -> None:
-    counts = StepCounts(trajectories=8, trajectories_failed=2, reward=2.0, endings={"length": 4, "answered": 4})
+    counts = StepCounts(
+        TaskCounts(trajectories=8, trajectories_failed=2, reward=2.0), endings={"length": 4, "answered": 4}
+    )
     collected = StepCollected(3, 4, counts, {}, BufferCursor())
     assert describe_outcome(collected) == StepOutcome(3, 0.25, 0.5)
     assert describe_outcome(StepCollected(3, 0, StepCounts(), {}, BufferCursor())) == StepOutcome(3, 0.0, 0.0)
@@ -72,7 +75,7 @@ class Run:
         return [effect.message for effect in effects if effect.to in ("head/buffer", "launcher")]
 
     def collect(self, step: int, reward: float) -> list[object]:
-        counts = StepCounts(trajectories=10, reward=10 * reward)
+        counts = StepCounts(TaskCounts(trajectories=10, reward=10 * reward))
         effects = self.recipe.decide(0.0, StepCollected(step, 1, counts, {}, BufferCursor()))
         return [effect.message for effect in effects]
 
@@ -140,7 +143,7 @@ def test_a_rule_that_holds_after_the_last_step_adds_no_step() -> None:
 def test_a_run_that_stops_early_is_evaluated_at_its_end() -> None:
     earlier = tuple(outcomes(RISING_THEN_FLAT))
     run = Run(RunStarted(7, BufferCursor(), earlier_steps=earlier))
-    assert run.publish(7) == [EvaluationRequested("end_sampled", 1.0, 1, 7)]
+    assert run.publish(7) == [EvaluationRequested("end_sampled", Sampling(), 1, 7)]
 
 
 def test_a_batch_of_an_earlier_version_of_the_message_is_not_the_last() -> None:

@@ -8,7 +8,6 @@ from asterism.bus.messages import (
     BufferCursor,
     EngineJoined,
     EngineLeft,
-    EvaluationFinished,
     EvaluationRequested,
     LengthCounts,
     LengthsMeasured,
@@ -26,11 +25,14 @@ from asterism.bus.messages import (
     WeightsPublished,
     WeightsSynced,
 )
+from asterism.configs.algorithm import GREEDY, Sampling
 from asterism.configs.success import SuccessRule
-from asterism.policies.groups.counts import add_to_step_counts
+from asterism.policies.groups.counts import add_trajectory
 from asterism.policies.recipe import Recipe
+from asterism.policies.recorder import Recorder
 from asterism.policies.step_evaluations import EvaluationPlan
-from asterism.policies.step_metrics import Recorder, compute_staleness_metrics
+from asterism.policies.step_metrics import compute_staleness_metrics
+from tests.fakes import evaluated, start_group
 from tests.policies.groups.finished import finished
 
 ENGINES = ("generator-0", "generator-1")
@@ -62,15 +64,15 @@ def test_a_step_begins_only_when_every_engine_holds_the_weights() -> None:
 
 def test_a_run_is_evaluate_step_step_evaluate() -> None:
     decider = recipe()
-    assert list_loaded(decider, 0) == [EvaluationRequested("start_sampled", 1.0, 5, 0)]
-    (effect,) = decider.decide(0.0, EvaluationFinished("start_sampled", 5, 1, 0, 9))
-    assert effect.message == EvaluationRequested("start_greedy", 0.0, 5, 0)
-    messages = [e.message for e in decider.decide(0.0, EvaluationFinished("start_greedy", 5, 1, 0, 9))]
+    assert list_loaded(decider, 0) == [EvaluationRequested("start_sampled", Sampling(), 5, 0)]
+    (effect,) = decider.decide(0.0, evaluated("start_sampled"))
+    assert effect.message == EvaluationRequested("start_greedy", GREEDY, 5, 0)
+    messages = [e.message for e in decider.decide(0.0, evaluated("start_greedy"))]
     assert messages == [StepRequested(1, 0), StepRequested(1, 0)]  # recorder and buffer
     assert list_loaded(decider, 1) == [StepRequested(2, 1)]
-    assert list_loaded(decider, 2) == [EvaluationRequested("end_sampled", 1.0, 5, 2)]
-    decider.decide(0.0, EvaluationFinished("end_sampled", 5, 1, 0, 9))
-    (effect,) = decider.decide(0.0, EvaluationFinished("end_greedy", 5, 1, 0, 9))
+    assert list_loaded(decider, 2) == [EvaluationRequested("end_sampled", Sampling(), 5, 2)]
+    decider.decide(0.0, evaluated("end_sampled"))
+    (effect,) = decider.decide(0.0, evaluated("end_greedy"))
     assert (effect.to, effect.message) == ("head/buffer", RunFinished(2))
 
 
@@ -115,11 +117,11 @@ def test_a_version_counts_when_the_slowest_engine_holds_it() -> None:
 def test_the_last_evaluation_waits_for_the_last_weights() -> None:
     decider = recipe(steps=2, max_staleness=3)
     list_loaded(decider, 0)
-    decider.decide(0.0, EvaluationFinished("start_sampled", 5, 1, 0, 9))
-    messages = [send.message for send in decider.decide(0.0, EvaluationFinished("start_greedy", 5, 1, 0, 9))]
+    decider.decide(0.0, evaluated("start_sampled"))
+    messages = [send.message for send in decider.decide(0.0, evaluated("start_greedy"))]
     assert messages[1::2] == [StepRequested(1, 0), StepRequested(2, 0)]
     assert list_loaded(decider, 1) == []
-    assert list_loaded(decider, 2) == [EvaluationRequested("end_sampled", 1.0, 5, 2)]
+    assert list_loaded(decider, 2) == [EvaluationRequested("end_sampled", Sampling(), 5, 2)]
 
 
 def joined(engine: str, incarnation: int) -> EngineJoined:
@@ -196,7 +198,7 @@ def test_a_version_that_was_trained_again_with_other_bits_is_sent_to_every_engin
         WeightsLoaded("generator-0", 0, 0.1, incarnation=2),
         WeightsLoaded("generator-7", 0, 0.1),
         weights(-1),
-        EvaluationFinished("end_greedy", 1, 1, 0, 1),
+        evaluated("end_greedy"),
     ],
 )
 def test_unexpected_messages_are_refused(event: AnyMessage) -> None:
@@ -217,11 +219,12 @@ def record(recorder: Recorder, now: float, event: AnyMessage) -> MetricsRecorded
 
 
 def test_rewards_are_averaged_with_each_component_over_the_trajectories_that_have_it() -> None:
-    recorder, counts = Recorder(steps=1), StepCounts(groups=1)
+    recorder, counts = Recorder(steps=1), StepCounts()
     for number, (reward, components) in enumerate(
         [(0.75, {"tests": 0.5, "style": 0.25}), (0.0, {}), (0.3, {"tests": 0.1, "style": 0.2}), (-0.5, {"style": -0.5})]
     ):
-        counts = add_to_step_counts(counts, finished(number, reward, components=components), SuccessRule(limit=0.25))
+        trajectory = finished(number, reward, components=components)
+        counts = add_trajectory(counts, start_group(), trajectory, SuccessRule(limit=0.25))
     recorder.decide(0.0, StepRequested(1, 0))
     recorder.decide(1.0, StepCollected(1, 1, counts, {}, BufferCursor()))
     recorder.decide(1.0, StepTrained(1, {}))
@@ -240,7 +243,7 @@ def test_rewards_are_averaged_with_each_component_over_the_trajectories_that_hav
 
 def test_the_phases_of_a_step_add_up_to_its_time() -> None:
     recorder = Recorder(steps=5)
-    counts = add_to_step_counts(StepCounts(groups=1), finished(0, 1.0, calls=2, failed=1), SuccessRule())
+    counts = add_trajectory(StepCounts(), start_group(), finished(0, 1.0, calls=2, failed=1), SuccessRule())
     recorder.decide(10.0, StepRequested(1, 0))
     recorder.decide(14.0, StepCollected(1, 1, counts, {"sandbox: gone": 2}, BufferCursor()))
     recorder.decide(15.5, StepTrained(1, {"loss": 0.5}))
@@ -298,7 +301,8 @@ def test_an_unrequested_step_is_not_recorded() -> None:
 
 def test_evaluation_accuracy_excludes_infrastructure_failures() -> None:
     recorder = Recorder(steps=5)
-    line = record(recorder, 0.0, EvaluationFinished("start_greedy", 10, 4, 2, 80))
+    totals = TaskCounts(trajectories=8, trajectories_failed=2, positives=4, response_tokens=80)
+    line = record(recorder, 0.0, evaluated("start_greedy", totals=totals))
     assert line.values["accuracy"] == 0.5
     assert line.values["response_tokens"] == 10.0
 
@@ -306,7 +310,7 @@ def test_evaluation_accuracy_excludes_infrastructure_failures() -> None:
 def test_an_evaluation_has_its_version_and_the_figures_of_each_set() -> None:
     recorder = Recorder(steps=5)
     sets = {"easy": TaskCounts(trajectories=4, trajectories_failed=1, positives=1, reward=0.5, response_tokens=8)}
-    line = record(recorder, 0.0, EvaluationFinished("step_sampled", 5, 1, 1, 8, 0.5, sets=sets, version=4))
+    line = record(recorder, 0.0, evaluated("step_sampled", 4, sets=sets))
     assert (line.step, line.label, line.values["version"], line.values["other_version_tokens"]) == (
         4,
         "step_sampled",
@@ -323,5 +327,5 @@ def test_an_evaluation_has_its_version_and_the_figures_of_each_set() -> None:
 
 
 def test_an_evaluation_without_any_result_has_no_accuracy() -> None:
-    line = record(Recorder(steps=5), 0.0, EvaluationFinished("start_greedy", 10, 0, 10, 0))
-    assert line.values == {"questions": 10.0, "failed": 10.0}
+    line = record(Recorder(steps=5), 0.0, evaluated("start_greedy", totals=TaskCounts(trajectories_failed=10)))
+    assert line.values == {"questions": 10.0, "failed": 10.0, "version": 0.0, "other_version_tokens": 0.0}

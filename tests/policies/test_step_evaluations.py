@@ -10,7 +10,6 @@ from asterism.bus.messages import (
     EngineJoined,
     EngineLeft,
     EngineSleepRequested,
-    EvaluationFinished,
     EvaluationRequested,
     GpuMemoryGranted,
     GpuMemoryRequested,
@@ -22,14 +21,16 @@ from asterism.bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from asterism.configs.algorithm import EvaluationConfig, RlConfig, SamplingConfig
+from asterism.configs.algorithm import GREEDY, EvaluationConfig, RlConfig, Sampling
 from asterism.configs.schema import RunConfig
 from asterism.policies.recipe import Recipe
 from asterism.policies.step_evaluations import EvaluationPlan
+from tests.fakes import evaluated
 
 ENGINES = ("generator-0", "generator-1")
 PLAN = EvaluationPlan(steps=9, questions=5, intervals=(2,))
 BUFFER = "head/buffer"
+TRUNCATED = Sampling(temperature=0.6, top_p=0.9, top_k=20)
 
 
 class RecipeDriver:
@@ -54,7 +55,7 @@ class RecipeDriver:
         return [message for to, message in sent if to == BUFFER]
 
     def end_evaluation(self, version: int, label: str = "step_sampled") -> list[tuple[str, AnyMessage]]:
-        return self.decide(EvaluationFinished(label, 5, 1, 0, 9, version=version))
+        return self.decide(evaluated(label, version))
 
 
 def weights(version: int, incarnation: int = 0) -> WeightsPublished:
@@ -62,7 +63,7 @@ def weights(version: int, incarnation: int = 0) -> WeightsPublished:
 
 
 def evaluation(version: int) -> EvaluationRequested:
-    return EvaluationRequested("step_sampled", 1.0, 5, version)
+    return EvaluationRequested("step_sampled", Sampling(), 5, version)
 
 
 def test_an_evaluation_is_requested_every_n_steps_together_with_the_next_step() -> None:
@@ -169,7 +170,7 @@ def test_the_evaluations_at_the_end_follow_without_one_alongside() -> None:
     driver.publish(3)
     assert driver.load(3) == [StepRequested(4, 3)]
     driver.publish(4)
-    assert driver.load(4) == [EvaluationRequested("end_sampled", 1.0, 5, 4)]
+    assert driver.load(4) == [EvaluationRequested("end_sampled", Sampling(), 5, 4)]
     driver.end_evaluation(4, "end_sampled")
     assert driver.end_evaluation(4, "end_greedy") == [(BUFFER, RunFinished(4))]
 
@@ -185,19 +186,18 @@ def test_an_evaluation_that_was_not_requested_is_refused() -> None:
 @pytest.mark.parametrize(
     ("during", "request_"),
     [
-        ("sampled", EvaluationRequested("step_sampled", 0.6, 7, 2, 0.9, 20)),
-        ("greedy", EvaluationRequested("step_greedy", 0.0, 7, 2)),
+        ("sampled", EvaluationRequested("step_sampled", TRUNCATED, 7, 2)),
+        ("greedy", EvaluationRequested("step_greedy", GREEDY, 7, 2)),
     ],
 )
 def test_only_sampled_evaluations_have_the_sampling_of_the_configuration(
     during: str, request_: EvaluationRequested
 ) -> None:
-    options = EvaluationConfig(questions=7, every=2, during=during, temperature=0.6, top_p=0.9, top_k=20)  # pyright: ignore[reportArgumentType]
+    options = EvaluationConfig(questions=7, every=2, during=during, sampling=TRUNCATED)  # pyright: ignore[reportArgumentType]
     plan = EvaluationPlan.from_config(RunConfig(name="a", evaluation=options))
     assert plan.build_request(plan.step_label, 2) == request_
 
 
 def test_an_evaluation_has_the_sampling_of_a_run_that_does_not_train() -> None:
-    sampling, rl = SamplingConfig(temperature=0.5, top_p=0.8, top_k=3), RlConfig(steps=0)
-    plan = EvaluationPlan.from_config(RunConfig(name="a", sampling=sampling, rl=rl))
-    assert (plan.temperature, plan.top_p, plan.top_k) == (0.5, 0.8, 3)
+    run = RunConfig(name="a", sampling=TRUNCATED, rl=RlConfig(steps=0))
+    assert EvaluationPlan.from_config(run).sampling == TRUNCATED

@@ -15,12 +15,12 @@ from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from asterism.sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running
 
-PATIENCE = 40.0  # max_call_extension: other programs of the machine change no outcome
+PATIENCE = 40.0  # max_call_extension in tests: other programs of the machine change no outcome
 PARAMETERS = ["process", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
 
 
 class Client:
-    """One running sandbox. Numbers the calls of each trajectory."""
+    """A client of one running sandbox. It numbers the calls of each trajectory."""
 
     def __init__(self, sandbox: ForkServerSandbox, isolation: Isolation) -> None:
         self.sandbox = sandbox
@@ -38,7 +38,7 @@ class Client:
         return await self.sandbox.run(self._request("jupyter_code", code, "", trajectory))
 
     async def printed(self, code: str, trajectory: int = 0) -> str:
-        """The output of a cell, which must succeed."""
+        """Return the output of a cell, which must succeed."""
         outcome = (await self.cell(code, trajectory)).outcome
         assert isinstance(outcome, CodeOk), outcome
         return outcome.output.stdout
@@ -52,8 +52,10 @@ StartSandbox = Callable[..., AbstractAsyncContextManager[Client]]
 
 @pytest.fixture(params=PARAMETERS)
 def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
-    """`async with start_sandbox(**limits) as client` starts a fresh sandbox, which must end completely. Raises
-    TimeoutError after `test_limit_s`."""
+    """`async with start_sandbox(**limits) as client` starts a fresh sandbox and checks that no process is left.
+
+    Raises TimeoutError after `test_limit_s`.
+    """
 
     @asynccontextmanager
     async def start(test_limit_s: float = 120, **limits: Any) -> AsyncGenerator[Client]:
@@ -73,7 +75,6 @@ def start_sandbox(request: pytest.FixtureRequest) -> StartSandbox:
 
 
 def list_call_cgroups(server_pids: Sequence[int]) -> list[Path]:
-    """The cgroups of the calls of all fork servers, in the mounted hierarchy."""
     parents: set[Path] = set()
     for pid in server_pids:
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():

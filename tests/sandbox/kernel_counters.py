@@ -1,10 +1,10 @@
-"""What the kernel counts by user: a program that takes all of it and then waits, and an innocent program."""
+"""Resources that the kernel counts by user: for each, a program that takes and holds all, and an innocent program."""
 
 from typing import NamedTuple
 
 
 class Counter(NamedTuple):
-    greedy: str  # prints how much it has, and holds it
+    greedy: str  # prints how many units it has, and holds them
     innocent: str  # prints "right"
 
 
@@ -92,7 +92,7 @@ except OSError:
     ),
 }
 
-# Every use of these fails, so that no call can take any. (number on x86-64, on arm64, arguments)
+# Every use of these resources fails. (number on x86-64, on arm64, arguments)
 _REFUSED = {
     "inotify instances": (294, 26, "0"),
     "keys": (248, 217, "b'user', b'greedy', b'x', 1, -3"),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from asterism.sandbox.docker_probe import probe_docker
-from asterism.sandbox.image.image_context import compute_image_name
+from asterism.sandbox.hosts.docker.docker_host import compute_image_name
+from asterism.sandbox.hosts.docker.docker_probe import probe_docker
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may start an engine; `.ci/run` is root")
 
@@ -31,14 +31,14 @@ class Engine:
             return subprocess.Popen([*command, *options], stdout=log, stderr=log)
 
     def start(self) -> None:
-        # In a new network namespace: an engine without a bridge would remove the machine's bridge.
+        # In a new network namespace: an engine without a bridge removes the machine's bridge.
         command = ("unshare", "--net", "dockerd", "--host", self.address, "--bridge", "none", "--iptables=false")
         paths = {"data_root": "data", "exec_root": "exec", "pidfile": "pid", "containerd": "containerd.sock"}
         self._process = self._run(*command, **paths)
         while probe_docker({"DOCKER_HOST": self.address}).remedy:
             assert self._process.poll() is None, (self.folder / "log").read_text()[-3000:]
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)  # only polling shows that the engine is ready
+                self._process.wait(0.05)  # only polling detects that the engine is ready
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         assert self._process is not None
@@ -56,7 +56,6 @@ class Engine:
 
 @contextlib.contextmanager
 def own_engine() -> Generator[Engine]:
-    """A running engine with the sandbox image."""
     with tempfile.TemporaryDirectory(prefix="asterism-engine-", ignore_cleanup_errors=True) as folder:
         image = Path(folder, "image.tar")
         subprocess.run(["docker", "save", "--output", str(image), compute_image_name()], check=True)

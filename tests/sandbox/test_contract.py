@@ -96,12 +96,12 @@ async def test_output_beyond_the_limit_is_drained_and_counted(start_sandbox: Sta
     async with start_sandbox(output_kib=4) as client:
         outcome = (await client.program("import sys\nprint('x' * 2_000_000)\nprint('e', file=sys.stderr)")).outcome
         assert outcome == CodeOk(Output("x" * 4096, "e\n", 2_000_001 - 4096, 0))
-        # Three bytes each: the limit of 4096 cuts one of them.
+        # A character has three bytes: the limit of 4096 cuts one character.
         outcome = (await client.program("print('\\u20ac' * 5000)")).outcome
         assert outcome == CodeOk(Output("\u20ac" * 1365, "", 15_001 - 4096, 0))
 
 
-async def test_a_cell_that_kills_its_process_leaves_the_notebook_as_before(start_sandbox: StartSandbox) -> None:
+async def test_a_cell_that_kills_its_process_leaves_the_notebook_unchanged(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(time_limit_s=0.5) as client:
         await client.printed("import random\nx = random.random()\nnames = ['kept']")
         before = await client.printed("x")
@@ -168,7 +168,7 @@ async def test_scrubbed_addresses_and_timeouts_are_the_same_in_every_run(start_s
 
 
 async def test_slow_calls_do_not_delay_other_calls(start_sandbox: StartSandbox) -> None:
-    """The fast calls end while 64 slow ones occupy all slots."""
+    """The fast calls end while 64 slow calls occupy all slots."""
     async with start_sandbox(time_limit_s=500) as client:
         slow = [asyncio.create_task(client.program("import time; time.sleep(600)")) for _ in range(64)]
         fast = await asyncio.gather(*[client.program(f"print({number})") for number in range(200)])
@@ -182,9 +182,7 @@ async def test_slow_calls_do_not_delay_other_calls(start_sandbox: StartSandbox) 
 
 
 async def test_the_time_limit_counts_from_the_start_of_a_call_without_queueing(start_sandbox: StartSandbox) -> None:
-    """300 calls of 0.5 s on a server that runs little more than 64 concurrently: the last waits
-    longer than 0.9 s.
-    """
+    """300 calls of 0.5 s use 64 slots and few more, so that the last call waits longer than 0.9 s."""
     async with start_sandbox(time_limit_s=0.9) as client:
         results = await asyncio.gather(*[client.program("import time; time.sleep(0.5)") for _ in range(300)])
         assert {type(result.outcome) for result in results} == {CodeOk}

@@ -1,4 +1,4 @@
-"""What a call or an idle notebook takes from others is bounded. The tests count outcomes."""
+"""The resources that a call or an idle notebook takes from other calls are bounded. The tests count outcomes."""
 
 import asyncio
 import contextlib
@@ -29,8 +29,8 @@ REFUSALS = (
 
 @pytest.fixture
 def start_scarce(start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch) -> StartSandbox:
-    """Starts a fork server of this machine with few descriptors, or a container with few processes."""
-    monkeypatch.setattr("asterism.configs.machines.require", lambda *_: None)  # it refuses so few processes
+    """Start a fork server of this machine with few descriptors, or a container with few processes."""
+    monkeypatch.setattr("asterism.configs.machines.require", lambda *_: None)  # SandboxConfig refuses so few processes
     monkeypatch.setattr(
         "asterism.sandbox.hosts.local_host.build_python_command",
         lambda *arguments: ["/bin/sh", "-c", 'ulimit -n 80; exec "$@"', "sh", *build_python_command(*arguments)],
@@ -104,7 +104,7 @@ async def test_a_refused_fork_fails_only_its_call(start_scarce: StartSandbox) ->
         assert client.sandbox.server_pids == servers
 
 
-async def test_idle_notebooks_make_room_for_calls_that_cannot_start(start_scarce: StartSandbox) -> None:
+async def test_idle_notebooks_are_evicted_for_calls_that_cannot_start(start_scarce: StartSandbox) -> None:
     async with start_scarce() as client:
         for trajectory in range(20):
             assert await client.printed(f"import math; x = {trajectory}", trajectory) == ""
@@ -139,7 +139,7 @@ async def test_a_call_that_the_kernel_kills_below_its_limit_runs_again(start_san
         assert count_oom_kills() > before
 
 
-SCALED_LIMITS: dict[str, Any] = {  # a quarter of the defaults
+SCALED_LIMITS: dict[str, Any] = {  # a quarter of the default limits
     "time_limit_s": 1.0,
     "memory_mib": 128,
     "file_mib": 4,
@@ -147,14 +147,14 @@ SCALED_LIMITS: dict[str, Any] = {  # a quarter of the defaults
     "container_memory_mib": 2048,
     "container_processes": 4096,
 }
-_ZYGOTE_MIB = 12  # of pages that all calls share with the fork server
+_ZYGOTE_MIB = 12  # pages that all calls share with the fork server
 INNOCENT = "import time\nx = b'x' * (47 << 20)\nwhile time.process_time() < 0.25: pass\nprint(len(x))"
 
 
 class MemoryWatch(threading.Thread):
-    """Samples the memory of each call: its cgroup's count, or the processes of each name without cgroups.
+    """Samples the memory of each call: the count of its cgroup, or the processes of each name without cgroups.
 
-    A sum over processes is too large while the kernel kills one of them and another grows.
+    A sum over processes is too large while the kernel kills one process and another one grows.
     """
 
     def __init__(self, servers: Sequence[int]) -> None:
@@ -194,7 +194,7 @@ def read_used_mib(cgroup: Path) -> float | None:
 
 
 async def meet_greedy(client: Client, codes: Sequence[str]) -> None:
-    """Runs the codes as programs and cells, with four innocent programs next to them.
+    """Run the codes as programs and cells, with four innocent programs next to them.
 
     Other programs of the machine may cause a timeout, but hardly three in a row.
     """
@@ -212,9 +212,9 @@ async def _run_next_to_greedy(client: Client, codes: Sequence[str]) -> list[str 
             calls.append(client.program(PREAMBLE.replace("{name}", f"greedy-p{number}") + code))
             calls.append(client.cell(PREAMBLE.replace("{name}", f"greedy-n{number}") + code, 1000 + number))
         greedy = [asyncio.create_task(call) for call in calls]
-        await client.program("print()")  # the greedy calls have started
+        await client.program("print()")  # the greedy calls have started before it ends
         innocents = await asyncio.gather(*[client.program(INNOCENT) for _ in range(4)])
-        await asyncio.gather(*greedy)  # no SandboxFailure
+        await asyncio.gather(*greedy)  # raises SandboxFailure if one fails
         for number in range(len(codes)):
             await client.sandbox.end_notebook(1000 + number)
     most_mib = 1.25 * SCALED_LIMITS["memory_mib"] + _ZYGOTE_MIB
@@ -238,6 +238,6 @@ async def test_innocent_programs_succeed_next_to_greedy_calls(start_sandbox: Sta
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", GREEDY)
-async def test_innocent_programs_succeed_next_to_a_call_that(start_sandbox: StartSandbox, name: str) -> None:
+async def test_innocent_programs_succeed_next_to_one_greedy_call(start_sandbox: StartSandbox, name: str) -> None:
     async with start_sandbox(**SCALED_LIMITS) as client:
         await meet_greedy(client, [GREEDY[name]])

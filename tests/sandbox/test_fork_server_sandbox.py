@@ -1,4 +1,4 @@
-"""Deaths of the sandbox's own processes: each call ends once, and no process is left."""
+"""After crashes of the sandbox's own processes, each call ends once, and no process is left."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from tests.sandbox.conftest import Client, StartSandbox
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 
-async def test_calls_fail_once_when_their_fork_server_dies_and_the_next_call_runs(start_sandbox: StartSandbox) -> None:
+async def test_calls_fail_once_when_their_fork_server_exits_and_the_next_call_runs(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(time_limit_s=500) as client:
         await client.printed("x = 5", trajectory=3)
         calls = [asyncio.create_task(client.program("import time; time.sleep(600)")) for _ in range(20)]
@@ -33,11 +33,11 @@ async def test_calls_fail_once_when_their_fork_server_dies_and_the_next_call_run
         assert [pid for pid in before if is_running(pid)] == []
 
 
-async def test_a_fork_server_is_replaced_by_one_server_after_every_death(start_sandbox: StartSandbox) -> None:
+async def test_a_fork_server_is_replaced_by_one_server_after_every_exit(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(fork_servers=1) as client:
         for _ in range(3):
             os.kill(_find_fork_server(client), signal.SIGKILL)
-            # May still reach the dead server.
+            # This program may still be sent to the killed server.
             await asyncio.gather(client.program("print(1)"), return_exceptions=True)
             assert (await client.program("print(2)")).outcome == CodeOk(Output("2\n"))
             assert len(client.sandbox.server_pids) == 1
@@ -51,7 +51,7 @@ async def test_an_unreadable_ground_truth_is_an_infrastructure_failure(start_san
         assert (await client.grade("x+1", "1+x")).correct
 
 
-async def test_queued_calls_survive_the_death_of_the_fork_server(start_sandbox: StartSandbox) -> None:
+async def test_queued_calls_run_after_the_exit_of_the_fork_server(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         calls = [asyncio.create_task(client.program("import time; time.sleep(0.3)")) for _ in range(200)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -65,9 +65,7 @@ async def test_queued_calls_survive_the_death_of_the_fork_server(start_sandbox: 
         assert {type(result.outcome) for result in answered} == {CodeOk}
 
 
-async def test_a_comparison_that_exceeds_its_limits_is_wrong_and_delays_no_other_one(
-    start_sandbox: StartSandbox,
-) -> None:
+async def test_a_comparison_beyond_its_limits_is_wrong_and_delays_no_other_one(start_sandbox: StartSandbox) -> None:
     bombs = ["(x+1)^{99999}+(x+2)^{99999}", "(x+y+z+w)^{900}", "(x+1)^{-3000}+(x+2)^{-3000}", "+".join(["x^{2}"] * 400)]
     async with start_sandbox(grade_limit_s=1.0, concurrent_gradings=4) as client:
         exploding = [asyncio.create_task(client.grade(bomb, "y+1")) for bomb in bombs]
@@ -78,11 +76,11 @@ async def test_a_comparison_that_exceeds_its_limits_is_wrong_and_delays_no_other
             await client.grade("y", "{" * 1000 + "x" + "}" * 1000)
 
 
-async def test_gradings_survive_a_grader_that_hangs_or_dies(start_sandbox: StartSandbox) -> None:
+async def test_gradings_succeed_after_a_grader_hangs_or_is_killed(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(grade_limit_s=0.2) as client:
         assert (await client.grade("x+1", "1+x")).correct
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            os.kill(family(client.sandbox.server_pids[-1])[-2], number)  # the last one is its worker
+            os.kill(family(client.sandbox.server_pids[-1])[-2], number)  # [-1] is the worker of the grader
             assert (await client.grade("a+b", "b+a")).correct
 
 
@@ -110,9 +108,7 @@ asyncio.run(hold())
 
 
 def test_no_process_of_the_sandbox_outlives_its_executor() -> None:
-    """The executor is killed with open notebooks, an endless loop, and code that reset its
-    parent-death signal.
-    """
+    """The executor has open notebooks, an endless loop, and code that reset its parent-death signal."""
     with subprocess.Popen([sys.executable, "-c", _HOLDER, "auto"], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         servers = [int(pid) for pid in holder.stdout.readline().split()]
@@ -125,7 +121,7 @@ def test_no_process_of_the_sandbox_outlives_its_executor() -> None:
     assert [pid for pid in started if is_running(pid)] == []
 
 
-async def test_a_sandbox_without_namespaces_reports_that_and_runs(start_sandbox: StartSandbox) -> None:
+async def test_a_sandbox_without_namespaces_runs_and_reports_them_as_missing(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(namespaces="off", time_limit_s=1.0) as client:
         assert client.isolation.namespaces == ()
         assert any(sentence.startswith("No namespaces") for sentence in client.isolation.missing)
@@ -150,7 +146,7 @@ time.sleep(0.5)
 """
 
 
-async def test_a_call_with_a_daemon_outlives_its_neighbours_without_namespaces(start_sandbox: StartSandbox) -> None:
+async def test_without_namespaces_the_end_of_other_calls_does_not_kill_a_daemon(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(namespaces="off", time_limit_s=10.0, fork_servers=1) as client:
         call = asyncio.create_task(client.program(_DAEMON))
         while not call.done():
@@ -172,5 +168,5 @@ def test_a_failed_start_reports_its_cause(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _find_fork_server(client: Client) -> int:
-    """The pid of the fork server, a child of the launched process."""
+    """Return the pid of the fork server, a child of the launched process."""
     return family(client.sandbox.server_pids[0])[1]

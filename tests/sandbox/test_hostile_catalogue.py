@@ -1,4 +1,4 @@
-"""The hostile programs use names and formats that the harness has today, so that a rename cannot disarm an attack."""
+"""The hostile programs use names and formats of the present harness, so that a rename cannot disarm an attack."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""The interpreter below /tmp: calls have a writable /tmp of their own, and see no other file of the machine's /tmp."""
+"""Calls with an interpreter below /tmp have their own writable /tmp, without other files of the machine's."""
 
 import errno
 import os
@@ -24,16 +24,16 @@ from tests.sandbox.conftest import PATIENCE, Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 _NOT_COPIED = ("test", "tests", "site-packages", "dist-packages", "config-*", "idlelib", "ensurepip", "__pycache__")
-_IMPORT = "import decimal, json, os, below_tmp\n"  # below_tmp: a module of the packages
+_IMPORT = "import decimal, json, os, below_tmp\n"  # below_tmp is a module of the packages
 
 
 class BelowTmp(NamedTuple):
-    """Folders of PARENT, which is in /tmp."""
+    """Folders below PARENT, which is in /tmp."""
 
     prefix: Path  # PARENT/python: a copy of the interpreter and its standard library
     packages: Path  # PARENT/python/packages
-    visible: Path  # one of both: all that calls may read is below it
-    shown: list[str]  # what a call finds in /tmp at its start
+    visible: Path  # `prefix` or `packages`; calls can read only files below it
+    shown: list[str]  # content of a call's /tmp at its start
 
     @property
     def parent(self) -> Path:
@@ -52,7 +52,7 @@ def copied_prefix() -> Iterator[Path]:
         shutil.copytree(library, _move(library, prefix), ignore=shutil.ignore_patterns(*_NOT_COPIED), symlinks=True)
         packages = prefix / "packages"
         packages.mkdir()
-        packages.chmod(0o777)  # only the mounts protect it
+        packages.chmod(0o777)  # so that only the mounts protect the folder
         (packages / "below_tmp.py").write_text("value = 5\n")
         (packages / "below_tmp.py").chmod(0o666)
         yield prefix
@@ -66,7 +66,7 @@ def _move(path: Path, prefix: Path) -> Path:
 
 @pytest.fixture(params=["interpreter", "packages"])
 def below_tmp(request: pytest.FixtureRequest, copied_prefix: Path, monkeypatch: pytest.MonkeyPatch) -> BelowTmp:
-    """Let fork servers use the interpreter below /tmp, or only packages, as those of a virtual environment."""
+    """Let fork servers use the interpreter below /tmp, or only packages, as in a virtual environment."""
     folders = list_standard_folders()
     packages = copied_prefix / "packages"
     visible, base = packages, sys.base_prefix
@@ -93,7 +93,7 @@ async def _start() -> AsyncGenerator[Client]:
     assert [pid for pid in started if is_running(pid)] == []
 
 
-async def test_programs_and_cells_write_to_a_tmp_that_has_only_the_interpreter(below_tmp: BelowTmp) -> None:
+async def test_programs_and_cells_write_to_a_tmp_with_only_the_interpreter(below_tmp: BelowTmp) -> None:
     name = f"asterism-test-{secrets.token_hex(8)}"
     hidden = below_tmp.parent / "hidden"
     hidden.write_text("secret")
@@ -105,7 +105,7 @@ async def test_programs_and_cells_write_to_a_tmp_that_has_only_the_interpreter(b
     expected = f"4 mine {module}\n{sorted([name, *below_tmp.shown])} [] ['python']\n"
     async with _start() as client:
         assert (await client.program(code)).outcome == CodeOk(Output(expected))
-        for trajectory in (1, 2):  # each has its own
+        for trajectory in (1, 2):  # each trajectory has its own /tmp
             assert await client.printed(code, trajectory) == expected
         later = f"import fractions, sqlite3\nopen(path).read(), os.path.exists({str(hidden)!r})"
         assert await client.printed(later, 1) == "('mine', False)\n"
@@ -141,7 +141,7 @@ async def test_programs_cannot_change_the_interpreter_below_tmp(below_tmp: Below
     assert sorted(below_tmp.parent.rglob("*")) == before
 
 
-async def test_tmp_and_the_working_folder_share_their_limit(below_tmp: BelowTmp) -> None:
+async def test_tmp_and_the_working_folder_share_one_limit(below_tmp: BelowTmp) -> None:
     write = "def write(path):\n    with open(path, 'wb') as file: file.write(bytes(5 << 19))\n"  # 2.5 MiB
     async with _start() as client:
         assert (await client.program(f"{write}write({str(below_tmp.parent)!r} + '/a')")).outcome == CodeOk(Output())

@@ -1,4 +1,4 @@
-"""No call takes from another what the kernel counts by user."""
+"""No call takes resources from another call that the kernel counts by user."""
 
 import asyncio
 import contextlib
@@ -15,16 +15,16 @@ from tests.sandbox.kernel_counters import COUNTERS, REFUSED_COUNTERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 LIMITS: dict[str, Any] = {"time_limit_s": 8.0, "max_processes": 16, "spare_notebooks": 2}
-NUM_NOTEBOOKS = 5  # pipes of four exceed what the kernel allows one user; the fifth one's are of the smallest size
-WATCHES_PER_NOTEBOOK = 100_000  # at least
-WATCHER_MIB = 128  # twice as much as a notebook with its children and watches takes
-# With one user the fork server ends the calls that hold more than a share of these.
+NUM_NOTEBOOKS = 5  # pipes of four notebooks exceed one user's limit; the pipes of the fifth have the smallest size
+WATCHES_PER_NOTEBOOK = 100_000  # watches that a notebook takes at least
+WATCHER_MIB = 128  # twice the memory of a notebook with its children and watches
+# If calls share one user, the fork server ends calls that hold more than a share of these resources.
 SHARED = ["pipe pages", "descriptors in flight", "epoll watches"]
 
 
 @pytest.fixture
 def share_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the executor is not root."""
+    """Let calls share one user, as without a root executor."""
 
     def refuse(_pid: int) -> bool:
         return False
@@ -38,20 +38,20 @@ def get_text(outcome: CodeOutcome) -> str | CodeOutcome:
 
 
 async def run_innocents(client: Client, code: str) -> list[str | CodeOutcome]:
-    """As programs, as the first cell of a notebook, and in a notebook that existed before the greedy ones."""
+    """Run the code as programs, in a new notebook, and in a notebook that is older than the greedy ones."""
     results = [await client.program(code) for _ in range(4)]
     results += [await client.cell(code, 500), await client.cell(code, 1)]
     return [get_text(result.outcome) for result in results]
 
 
 def list_kernel_users(client: Client) -> list[int]:
-    """The users of each fork server and of each call, which have pid namespaces of their own."""
+    """Return the users of each fork server and of each call, which have pid namespaces of their own."""
     users: dict[int, set[int]] = {}
     for pid in family(*client.sandbox.server_pids):
         status = Path(f"/proc/{pid}/status").read_text()
         user = int(status.split("\nUid:")[1].split()[0])
         users.setdefault(Path(f"/proc/{pid}/ns/pid").stat().st_ino, set()).add(user)
-    for pid in client.sandbox.server_pids:  # waits outside
+    for pid in client.sandbox.server_pids:  # this process waits outside the fork server's namespace
         users.pop(Path(f"/proc/{pid}/ns/pid").stat().st_ino, None)
     return [user for own in users.values() for user in own]
 
@@ -61,8 +61,7 @@ def read_max_user_watches() -> int:
 
 
 def make_room_for(num_notebooks: int) -> dict[str, Any]:
-    """Limits with which none of so many notebooks is ended."""
-    live = max(512, 2 * num_notebooks)  # with spare ones
+    live = max(512, 2 * num_notebooks)  # spare notebooks included
     return {
         "max_live_notebooks": live,
         "container_processes": live * (LIMITS["max_processes"] + 2) + 1024,
@@ -72,28 +71,28 @@ def make_room_for(num_notebooks: int) -> dict[str, Any]:
 
 
 def count_watches(pid: int) -> int:
-    """The epoll watches of a process. All its polls watch the same."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended in between
+    """Count the epoll watches of a process. All its polls watch the same descriptors."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended in the meantime
         polls = [fd for fd in Path(f"/proc/{pid}/fd").iterdir() if str(fd.readlink()) == "anon_inode:[eventpoll]"]
         return len(polls) * Path(f"/proc/{pid}/fdinfo/{polls[0].name}").read_text().count("\ntfd:") if polls else 0
     return 0
 
 
-async def test_each_call_and_each_fork_server_has_a_kernel_user_of_its_own(start_sandbox: StartSandbox) -> None:
+async def test_each_call_and_each_fork_server_has_its_own_kernel_user(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(**LIMITS) as client:
         assert client.isolation.kernel_users
         assert "; kernel users: one per call; " in format_isolation(client.isolation)
         cells = [
             client.printed("import os\nkept = os.fork() or os._exit(0)\nos.getuid()", number) for number in range(4)
         ]
-        assert await asyncio.gather(*cells) == ["65534\n"] * 4  # inside it has no number
+        assert await asyncio.gather(*cells) == ["65534\n"] * 4  # this user has no number inside
         users = list_kernel_users(client)
         assert len(users) == len(set(users)) >= 6
         assert min(users) >= 2_500_000_000
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-async def test_an_idle_notebook_takes_nothing_that_is_counted_by_user(
+async def test_an_idle_notebook_takes_no_resource_that_the_kernel_counts_by_user(
     start_sandbox: StartSandbox, counter: str
 ) -> None:
     greedy, innocent = COUNTERS[counter]
@@ -107,23 +106,23 @@ async def test_an_idle_notebook_takes_nothing_that_is_counted_by_user(
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-async def test_a_running_program_takes_nothing_that_is_counted_by_user(
+async def test_a_running_program_takes_no_resource_that_the_kernel_counts_by_user(
     start_sandbox: StartSandbox, counter: str
 ) -> None:
     greedy, innocent = COUNTERS[counter]
     async with start_sandbox(**LIMITS) as client:
         programs = [asyncio.create_task(client.program(greedy + "\nimport time\ntime.sleep(4)")) for _ in range(5)]
-        await client.program("import time\ntime.sleep(1)")  # by then they hold all of it
+        await client.program("import time\ntime.sleep(1)")  # the programs hold all units by then
         assert await run_innocents(client, innocent) == ["right\n"] * 6
-        await asyncio.gather(*programs)  # no SandboxFailure
+        await asyncio.gather(*programs)  # raises SandboxFailure if one fails
 
 
 @pytest.mark.nightly
-async def test_epoll_watches_of_many_notebooks_leave_some_to_the_fork_server(start_sandbox: StartSandbox) -> None:
-    """The kernel allows one user watches in 4 % of the machine's memory: five million of 24 GiB."""
+async def test_many_notebooks_leave_epoll_watches_for_the_fork_server(start_sandbox: StartSandbox) -> None:
+    """The kernel allows one user watches in 4 % of the machine's memory: five million for 24 GiB."""
     greedy, innocent = COUNTERS["epoll watches"]
     most_of_user = read_max_user_watches()
-    num_notebooks = most_of_user // WATCHES_PER_NOTEBOOK + 2  # two on the smallest machine
+    num_notebooks = most_of_user // WATCHES_PER_NOTEBOOK + 2  # two notebooks on the smallest machine
     async with start_sandbox(120 + 2 * num_notebooks, **LIMITS, **make_room_for(num_notebooks)) as client:
         servers = client.sandbox.server_pids
         taken = 0
@@ -133,18 +132,18 @@ async def test_epoll_watches_of_many_notebooks_leave_some_to_the_fork_server(sta
                 break
         assert await run_innocents(client, innocent) == ["right\n"] * 6
         assert client.sandbox.server_pids == servers
-        assert sum(map(count_watches, family(*servers))) >= taken > most_of_user  # no notebook has lost any
+        assert sum(map(count_watches, family(*servers))) >= taken > most_of_user  # no notebook has lost a watch
 
 
 @pytest.mark.parametrize("name", REFUSED_COUNTERS)
-async def test_no_call_can_take_any(start_sandbox: StartSandbox, name: str) -> None:
+async def test_every_use_of_a_refused_resource_fails(start_sandbox: StartSandbox, name: str) -> None:
     async with start_sandbox(**LIMITS) as client:
         assert get_text((await client.program(REFUSED_COUNTERS[name])).outcome) == "-1\n"
 
 
 @pytest.mark.usefixtures("share_users")
 @pytest.mark.parametrize("counter", SHARED)
-async def test_a_program_beyond_its_share_ends_where_calls_share_a_user(
+async def test_a_program_beyond_its_share_is_killed_if_calls_share_a_user(
     start_sandbox: StartSandbox, counter: str
 ) -> None:
     greedy, innocent = COUNTERS[counter]
@@ -157,13 +156,13 @@ async def test_a_program_beyond_its_share_ends_where_calls_share_a_user(
 
 @pytest.mark.usefixtures("share_users")
 @pytest.mark.parametrize("counter", COUNTERS)
-async def test_greedy_notebooks_end_where_calls_share_a_user(start_sandbox: StartSandbox, counter: str) -> None:
+async def test_greedy_notebooks_are_killed_if_calls_share_a_user(start_sandbox: StartSandbox, counter: str) -> None:
     greedy, innocent = COUNTERS[counter]
     async with start_sandbox(**LIMITS) as client:
         assert await run_innocents(client, innocent) == ["right\n"] * 6
         servers = client.sandbox.server_pids
         for number in range(NUM_NOTEBOOKS):
             await client.cell(greedy, 100 + number)
-            await asyncio.sleep(0.5)  # until the fork server has looked at the idle notebook
+            await asyncio.sleep(0.5)  # time for the fork server to check the idle notebook
         assert await run_innocents(client, innocent) == ["right\n"] * 6
         assert client.sandbox.server_pids == servers

@@ -1,4 +1,4 @@
-"""Access and resource limits of a call, with and without namespaces; common libraries work."""
+"""Tests of a call's access and resource limits, with and without namespaces, and of common libraries."""
 
 import asyncio
 import textwrap
@@ -90,7 +90,7 @@ async def test_the_input_is_an_unnamed_file_of_the_call(start_sandbox: StartSand
         assert outcome.error.startswith("PermissionError")
 
 
-async def test_a_call_without_namespaces_cannot_read_or_write_the_machines_files(start_sandbox: StartSandbox) -> None:
+async def test_a_call_without_namespaces_cannot_read_or_write_files_of_the_machine(start_sandbox: StartSandbox) -> None:
     code = """
         import os
         def tries(path, flags):
@@ -191,7 +191,7 @@ async def test_a_notebook_continues_after_a_cell_that_waited_for_time_slices(sta
         assert await client.printed("n + 1") == f"{sum(range(1_000_000)) + 1}\n"
 
 
-async def test_escape_attempts_are_contained_and_each_has_a_reason(start_sandbox: StartSandbox) -> None:
+async def test_escape_attempts_are_contained_and_reported_with_a_reason(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(time_limit_s=0.5) as client:
         findings = await run_escape_attempts(client.sandbox)
     assert [finding.name for finding in findings if not finding.contained] == []

@@ -1,4 +1,4 @@
-"""A call's memory cgroup counts memory that its processes' sizes do not show. The tests count outcomes."""
+"""A call's memory cgroup counts memory that the sizes of its processes do not show. The tests count outcomes."""
 
 import asyncio
 import json
@@ -84,7 +84,7 @@ async def test_hidden_memory_of_a_call_stays_within_its_cgroup_and_harms_no_othe
     assert [path for path in {cgroup.parent.parent for cgroup in cgroups} if path.exists()] == []
 
 
-async def test_a_call_ends_as_out_of_memory_although_only_a_child_was_killed(start_sandbox: StartSandbox) -> None:
+async def test_a_call_is_out_of_memory_if_only_a_child_was_killed(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(memory_mib=LIMIT_MIB, time_limit_s=20.0) as client:
         require_cgroups(client)
         outcome = (await client.program(TWO_CHILDREN)).outcome
@@ -112,7 +112,7 @@ async def rewrite_large_state(client: Client) -> None:
 
 
 @pytest.mark.parametrize("start_sandbox", ["process"], indirect=True)
-async def test_without_permission_the_fork_servers_measure_memory(
+async def test_without_permission_for_cgroups_the_fork_servers_measure_memory(
     start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What ends while memory or processes are short: spare notebooks first, then notebooks of trajectories."""
+"""While memory or processes are short, spare notebooks end first, then notebooks of trajectories."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from asterism.sandbox.notebooks import MemoryRelief, Notebook, NotebookTable, Sp
 from asterism.sandbox.pool.fork_server_client import ForkServerClient
 
 EXCESS_BYTES = 1000
-MAX_PAUSE_S = 10.0  # without spare notebooks after a shortage
+MAX_PAUSE_S = 10.0  # pause without spare notebooks after a shortage
 
 
 class MeasuringServer:
@@ -20,7 +20,7 @@ class MeasuringServer:
 
 
 class Machine:
-    """Four idle notebooks. Too much memory is in use until `ended` has `needed` entries."""
+    """A machine with four idle notebooks. Too much memory is in use until `ended` has `needed` entries."""
 
     def __init__(self, needed: int, spares_per_server: int = 8) -> None:
         self.ended: list[str] = []
@@ -55,11 +55,11 @@ async def test_spare_notebooks_end_before_a_notebook_is_evicted() -> None:
     assert await Machine(needed=3).relieve() == ["spare", "notebook 1", "notebook 2"]
 
 
-async def test_no_notebook_is_evicted_if_the_end_of_the_spare_ones_is_enough() -> None:
+async def test_no_notebook_is_evicted_if_the_spare_ones_free_enough_memory() -> None:
     assert await Machine(needed=1).relieve() == ["spare"]
 
 
-async def test_without_spare_notebooks_the_first_one_is_evicted_at_once() -> None:
+async def test_without_spare_notebooks_a_notebook_is_evicted_immediately() -> None:
     assert await Machine(needed=1, spares_per_server=0).relieve() == ["notebook 1"]
 
 
@@ -69,6 +69,6 @@ async def test_an_eviction_waits_only_while_the_spare_notebooks_end() -> None:
     await asyncio.sleep(0.1)
     assert not machine.spares.end()
     await asyncio.sleep(MAX_PAUSE_S - 0.1)
-    assert not machine.spares.end()  # the shortage continues: they have not returned
+    assert not machine.spares.end()  # the shortage continues, and the spare notebooks have not returned
     await asyncio.sleep(MAX_PAUSE_S)
     assert machine.spares.end()

@@ -1,4 +1,4 @@
-"""State, output and processes of a notebook after a cell dies."""
+"""State, output and processes of a notebook after a crash of a cell."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ LIMIT_S = 0.6
 # State that a rerun cannot reproduce: a time, and the address of an object.
 SETUP = "import time\nt = time.time_ns()\nkept = [object()]"
 INSPECT = "t, id(kept[0]), len(kept)"
-SHARED = (  # the memory in which the notebook's processes store the current worker
+SHARED = (  # find the memory in which the notebook's processes store the current worker
     "import sys\nframe = sys._getframe()\nwhile not hasattr(frame.f_locals.get('self'), '_shared'): frame = frame.f_back\n"
     "shared = frame.f_locals['self']._shared\n"
 )
-# name: (the last lines of a cell, its outcome)
+# By name: the last lines of a cell, and the outcome.
 ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
     "loops": ("while True: pass", CodeTimedOut(Output("out\n", "err\n"), LIMIT_S)),
     "sleeps": ("time.sleep(60)", CodeTimedOut(Output("out\n", "err\n"), LIMIT_S)),
@@ -49,7 +49,7 @@ ENDINGS: dict[str, tuple[str, CodeOutcome | type[CodeOutcome]]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-async def test_the_state_after_a_dead_cell_is_the_state_before_it(start_sandbox: StartSandbox, name: str) -> None:
+async def test_the_state_after_a_crashed_cell_is_the_state_before_it(start_sandbox: StartSandbox, name: str) -> None:
     code, ending = ENDINGS[name]
     dies = f"import sys\nprint('out')\nprint('err', file=sys.stderr)\nkept.append('lost')\nt = 0\n{code}"
     async with start_sandbox(time_limit_s=LIMIT_S) as client:
@@ -62,7 +62,7 @@ async def test_the_state_after_a_dead_cell_is_the_state_before_it(start_sandbox:
         assert await client.printed("kept.append(1)\nlen(kept)") == "2\n"
 
 
-async def test_the_state_after_a_dead_cell_is_exact_without_namespaces_too(start_sandbox: StartSandbox) -> None:
+async def test_the_state_after_a_crashed_cell_is_exact_without_namespaces(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(time_limit_s=LIMIT_S, namespaces="off") as client:
         await client.printed(SETUP)
         before = await client.printed(INSPECT)
@@ -129,8 +129,8 @@ async def test_a_cell_that_kills_only_its_checkpoint_continues(start_sandbox: St
         assert await client.printed(INSPECT) == before
 
 
-async def test_cells_without_a_checkpoint_run_again(start_sandbox: StartSandbox) -> None:
-    """Pure cells make no checkpoint; the cells before them do."""
+async def test_cells_without_a_checkpoint_are_replayed(start_sandbox: StartSandbox) -> None:
+    """Pure cells make no checkpoint; the cells before them make one."""
     async with start_sandbox(time_limit_s=LIMIT_S) as client:
         await client.printed(SETUP)
         before = await client.printed(INSPECT)
@@ -146,7 +146,7 @@ async def test_cells_without_a_checkpoint_run_again(start_sandbox: StartSandbox)
         assert await client.printed(INSPECT) == before
 
 
-async def test_a_long_notebook_survives_many_dead_cells(start_sandbox: StartSandbox) -> None:
+async def test_a_long_notebook_continues_after_many_crashed_cells(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         await client.printed(SETUP + "\nimport os, math\ntotal = 0\ndef add(n):\n    global total\n    total += n")
         before = await client.printed(INSPECT)
@@ -158,7 +158,7 @@ async def test_a_long_notebook_survives_many_dead_cells(start_sandbox: StartSand
         assert await client.printed(INSPECT) == before
 
 
-async def test_processes_of_a_dead_cell_are_killed_and_earlier_ones_continue(start_sandbox: StartSandbox) -> None:
+async def test_processes_of_a_crashed_cell_are_killed_and_earlier_ones_continue(start_sandbox: StartSandbox) -> None:
     daemon = (
         "import os, ctypes, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork(): os._exit(0)\n"
         "    ctypes.CDLL(None).prctl(15, b'{name}')\n    time.sleep(600)\nos.wait()\n"
@@ -170,7 +170,7 @@ async def test_processes_of_a_dead_cell_are_killed_and_earlier_ones_continue(sta
         for end in ("while True: pass", "os._exit(1)"):
             outcome = (await client.cell(f"{daemon.format(name='lost')}{end}")).outcome
             assert isinstance(outcome, CodeTimedOut | CodeCrashed)
-            # Killed before the answer, but may still be exiting.
+            # The processes are killed before the answer, but may still be exiting.
             for pidfd in open_pidfds(client.sandbox, "lost"):
                 wait_for_end(pidfd)
             (pidfd,) = open_pidfds(client.sandbox, "before")
@@ -216,7 +216,7 @@ async def test_a_checkpoint_is_not_a_child_of_the_code(start_sandbox: StartSandb
             assert outcome.error == "ChildProcessError: [Errno 10] No child processes"
 
 
-async def test_signals_to_a_dead_cell_do_not_reach_the_next_cell(start_sandbox: StartSandbox) -> None:
+async def test_signals_to_a_crashed_cell_are_not_sent_to_the_next_cell(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         await client.printed("import os, signal\nseen = []\nsignal.signal(signal.SIGTERM, lambda *_: seen.append(1))")
         outcome = (await client.cell("os.kill(-1, 15)\nos.kill(os.getpid(), 15)\nprint(seen)\nos._exit(1)")).outcome
@@ -245,10 +245,9 @@ async def test_notebooks_over_the_limit_keep_their_variables(start_sandbox: Star
 
 
 def open_pidfds(sandbox: ForkServerSandbox, name: str) -> list[int]:
-    """Of the sandbox's processes with this name."""
     pidfds: list[int] = []
     for pid in family(*sandbox.server_pids):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it exited meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process exited in the meantime
             if Path(f"/proc/{pid}/comm").read_text().strip() == name:
                 pidfds.append(os.pidfd_open(pid))
     return pidfds
@@ -263,7 +262,7 @@ async def test_under_memory_pressure_idle_notebooks_lose_their_processes_but_no_
             monkeypatch.setattr(host, "get_excess_memory", lambda *_: 1 << 30)
         before = len(family(*client.sandbox.server_pids))
         await asyncio.gather(*[client.cell("1 + 1", 1000) for _ in range(20)])
-        # Two processes each, which exit later.
+        # Each notebook has two processes, which exit later.
         while len(family(*client.sandbox.server_pids)) > before - 20:
             await client.printed("1 + 1", 1000)
         outputs = [await client.printed("x", number) for number in range(20)]

@@ -1,4 +1,4 @@
-"""The table of notebooks, and notebooks of other executors that are rebuilt from their cells."""
+"""Tests of the table of notebooks, and of notebooks of other executors that are rebuilt from their cells."""
 
 import asyncio
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.real_clock
 
 
 def make_table(num_live: int, max_live: int) -> NotebookTable:
-    """With `num_live` notebooks that have a process; the first is the least recently used."""
+    """Make a table with `num_live` notebooks that have a process; the first is the least recently used."""
     table = NotebookTable(max_live)
     for trajectory in range(num_live):
         notebook = table.get_or_create(trajectory, "bare")
@@ -52,7 +52,7 @@ def test_the_largest_notebooks_that_hold_the_excess_memory_are_evicted() -> None
 
 
 def make_cells(*codes: str) -> tuple[CodeRequested, ...]:
-    """With gaps in the call numbers, as left by calls without effects on the notebook."""
+    """Make cells with gaps in the call numbers, as left by calls without effects on the notebook."""
     return tuple(CodeRequested(5, 2 * number, "jupyter_code", code, "") for number, code in enumerate(codes))
 
 
@@ -64,7 +64,7 @@ async def test_a_restored_notebook_has_its_variables_and_its_random_draws(start_
             await client.sandbox.run(cell)
         call = CodeRequested(5, 9, "jupyter_code", "print(y, random.random())", "")
         before = (await client.sandbox.run(call)).outcome
-        await client.sandbox.end_notebook(5)  # the restored notebook is that of another executor
+        await client.sandbox.end_notebook(5)  # so that the notebook is restored as in another executor
         client.sandbox.restore_notebook(5, cells)
         after = (await client.sandbox.run(call)).outcome
         assert isinstance(before, CodeOk)
@@ -90,7 +90,7 @@ def test_rollout_and_sandbox_agree_on_the_outcomes_that_keep_effects(kind: str) 
 
 
 @pytest.mark.slow
-async def test_a_restored_cell_killed_for_its_processes_memory_leaves_no_effects(start_sandbox: StartSandbox) -> None:
+async def test_a_restored_cell_that_is_killed_for_its_memory_leaves_no_effects(start_sandbox: StartSandbox) -> None:
     hog = (
         "import os, time\nx = 'changed'\nfor _ in range(4):\n    if os.fork() == 0:\n"
         "        block = bytearray(b'x' * (60 << 20))\n        time.sleep(30)\ntime.sleep(30)"
@@ -116,7 +116,7 @@ async def test_idle_notebooks_with_large_files_make_room_for_programs(start_sand
         programs = [client.program("print(len(b'x' * (47 << 20)))") for _ in range(2)]
         outcomes = [result.outcome for result in await asyncio.gather(*programs)]
         assert outcomes == [CodeOk(Output(f"{47 << 20}\n"))] * 2
-        # On a busy machine the container can run full before the relief sees it; the retry of a refused
+        # On a busy machine, the container can be full before the relief frees memory; the retry of a refused
         # fork then evicts the least recently used notebooks, which are the small ones.
         live = [table.get_or_create(trajectory, "bare").is_live for trajectory in range(8, 60)]
         assert not all(live)

@@ -1,4 +1,4 @@
-"""The preload of the fork server for a piece of code."""
+"""The preload of the fork server is selected by the code."""
 
 import pytest
 
@@ -19,5 +19,5 @@ from asterism.sandbox.preloads import select_preload
         ("import mynumpy", "bare"),
     ],
 )
-def test_the_preload_follows_from_the_imports(code: str, preload: str) -> None:
+def test_the_preload_is_selected_by_the_imports(code: str, preload: str) -> None:
     assert select_preload(code) == preload

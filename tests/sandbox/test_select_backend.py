@@ -1,4 +1,4 @@
-"""The automatic choice of a backend, and the probe of `asterism doctor`."""
+"""Tests of the automatic choice of a backend, and of the probe of `asterism doctor`."""
 
 import asyncio
 import sys
@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from asterism.configs.schema import SandboxConfig as SandboxConfig
-from asterism.sandbox.docker_probe import DockerProbeResult
 from asterism.sandbox.hosts.docker import docker_host
 from asterism.sandbox.hosts.docker.docker_host import ContainerHost
+from asterism.sandbox.hosts.docker.docker_probe import DockerProbeResult
 from asterism.sandbox.select_backend import AutoHost, probe_isolation
 
 

@@ -1,4 +1,4 @@
-"""Files that all calls share carry no bits between them. A sender does something or nothing; a receiver sees no difference."""
+"""Shared files pass no bits between calls: a receiver gets the same result, whether a sender acts or not."""
 
 import subprocess
 import sys
@@ -33,8 +33,8 @@ fd = os.open(path, flags)
 
 
 class Channel(NamedTuple):
-    send: str  # runs in a notebook, and its processes then hold the locks
-    receive: str  # an expression
+    send: str  # runs in a notebook; its processes then hold the locks
+    receive: str  # expression with the result that the receiver gets
 
 
 _LOCK_KINDS = "(fcntl.F_RDLCK, fcntl.F_WRLCK)"
@@ -93,7 +93,7 @@ def get_text(outcome: CodeOutcome) -> str:
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-async def test_a_shared_file_carries_no_bit_by(start_sandbox: StartSandbox, channel: str) -> None:
+async def test_a_shared_file_passes_no_bit_to_another_call(start_sandbox: StartSandbox, channel: str) -> None:
     send, receive = CHANNELS[channel]
     async with start_sandbox(time_limit_s=8.0, spare_notebooks=2) as client:
         for number, file in enumerate(FILES):
@@ -130,7 +130,7 @@ os.wait()
 """
 
 
-async def test_locks_of_own_files_are_answered_as_by_the_kernel(
+async def test_lock_inquiries_about_own_files_get_the_answers_of_the_kernel(
     start_sandbox: StartSandbox, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("plain")

@@ -1,4 +1,4 @@
-"""Notebooks that a fork server forks ahead of their first cells."""
+"""Tests of notebooks that a fork server forks ahead of their first cells."""
 
 import asyncio
 import contextlib
@@ -18,9 +18,9 @@ from tests.sandbox.conftest import Client, StartSandbox
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.slow]
 _SPARE = 3
-_WARM_PROCESSES = 4  # forked before the spare notebooks
+_WARM_PROCESSES = 4  # processes that are forked before the spare notebooks
 _IMPORTS = {"bare": "", "numpy": "import numpy", "scientific": "import sympy"}
-# What a cell can read of its process, except times, addresses and the machine's random numbers.
+# Prints what a cell can read of its process, except times, addresses and the machine's random numbers.
 _STATE = """
 import _thread, os, random, resource, signal, sys
 def is_open(fd):
@@ -43,12 +43,12 @@ print(numpy and (numpy.random.rand(3), numpy.random.default_rng().random(3)), sy
 def list_children(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+    except (FileNotFoundError, ProcessLookupError):  # the process has ended in the meantime
         return []
 
 
 def list_spare_processes(client: Client, preload: Preload = "bare") -> list[int]:
-    """The first processes of notebooks without checkpoints: children of the fork server that have one child."""
+    """Return the first processes of notebooks without checkpoints: children of the fork server with one child."""
     servers = client.sandbox._pools[preload].server_pids  # pyright: ignore[reportPrivateUsage]
     children = {pid: list_children(pid) for pid in family(*servers)}
     calls = max(children.values(), key=len, default=[])
@@ -64,7 +64,7 @@ def list_processes() -> set[int]:
 async def find_spare_processes(
     client: Client, count: int, replaced: Sequence[int] = (), preload: Preload = "bare"
 ) -> list[int]:
-    """Waits for `count` that are not `replaced`; a call between two looks needs the fork server. Raises TimeoutError."""
+    """Wait for `count` processes that are not `replaced`. The calls need the fork server. Raises TimeoutError."""
     async with asyncio.timeout(30):
         while len(spare := list_spare_processes(client, preload)) != count or not {*spare}.isdisjoint(replaced):
             await client.program(f"{_IMPORTS[preload]}\npass")
@@ -72,15 +72,15 @@ async def find_spare_processes(
 
 
 async def wait_for_ends(client: Client, pids: Sequence[int]) -> None:
-    """Returns when the processes have ended and are no zombies. Raises TimeoutError."""
+    """Wait until the processes have ended and are no zombies. Raises TimeoutError."""
     async with asyncio.timeout(30):
         while not list_processes().isdisjoint(pids):
-            with contextlib.suppress(SandboxFailure):  # of a fork server that a test killed
+            with contextlib.suppress(SandboxFailure):  # the call fails if a test has killed the fork server
                 await client.program("pass")
 
 
 async def wait_for_new_server(client: Client) -> None:
-    """After the death of a fork server, of which a first call may learn. Raises TimeoutError."""
+    """Wait for a new fork server; a first call may fail with the old one. Raises TimeoutError."""
     async with asyncio.timeout(30):
         while True:
             with contextlib.suppress(SandboxFailure):
@@ -94,7 +94,7 @@ def end_spare_notebooks(client: Client, pause_s: float) -> None:
 
 
 async def run_cells(client: Client, first: str) -> list[str]:
-    """The outputs of trajectory 1, which is the same one at each call."""
+    """Return the outputs of the cells of trajectory 1, the same trajectory in each use."""
     calls = [
         CodeRequested(1, number, "jupyter_code", code, "")
         for number, code in enumerate((first, "import random\nrandom.random()", "in_namespaces"))
@@ -119,7 +119,7 @@ async def test_each_trajectory_gets_its_own_spare_notebook(start_sandbox: StartS
         assert texts == [f"({number}, ['f{number}'])\n" for number in range(2 * _SPARE)]
 
 
-async def test_used_and_dead_spare_notebooks_are_replaced(start_sandbox: StartSandbox) -> None:
+async def test_used_and_killed_spare_notebooks_are_replaced(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(spare_notebooks=_SPARE) as client:
         first = await find_spare_processes(client, _SPARE)
         for pid in first:
@@ -142,7 +142,7 @@ async def test_a_spare_notebook_without_its_worker_runs_its_first_cell(start_san
 @pytest.mark.parametrize(
     ("preload", "namespaces"), [("bare", "auto"), ("numpy", "auto"), ("scientific", "auto"), ("bare", "off")]
 )
-async def test_a_cell_finds_the_same_process_in_a_spare_notebook(
+async def test_a_cell_runs_in_the_same_environment_in_a_spare_notebook(
     start_sandbox: StartSandbox, preload: Preload, namespaces: str
 ) -> None:
     async with start_sandbox(spare_notebooks=1, namespaces=namespaces) as client:
@@ -156,7 +156,7 @@ async def test_a_cell_finds_the_same_process_in_a_spare_notebook(
         assert printed[0] == printed[1]
 
 
-async def test_a_first_cell_that_kills_its_process_leaves_an_empty_spare_notebook(start_sandbox: StartSandbox) -> None:
+async def test_a_first_cell_that_kills_its_process_leaves_an_empty_notebook(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(spare_notebooks=1) as client:
         (spare,) = await find_spare_processes(client, 1)
         assert (await client.cell("import os\nx = 1\nos._exit(3)")).outcome == CodeCrashed(Output(), 3)
@@ -185,14 +185,14 @@ async def test_ended_spare_notebooks_leave_no_process_and_return_after_the_pause
         assert list_spare_processes(client) == []
 
 
-async def test_a_full_machine_ends_the_spare_notebooks_and_keeps_the_others(
+async def test_a_full_machine_ends_spare_notebooks_and_keeps_notebooks_in_use(
     start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with start_sandbox(spare_notebooks=_SPARE) as client:
         spare = await find_spare_processes(client, _SPARE)
         assert await client.printed("x = 5\nx") == "5\n"
-        live = await find_spare_processes(client, _SPARE + 1)  # with the notebook in use
-        looks = iter([1])  # bytes too many at the first look
+        live = await find_spare_processes(client, _SPARE + 1)  # includes the notebook in use
+        looks = iter([1])  # excess bytes at the first look
         host = client.sandbox._host  # pyright: ignore[reportPrivateUsage]
         monkeypatch.setattr(host, "get_excess_memory", lambda share: next(looks, 0))  # pyright: ignore
         (kept,) = await find_spare_processes(client, 1)
@@ -202,7 +202,7 @@ async def test_a_full_machine_ends_the_spare_notebooks_and_keeps_the_others(
         assert is_running(kept)
 
 
-async def test_a_dead_fork_server_leaves_no_spare_notebook_and_the_next_one_forks_its_own(
+async def test_a_killed_fork_server_leaves_no_spare_notebook_and_the_next_one_forks_new_ones(
     start_sandbox: StartSandbox,
 ) -> None:
     async with start_sandbox(spare_notebooks=_SPARE) as client:
@@ -215,7 +215,7 @@ async def test_a_dead_fork_server_leaves_no_spare_notebook_and_the_next_one_fork
         await find_spare_processes(client, _SPARE, replaced=first)
 
 
-def test_spare_notebooks_count_as_live_ones() -> None:
+def test_spare_notebooks_count_as_live_notebooks() -> None:
     config = SandboxConfig(max_live_notebooks=100, spare_notebooks=8, fork_servers=2)
     assert (config.spare_notebooks_per_server, config.max_notebooks_in_use) == (8, 52)
     config = SandboxConfig(max_live_notebooks=100, spare_notebooks=64)

@@ -1,4 +1,4 @@
-"""A machine that is busy with something else makes no innocent call a model's mistake."""
+"""Load of other programs makes no innocent call a model's mistake."""
 
 import asyncio
 import subprocess
@@ -20,7 +20,7 @@ from tests.sandbox.conftest import Client, StartSandbox
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 NUM_BUSY = 30
-# Innocents need a quarter of their limit: alone, in a thread, in a child, after a sleep.
+# Innocent calls need a quarter of their limit: alone, in a thread, in a child, or after a sleep.
 BURN = "import time\nwhile time.process_time() < 0.25: sum(range(1000))\nprint('done')"
 INNOCENTS = {
     "alone": BURN,
@@ -33,7 +33,7 @@ ENDLESS = {"loop": "while True: pass", "sleep": "import time; time.sleep(1000)"}
 
 @contextmanager
 def busy_machine(num_busy: int) -> Generator[None]:
-    """Processes of a higher priority than that of a long call, which is 10."""
+    """Run processes of a higher priority than a long call, which has the nice value 10."""
     command = [sys.executable, "-c", "while True: pass"]
     busy = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(num_busy)]
     try:
@@ -45,7 +45,7 @@ def busy_machine(num_busy: int) -> Generator[None]:
 
 
 async def run_all(client: Client, codes: dict[str, str], copies: int) -> Counter[tuple[str, str]]:
-    """By name of the code: how its calls ended."""
+    """Return the number of calls by name of the code and by end."""
     names = [name for name in codes for _ in range(copies)]
     programs = [client.program(codes[name]) for name in names]
     cells = [client.cell(codes[name], 100 + number) for number, name in enumerate(names)]
@@ -61,7 +61,7 @@ def describe(end: CodeResult | BaseException) -> str:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-async def test_no_innocent_call_of_a_starved_machine_is_a_models_mistake(start_sandbox: StartSandbox) -> None:
+async def test_no_innocent_call_on_a_starved_machine_is_a_models_mistake(start_sandbox: StartSandbox) -> None:
     async with start_sandbox(test_limit_s=500, time_limit_s=1.0, fork_servers=2, max_call_extension=4.0) as client:
         assert await run_all(client, INNOCENTS, 1) == {(name, CodeOk.__name__): 2 for name in INNOCENTS}
         with busy_machine(NUM_BUSY), structlog.testing.capture_logs() as logs:

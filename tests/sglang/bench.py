@@ -14,6 +14,7 @@ from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.server.compatibility import ServerRequirements
 from asterism.engine.sglang.server.managed_server import SGLangServer
 from asterism.engine.sglang.sglang_engine import SGLangEngine
+from asterism.engine.sglang.weights import TransportParts
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.disk_transport import DiskTransport
 from asterism.engine.weight_transfer.weight_layout import load_layout
@@ -100,7 +101,7 @@ class SGLangBench:
     def _build_engine(self, shared: SharedServer, max_pending: int) -> SGLangEngine:
         layout = load_layout(self.model, self._dtype)
         checksums = ChecksumRegistry(self._folder / "checksums", "sglang-0")
-        weights = DiskTransport(layout, checksums, self._folder / "for_server")
+        weights = DiskTransport(TransportParts(layout, checksums, self._folder / "for_server"))
         return SGLangEngine(
             BorrowedServer(shared),
             weights,

@@ -23,6 +23,7 @@ from asterism.engine.model.lora.lora_options import LoraOptions
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import UpdateRefused
 from asterism.engine.sglang.sglang_engine import SGLangEngine
+from asterism.engine.sglang.weights import TransportParts
 from asterism.engine.sglang.weights.adapters import AdapterTransport
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.transports import TensorTransport
@@ -71,7 +72,7 @@ class Adapted(NamedTuple):
         model = self.shared.requirements.model
         parameters = dict(load_model(model, torch.float32).named_parameters())
         checksums = ChecksumRegistry(self.folder / "checksums", "sglang-0")
-        whole = TensorTransport(get_layout(parameters, torch.float32), checksums, 2**20)
+        whole = TensorTransport(TransportParts(get_layout(parameters, torch.float32), checksums))
         transport = AdapterTransport(whole, parameters, OPTIONS, torch.float32)
         return SGLangEngine(
             BorrowedServer(self.shared), transport, model=model, sequence_tokens=LONGEST, load_poll_s=0.05

@@ -4,12 +4,11 @@ import asyncio
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from asterism.actors.cli.eval_command import ask_servers
 from asterism.analysis.evaluation.answer_records import read_answers
 from asterism.configs.run_folder import RunFolder
+from asterism.engine.sglang.server.sglang_machine import ask_servers
 from tests.actors.runs.running import asterism, read_log_entries
 from tests.sglang.bench import SharedServer
 from tests.sglang.runs import PATIENCE_S
@@ -40,8 +39,7 @@ def test_two_servers_answer_all_questions_and_keep_their_weights(
     assert len(answers) == QUESTIONS * SAMPLES
     assert not any(each.is_failed for each in answers)
     assert loop.run(ask_servers(urls)) == served
-    named = {url: msgspec.to_builtins(weights) for url, weights in served.items()}
-    assert json.loads(folder.results.read_text())["weights"] == {"urls": urls, "servers": named}
+    assert json.loads(folder.results.read_text())["weights"] == {"urls": urls, "servers": served}
     traces = [json.loads(line) for line in (folder.path / "traces.jsonl").read_text().splitlines()]
     assert {trace["agent"]["config"]["model"] for trace in traces} == {str(model)}
     for index in range(2):

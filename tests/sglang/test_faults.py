@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from asterism.actors.cli.doctor.configuration_checks import check_run
 from asterism.configs.load import load_run
 from asterism.engine.contract import EngineFailure
+from asterism.engine.http.errors import ServerTimeout
 from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.http_api import ServerTimeout
 from asterism.engine.sglang.server.managed_server import SGLangServer
 from tests.engine.contract.bench import request, tokens, until_generated
 from tests.sglang.bench import TRAITS, SGLangBench, SharedServer, with_client

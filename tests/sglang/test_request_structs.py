@@ -14,13 +14,13 @@ import pytest
 import torch
 from aiohttp import web
 
+from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
 from asterism.engine.sglang import client as client_module
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import GenerateRequest, SamplingParams
+from asterism.engine.sglang.weights import TransportParts, build_transport
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
-from asterism.engine.sglang.weights.disk_transport import DiskTransport
-from asterism.engine.sglang.weights.ipc_transport import IpcTransport
-from asterism.engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
+from asterism.engine.sglang.weights.transports import ProcessGroupTransport
 from asterism.engine.weight_transfer.weight_layout import load_layout
 from tests.engine.sglang.fake_server import LENGTH, FakeServer, make_response
 from tests.engine.sglang.weights.fake_weight_server import FakeWeightServer
@@ -105,12 +105,9 @@ async def send_weights(folder: Path) -> list[Request]:
     parameters = dict(small_model(seed=7).named_parameters())
     published = WholePublisher(folder / "published", torch.bfloat16).publish(7, parameters)
     requests: list[Request] = []
-    for transport in (
-        DiskTransport(layout, checksums, folder / "for_servers"),
-        TensorTransport(layout, checksums, 8 * 2**10),
-        ProcessGroupTransport(layout, checksums, 8 * 2**10, timeout_s=20.0),
-        IpcTransport(layout, checksums, 8 * 2**10, torch.device("cpu")),
-    ):
+    parts = TransportParts(layout, checksums, folder / "for_servers", 8 * 2**10, timeout_s=20.0)
+    for name in WEIGHT_TRANSFERS:
+        transport = build_transport(name, parts)
         server = FakeWeightServer()
         async with connected(server) as client:
             await transport.update(client, published)

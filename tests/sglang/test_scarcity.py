@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from asterism.engine.contract import Generation
+from asterism.engine.http.errors import ServerStatusError
 from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.http_api import GenerateRequest, SamplingParams, ServerStatusError
+from asterism.engine.sglang.http_api import GenerateRequest, SamplingParams
 from tests.engine.contract.bench import as_sequence, request, until_generated
 from tests.sglang.bench import SGLangBench, SharedServer, with_client
 

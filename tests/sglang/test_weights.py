@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
+from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.machines import EngineConfig
 from asterism.configs.schema import RunConfig
 from asterism.engine.contract import EngineFailure, WeightsRefused
@@ -24,12 +25,10 @@ from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse, SamplingParams
 from asterism.engine.sglang.server.compatibility import ServerRequirements
 from asterism.engine.sglang.server.managed_server import SGLangServer
-from asterism.engine.sglang.weights import WeightTransport, build_extra_key
+from asterism.engine.sglang.weights import TransportParts, WeightTransport, build_extra_key, build_transport
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
-from asterism.engine.sglang.weights.disk_transport import DiskTransport
-from asterism.engine.sglang.weights.ipc_transport import IpcTransport
 from asterism.engine.sglang.weights.server_parameters import compute_expected_checksums
-from asterism.engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
+from asterism.engine.sglang.weights.transports import ProcessGroupTransport
 from asterism.engine.weight_transfer.weight_layout import load_layout
 from tests.engine.learner.learner_settings import make_learner
 from tests.engine.tiny_models import save_small_model, small_config, small_model
@@ -77,12 +76,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     exported = export_in_shards(save_small_model(folder, model), folder / "step_000000", dtype)
     layout = load_layout(exported, getattr(torch, dtype))
     checksums = ChecksumRegistry(folder / "checksums", "sglang-0")
-    transports = {
-        "disk": DiskTransport(layout, checksums, folder / "for_server"),
-        "tensor": TensorTransport(layout, checksums, BUCKET),
-        "group": ProcessGroupTransport(layout, checksums, BUCKET, timeout_s=60.0),
-        "ipc": IpcTransport(layout, checksums, BUCKET, torch.device("cpu")),
-    }
+    parts = TransportParts(layout, checksums, folder / "for_server", BUCKET, timeout_s=60.0)
+    transports = {name: build_transport(name, parts) for name in WEIGHT_TRANSFERS}
     engine = EngineConfig(kind="sglang", kv_tokens=8192, max_running=16, page_tokens=1, dtype=dtype)
     requirements = ServerRequirements(engine, sglang(PORT), exported, SEQUENCE_TOKENS)
     server = SGLangServer(requirements, log=folder / "log", scratch=folder / "scratch")

@@ -1,4 +1,4 @@
-"""Every code block of docs/tasks.md runs."""
+"""Every code block of docs/tasks.md, and the task on the first screen of README.md, run."""
 
 import json
 import os
@@ -32,8 +32,15 @@ from asterism.tasks.tiny.tiny_tokenizer import save_tokenizer, train_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).parents[2]
+
+
+def list_blocks(page: Path) -> list[tuple[str, str]]:
+    """Return language and text of each fenced block."""
+    return re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+BLOCKS = list_blocks(ROOT / "docs" / "tasks.md")
 TOML = [text for language, text in BLOCKS if language == "toml"]
 RUN = 'name = "documented"\nsandbox.backend = "process"\n'
 ROWS: dict[str, dict[str, object]] = {
@@ -80,6 +87,15 @@ def test_the_commands_check_the_task_train_on_it_and_tell_a_story(folder: Path) 
     assert "reward of capitals, sampled" in output
     assert "TrajectoryFinished" in output
     assert "graded again with tasks.capitals.reward.weights" in run_commands(folder, regrade)
+
+
+def test_the_task_of_the_readme_passes_its_check(tmp_path: Path) -> None:
+    (language, code), (_, commands) = list_blocks(ROOT / "README.md")
+    assert language == "python"
+    (tmp_path / "capitals.py").write_text(code)
+    shown = run_commands(tmp_path, commands)
+    assert "capital(country" in shown
+    assert "Lima" in shown
 
 
 def test_every_configuration_loads_with_its_tasks(folder: Path) -> None:

@@ -25,6 +25,7 @@ from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.policies.dialogue.chat_format import get_call_format
 from asterism.policies.dialogue.token_text import split_text
 
 
@@ -126,7 +127,11 @@ def build_dialogue(
 def get_tags(run: RunConfig) -> TurnTags:
     """Of all tasks: a logged trajectory does not have the name of its task."""
     dialogues = [task.get_dialogue() for task in run.resolved_tasks]
-    return TurnTags(tuple((each.answer_open, each.answer_close) for each in dialogues))
+    calls = dict.fromkeys(get_call_format(each) for each in dialogues)
+    return TurnTags(
+        tuple((each.answer_open, each.answer_close) for each in dialogues),
+        tuple((each.opening, each.closing) for each in calls),
+    )
 
 
 def _score(

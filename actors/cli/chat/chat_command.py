@@ -109,6 +109,8 @@ def chat(
     from asterism.actors.cli.sandbox_commands import suppress_logs
 
     suppress_logs()
-    sampling, limits = (temperature, top_p, seed), (max_turns, max_tokens, context_tokens)
-    options = ChatOptions(config, override or [], task, row, tokenizer, *sampling, *limits, at, model, api_key_variable)
+    sampling, limits = {"temperature": temperature, "top_p": top_p}, (max_turns, max_tokens, context_tokens)
+    options = ChatOptions(
+        config, override or [], task, row, tokenizer, sampling, seed, *limits, at, model, api_key_variable
+    )
     raise typer.Exit(run_chat(checkpoint, options, prompt, transcript, make_console()))

@@ -14,12 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from asterism.actors.cli.chat.background_loop import BackgroundLoop
 from asterism.actors.cli.chat.chat_display import ChatDisplay
 from asterism.actors.cli.chat.chat_input import MessageReader, clean_text
-from asterism.actors.cli.chat.chat_session import FAILED, INTERRUPTED, ChatRefused, ChatSampling, ChatSession, ChatTask
+from asterism.actors.cli.chat.chat_session import FAILED, INTERRUPTED, ChatRefused, ChatSampling, ChatSession
 from asterism.actors.cli.chat.chat_setup import (
     ChatOptions,
     ChatParts,
@@ -32,6 +33,7 @@ from asterism.actors.cli.chat.chat_transcript import TranscriptFile, build_row
 from asterism.actors.cli.join_command import EXIT_INTERRUPTED
 from asterism.actors.engines.checkpoint_argument import parse_checkpoint_argument
 from asterism.configs.errors import UnusableInput
+from asterism.tasks.solo.solo_driver import SoloTask
 
 EXIT_FAILED = 1
 _STDIN = "-"
@@ -70,18 +72,20 @@ def run_chat(
 def _build_session(parts: ChatParts, options: ChatOptions, opened: OpenedChat, display: ChatDisplay) -> ChatSession:
     services = build_services(parts, opened.sandbox)
     opened.stack.push_async_callback(services.close)
-    task = ChatTask(
-        parts.task.name, parts.rules, parts.tokenizer, services, parts.row, parts.run.determinism == "strict"
+    task = SoloTask(
+        parts.task.name,
+        parts.rules,
+        parts.tokenizer,
+        services,
+        opened.sandbox,
+        scrubs_outcomes=parts.run.determinism == "strict",
     )
-    sampling = parts.run.sampling
-    chosen = ChatSampling(
-        sampling.temperature if options.temperature is None else options.temperature,
-        options.top_p or sampling.top_p,
-        sampling.top_k,
-        parts.run.seed if options.seed is None else options.seed,
+    chosen = {key: value for key, value in options.sampling.items() if value is not None}
+    sampling = ChatSampling(
+        replace(parts.run.sampling, **chosen), parts.run.seed if options.seed is None else options.seed
     )
     first = 0 if options.sandbox is None else secrets.randbits(61)  # other clients may use the same sandbox
-    return ChatSession(task, opened.engine, opened.sandbox, chosen, opened.context_tokens, display, first)
+    return ChatSession(task, parts.row, opened.engine, sampling, opened.context_tokens, display, first)
 
 
 def _read_prompt(prompt: str) -> str:

@@ -1,6 +1,6 @@
 """Builds what a conversation needs: configuration, task, tokenizer, engine and sandbox."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from pathlib import Path
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from asterism.actors.cli.sandbox_client import SandboxClient
 from asterism.actors.cli.sandbox_commands import make_sandbox_of_run
 from asterism.actors.engines.checkpoint_argument import CheckpointArgument
 from asterism.actors.launch.checks.task_code_checks import describe_tasks
 from asterism.actors.runtime.wiring import build_task_rules
+from asterism.actors.sandbox_service.sandbox_client import SandboxClient
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
@@ -39,8 +39,7 @@ class ChatOptions(NamedTuple):
     task: str
     row: int
     tokenizer: Path | None
-    temperature: float | None
-    top_p: float | None
+    sampling: Mapping[str, float | None]  # fields of Sampling
     seed: int | None
     max_turns: int | None
     max_tokens: int | None
@@ -160,7 +159,7 @@ def _build_engine(parts: ChatParts, options: ChatOptions) -> tuple[Engine, int]:
             api_key_variable=options.api_key_variable,
         )
         return engine, tokens
-    from asterism.actors.engines.embedded_factory import build_embedded_engine
+    from asterism.engine.inference.embedded_factory import build_embedded_engine
     from asterism.engine.model.model_config import load_model_config
 
     tokens = min(tokens, load_model_config(folder).max_position_embeddings)

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
-from asterism.actors.cli.console import check_json_path, check_outputs, make_console, write_json
+from asterism.actors.cli.console import check_json_path, check_outputs, make_console, make_table, write_json
 from asterism.actors.cli.data.filter_command import add_filter_command
 from asterism.actors.cli.log.subcommands import JsonOption, SetOption
 from asterism.configs.errors import UnusableInput
@@ -240,10 +238,7 @@ def _remove_extension(path: Path) -> str:
 
 
 def _print_clean_report(report: CleanReport, output: Path, removed: Path, console: Console) -> None:
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("Removed")
-    table.add_column("Rows", justify="right")
-    table.add_column("Reason")
+    table = make_table("Removed", ">Rows", "Reason", pad_edge=True)
     for reason, count in report.num_removed.items():
         table.add_row(reason, f"{count:,}", _REASONS[reason])
     if report.num_removed:
@@ -257,10 +252,7 @@ def _print_clean_report(report: CleanReport, output: Path, removed: Path, consol
 def _print_inspection(found: FileInspection, console: Console) -> None:
     for name, encoding in found.encodings.items():
         console.print(f"{escape(name)}: {encoding or 'parquet'}", soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("Column")
-    table.add_column("Values")
-    table.add_column("Missing", justify="right")
+    table = make_table("Column", "Values", ">Missing", pad_edge=True)
     for name, column in found.columns.items():
         types = ", ".join(f"{count:,} {kind}" for kind, count in column.types.items())
         table.add_row(escape(name), types, f"{column.num_missing:,}")

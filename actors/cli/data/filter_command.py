@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
-from asterism.actors.cli.console import check_json_path, check_outputs, make_console, write_json
+from asterism.actors.cli.console import check_json_path, check_outputs, make_console, make_table, write_json
 from asterism.actors.cli.log.subcommands import JsonOption
 from asterism.configs.errors import UnusableInput
 
@@ -85,9 +83,7 @@ def filter_by_traces(
 
 
 def _print_report(report: FilterReport, unvisited: Unvisited, output: Path | None, console: Console) -> None:
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("Solved rollouts", justify="right")
-    table.add_column("Rows", justify="right")
+    table = make_table(">Solved rollouts", ">Rows", pad_edge=True)
     for solved, count in report.rows_by_solved.items():
         table.add_row(str(solved), f"{count:,}")
     console.print(table)

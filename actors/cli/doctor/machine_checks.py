@@ -22,8 +22,8 @@ from asterism.bus.process.scratch_lock import remove_stale_scratch
 from asterism.configs.errors import GIB, format_bytes
 from asterism.configs.schema import RunConfig
 from asterism.sandbox.contract import Isolation
-from asterism.sandbox.docker_probe import DockerProbeResult, probe_docker
 from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
+from asterism.sandbox.hosts.docker.docker_probe import DockerProbeResult, probe_docker
 from asterism.sandbox.isolation import format_isolation
 from asterism.sandbox.select_backend import probe_isolation
 

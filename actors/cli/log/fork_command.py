@@ -8,16 +8,15 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from asterism.actors.cli.console import check_json_path, write_json
 from asterism.actors.cli.log.fork_points import describe_remedy, read_turn_versions, require_checkpoint
-from asterism.actors.cli.log.fork_result import ForkPoint, build_fork_result, show_fork
+from asterism.actors.cli.log.fork_result import ForkPoint, ForkResult, build_fork_result, show_fork
+from asterism.actors.cli.log.what_if import Conditions, answer_what_if
 from asterism.actors.cli.sandbox_commands import make_sandbox_of_run, suppress_logs
 from asterism.actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
 from asterism.actors.replay.replay import ReplayedTrajectory, ResultOverride, find_log, replay_trajectory
 from asterism.actors.runtime.wiring import build_rules
 from asterism.bus.addresses import ROLLOUT
 from asterism.configs.errors import UnusableInput
-from asterism.configs.load import load_with_overrides
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
@@ -40,19 +39,30 @@ class ForkOptions(NamedTuple):
 
 def fork_trajectory(folder: RunFolder, options: ForkOptions, console: Console) -> int:
     """Returns 1 if the infrastructure lost a branch. Raises UnusableInput and SandboxFailure."""
-    check_json_path(options.json_file)
     _check_turn(folder, options)
-    run = load_with_overrides(folder.config, options.overrides, ("engine", "sandbox"))
-    tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
-    point = _find_fork_point(folder, build_rules(run, read_task_descriptions(folder), tokenizer), tokenizer, options)
-    checkpoint = _choose_checkpoint(folder, options, point.list_versions())
-    trajectories = fork_trajectories(point.start, options.num_branches, options.seed)
-    suppress_logs()
-    ended = _run_branches(run, folder, tokenizer, checkpoint, trajectories)
-    fork = build_fork_result(folder, point, checkpoint, tokenizer, ended)
-    show_fork(fork, console)
-    write_json(options.json_file, fork)
-    return int(any(branch.outcome.infrastructure_failed for branch in fork.branches))
+    return answer_what_if(OtherBranches(options), folder, options.overrides, options.json_file, console)
+
+
+class OtherBranches(NamedTuple):
+    """Implements WhatIf: a trajectory continued with another tool result, checkpoint or seed."""
+
+    options: ForkOptions
+    tables = ("engine", "sandbox")
+
+    def recompute(self, conditions: Conditions) -> ForkResult:
+        folder, run, options = conditions.folder, conditions.other, self.options
+        tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
+        rules = build_rules(run, read_task_descriptions(folder), tokenizer)
+        point = _find_fork_point(folder, rules, options)
+        checkpoint = _choose_checkpoint(folder, options, point.list_versions())
+        trajectories = fork_trajectories(point.start, options.num_branches, options.seed)
+        suppress_logs()
+        ended = _run_branches(run, folder, tokenizer, checkpoint, trajectories)
+        return build_fork_result(folder, point, checkpoint, tokenizer, ended)
+
+    def show(self, result: ForkResult, console: Console) -> int:
+        show_fork(result, console)
+        return int(any(branch.outcome.infrastructure_failed for branch in result.branches))
 
 
 # ---------------------------------------------------------------- fork point
@@ -73,9 +83,7 @@ def _build_turn_error(folder: RunFolder, options: ForkOptions, num_turns: int) -
     return UnusableInput(f"--turn {options.turn}: {folder.path}: trajectory {options.trajectory} has {turns}")
 
 
-def _find_fork_point(
-    folder: RunFolder, rules: Mapping[str, Rules], tokenizer: FastTokenizer, options: ForkOptions
-) -> ForkPoint:
+def _find_fork_point(folder: RunFolder, rules: Mapping[str, Rules], options: ForkOptions) -> ForkPoint:
     def replay(tool_result: ResultOverride | None = None) -> ReplayedTrajectory:
         rollout = Rollout(rules)
         return replay_trajectory(find_log(folder, ROLLOUT), rollout, options.trajectory, tool_result)
@@ -138,7 +146,7 @@ def _check_vocabulary(checkpoint: Path, tokenizer: FastTokenizer) -> None:
 def _run_branches(
     run: RunConfig, folder: RunFolder, tokenizer: FastTokenizer, checkpoint: Path, trajectories: list[Trajectory]
 ) -> list[EndedTrajectory]:
-    from asterism.actors.engines.embedded_factory import build_embedded_engine
+    from asterism.engine.inference.embedded_factory import build_embedded_engine
 
     _check_vocabulary(checkpoint, tokenizer)
     pages = -(-run.sequence_tokens // run.engine.page_tokens)

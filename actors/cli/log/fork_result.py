@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from asterism.actors.cli.console import make_table, print_line
 from asterism.actors.replay.branch_runner import EndedTrajectory
 from asterism.actors.replay.replay import ReplayedTrajectory
 from asterism.analysis.what_if.trajectory_diff import TrajectoryComparison, TrajectoryOutcome, build_outcome, compare
@@ -66,7 +66,7 @@ def build_fork_result(
         turn=turn,
         problem=final.group.problem,
         ground_truth=final.group.ground_truth,
-        temperature=final.group.temperature,
+        temperature=final.group.sampling.temperature,
         checkpoint=str(checkpoint),
         original_versions=point.list_versions(),
         tool_result=point.tool_result,
@@ -87,20 +87,18 @@ _MAX_SHOWN_CHARACTERS = 160  # of a turn's text, and of the tool results before 
 
 def show_fork(fork: ForkResult, console: Console) -> None:
     versions = ", ".join(map(str, fork.original_versions)) or "unknown"
-    console.print(
+    print_line(
+        console,
         f"trajectory {fork.trajectory} of {fork.run}, {fork.problem}, truth {fork.ground_truth!r}: "
         f"from turn {fork.turn} with {fork.checkpoint} (original: version {versions})",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
     )
     for remark in _list_remarks(fork):
-        console.print(remark, markup=False, highlight=False, soft_wrap=True)
+        print_line(console, remark)
     console.print(_build_table(fork))
     _show_turns("original", fork.original, fork.turn, console)
     for number, branch in enumerate(fork.branches):
         if branch.comparison.same:
-            console.print(_format_identical_branch(number, branch.comparison), highlight=False, soft_wrap=True)
+            print_line(console, _format_identical_branch(number, branch.comparison))
         else:
             _show_turns(f"branch {number}", branch.outcome, fork.turn, console)
 
@@ -115,12 +113,7 @@ def _list_remarks(fork: ForkResult) -> list[str]:
 
 
 def _build_table(fork: ForkResult) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    for title in ("reward", "turns", "calls", "failed", "tokens"):
-        table.add_column(title, justify="right")
-    table.add_column("ending")
-    table.add_column("diverges at")
+    table = make_table("", ">reward", ">turns", ">calls", ">failed", ">tokens", "ending", "diverges at")
     table.add_row("original", *_format_cells(fork.original), "")
     for number, branch in enumerate(fork.branches):
         table.add_row(f"branch {number}", *_format_cells(branch.outcome), _format_divergence(branch.comparison))
@@ -149,12 +142,12 @@ def _format_identical_branch(number: int, comparison: TrajectoryComparison) -> s
 
 def _show_turns(name: str, outcome: TrajectoryOutcome, first_turn: int, console: Console) -> None:
     seed = "" if name == "original" else f", seed {outcome.seed}"
-    console.print(f"[bold]{name}[/]{seed}", highlight=False)
+    print_line(console, f"[bold]{name}[/]{seed}", markup=True)
     for turn in outcome.turn_texts[first_turn:]:
         if turn.given:
             results = " | ".join(_RESULT_PATTERN.findall(turn.given))
-            console.print(f"          [dim]{_shorten(results)}[/]", highlight=False, soft_wrap=True)
-        console.print(f"  turn {turn.turn}  {_shorten(turn.generated)}", highlight=False, soft_wrap=True)
+            print_line(console, f"          [dim]{_shorten(results)}[/]", markup=True)
+        print_line(console, f"  turn {turn.turn}  {_shorten(turn.generated)}", markup=True)
 
 
 def _shorten(text: str) -> str:

@@ -1,15 +1,14 @@
 """`asterism log roc`: which trajectories other Resample-on-Correct settings would have selected."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import msgspec
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from asterism.actors.cli.console import check_json_path, write_json
+from asterism.actors.cli.console import make_table, print_line
+from asterism.actors.cli.log.what_if import Conditions, print_heading
 from asterism.analysis.what_if.roc_refilter import (
     CandidateTrajectory,
     SelectionDifference,
@@ -19,9 +18,6 @@ from asterism.analysis.what_if.roc_refilter import (
     read_judged_groups,
 )
 from asterism.configs.errors import UnusableInput
-from asterism.configs.load import list_differences, load_run, load_with_overrides
-from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
 
 
 class RefilteredStep(msgspec.Struct, frozen=True):
@@ -38,74 +34,61 @@ class RefilteredRun(msgspec.Struct, frozen=True):
     tasks: dict[str, SelectionDifference]  # of all steps, by task; empty without [[tasks]]
 
 
-def print_refiltered(
-    folder: RunFolder, step: str, overrides: Sequence[str], json_path: Path | None, console: Console
-) -> None:
-    """Raises UnusableInput."""
-    check_json_path(json_path)
-    refiltered = refilter(folder, load_with_overrides(folder.config, overrides, ("roc",)), _parse_step(step))
-    _print_result(refiltered, console)
-    write_json(json_path, refiltered)
+class OtherFilters(NamedTuple):
+    """Implements WhatIf: the groups of a run judged with other Resample-on-Correct settings."""
 
+    step: int | None  # None: all
+    tables = ("roc",)
 
-def refilter(folder: RunFolder, other: RunConfig, only_step: int | None) -> RefilteredRun:
-    """If a step ran twice, as after a resume, the later one counts."""
-    run = load_run(folder.config)
-    steps: dict[int, RefilteredStep] = {}
-    for number, groups in read_judged_groups(run, folder):
-        steps = {earlier: each for earlier, each in steps.items() if earlier < number}
-        trajectories = [each for group in groups for each in list_candidates(group, other)]
-        steps[number] = RefilteredStep(number, compute_difference(trajectories), tuple(trajectories))
-    if not steps:
-        raise UnusableInput(f"{folder.events}: no step has all of its events")
-    if only_step is not None and only_step not in steps:
-        raise UnusableInput(f"--step {only_step}: {folder.path} has steps {min(steps)} to {max(steps)}")
-    chosen = tuple(steps.values()) if only_step is None else (steps[only_step],)
-    trajectories = [each for step in chosen for each in step.trajectories]
-    names = sorted({each.task for each in trajectories if each.task})
-    tasks = {name: compute_difference([each for each in trajectories if each.task == name]) for name in names}
-    settings = tuple(list_differences(run, other))
-    return RefilteredRun(str(folder.path), settings, chosen, compute_difference(trajectories), tasks)
+    @classmethod
+    def parse(cls, step: str) -> Self:
+        """Raises UnusableInput."""
+        try:
+            return cls(None if step == "all" else int(step))
+        except ValueError:
+            raise UnusableInput(f'--step {step}: must be a step number or "all"') from None
 
+    def recompute(self, conditions: Conditions) -> RefilteredRun:
+        """If a step ran twice, as after a resume, the later one counts."""
+        folder, steps = conditions.folder, dict[int, RefilteredStep]()
+        for number, groups in read_judged_groups(conditions.run, folder):
+            steps = {earlier: each for earlier, each in steps.items() if earlier < number}
+            trajectories = [each for group in groups for each in list_candidates(group, conditions.other)]
+            steps[number] = RefilteredStep(number, compute_difference(trajectories), tuple(trajectories))
+        if not steps:
+            raise UnusableInput(f"{folder.events}: no step has all of its events")
+        if self.step is not None and self.step not in steps:
+            raise UnusableInput(f"--step {self.step}: {folder.path} has steps {min(steps)} to {max(steps)}")
+        chosen = tuple(steps.values()) if self.step is None else (steps[self.step],)
+        trajectories = [each for step in chosen for each in step.trajectories]
+        names = sorted({each.task for each in trajectories if each.task})
+        tasks = {name: compute_difference([each for each in trajectories if each.task == name]) for name in names}
+        return RefilteredRun(str(folder.path), conditions.settings, chosen, compute_difference(trajectories), tasks)
 
-def _parse_step(step: str) -> int | None:
-    if step == "all":
-        return None
-    try:
-        return int(step)
-    except ValueError:
-        raise UnusableInput(f'--step {step}: must be a step number or "all"') from None
-
-
-# ---------------------------------------------------------------- output
-
-
-def _print_result(refiltered: RefilteredRun, console: Console) -> None:
-    settings = "; ".join(refiltered.settings) or "the run's own settings"
-    console.print(f"{refiltered.run}, filtered again with {settings}", markup=False, highlight=False, soft_wrap=True)
-    if not refiltered.settings:
-        judged = f"{len(refiltered.steps)} steps keep the same {refiltered.all_steps.both} trajectories"
-        console.print(
-            f"nothing changes: {judged}; use --set, such as --set roc.penalty=release", highlight=False, soft_wrap=True
+    def show(self, result: RefilteredRun, console: Console) -> int:
+        print_heading(console, result.run, "filtered again", result.settings)
+        if not result.settings:
+            judged = f"{len(result.steps)} steps keep the same {result.all_steps.both} trajectories"
+            print_line(console, f"nothing changes: {judged}; use --set, such as --set roc.penalty=release")
+            return 0
+        table = make_table(
+            *(">step", ">groups", ">kept", ">kept by both", ">|Δ advantage|", ">failed calls in positives", ">tokens")
         )
-        return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("step", "groups", "kept", "kept by both", "|Δ advantage|", "failed calls in positives", "tokens"):
-        table.add_column(title, justify="right")
-    for step in refiltered.steps:
-        table.add_row(str(step.step), *_format_cells(step.difference))
-    if len(refiltered.steps) > 1:
-        table.add_section()
-        table.add_row("all", *_format_cells(refiltered.all_steps), style="bold")
-    for name, difference in refiltered.tasks.items():
-        table.add_row(escape(name), *_format_cells(difference))
-    console.print(table)
-    _print_components(refiltered.all_steps, console)
-    if len(refiltered.steps) == 1:
-        _show_groups(refiltered.steps[0], console)
+        for step in result.steps:
+            table.add_row(str(step.step), *_format_cells(step.difference))
+        if len(result.steps) > 1:
+            table.add_section()
+            table.add_row("all", *_format_cells(result.all_steps), style="bold")
+        for name, difference in result.tasks.items():
+            table.add_row(escape(name), *_format_cells(difference))
+        console.print(table)
+        _show_components(result.all_steps, console)
+        if len(result.steps) == 1:
+            _show_groups(result.steps[0], console)
+        return 0
 
 
-def _print_components(difference: SelectionDifference, console: Console) -> None:
+def _show_components(difference: SelectionDifference, console: Console) -> None:
     """Means over the kept trajectories, unless the reward has only one component."""
     names = sorted({*difference.run.component_means, *difference.other.component_means})
     if len(names) < 2:
@@ -115,7 +98,7 @@ def _print_components(difference: SelectionDifference, console: Console) -> None
         parts.append(
             f"{name} {_format_change(difference, lambda kept, name=name: kept.component_means.get(name), '.3f')}"
         )
-    console.print(f"means of the kept: {'; '.join(parts)}", markup=False, highlight=False, soft_wrap=True)
+    print_line(console, f"means of the kept: {'; '.join(parts)}")
 
 
 def _format_cells(each: SelectionDifference) -> list[str]:
@@ -147,4 +130,4 @@ def _show_groups(step: RefilteredStep, console: Console) -> None:
         if removed or added:
             changes = [f"without {', '.join(map(str, removed))}"] if removed else []
             changes += [f"with {', '.join(map(str, added))}"] if added else []
-            console.print(f"group {group_id}: {', '.join(changes)}", highlight=False, soft_wrap=True)
+            print_line(console, f"group {group_id}: {', '.join(changes)}")

@@ -62,39 +62,7 @@ def open_run_folder(path: Path) -> RunFolder:
     return folder
 
 
-@log_app.command()
-def replay(
-    run: RunArgument,
-    verify: Annotated[bool, typer.Option("--verify", help="Exit with 1 if an effect or a state differs.")] = False,
-    until: Annotated[
-        str, typer.Option("--until", metavar="PROCESS:SEQ", help="Stop after this event and print a state.")
-    ] = "",
-    state: Annotated[
-        str | None,
-        typer.Option("--state", metavar="ACTOR", help="Print this actor's state (default: the event's receiver)."),
-    ] = None,
-    trajectory: Annotated[
-        int | None,
-        typer.Option("--trajectory", metavar="N", min=0, help="Print only this trajectory of a rollout process."),
-    ] = None,
-) -> None:
-    """Replay the log of every decider and show the first difference side by side.
-
-    With --until, print the state of an actor just after that event instead.
-    """
-    from asterism.actors.cli.log.replay_command import replay_log, show_state
-
-    if until:
-        if verify:
-            raise UnusableInput("--verify and --until: --verify needs a complete replay; use only one of the two")
-        show_state(open_run_folder(run), until, state, trajectory, make_console())
-    elif state is not None or trajectory is not None:
-        raise UnusableInput("--state and --trajectory need --until PROCESS:SEQ")
-    else:
-        raise typer.Exit(replay_log(open_run_folder(run), verify=verify, console=make_console()))
-
-
-@log_app.command()
+@log_app.command(rich_help_panel="Read")
 def story(run: RunArgument, trajectory: TrajectoryArgument) -> None:
     """Print every event of one trajectory in the order of time."""
     from asterism.actors.cli.log.show_command import print_story
@@ -102,7 +70,7 @@ def story(run: RunArgument, trajectory: TrajectoryArgument) -> None:
     print_story(open_run_folder(run), trajectory, console=make_console())
 
 
-@log_app.command()
+@log_app.command(rich_help_panel="Read")
 def show(
     run: RunArgument,
     actor: ActorOption = None,
@@ -140,7 +108,39 @@ def show(
     show_log(folder, event_filter, text, limit, follow, make_console())
 
 
-@log_app.command()
+@log_app.command(rich_help_panel="Compare")
+def replay(
+    run: RunArgument,
+    verify: Annotated[bool, typer.Option("--verify", help="Exit with 1 if an effect or a state differs.")] = False,
+    until: Annotated[
+        str, typer.Option("--until", metavar="PROCESS:SEQ", help="Stop after this event and print a state.")
+    ] = "",
+    state: Annotated[
+        str | None,
+        typer.Option("--state", metavar="ACTOR", help="Print this actor's state (default: the event's receiver)."),
+    ] = None,
+    trajectory: Annotated[
+        int | None,
+        typer.Option("--trajectory", metavar="N", min=0, help="Print only this trajectory of a rollout process."),
+    ] = None,
+) -> None:
+    """Replay the log of every decider and show the first difference side by side.
+
+    With --until, print the state of an actor just after that event instead.
+    """
+    from asterism.actors.cli.log.replay_command import replay_log, show_state
+
+    if until:
+        if verify:
+            raise UnusableInput("--verify and --until: --verify needs a complete replay; use only one of the two")
+        show_state(open_run_folder(run), until, state, trajectory, make_console())
+    elif state is not None or trajectory is not None:
+        raise UnusableInput("--state and --trajectory need --until PROCESS:SEQ")
+    else:
+        raise typer.Exit(replay_log(open_run_folder(run), verify=verify, console=make_console()))
+
+
+@log_app.command(rich_help_panel="Compare")
 def diff(
     run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="The folder of a run.")],
     run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="The folder of another run.")],
@@ -159,7 +159,7 @@ def diff(
     raise typer.Exit(compare_runs(open_run_folder(run_a), open_run_folder(run_b), exact=exact, console=make_console()))
 
 
-@log_app.command()
+@log_app.command(rich_help_panel="Export")
 def export(
     run: RunArgument,
     parquet: Annotated[
@@ -193,7 +193,7 @@ def export(
         raise UnusableInput(f"{error.filename}: {error.strerror}") from error
 
 
-@log_app.command()
+@log_app.command(rich_help_panel="What if")
 def fork(
     run: RunArgument,
     trajectory: TrajectoryArgument,
@@ -231,7 +231,7 @@ def fork(
     raise typer.Exit(fork_trajectory(open_run_folder(run), options, make_console()))
 
 
-@log_app.command()
+@log_app.command(rich_help_panel="What if")
 def roc(
     run: RunArgument,
     step: Annotated[str, typer.Option("--step", metavar="N|all", help="Step to judge, or all steps.")] = "all",
@@ -242,12 +242,14 @@ def roc(
 
     Example: `--set roc.penalty=release`.
     """
-    from asterism.actors.cli.log.roc_command import print_refiltered
+    from asterism.actors.cli.log.roc_command import OtherFilters
+    from asterism.actors.cli.log.what_if import answer_what_if
 
-    print_refiltered(open_run_folder(run), step, override or [], json_file, make_console())
+    filters = OtherFilters.parse(step)
+    raise typer.Exit(answer_what_if(filters, open_run_folder(run), override or [], json_file, make_console()))
 
 
-@log_app.command("regrade")
+@log_app.command("regrade", rich_help_panel="What if")
 def regrade_run(
     run: RunArgument,
     task: Annotated[str, typer.Option(help="Name of a task: only its trajectories, and --set reward.KEY is its.")] = "",
@@ -259,12 +261,15 @@ def regrade_run(
     The calls of environments and dialogues are repeated in new instances. Example: `--set reward.accept=any`, or
     `--task search --set reward.functions.format=rewards.py:score_format`.
     """
-    from asterism.actors.cli.log.regrade_command import print_regraded
+    from asterism.actors.cli.log.regrade_command import OtherRewards
+    from asterism.actors.cli.log.what_if import answer_what_if
 
-    raise typer.Exit(print_regraded(open_run_folder(run), task, override or [], json_file, make_console()))
+    rewards = OtherRewards(task)
+    overrides = rewards.locate_overrides(override or [])
+    raise typer.Exit(answer_what_if(rewards, open_run_folder(run), overrides, json_file, make_console()))
 
 
-@log_app.command()
+@log_app.command(rich_help_panel="Read")
 def waits(run: RunArgument) -> None:
     """Show what each process and trajectory waits for, now or at the end of the run."""
     from asterism.actors.cli.log.waits_command import print_waits

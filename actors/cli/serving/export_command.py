@@ -16,10 +16,10 @@ from asterism.configs.integrity.file_manifest import list_files, write_manifest
 from asterism.configs.load import load_run
 from asterism.configs.schema import RunConfig
 from asterism.configs.task_options import TaskConfig
-from asterism.engine.chat.chat_files import ServedChat, build_served_chat, write_chat_files
 from asterism.engine.data.task_inputs import read_task_descriptions
+from asterism.engine.export.chat_files import ServedChat, build_served_chat, write_chat_files
+from asterism.engine.export.hf_export import make_readable, write_model_description
 from asterism.engine.learner.saving.checkpoint_weights import open_checkpoint_weights, write_weights
-from asterism.engine.model.hf_export import make_readable, write_model_description
 from asterism.engine.model.lora.lora_options import get_lora_options
 
 ExportDtype = Literal["bfloat16", "float16", "float32"]

@@ -13,7 +13,7 @@ from asterism.analysis.summary_table import read_summary
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
-from asterism.engine.chat.chat_files import ServingFacts
+from asterism.engine.export.chat_files import ServingFacts
 from asterism.engine.learner.checkpoints import CHECKPOINT_NAME
 from asterism.engine.model.weight_files import read_json_object
 

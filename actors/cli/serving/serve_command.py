@@ -20,7 +20,7 @@ from asterism.configs.integrity.file_manifest import check_folder
 from asterism.configs.load import load_run
 from asterism.configs.schema import RunConfig
 from asterism.configs.sglang_options import SGLangConfig
-from asterism.engine.chat.chat_files import ServingFacts, read_serving_facts
+from asterism.engine.export.chat_files import ServingFacts, read_serving_facts
 from asterism.engine.sglang.server.chat_server import ChatServer, serve_chats
 from asterism.engine.sglang.server.compatibility import ServerUnusable
 

@@ -19,8 +19,8 @@ RunStepArgument = Annotated[
 
 
 def add_serving_commands(app: typer.Typer) -> None:
-    app.command()(export)
-    app.command()(serve)
+    app.command(rich_help_panel="Serve")(export)
+    app.command(rich_help_panel="Serve")(serve)
 
 
 def export(

@@ -20,12 +20,14 @@ from asterism.actors.launch.checks.task_code_checks import (
     list_references,
 )
 from asterism.actors.sinks.contract import check_sinks
+from asterism.configs.engines.engine_kinds import ENGINE_KINDS
 from asterism.configs.errors import UnusableInput, format_bytes
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.configs.task_options import TaskConfig
 from asterism.engine.data.datasets import QuestionReport, make_training_report
 from asterism.engine.data.task_inputs import build_renderer
+from asterism.engine.engine_code import load_engine_code
 from asterism.engine.learner.checkpoints import is_resumable, read_trainer_state
 from asterism.engine.model.lora.lora_options import (
     LoraOptions,
@@ -38,7 +40,8 @@ from asterism.engine.model.tokenizer import check_vocabulary, load_tokenizer
 from asterism.engine.model.weight_files import count_parameters
 from asterism.engine.weight_transfer.published_bytes import count_folder_bytes, count_folders, count_slot_bytes
 from asterism.policies.dialogue.chat_format import TURN_END, TURN_START
-from asterism.policies.groups.advantages import ESTIMATORS, FILTERS
+from asterism.policies.groups.advantages import ESTIMATORS
+from asterism.policies.groups.group_filters import FILTERS
 from asterism.policies.losses import LOSSES
 from asterism.policies.rollout.rollout_policy import POLICIES
 from asterism.policies.tools.task_description import MATH, TaskDescription, list_success_warnings
@@ -93,8 +96,11 @@ def list_input_checks(
             checks[key] = partial(check_import_path, key, spec, tuple(known))
     if other_run := run.learner.resume_from:
         checks["learner.resume_from"] = partial(_check_resumable, folder.expand_path(other_run))
-    if not _is_generated(run, run.model.checkpoint):
-        checks |= _list_model_checks(run, folder, descriptions)
+    checkpoint = None if _is_generated(run, run.model.checkpoint) else folder.expand_path(run.model.checkpoint)
+    if checkpoint is not None:
+        checks |= _list_model_checks(run, folder, checkpoint, descriptions)
+    for key, describe in load_engine_code(run).list_input_checks(run, checkpoint).items():
+        checks[key] = partial(_check_engine, describe)
     return checks | _list_dialogue_checks(run, folder, descriptions)  # in the format of a family they need the model
 
 
@@ -107,20 +113,21 @@ def _check_success(run: RunConfig, descriptions: Mapping[str, TaskDescription]) 
     return CheckedInput(f"correct answers have {run.success.describe()}", tuple(warnings))
 
 
+def _check_engine(describe: Callable[[], str]) -> CheckedInput:
+    return CheckedInput(describe())
+
+
 def _list_model_checks(
-    run: RunConfig, folder: RunFolder, descriptions: Mapping[str, TaskDescription]
+    run: RunConfig, folder: RunFolder, checkpoint: Path, descriptions: Mapping[str, TaskDescription]
 ) -> dict[str, InputCheck]:
     checks: dict[str, InputCheck] = {}
-    checkpoint = folder.expand_path(run.model.checkpoint)
     tokens = () if all(task.get_dialogue().renderer for task in run.resolved_tasks) else (TURN_START, TURN_END)
-    has_weights = not (run.evaluation.only and run.external_urls)
+    has_weights = not (run.evaluation.only and run.servers.urls)
     checks["model.checkpoint"] = partial(_check_checkpoint, checkpoint, run, tokens, has_weights)
     if (lora := get_lora_options(run.learner)) is not None:
         checks["learner.lora.targets"] = partial(_check_lora_targets, checkpoint, lora)
     if run.determinism == "strict":
         checks["determinism"] = partial(_check_strict_model, checkpoint)
-    if run.engine.kind == "sglang":
-        checks["engine.kind"] = partial(_check_served_model, checkpoint)
     for task in run.resolved_tasks:
         key, check = f"{task.key_prefix}dialogue.stop_tokens", partial(_check_stop_tokens, checkpoint, task)
         if task.get_dialogue().renderer:
@@ -241,17 +248,6 @@ def _check_strict_model(folder: Path) -> CheckedInput:
     return CheckedInput(f"strict; {config.model_type} has no experts")
 
 
-def _check_served_model(folder: Path) -> CheckedInput:
-    config = load_model_config(folder)
-    dense = [layer for layer in range(config.num_layers) if config.experts and not config.experts.covers(layer)]
-    if dense:
-        raise UnusableInput(
-            f"{folder / 'config.json'}: layers without experts, such as layer {dense[0]} (mlp_only_layers, "
-            f'decoder_sparse_step): SGLang gives each layer of a {config.model_type} model experts; use "embedded"'
-        )
-    return CheckedInput(f"sglang; {config.model_type}")
-
-
 def _check_renderer(folder: Path, task: TaskConfig, descriptions: Mapping[str, TaskDescription]) -> CheckedInput:
     config, tokenizer = task.get_dialogue(), load_tokenizer(folder)
     renderer = build_renderer(config, descriptions.get(task.name, DEFAULT_TASK), tokenizer)
@@ -280,7 +276,7 @@ def _check_main_memory(checkpoint: Path, run: RunConfig) -> CheckedInput:
     needs["weights in shared memory"] = _count_shared_bytes(config, num_parameters, run)
     if run.learner.loss.kl_coef and in_main_memory and not run.learner.lora.rank:
         needs["the reference model (learner.loss.kl_coef)"] = model_bytes
-    if run.engine.kind == "embedded" and run.engine.device == "cpu":
+    if ENGINE_KINDS[run.engine.kind].in_process and run.engine.device == "cpu":
         value_bytes = 4 if run.engine.dtype == "float32" else 2
         engine_bytes = weights_bytes * value_bytes // _FLOAT32_BYTES
         engine_bytes += config.count_cache_values() * run.engine.kv_tokens * value_bytes

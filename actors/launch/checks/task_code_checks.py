@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.loading.secret_references import resolve_references
+from asterism.configs.loading.secret_references import describe_references
 from asterism.configs.schema import RunConfig
 from asterism.configs.task_options import RewardConfig, TaskConfig
 from asterism.policies.tools.task_description import TaskDescription
@@ -70,17 +70,11 @@ def list_references(run: RunConfig) -> Mapping[str, Mapping[str, object]]:
     tables: dict[str, Mapping[str, object]] = {}
     for task in run.resolved_tasks:
         tables |= {f"{task.key_prefix}parameters": task.parameters, f"{task.key_prefix}variables": task.variables}
-    if run.engine.kind == "sglang" and not run.external_urls:
-        tables["sglang.environment"] = run.sglang.environment
     return {key: table for key, table in tables.items() if table}
 
 
 def check_references(table: Mapping[str, object], key: str) -> CheckedInput:
-    try:
-        secrets = resolve_references(table, key).secrets
-    except UnusableInput as error:
-        raise UnusableInput(str(error).removeprefix(f"{key}.")) from None
-    return CheckedInput(", ".join(secrets.values()) or "no references to environment variables")
+    return CheckedInput(describe_references(table, key))
 
 
 def run_host(task: TaskConfig, *keys: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asterism.configs.algorithm import GREEDY
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.fused_weights import FusedWeights
@@ -60,8 +61,7 @@ async def _run_engine(folder: Path, device: torch.device, options: dict[str, Any
     await engine.start()
     try:
         requests = [
-            GenerationRequest(number, prompt, _NEW_TOKENS, temperature=0.0)
-            for number, prompt in enumerate(_draw_prompts())
+            GenerationRequest(number, prompt, _NEW_TOKENS, GREEDY) for number, prompt in enumerate(_draw_prompts())
         ]
         return list(await asyncio.gather(*map(engine.generate, requests)))
     finally:

@@ -22,6 +22,7 @@ from asterism.analysis.simulation.synthetic_tokens import ANSWER_TOKEN, CALL_TOK
 from asterism.analysis.simulation.workload import TrajectoryPlan, Workload, WorkloadShape, draw_workload
 from asterism.bus.addresses import GENERATOR
 from asterism.bus.transport.in_process import Hub
+from asterism.configs.algorithm import Sampling
 from asterism.configs.machines import BusConfig
 from asterism.engine.contract import MAX_STOP_TOKENS, EngineLoad, Generation, GenerationRequest, TokenListener
 from asterism.engine.model.hf_checkpoint import load_model_config
@@ -86,7 +87,7 @@ class StoppingEngine(SGLangEngine):
     async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:
         plan, turn = self._plans[request.sequence_id], self._completed_turns[request.sequence_id]
         stops = min(MAX_STOP_TOKENS, max(1, round(self._vocabulary / plan.turns[turn].tokens)))
-        asked = replace(request, stop_token_ids=tuple(range(stops)), temperature=HOT)
+        asked = replace(request, stop_token_ids=tuple(range(stops)), sampling=Sampling(temperature=HOT))
         found = await super().generate(asked, on_tokens)
         if found.finish == "stop":
             self._completed_turns[request.sequence_id] += 1

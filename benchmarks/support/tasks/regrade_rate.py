@@ -16,6 +16,7 @@ from asterism.bus.messages import (
     TrajectoryFinished,
     digest_outcome,
 )
+from asterism.configs.algorithm import Sampling
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import SandboxConfig as SandboxConfig
 from asterism.sandbox.select_backend import make_sandbox
@@ -78,7 +79,7 @@ def _iter_stored(
     record = TokenRecord(1, bytes(8), b"\0\1", bytes(8), bytes(8))
     reward_input = RewardInput("done", ROW, record.prompt_tokens, record.token_ids, record.loss_mask)
     for each in trajectory_ids:
-        group = StartGroup(each, "train", f"problem {each}", "", bytes(4), 1, each, 1.0, 0, ROW, TASK)
+        group = StartGroup(each, "train", f"problem {each}", "", bytes(4), 1, each, Sampling(), 0, ROW, TASK)
         finished = TrajectoryFinished(
             *(each, each, float(CALLS), "done", record),
             turns=CALLS + 1,
@@ -87,6 +88,7 @@ def _iter_stored(
             responses_with_error=0,
             answer_opens=0,
             answer_closes=0,
+            answer_spans=0,
             lease_wait_s=0.0,
             generation_s=0.0,
             tools_s=0.0,

@@ -1,10 +1,10 @@
-"""Paged attention: each row is one token's queries, which attend to their own sequence's keys up to their position.
+"""Paged attention: a row contains one token's queries, which attend to the keys of its sequence up to its position.
 
-On a CPU in float32 the bits of a row do not depend on the other rows, nor on whether its token was prefilled or decoded.
+On a CPU in float32 the bits of a row do not depend on the other rows, nor on its token being prefilled or decoded.
 Every row is a separate product of the same shape except for its width; the width's padding adds exact zeros
 (engine/inference/kernels/attention_kernels.py), and widths are multiples of a step (engine/inference/kv/kv_cache.py).
 
-Gathered rows of running sequences are kept between steps (engine/inference/kv/contiguous_kv.py); those of prompts are
+Gathered rows of running sequences are kept between steps (engine/inference/kv/contiguous_kv.py). Rows of prompts are
 gathered in each pass.
 """
 
@@ -31,7 +31,7 @@ from asterism.engine.inference.kv.contiguous_kv import DenseKvBlock, DenseKvCach
 from asterism.engine.inference.kv.kv_cache import KvCache
 from asterism.engine.inference.sequence import PrefillChunk, enumerate_chunks
 
-MAX_ROWWISE_TOKENS = 16  # a prefill chunk of at most this size is read row by row: pages are gathered for each row
+MAX_ROWWISE_TOKENS = 16  # a chunk of at most this size is read row by row: pages are gathered for each row
 
 
 class GatheredBlock(NamedTuple):
@@ -40,7 +40,7 @@ class GatheredBlock(NamedTuple):
     first: int
     end: int
     width: int  # tokens per row, with padding
-    page_index: Tensor  # of KvCache.gather
+    page_index: Tensor  # index of KvCache.gather
     is_shared: bool = False  # all rows have the same pages, which are gathered once
 
 
@@ -53,25 +53,25 @@ class DenseBlock(NamedTuple):
     dense: DenseKvBlock
 
 
-# Rows that are computed together: each kind has `first` and `end`.
+# rows that are computed together; each kind has `first` and `end`
 RowBlock = GatheredBlock | DenseBlock | PackedPrompts
 
 
 class AttentionPlan(NamedTuple):
-    """What a block needs in all layers of a pass."""
+    """The inputs of a block that are equal in all layers of a pass."""
 
     mask_R1W: Tensor  # 0 and -inf; empty for packed prompts
-    addresses: Tensor  # where a dense block stores the new tokens; else empty
+    addresses: Tensor  # addresses at which a dense block stores the new tokens; empty for other blocks
 
 
 class CachedAttention(Protocol):
-    """PagedAttention, or asterism.engine.inference.kernels.block_table_attention.BlockTableAttention, with their own blocks."""
+    """The interface of PagedAttention and of BlockTableAttention (kernels/block_table_attention.py); blocks differ."""
 
-    max_pages: int  # of a block table
+    max_pages: int  # pages of a block table
 
     @property
     def reads_pages(self) -> bool:
-        """Whether a wider block table costs no time."""
+        """Return whether attention takes the same time with a wider block table."""
         ...
 
     def build_row_blocks(self, first: int, tokens_R: Sequence[int], tables_RN: Tensor) -> Sequence[Any]: ...
@@ -98,12 +98,12 @@ class CachedAttention(Protocol):
 
 
 class PagedAttention:
-    """Implements CachedAttention."""
+    """A CachedAttention that gathers pages into contiguous memory."""
 
     reads_pages = False
 
     def __init__(self, cache: KvCache, max_sequence_tokens: int, flash: FlashKernel | None = None) -> None:
-        """`flash`: the kernel for prompts, where the device has one."""
+        """`flash`: the kernel for prompts, if the device has one."""
         self._cache, self._flash = cache, flash
         memory = cache.memory
         self._kernels = select_kernels(memory.device)
@@ -120,10 +120,10 @@ class PagedAttention:
     # ------------------------------------------------------------ blocks
 
     def build_row_blocks(self, first: int, tokens_R: Sequence[int], tables_RN: Tensor) -> list[RowBlock]:
-        """Blocks for the rows from `first` on, with pages to gather in each pass.
+        """Build blocks for the rows from `first` on; their pages are gathered in each pass.
 
-        `tokens_R`: tokens that each row may attend to; sorted lengths need less padding. `tables_RN` has
-        `count_padded_pages` of the largest as its width.
+        `tokens_R`: tokens that each row may attend to; sorted lengths need less padding. `tables_RN`: block tables as
+        wide as `count_padded_pages` of the largest number.
         """
         blocks: list[RowBlock] = []
         start = 0
@@ -140,7 +140,7 @@ class PagedAttention:
         return blocks
 
     def list_prefill_arrays(self, chunks: Sequence[PrefillChunk]) -> list[NDArray[Any]]:
-        """What `build_prefill_blocks` needs on the device."""
+        """Return the arrays that `build_prefill_blocks` needs on the device."""
         if self._flash is not None:
             page_tokens, groups = self._cache.page_tokens, group_prompts(chunks, self._max_block_tokens)
             return [array for group in groups for array in list_prompt_arrays(group, page_tokens)]
@@ -149,7 +149,7 @@ class PagedAttention:
     def build_prefill_blocks(
         self, first: int, chunks: Sequence[PrefillChunk], arrays: Sequence[Tensor]
     ) -> list[RowBlock]:
-        """Blocks for the tokens of the chunks, in the rows from `first` on. `arrays`: those of `list_prefill_arrays`."""
+        """Build blocks for the chunks' tokens, in the rows from `first` on. `arrays`: from `list_prefill_arrays`."""
         blocks: list[RowBlock] = []
         if self._flash is not None:
             for number, group in enumerate(group_prompts(chunks, self._max_block_tokens)):
@@ -167,7 +167,7 @@ class PagedAttention:
         return blocks
 
     def _build_block_table(self, chunk: PrefillChunk) -> NDArray[np.int64]:
-        """The pages of the sequence's first `end` tokens, padded as KvCache.build_page_index expects."""
+        """Return the pages of the sequence's first `end` tokens, padded as KvCache.build_page_index expects."""
         table_N = np.full(self._cache.count_padded_pages(chunk.end), self._cache.padding_page)
         num_pages = self._cache.count_pages(chunk.end)
         table_N[:num_pages] = chunk.sequence.pages[:num_pages]
@@ -180,10 +180,10 @@ class PagedAttention:
     def build_decode_blocks(
         self, join_ids: Sequence[int], tokens_B: Sequence[int], tables_BN: Tensor
     ) -> list[RowBlock]:
-        """Blocks for running sequences, in the order of `order_by_length`.
+        """Build blocks for running sequences, in the order of `order_by_length`.
 
-        A join id identifies one request of a sequence; while it keeps its row of a block, nothing is gathered. Tables
-        are as wide as that of the longest possible sequence.
+        A join id identifies one request of a sequence; while it keeps its row of a block, nothing is gathered. Block
+        tables have the width of the longest possible sequence.
         """
         blocks: list[RowBlock] = []
         first = 0
@@ -195,13 +195,12 @@ class PagedAttention:
         return blocks + self.build_row_blocks(first, tokens_B[first:], tables_BN[first:])
 
     def clear_dense_cache(self) -> None:
-        """For keys or values that are not finite."""
+        """Drop kept copies, because keys or values are not finite."""
         self._dense_cache.clear()
 
     # ------------------------------------------------------------ one pass
 
     def plan(self, positions_N: Tensor, blocks: Sequence[RowBlock]) -> list[AttentionPlan]:
-        """One plan per block."""
         return [self._plan_block(positions_N[block.first : block.end], block) for block in blocks]
 
     def _plan_block(self, positions_R: Tensor, block: RowBlock) -> AttentionPlan:
@@ -218,17 +217,16 @@ class PagedAttention:
                 assert_never(block)
 
     def _build_mask(self, positions_R: Tensor, width: int) -> Tensor:
-        """[R, 1, W]"""
         masked_R1W = self._positions[:width] > positions_R[:, None, None]
         return torch.where(masked_R1W, self._masked, self._unmasked)
 
     def __call__(
         self, layer: int, q_NHD: Tensor, new_NJD: Tensor, plans: Sequence[AttentionPlan], blocks: Sequence[RowBlock]
     ) -> Tensor:
-        """[M, H * D] for the M <= N rows that the blocks cover, without a gap. Queries are already scaled.
+        """Compute attention, [M, H * D], for the M <= N rows that the blocks cover without a gap. Queries are scaled.
 
-        `new_NJD`: the keys and values of the pass, already in the cache; J = 2 * K. `plans` may have more entries than
-        `blocks`.
+        `new_NJD`: the keys and values of the pass, already in the cache; J = 2 * K. There may be more plans than
+        blocks.
         """
         count, heads = blocks[-1].end, self._cache.num_kv_heads
         q_XGD = q_NHD[:count].reshape(count * heads, -1, q_NHD.shape[-1])
@@ -242,7 +240,7 @@ class PagedAttention:
     def _attend_block(
         self, layer: int, q_XGD: Tensor, new_RJD: Tensor, block: RowBlock, plan: AttentionPlan, out_XGD: Tensor
     ) -> None:
-        """X = R * K, for the R rows of the block."""
+        """Compute attention of the block's R rows; X = R * K."""
         size = q_XGD.shape[-1]
         match block:
             case PackedPrompts():

@@ -1,7 +1,7 @@
 """Attention kernels: batch-invariant products for a CPU, torch's scaled_dot_product_attention for CUDA.
 
-R rows, K key/value heads, X = R * K, G queries per key/value head, W tokens. Queries are already scaled. A mask is 0 or
--inf, and leaves each row at least one token.
+R rows, K key/value heads, X = R * K, G queries per key/value head, W tokens. Queries are already scaled. A mask
+contains 0 and -inf, and leaves each row at least one token.
 """
 
 from typing import Protocol
@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_QUERIES_PER_BMM = 2  # at most this many queries in one product have the same bits in every batch
+_QUERIES_PER_BMM = 2  # products of at most this many queries have the same bits in every batch
 
 
 class AttentionKernels(Protocol):
     def attend_per_row(
         self, q_XGD: Tensor, keys_XWD: Tensor, values_XWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
     ) -> None:
-        """Every row has separate keys and values."""
+        """Compute attention of rows with separate keys and values."""
         ...
 
     def attend_shared(
         self, q_XGD: Tensor, keys_KWD: Tensor, values_KWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
     ) -> None:
-        """All rows share the same keys and values."""
+        """Compute attention of rows that share the same keys and values."""
         ...
 
 
@@ -32,7 +32,7 @@ def select_kernels(device: torch.device) -> AttentionKernels:
 
 
 class BatchInvariantKernels:
-    """On a CPU in float32 a row's bits do not depend on other rows: all products have the same shape except for W."""
+    """Kernels for a CPU. In float32 a row's bits do not depend on other rows: product shapes differ only in W."""
 
     def attend_per_row(
         self, q_XGD: Tensor, keys_XWD: Tensor, values_XWD: Tensor, mask_R1W: Tensor, out_XGD: Tensor
@@ -61,9 +61,9 @@ class BatchInvariantKernels:
 
 
 class SdpaKernels:
-    """For CUDA: one fused kernel; its order of summation depends on the batch.
+    """One fused kernel for CUDA; its order of summation depends on the batch.
 
-    The G queries of a head take the sequence dimension, so that their keys and values are not repeated.
+    The G queries of a head form the sequence dimension, so that their keys and values are not repeated.
     """
 
     def attend_per_row(

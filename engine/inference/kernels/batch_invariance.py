@@ -1,7 +1,7 @@
 """Tests whether this machine computes a token with the same bits in every batch.
 
-No library guarantees it. With `determinism = "strict"` an engine therefore tests its matrix products for the numbers of
-rows that a pass may have, and attention at several widths, before it starts. Products that fail are computed in tiles.
+No library guarantees it. So with `determinism = "strict"` an engine, before it starts, tests its matrix products for
+the numbers of rows that a pass may have, and attention at several widths. Products that fail are computed in tiles.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,22 +16,22 @@ from asterism.engine.inference.kernels.matmul import PLAIN, Matmul, build_tiled
 from asterism.engine.inference.kv.kv_cache import WIDTH_STEP
 from asterism.engine.model.model_config import DecoderConfig
 
-TILE_ROWS = (64, 16, MIN_ROWS)  # the first size that is batch-invariant is used
-EXHAUSTIVE_MAX_ROWS = 40  # beyond it, only numbers of rows around the powers of two are tested
-MAX_TESTED_TOKENS = 4096  # of attention
+TILE_ROWS = (64, 16, MIN_ROWS)  # the engine uses the first batch-invariant size
+EXHAUSTIVE_MAX_ROWS = 40  # above it, only numbers of rows around powers of two are tested
+MAX_TESTED_TOKENS = 4096  # widest tested attention
 _TESTED_ROWS = 5  # rows of a batch in the test of attention
 
 
 class NotBatchInvariant(UnusableInput):
-    """On this machine a token's bits depend on the others in its batch."""
+    """A machine on which a token's bits depend on other tokens in its batch."""
 
 
 def find_batch_invariant_matmul(
     config: DecoderConfig, max_rows: int, max_logit_rows: int, candidates: Sequence[Matmul] = ()
 ) -> Matmul:
-    """The first candidate that computes a row with the same bits in all passes of up to `max_rows` rows.
+    """Return the first candidate that computes a row with the same bits in all passes of up to `max_rows` rows.
 
-    At most `max_logit_rows` of them have logits. Default candidates: plain products, then tiles. Raises
+    At most `max_logit_rows` rows have logits. Default candidates are plain products, then tiles. Raises
     NotBatchInvariant.
     """
     shapes = [*_list_matrix_shapes(config), (config.hidden_size, config.vocab_size)]
@@ -43,7 +43,7 @@ def find_batch_invariant_matmul(
 
 
 def check_attention(kernels: AttentionKernels, config: DecoderConfig, max_sequence_tokens: int) -> None:
-    """Raises NotBatchInvariant."""
+    """Raise NotBatchInvariant if the bits of attention depend on the batch."""
     if not is_attention_batch_invariant(kernels, config, max_sequence_tokens):
         raise NotBatchInvariant(_format_error("attention"))
 
@@ -60,7 +60,7 @@ def _format_error(operation: str) -> str:
 
 
 def _list_matrix_shapes(config: DecoderConfig) -> list[tuple[int, int]]:
-    """[in, out] of the decoder's fused matrices."""
+    """Return the shapes [in, out] of the decoder's fused matrices."""
     width, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return [(width, queries + 2 * keys), (queries, width), (width, 2 * inner), (inner, width)]
@@ -78,7 +78,7 @@ def _is_batch_invariant(matmul: Matmul, size_in: int, size_out: int, max_rows: i
 
 
 def _is_product_invariant(product: Callable[[slice], Tensor], max_rows: int) -> bool:
-    """Whether all rows are as they are by fours, in other numbers of them and one place further. There is one row more."""
+    """Return whether rows keep their bits in products of 4 and of other numbers of rows, and shifted by one row."""
     starts = range(0, max_rows - MIN_ROWS + 1, MIN_ROWS)
     expected_NF = product(slice(max_rows + 1))
     fours = (slice(start, start + MIN_ROWS) for start in starts)
@@ -104,8 +104,8 @@ def _list_row_counts(max_rows: int) -> list[int]:
 
 
 def is_attention_batch_invariant(kernels: AttentionKernels, config: DecoderConfig, max_sequence_tokens: int) -> bool:
-    """Whether one token's attention has the same bits in a batch of 1 and of several rows, with separate and with
-    shared keys, and with any padding of the width."""
+    """Return whether one token's attention has the same bits in batches of one and of several rows, with separate and
+    with shared keys, and with any padding of the width."""
     widest = -(-min(max_sequence_tokens, MAX_TESTED_TOKENS) // WIDTH_STEP) * WIDTH_STEP
     generator = torch.Generator().manual_seed(0)
     heads, size = config.num_kv_heads, config.head_dim
@@ -133,7 +133,7 @@ def _attend_rows(
     *,
     rows: int,
 ) -> list[Tensor]:
-    """The outputs of a batch of `rows` equal rows."""
+    """Return the outputs of a batch of `rows` equal rows."""
     num_copies = rows if kernel.__name__ == "attend_per_row" else 1
     q_XGD = q_KGD.repeat(rows, 1, 1)
     mask_R1W = torch.where(torch.arange(keys_KWD.shape[1]) < tokens, 0.0, float("-inf")).expand(rows, 1, -1)

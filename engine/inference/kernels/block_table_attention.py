@@ -1,7 +1,7 @@
-"""Attention that reads keys and values in place, by block tables: one call per layer for the running sequences, and one
-for the prompts. It serves CUDA in 16 bits with pages of a multiple of 256 tokens, where torch has such a kernel.
+"""Attention that reads keys and values in place, by block tables, without gathering and without padding of keys.
 
-Nothing is gathered or padded to the longest sequence.
+A layer has one call for the running sequences and one call for the prompts. The kernel needs CUDA, 16 bits, pages of a
+multiple of 256 tokens, and a version of torch that has it.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ class TableBlock(NamedTuple):
     end: int
     queries: Queries
     tables: Tensor  # int32 [C, W]
-    num_keys: Tensor | None  # int32 [C]; None: each row is a sequence, with keys up to the row's position
+    num_keys: Tensor | None  # int32 [C]; None: each row is one sequence, with keys up to the row's position
 
 
 class BlockTableAttention:
-    """Implements asterism.engine.inference.kernels.attention.CachedAttention. Its plans are the number of keys of each sequence."""
+    """A CachedAttention (kernels/attention.py) without gathering. Plans contain the number of keys of each sequence."""
 
     reads_pages = True
 
@@ -54,7 +54,7 @@ class BlockTableAttention:
         return self.build_row_blocks(0, tokens_B, tables_BN)
 
     def list_prefill_arrays(self, chunks: Sequence[PrefillChunk]) -> list[NDArray[Any]]:
-        """Offsets of the chunks' rows, their numbers of keys, and their block tables."""
+        """Return the offsets of the chunks' rows, their numbers of keys, and their block tables."""
         offsets = np.cumsum([0, *(chunk.end - chunk.start for chunk in chunks)])
         ends = [chunk.end for chunk in chunks]
         tables = np.full((len(chunks), self._cache.count_pages(max(ends))), self._cache.padding_page, np.int32)
@@ -73,14 +73,14 @@ class BlockTableAttention:
         return [TableBlock(first, first + sum(lengths), Queries(offsets, max(lengths)), tables, num_keys)]
 
     def order_by_length(self, join_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Any order suits this kernel."""
+        """Keep the order: any order suits this kernel."""
         return list(range(len(join_ids)))
 
     def clear_dense_cache(self) -> None:
-        """It keeps no copies."""
+        """Do nothing: this attention keeps no copies."""
 
     def plan(self, positions_N: Tensor, blocks: Sequence[TableBlock]) -> list[tuple[Tensor, Queries]]:
-        """The number of keys of each sequence, int32, and where the kernel would find keys without block tables."""
+        """Return each block's numbers of keys, int32, and key offsets, which torch requires but does not read."""
         plans: list[tuple[Tensor, Queries]] = []
         for block in blocks:
             num_keys = block.num_keys
@@ -99,7 +99,7 @@ class BlockTableAttention:
         plans: Sequence[tuple[Tensor, Queries]],
         blocks: Sequence[TableBlock],
     ) -> Tensor:
-        """See PagedAttention."""
+        """See PagedAttention.__call__."""
         keys_PTKD, values_PTKD = self._cache.get_pages(layer)
         parts = [
             self._flash.attend_pages(
@@ -114,7 +114,7 @@ class BlockTableAttention:
 def build_attention(
     config: DecoderConfig, capacity: Capacity, dtype: torch.dtype, device: torch.device
 ) -> tuple[KeyValueCache, CachedAttention]:
-    """The cache, and the attention for this device, dtype, page size and version of torch. `capacity`: whole pages."""
+    """Build cache and attention for this device, dtype, page size and torch version. `capacity` has whole pages."""
     page_tokens, flash = capacity.page_tokens, select_flash(device, dtype)
     num_pages = capacity.kv_tokens // page_tokens
     if flash is not None and flash.can_read_pages and page_tokens % PAGE_TOKENS_STEP == 0:

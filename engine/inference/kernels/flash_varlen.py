@@ -1,6 +1,6 @@
-"""torch's variable-length flash attention (`varlen_attn`) as the engine calls it: causal, with scaled queries.
+"""The engine's calls of torch's variable-length flash attention (`varlen_attn`): causal, with scaled queries.
 
-It serves GPUs in 16 bits. Its options differ between versions of torch: see `select_flash`.
+The kernel needs a GPU and 16 bits. Its options differ between versions of torch: see `select_flash`.
 """
 
 import inspect
@@ -17,14 +17,14 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 
 class Queries(NamedTuple):
-    """C runs of consecutive tokens, each of one sequence: the first is at offset 0, the last ends at the number of rows."""
+    """C runs of consecutive tokens, each of one sequence, without gaps from offset 0 to the number of rows."""
 
     offsets: Tensor  # int32 [C + 1]
-    longest: int  # tokens of a run
+    longest: int  # tokens of the longest run
 
 
 class FlashKernel:
-    """Query i of a run of n attends to the first S - n + 1 + i of the S keys of its sequence."""
+    """A causal kernel: query i of a run of n attends to the first S - n + 1 + i of its sequence's S keys."""
 
     def __init__(self, attention: Callable[..., Any]) -> None:
         known = inspect.signature(attention).parameters
@@ -37,7 +37,7 @@ class FlashKernel:
     def attend_packed(
         self, q_NHD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, queries: Queries, keys: Queries
     ) -> Tensor:
-        """[N, H, D]. Sequence c has the keys of its run in `keys`."""
+        """Compute attention, [N, H, D]. Sequence c has the keys of run c of `keys`."""
         offsets, longest = (queries.offsets, keys.offsets), (queries.longest, keys.longest)
         return self._attention(q_NHD, keys_SKD, values_SKD, *offsets, *longest, **self._get_options(queries))
 
@@ -51,23 +51,23 @@ class FlashKernel:
         tables_CW: Tensor,
         num_keys_C: Tensor,
     ) -> Tensor:
-        """[N, H, D]. Sequence c has `num_keys_C[c]` keys in the pages `tables_CW[c]` of T tokens; both are int32.
+        """Compute [N, H, D]. Sequence c has `num_keys_C[c]` keys in the pages `tables_CW[c]` of T tokens; both int32.
 
-        `keys`: valid offsets of at most W * T keys each, which torch requires and the kernel does not read.
+        `keys`: valid offsets of at most W * T keys each; torch requires them, but the kernel does not read them.
         """
         offsets, longest = (queries.offsets, keys.offsets), (queries.longest, keys.longest)
         pages = {"seqused_k": num_keys_C, "block_table": tables_CW}
         return self._attention(q_NHD, keys_PTKD, values_PTKD, *offsets, *longest, **pages, **self._get_options(queries))
 
     def _get_options(self, queries: Queries) -> dict[str, Any]:
-        """A single query attends to all keys. Without a mask, the kernel reads them once for all heads of a group."""
+        """Omit the mask for single queries, which attend to all keys: the kernel then reads keys once per group."""
         if queries.longest > 1:
             return self._causal_options
         return {name: value for name, value in self._causal_options.items() if name not in _MASK_OPTIONS}
 
 
 def select_flash(device: torch.device, dtype: torch.dtype) -> FlashKernel | None:
-    """Return None if this device, dtype or version of torch (2.9 and 2.10) has no such kernel."""
+    """Return the kernel, or None if this device, dtype or version of torch (2.9 and 2.10) has no such kernel."""
     if varlen_attn is None or device.type != "cuda" or dtype not in _DTYPES:
         return None
     if "scale" not in inspect.signature(varlen_attn).parameters:

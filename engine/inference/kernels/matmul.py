@@ -1,7 +1,7 @@
-"""Matrix products of a pass: of all its rows together, or in tiles of a fixed number of rows.
+"""The matrix products of a pass: one product of all rows, or tiles of a fixed number of rows.
 
-One product of all rows is faster. Whether a row's bits then depend on the number of rows depends on the machine's
-library: engine/inference/kernels/batch_invariance.py tests it.
+One product of all rows is faster. With some libraries a row's bits then depend on the number of rows:
+engine/inference/kernels/batch_invariance.py tests it.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 
 class Matmul(NamedTuple):
-    """N rows of K, by a matrix [K, F]."""
+    """Products of N rows with a matrix [K, F]."""
 
     mm: Callable[[Tensor, Tensor], Tensor]  # x_NK, weights_KF -> [N, F]
     add_mm: Callable[[Tensor, Tensor, Tensor], Tensor]  # to_NF, x_NK, weights_KF -> [N, F]
@@ -24,10 +24,10 @@ PLAIN = Matmul(torch.mm, torch.addmm)
 
 
 def compute_logits(mm: Callable[[Tensor, Tensor], Tensor], x_NE: Tensor, lm_head_EV: Tensor) -> Tensor:
-    """float32 [N, V]. On CUDA a product of 16-bit matrices is accumulated and returned in float32.
+    """Compute logits, float32 [N, V]. On CUDA, products of 16-bit matrices are accumulated and returned in float32.
 
-    On a CPU `torch.mm` has no such option, and a product of matrices that are cast in blocks of the vocabulary takes
-    1.8 to 3 times as long: the logits are rounded to the dtype of the matrices.
+    On a CPU, logits are rounded to the dtype of the matrices: `torch.mm` has no option for float32 results, and a
+    product of matrices that are cast in blocks of the vocabulary takes 1.8 to 3 times as long.
     """
     if x_NE.is_cuda and x_NE.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(x_NE, lm_head_EV, out_dtype=torch.float32)
@@ -35,7 +35,7 @@ def compute_logits(mm: Callable[[Tensor, Tensor], Tensor], x_NE: Tensor, lm_head
 
 
 def build_tiled(tile_rows: int) -> Matmul:
-    """Every product has `tile_rows` rows; the last tile of a pass is padded with zeros."""
+    """Build products of `tile_rows` rows each; zeros pad the last tile of a pass."""
 
     def mm(x_NK: Tensor, weights_KF: Tensor) -> Tensor:
         count = len(x_NK)

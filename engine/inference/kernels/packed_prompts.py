@@ -1,8 +1,8 @@
 """Attention of all prompt tokens of a pass in one call per layer, over keys without padding.
 
-Keys and values of prompts that are prefilled from their first token come from the pass; if a prompt has cached tokens,
-those of all prompts are gathered from the cache, into attention's buffer. If they exceed it, there is one call for each
-group of prompts that fits.
+If all prompts are prefilled from their first token, their keys and values come from the pass. If a prompt has cached
+tokens, the keys and values of all prompts are gathered from the cache into attention's buffer. If they exceed it, there
+is one call for each group of prompts that fits.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from asterism.engine.inference.kernels.flash_varlen import FlashKernel, Queries
 from asterism.engine.inference.kv.kv_cache import KvCache
 from asterism.engine.inference.sequence import PrefillChunk
 
-NUM_ARRAYS = 3  # of each group of prompts
+NUM_ARRAYS = 3  # arrays of each group of prompts
 
 
 class PackedPrompts(NamedTuple):
@@ -26,11 +26,11 @@ class PackedPrompts(NamedTuple):
     end: int
     queries: Queries
     keys: Queries
-    slots: Tensor | None  # where the cache has the keys and values, int64 [S]; None: only new ones
+    slots: Tensor | None  # int64 [S], cache slots of keys and values; None: all are new
 
 
 def group_prompts(chunks: Sequence[PrefillChunk], max_tokens: int) -> list[Sequence[PrefillChunk]]:
-    """Groups of adjacent chunks that end within `max_tokens` tokens together, or of one chunk.
+    """Group adjacent chunks. The ends of a group's chunks add up to at most `max_tokens`, or it has a single chunk.
 
     Without cached tokens nothing is gathered, and all chunks are one group.
     """
@@ -49,7 +49,7 @@ def group_prompts(chunks: Sequence[PrefillChunk], max_tokens: int) -> list[Seque
 
 
 def list_prompt_arrays(chunks: Sequence[PrefillChunk], page_tokens: int) -> list[NDArray[np.int64] | NDArray[np.int32]]:
-    """What `build_packed_prompts` needs on the device, NUM_ARRAYS: offsets of queries, offsets of keys, slots of keys."""
+    """Return the NUM_ARRAYS arrays of `build_packed_prompts`: offsets of queries, offsets of keys, slots of keys."""
     offsets = [_accumulate([chunk.end - chunk.start for chunk in chunks]), _accumulate([chunk.end for chunk in chunks])]
     if not any(chunk.start for chunk in chunks):
         return [*offsets, np.zeros(0, np.int64)]
@@ -57,7 +57,7 @@ def list_prompt_arrays(chunks: Sequence[PrefillChunk], page_tokens: int) -> list
 
 
 def build_packed_prompts(first: int, chunks: Sequence[PrefillChunk], arrays: Sequence[Tensor]) -> PackedPrompts:
-    """`arrays`: those of `list_prompt_arrays`, on the device."""
+    """Build a group of prompts. `arrays`: the arrays of `list_prompt_arrays`, on the device."""
     lengths = [chunk.end - chunk.start for chunk in chunks]
     queries, keys = Queries(arrays[0], max(lengths)), Queries(arrays[1], max(chunk.end for chunk in chunks))
     return PackedPrompts(first, first + sum(lengths), queries, keys, arrays[2] if len(arrays[2]) else None)
@@ -72,9 +72,9 @@ def attend_prompts(
     prompts: PackedPrompts,
     buffer: Tensor,
 ) -> Tensor:
-    """[N, H, D] for the rows of the prompts.
+    """Compute attention of the prompts' rows, [N, H, D].
 
-    `new_NJD`: their keys and values in this pass; J = 2 * K. `buffer`: for gathered keys and values.
+    `new_NJD`: keys and values of these rows in this pass; J = 2 * K. `buffer`: memory for gathered keys and values.
     """
     if prompts.slots is None:
         keys_SKD, values_SKD = new_NJD.split(cache.num_kv_heads, 1)
@@ -85,5 +85,5 @@ def attend_prompts(
 
 
 def _accumulate(lengths: Sequence[int]) -> NDArray[np.int32]:
-    """[C + 1], from 0 to the sum."""
+    """Return the offsets, [C + 1], from 0 to the sum of the lengths."""
     return np.cumsum([0, *lengths]).astype(np.int32)

@@ -1,9 +1,9 @@
 """Contiguous copies of the running sequences' keys and values, kept between steps.
 
-Gathering the same pages for every token costs more than attention itself. So gathered rows are kept, and each new token
-is also written there. A block holds up to DENSE_BLOCK_ROWS sequences; a joining sequence takes a free row, and only its
-pages are gathered. Attention reads every row of a block up to the block's longest sequence, so the sequences of a block
-should have similar lengths: see `order_by_length`.
+To gather the same pages for every token takes longer than attention itself. So gathered rows are kept, and each new
+token is also written into its row. A block holds up to DENSE_BLOCK_ROWS sequences; a joining sequence takes a free row,
+and only its pages are gathered. Attention reads every row of a block up to the block's longest sequence, so the
+sequences of a block should have similar lengths: see `order_by_length`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from asterism.engine.inference.buffer_sizes import DENSE_CACHE_BYTES
 from asterism.engine.inference.kv.kv_cache import KvCache
 
-# With fewer rows a step makes more calls; with more, attention reads more padding of short sequences.
+# Smaller blocks need more calls per step; in larger blocks attention reads more padding of short sequences.
 DENSE_BLOCK_ROWS = 64
 _EMPTY = -1
 _GROWTH_DIVISOR = 8  # a new block has room for 1/8 more tokens per row
@@ -25,16 +25,16 @@ _MAX_EXTRA_WIDTH_STEPS = 2  # padding steps by which the stride may exceed the w
 
 
 class DenseKvBlock:
-    """`max_rows` rows with room for `max_tokens` tokens each. A join id identifies one request of a sequence.
+    """A block of `max_rows` rows of up to `max_tokens` tokens. A join id identifies one request of a sequence.
 
-    Heads are `width` tokens apart, hardly more than attention reads: the processor prefetches ahead of its reads, and a
-    gap between heads would be fetched for nothing.
+    Heads are `width` tokens apart, little more than attention reads: the processor prefetches ahead of its reads, and
+    would fetch a gap between heads in vain.
     """
 
     def __init__(
         self, cache: KvCache, max_rows: int, max_tokens: int, buffer: Tensor, previous: DenseKvBlock | None = None
     ) -> None:
-        """`buffer`: scratch memory, shared between calls. The new block takes over the rows of `previous`."""
+        """Copy the rows of `previous` into a new block. `buffer`: scratch memory, shared between calls."""
         self._cache, self.max_rows, self.max_tokens, self._buffer = cache, max_rows, max_tokens, buffer
         memory, self._num_heads = cache.memory, 2 * max_rows * cache.num_kv_heads
         size = self._num_heads * max_tokens * cache.head_dim
@@ -43,7 +43,7 @@ class DenseKvBlock:
         ]  # zeros: masked attention multiplies unused memory by 0
         self._head_numbers = torch.arange(self._num_heads, device=memory.device).view(2, max_rows, cache.num_kv_heads)
         self.join_ids: list[int] = []
-        self._pending_gathers: list[tuple[slice, Tensor]] = []  # rows to gather in this pass, and their page index
+        self._pending_gathers: list[tuple[slice, Tensor]] = []  # rows to gather in this pass, each with its page index
         self._views: list[tuple[Tensor, Tensor]] = []
         self._lay_out(0 if previous is None else min(max_tokens, previous.width))
         if previous is not None:
@@ -91,7 +91,7 @@ class DenseKvBlock:
         self._views = [(keys, values) for keys, values in views]
 
     def compute_addresses(self, positions_R: Tensor) -> Tensor:
-        """Where `update` writes the tokens at these positions: int64 [R * 2 * K]."""
+        """Return the addresses at which `update` writes the tokens at these positions: int64 [R * 2 * K]."""
         return (self._head_offsets[: len(positions_R)] + positions_R[:, None, None]).flatten()
 
     def update(self, layer: int, addresses: Tensor, new_RJD: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ class DenseKvBlock:
 
 
 def _group_adjacent_rows(rows: Sequence[int], pages: Sequence[int], max_pages: int) -> list[slice]:
-    """Slices of adjacent rows; rows * most pages of a row is at most `max_pages` in slices of several rows."""
+    """Group adjacent rows. In a slice of several rows, rows * pages of the longest row is at most `max_pages`."""
     runs: list[slice] = []
     max_row_pages = 0
     for row in rows:
@@ -141,11 +141,11 @@ class DenseKvCache:
         self._blocks: list[DenseKvBlock] = []
 
     def order_by_length(self, join_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """The order in which to run the sequences, as indices into the arguments.
+        """Return the order in which to run the sequences, as indices into the arguments.
 
-        The shortest come first, DENSE_BLOCK_ROWS per block; within its block a sequence keeps its row. All sequences
-        grow by one token per step, so their order is stable. A sequence that joins or leaves moves one sequence across
-        each later block border.
+        The shortest sequences come first, DENSE_BLOCK_ROWS per block; within its block a sequence keeps its row. All
+        sequences grow by one token per step, so their order is stable. A sequence that joins or leaves moves one
+        sequence across each later block border.
         """
         by_length = sorted(range(len(join_ids)), key=lambda number: (tokens[number], join_ids[number]))
         order: list[int] = []
@@ -156,7 +156,7 @@ class DenseKvCache:
         return order
 
     def assign_blocks(self, join_ids: Sequence[int], tokens_B: Sequence[int], tables_BN: Tensor) -> list[DenseKvBlock]:
-        """Blocks of DENSE_BLOCK_ROWS sequences in this order, up to DENSE_CACHE_BYTES; valid until the next call."""
+        """Return blocks of DENSE_BLOCK_ROWS sequences in this order, up to DENSE_CACHE_BYTES, until the next call."""
         blocks: list[DenseKvBlock] = []
         bytes_left = DENSE_CACHE_BYTES
         for first in range(0, len(join_ids), DENSE_BLOCK_ROWS):
@@ -168,7 +168,7 @@ class DenseKvCache:
             block.assign_rows(join_ids[rows], tokens_B[rows], tables_BN[rows])
             self._set_width(block, max(tokens_B[rows]))
             blocks.append(block)
-        spare = self._blocks[len(blocks) : len(blocks) + 1]  # one block is kept, for when the batch grows again
+        spare = self._blocks[len(blocks) : len(blocks) + 1]  # one block is kept, because the batch may grow again
         for block in spare:
             block.join_ids = []  # the block misses later tokens of its sequences
         self._blocks = [
@@ -178,11 +178,11 @@ class DenseKvCache:
         return blocks
 
     def clear(self) -> None:
-        """For keys or values that are not finite."""
+        """Drop all blocks, because keys or values are not finite."""
         self._blocks.clear()
 
     def _get_or_create_block(self, index: int, num_rows: int, tokens: int, max_bytes: int) -> DenseKvBlock | None:
-        """A block with room for these rows and tokens; None if it would exceed `max_bytes`."""
+        """Return a block with room for these rows and tokens, or None if it would exceed `max_bytes`."""
         previous = self._blocks[index] if index < len(self._blocks) else None
         max_rows = min(DENSE_BLOCK_ROWS, 1 << (num_rows - 1).bit_length())
         max_tokens = self._pad_tokens(tokens + tokens // _GROWTH_DIVISOR)
@@ -211,7 +211,7 @@ class DenseKvCache:
 
 
 def _keep_existing_rows(previous_ids: Sequence[int], members: Sequence[int], join_ids: Sequence[int]) -> list[int]:
-    """The members (indices into `join_ids`) by row: a member keeps its previous row, the others fill the gaps."""
+    """Return members (indices into `join_ids`) by row: a member keeps its previous row, new members fill the gaps."""
     row_by_id = {join_id: row for row, join_id in enumerate(previous_ids[: len(members)])}
     rows: list[int] = [_EMPTY] * len(members)
     new_numbers: list[int] = []

@@ -12,9 +12,9 @@ class KvCacheManager:
         self.pool = PagePool(num_pages)
         self.page_tokens = page_tokens
         self.evicted_pages = 0
-        self.evicted_caches = 0  # idle sequences that lost pages; once each time that they are idle
-        self._evicting: Sequence | None = None  # it has lost pages since it is idle
-        # Idle sequences with pages, by sequence_id, the least recently used first.
+        self.evicted_caches = 0  # idle sequences that lost pages; each counts once per idle period
+        self._evicting: Sequence | None = None  # the idle sequence that lost pages last
+        # idle sequences with pages, by sequence_id, the least recently used first
         self._idle: dict[int, Sequence] = {}
 
     @property
@@ -25,9 +25,9 @@ class KvCacheManager:
     # ------------------------------------------------------------ start of a request
 
     def allocate(self, sequence: Sequence) -> bool:
-        """Give the sequence pages for all its tokens: its own, those of an equal prefix, and free ones.
+        """Give the sequence pages for all its tokens: its own pages, pages of an equal prefix, and free pages.
 
-        False: it must wait, and keeps only the usable part of its own pages.
+        Returns False if the sequence must wait; it keeps only the usable part of its own pages.
         """
         pool, size = self.pool, self.page_tokens
         self._pop_idle(sequence)
@@ -55,7 +55,7 @@ class KvCacheManager:
         sequence.stale = sequence.stale and usable_pages > 0
 
     def _find_shared_prefix(self, sequence: Sequence) -> list[int]:
-        """Pages that continue its own with the same tokens, up to its last token, which needs a pass for its logits."""
+        """Return shared pages that continue its own pages, without the last token: its logits need a pass."""
         found: list[int] = []
         first, part = divmod(sequence.cached_tokens, self.page_tokens)
         end = (len(sequence.token_ids) - 1) // self.page_tokens
@@ -71,7 +71,7 @@ class KvCacheManager:
         return found
 
     def record_prefill(self, chunk: PrefillChunk) -> None:
-        """This step writes these tokens to the cache; the pages that they fill may be shared."""
+        """Record that this step writes these tokens to the cache; the pages that they fill may be shared."""
         sequence = chunk.sequence
         sequence.cached_tokens = chunk.end
         if not sequence.stale:
@@ -80,7 +80,7 @@ class KvCacheManager:
     # ------------------------------------------------------------ while it runs
 
     def append_pages(self, missing: list[MissingPages]) -> bool:
-        """Give these sequences their missing pages. False: too few are available, and none gets any."""
+        """Give these sequences their missing pages. Returns False, and gives none, if too few are available."""
         if not missing:
             return True
         total = sum([count for _, count in missing])
@@ -94,40 +94,40 @@ class KvCacheManager:
         return True
 
     def mark_idle(self, sequence: Sequence) -> None:
-        """The sequence has no request; its cached tokens stay until they are evicted or freed."""
+        """Mark a sequence without a request. Its cached tokens stay until they are evicted or freed."""
         self.pool.truncate(sequence, -(-sequence.cached_tokens // self.page_tokens))
         self.pool.mark_idle(sequence)
         if sequence.pages:
             self._idle[sequence.sequence_id] = sequence
 
     def touch(self, sequence: Sequence) -> None:
-        """Make the sequence the last to be evicted, if it is idle: it has a request."""
+        """Move an idle sequence with a new request to the end of the eviction order."""
         if self._idle.pop(sequence.sequence_id, None) is not None:
             self._idle[sequence.sequence_id] = sequence
 
     # ------------------------------------------------------------ freeing pages
 
     def free(self, sequence: Sequence) -> list[int]:
-        """Release all pages of the sequence, running or idle; returns the pages that are now free."""
+        """Release all pages of the sequence, running or idle; return the pages that are now free."""
         self._pop_idle(sequence)
         sequence.page_digests = {}
         sequence.cached_tokens, sequence.stale = 0, False
         return self.pool.truncate(sequence, 0)
 
     def free_idle(self) -> None:
-        """After new weights: free the pages of idle sequences, and share no existing page."""
+        """Free the pages of idle sequences after new weights, and share no existing page."""
         self.pool.clear_prefix_index()
         for sequence in list(self._idle.values()):
             self.free(sequence)
             sequence.computed_tokens = 0
 
     def _evict(self, pages: int) -> None:
-        """Evict until this many pages are free."""
+        """Evict pages until this many pages are free."""
         while (short := pages - self.pool.num_free) > 0:
             sequence = next(iter(self._idle.values()))
             self.evicted_caches += sequence is not self._evicting
             self._evicting = sequence
-            num_kept = max(0, len(sequence.pages) - short)  # more go if others hold some of these
+            num_kept = max(0, len(sequence.pages) - short)  # the loop evicts more if other sequences hold these pages
             self.evicted_pages += len(self.pool.truncate(sequence, num_kept))
             sequence.cached_tokens = min(sequence.cached_tokens, len(sequence.pages) * self.page_tokens)
             if not sequence.pages:

@@ -1,8 +1,8 @@
-"""Reference counts and prefix index of the KV cache's pages, without their memory.
+"""The reference counts and the prefix index of the KV cache's pages, without their memory.
 
-A page holds the keys and values of `page_tokens` consecutive tokens. Several sequences may hold the same page: the index
-maps the digest of all tokens up to the end of a full page to the page, so that equal prefixes are cached once. A page
-that no sequence holds is free, and not in the index.
+A page contains the keys and values of `page_tokens` consecutive tokens. Several sequences may hold the same page: the
+index maps the digest of all tokens up to the end of a full page to the page, so that equal prefixes are cached once. A
+page without a holder is free and not in the index.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ from asterism.engine.inference.sequence import Sequence
 @dataclass(slots=True)
 class _SharedPage:
     num_holders: int
-    num_running: int  # holders that run
+    num_running: int  # running holders
 
 
 class PagePool:
-    """Pages are numbered from 0. The counts are exact after every call."""
+    """A pool of pages, numbered from 0. The counts are exact after every call."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.num_cached = 0  # pages that only idle sequences hold
         self._free = list(range(num_pages - 1, -1, -1))
-        self._shared: dict[int, _SharedPage] = {}  # pages that have had two holders; each other page has one
+        self._shared: dict[int, _SharedPage] = {}  # pages that have had two holders; each other used page has one
         self._page_by_digest: dict[bytes, int] = {}
         self._indexed: dict[int, tuple[bytes, Sequence]] = {}  # digest and first holder of each page in the index
 
@@ -42,7 +42,7 @@ class PagePool:
     # ------------------------------------------------------------ for one sequence
 
     def allocate(self, count: int) -> list[int]:
-        """Free pages for running sequences; at most num_free."""
+        """Take free pages for running sequences; `count` is at most num_free."""
         first = len(self._free) - count
         pages, self._free[first:] = self._free[first:], []
         return pages
@@ -51,7 +51,7 @@ class PagePool:
         return self._page_by_digest.get(digest)
 
     def share(self, sequence: Sequence, page: int) -> None:
-        """Add this page of the index to the pages of a running sequence."""
+        """Add an indexed page to the pages of a running sequence."""
         shared = self._shared.get(page)
         if shared is None:
             _, holder = self._indexed[page]
@@ -64,7 +64,7 @@ class PagePool:
         shared.num_running += 1
 
     def register_full_pages(self, sequence: Sequence, first: int, end: int) -> None:
-        """Add pages [first, end) of a running sequence to the index. Of two equal pages the first stays in the index."""
+        """Add pages [first, end) of a running sequence to the index. An equal page in the index stays there."""
         indexed, page_by_digest, digests = self._indexed, self._page_by_digest, sequence.page_digests
         for number, page in enumerate(sequence.pages[first:end], first):
             if page not in indexed and (digest := digests[number]) not in page_by_digest:
@@ -72,11 +72,11 @@ class PagePool:
                 page_by_digest[digest] = page
 
     def is_private(self, page: int) -> bool:
-        """Whether its holder may overwrite it: no other sequence holds it, and it is not in the index."""
+        """Return whether the holder may overwrite the page: it has no other holder and is not in the index."""
         return page not in self._indexed and (page not in self._shared or self._shared[page].num_holders == 1)
 
     def truncate(self, sequence: Sequence, num_pages: int) -> list[int]:
-        """Take all but the first pages from the sequence; returns the pages that are now free."""
+        """Keep the first `num_pages` pages of the sequence and release the rest; return the pages that are now free."""
         dropped = sequence.pages[num_pages:]
         if not dropped:
             return []
@@ -114,12 +114,12 @@ class PagePool:
     # ------------------------------------------------------------ for all sequences
 
     def clear_prefix_index(self) -> None:
-        """Make all existing pages unfindable: older weights computed them."""
+        """Remove all pages from the index, because older weights computed them."""
         self._page_by_digest.clear()
         self._indexed.clear()
 
     def _release_shared(self, page: int, sequence: Sequence) -> bool:
-        """One holder less; returns whether the page is now free."""
+        """Remove one holder; return whether the page is now free."""
         shared = self._shared[page]
         shared.num_holders -= 1
         if not sequence.is_idle:
@@ -133,7 +133,7 @@ class PagePool:
 
 
 def compute_page_digests(token_ids: NDArray[np.int32], page_tokens: int, first: int = 0) -> dict[int, bytes]:
-    """For every full page from page `first` on, a hash of all tokens up to its end."""
+    """Return, for each full page from page `first` on, a hash of all tokens up to the page's end."""
     page_bytes, tokens = page_tokens * token_ids.itemsize, token_ids.tobytes()
     chained = hashlib.blake2b(tokens[: first * page_bytes], digest_size=16)
     found: dict[int, bytes] = {}

@@ -1,6 +1,6 @@
 """Keys and values of all sequences in the layout that a kernel with block tables reads: [pages, tokens, heads, size].
 
-Unlike KvCache, it is never gathered.
+Unlike the pages of KvCache, these pages are never gathered.
 """
 
 import torch
@@ -10,7 +10,7 @@ from asterism.engine.model.model_config import DecoderConfig
 
 
 class TokenMajorCache:
-    """P pages of `page_tokens` tokens, and page P, which padding rows read and write.
+    """A cache of P pages of `page_tokens` tokens, and of page P, which padding rows read and write.
 
     L layers, K key/value heads, D head_dim.
     """
@@ -32,19 +32,19 @@ class TokenMajorCache:
         return self.count_pages(tokens)
 
     def compute_addresses(self, slots_N: Tensor) -> Tensor:
-        """Where `write` stores tokens: int64 [N]. A slot is page * page_tokens + offset in the page."""
+        """Return the slots, int64 [N]: `write` needs no other addresses."""
         return slots_N
 
     def write(self, layer: int, addresses: Tensor, new_NJD: Tensor) -> None:
-        """`new_NJD`: keys of the K heads, then their values; J = 2 * K."""
+        """Store keys and values. `new_NJD`: keys of the K heads, then their values; J = 2 * K."""
         for tokens, new_NKD in zip(self._token_views[layer], new_NJD.split(self.num_kv_heads, 1), strict=True):
             tokens.index_copy_(0, addresses, new_NKD)
 
     def get_pages(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values, each [P + 1, page_tokens, K, D]."""
+        """Return keys and values, each [P + 1, page_tokens, K, D]."""
         keys, values = self.memory[layer].unbind(0)
         return keys, values
 
     def zero_pages(self, pages: list[int]) -> None:
-        """For keys or values that are not finite."""
+        """Zero pages with keys or values that are not finite."""
         self.memory[:, :, pages] = 0

@@ -1,4 +1,4 @@
-"""Models with adapters at the start of RL: from a folder, or from the model of the cold start. Their frozen policy."""
+"""Models with adapters at the start of RL, from a folder or from the cold start's model, and their frozen policy."""
 
 import math
 from pathlib import Path
@@ -18,7 +18,7 @@ from asterism.policies.losses.token_scores import ScoredTokens, TokenScores
 
 
 def start_from_folder(folder: Path, ranks: RankGroup, dtype: str, options: LoraOptions, seed: int) -> CausalLM:
-    """Every rank calls it. Raises as load_sharded_model does."""
+    """Load a model and add initial adapters. Every rank calls it. Raises the errors of load_sharded_model."""
     model = load_sharded_model(folder, ranks, dtype, options)
     initialize_adapters(model, seed)
     return model
@@ -26,10 +26,10 @@ def start_from_folder(folder: Path, ranks: RankGroup, dtype: str, options: LoraO
 
 @torch.no_grad()
 def start_from_model(trained: CausalLM, ranks: RankGroup, dtype: str, options: LoraOptions, seed: int) -> CausalLM:
-    """With a copy of the weights of `trained`, which has no adapters and the shards of the same ranks.
+    """Build a model with initial adapters and a copy of the weights of `trained`, which has the same shards.
 
-    FSDP cannot add parameters to a unit. The copy needs as much memory as the gradients of the cold start, which are free
-    by then.
+    FSDP cannot add parameters to a unit. The copy needs as much memory as the gradients of the cold start, which are
+    free by then.
     """
     model = build_sharded_model(trained.config, ranks, dtype, options)
     sources = dict(trained.named_parameters())
@@ -40,14 +40,14 @@ def start_from_model(trained: CausalLM, ranks: RankGroup, dtype: str, options: L
 
 
 def build_saved_model(checkpoint: Path, ranks: RankGroup, dtype: str, options: LoraOptions | None) -> CausalLM:
-    """With uninitialized parameters for Trainer.load. A checkpoint of the cold start has no adapters."""
+    """Build a model with uninitialized parameters for Trainer.load. A checkpoint of the cold start has no adapters."""
     is_adapted = read_trainer_state(checkpoint).stage == "rl"
     return build_sharded_model(checkpoint, ranks, dtype, options if is_adapted else None)
 
 
 @torch.no_grad()
 def initialize_adapters(model: nn.Module, seed: int) -> None:
-    """A as nn.Linear initializes weights (Kaiming-uniform, a = sqrt(5)), equal for any number of ranks; B is 0."""
+    """Set A as nn.Linear does (Kaiming-uniform, a = sqrt(5)), equally for any number of ranks, and B to 0."""
     generator = torch.Generator().manual_seed(seed)
     for layer in list_adapters(model).values():
         whole_a = torch.empty(layer.lora_A.weight.shape)
@@ -57,7 +57,7 @@ def initialize_adapters(model: nn.Module, seed: int) -> None:
 
 
 class BasePolicy(nn.Module):
-    """The frozen policy before RL: computes with a model's weights, and without its adapters. It needs no memory."""
+    """The frozen policy before RL, which computes with a model's weights without its adapters. It needs no memory."""
 
     def __init__(self, model: CausalLM) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Publishes the frozen weights once, and then only the adapters of each version; or else all weights (learner.lora.publish)."""
+"""Publishes the frozen weights once and then the adapters of each version, or all weights (learner.lora.publish)."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from asterism.engine.weight_transfer.published_bytes import shares_gpu_weights
 def build_publisher(
     run: RunConfig, folder: Path, model: CausalLM, ranks: RankGroup
 ) -> "WeightPublisher | AdapterPublisher":
-    """`folder`: of the slots."""
+    """Build the publisher that learner.lora.publish selects. `folder`: the slots' folder."""
     options = getattr(torch, run.engine.dtype), run.num_weight_versions, ranks
     if run.learner.lora.publish == "adapters":
         return AdapterPublisher(folder, model, *options)
@@ -27,25 +27,25 @@ def build_publisher(
 
 
 class AdapterPublisher:
-    """The base has the slot after those of the adapters, until `close`. A restarted learner writes it again, with the
-    same bits and digest: the slot of a killed learner may be unfinished."""
+    """A publisher of adapters. Their base has the slot after the adapters' slots until `close`. A restarted learner
+    writes the base again, with the same bits and digest, because a killed learner may leave it incomplete."""
 
     def __init__(
         self, folder: Path, model: CausalLM, dtype: torch.dtype, num_slots: int = 2, ranks: RankGroup | None = None
     ) -> None:
-        """`model`: with adapters, whole or sharded over the ranks. `dtype`: of the published base."""
+        """`model` has adapters, and is whole or sharded over the ranks. `dtype`: dtype of the published base."""
         self._base = WeightPublisher(folder, list_base_parameters(model), dtype, 1, ranks, first_slot=num_slots)
         self._adapters = WeightPublisher(
             folder, list_adapter_parameters(model), ADAPTER_DTYPE, num_slots, ranks, prefix_bytes=BASE_RECORD_BYTES
         )
         self._base_slot = num_slots
         self._scale = next(iter(list_adapters(model).values())).options.scale
-        self._record = b""  # names the base; only on the leading rank
+        self._record = b""  # describes the base; only on the leading rank
         self._has_base = False
-        self.num_bytes = self._adapters.num_bytes  # of a publication, without the base
+        self.num_bytes = self._adapters.num_bytes  # bytes of a publication without the base
 
     def publish(self, version: int) -> WeightsPublished | None:
-        """Every rank calls it; the leading rank returns the message for the engines. Raises as WeightPublisher.publish."""
+        """Publish a version. Every rank calls it; the leading rank returns the message for the engines."""
         if not self._has_base:
             base = self._base.publish(BASE_VERSION)
             if base is not None:

@@ -21,7 +21,7 @@ from asterism.engine.model.lora.lora_options import get_lora_options
 
 
 class PolicyModels:
-    """Every rank makes the same calls. They raise as load_sharded_model does."""
+    """The models of one rank. Every rank makes the same calls, which raise the errors of load_sharded_model."""
 
     def __init__(self, run: RunConfig, folder: RunFolder, ranks: RankGroup) -> None:
         self._ranks = ranks
@@ -33,27 +33,27 @@ class PolicyModels:
         self._first_checkpoint = folder.get_checkpoint_path(0)
 
     def load_initial(self) -> CausalLM:
-        """With adapters for RL, and without them for the cold start."""
+        """Load the initial model, with adapters for RL or without adapters for the cold start."""
         if self._lora is None or self._has_cold_start:
             return load_sharded_model(self._initial_checkpoint, self._ranks, self._dtype)
         return start_from_folder(self._initial_checkpoint, self._ranks, self._dtype, self._lora, self._seed)
 
     def build(self, checkpoint: Path) -> CausalLM:
-        """With the parameters of the checkpoint of training, uninitialized."""
+        """Build a model with the uninitialized parameters of a training checkpoint."""
         return build_saved_model(checkpoint, self._ranks, self._dtype, self._lora)
 
     def needs_adapters(self, model: CausalLM) -> bool:
-        """Whether RL trains adapters that the model of the cold start does not have."""
+        """Return whether RL trains adapters that the model of the cold start does not have."""
         return self._lora is not None and not list_adapters(model)
 
     def add_adapters(self, model: CausalLM) -> CausalLM:
-        """A copy of the model of the cold start, with adapters."""
+        """Return a copy of the cold start's model, with adapters."""
         assert self._lora is not None
         return start_from_model(model, self._ranks, self._dtype, self._lora, self._seed)
 
     def load_reference(self, policy: CausalLM) -> nn.Module:
-        """The policy before RL, in float32, from the checkpoint of step 0; without memory of its own if `policy` has
-        adapters."""
+        """Load the policy before RL from the checkpoint of step 0, in float32. With adapters, return a view of `policy`
+        that needs no memory."""
         if self._lora is not None:
             return BasePolicy(policy)
         with self._ranks.operation("load of the reference"):

@@ -1,1 +1,1 @@
-"""The way of batches to a rank: journal, files of samples, their exchange between ranks, minibatches."""
+"""The path of a batch to a rank: journal, sample files, their exchange between ranks, minibatches."""

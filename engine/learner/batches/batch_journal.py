@@ -1,6 +1,6 @@
 """The batches that the learner has received since its last checkpoint, and the samples of their groups.
 
-metrics_000011.msgpack         of a step with a checkpoint, from before its checkpoint until the next one
+metrics_000011.msgpack         metrics of a step with a checkpoint, kept until the next checkpoint
 step_000012/
     group_00000345_0.samples   a part of an accepted group (asterism.engine.learner.batches.sample_files)
     batch.msgpack              the frame of BatchReady: the batch is complete
@@ -31,7 +31,7 @@ class BatchJournal:
     def __init__(self, folder: Path, max_staleness: int = 0) -> None:
         self._folder = folder
         self._max_staleness = max_staleness
-        self._lock = threading.Lock()  # a group that arrives again may be written while its step is deleted
+        self._lock = threading.Lock()  # a duplicate of a group may be written while its step is deleted
         folder.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
@@ -39,7 +39,7 @@ class BatchJournal:
         self._folder.mkdir()
 
     def write_group(self, group: GroupAccepted) -> None:
-        """Replaces the samples that an earlier incarnation has written for this part of the group.
+        """Write the samples of a part of a group, in place of the file of an earlier incarnation.
 
         Raises DiskError, ProtocolError for tokens of versions that the step may not train on, and ValueError for an
         invalid sample.
@@ -49,12 +49,12 @@ class BatchJournal:
             write_samples(self._make_step_folder(group.step) / _name_part(group.group_id, group.part), group)
 
     def write(self, step: int, frame: bytes) -> None:
-        """The batch of a step, as it arrived, after its groups. Raises DiskError."""
+        """Write the received frame of a step's batch, after its groups. Raises DiskError."""
         with self._lock:
             write_atomically(self._make_step_folder(step) / _BATCH_NAME, frame)
 
     def list_steps(self) -> list[int]:
-        """Those with a complete batch, in ascending order."""
+        """Return the steps with a complete batch, in ascending order."""
         return [step for step, folder in self._list_steps(_FOLDER_NAME) if (folder / _BATCH_NAME).exists()]
 
     def read(self, step: int) -> BatchReady:
@@ -63,25 +63,25 @@ class BatchJournal:
         return batch
 
     def read_indexes(self, batch: BatchReady) -> list[SampleIndex]:
-        """In the order of the batch. Raises OSError for a missing file."""
+        """Read the sample indexes in the order of the batch. Raises OSError for a missing file."""
         folder = self._get_step_folder(batch.step)
         names = [_name_part(group.group_id, part) for group in batch.groups for part in range(group.num_parts)]
         return [read_index(folder / name) for name in names]
 
     def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Call this before a checkpoint of `step`: a learner that is killed after it does not repeat the step.
+        """Write the metrics of a step before its checkpoint: a learner killed later does not repeat the step.
 
         Raises DiskError.
         """
         write_atomically(self._get_metrics_path(step), msgspec.msgpack.encode(metrics))
 
     def read_metrics(self, step: int) -> dict[str, float]:
-        """Empty if this launch of the run has not trained the step."""
+        """Read the metrics of a step; empty if this launch of the run has not trained it."""
         path = self._get_metrics_path(step)
         return msgspec.msgpack.decode(path.read_bytes(), type=dict[str, float]) if path.exists() else {}
 
     def delete_up_to(self, step: int) -> None:
-        """Call this after a checkpoint of `step`. Its metrics remain."""
+        """Delete the batches of steps up to `step`, after its checkpoint. Its metrics remain."""
         with self._lock:
             for each, folder in self._list_steps(_FOLDER_NAME):
                 if each <= step:

@@ -1,7 +1,7 @@
 """Builds minibatches and packed micro batches.
 
-A minibatch is one optimizer update; engine/learner/micro_batches/packing.py deals it to the ranks as micro batches, one forward and
-backward pass each. The result does not depend on the order in which rows arrived; no row is dropped.
+A minibatch is one optimizer update. engine/learner/micro_batches/packing.py distributes it over the ranks as micro
+batches, each with one forward and backward pass. The result does not depend on the order of rows; no row is dropped.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from asterism.policies.seeded_random import shuffle_range
 
 
 def build_rl_minibatches(sequences: Sequence[Source], num_minibatches: int, seed: int, step: int) -> list[list[Source]]:
-    """At most `num_minibatches` minibatches of whole groups, of similar sizes, in seeded order."""
+    """Build at most `num_minibatches` minibatches of whole groups, of similar sizes, in seeded order."""
     groups: defaultdict[int, list[Source]] = defaultdict(list)
     for sequence in sorted(sequences, key=lambda each: (each.group_id, each.trajectory_id)):
         groups[sequence.group_id].append(sequence)
@@ -38,7 +38,7 @@ def build_rl_minibatches(sequences: Sequence[Source], num_minibatches: int, seed
 def compute_token_weights(
     sequences: Sequence[SequenceSource], loss_mean: LossMean, max_response_tokens: int
 ) -> list[float]:
-    """For each sequence of a minibatch the weight of one of its loss tokens; the weights of all tokens add up to 1.
+    """Return each sequence's weight of one loss token. The weights of all loss tokens of a minibatch add up to 1.
 
     tokens    the mean over all tokens. Source: DAPO, arXiv 2503.14476, equation 12, over the minibatch
     group     the mean over the tokens of a group, then over groups. Source: rStar2-Agent, arXiv 2508.20722, section 3
@@ -62,7 +62,7 @@ def compute_token_weights(
 
 
 class MicroBatch(NamedTuple):
-    """Sequences without their last token, one after the other in T tokens; N tokens in the loss."""
+    """Packed sequences without their last tokens: T tokens in all, N tokens in the loss."""
 
     token_ids_T: Tensor  # int64
     segments: Segments
@@ -71,13 +71,13 @@ class MicroBatch(NamedTuple):
     logprobs_N: Tensor
     advantages_N: Tensor
     sequences_N: Tensor  # int64, the sequence of each loss token
-    weights_N: Tensor  # float64, of each token in the minibatch's mean
+    weights_N: Tensor  # float64, weight of each token in the minibatch's mean
     groups_N: Tensor  # int64, the group of each loss token
     num_sequences: int
 
 
 def map_tensors(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroBatch:
-    """With each tensor replaced."""
+    """Return a copy with `change` applied to each tensor."""
 
     def select(fields: dict[str, object]) -> dict[str, Any]:
         return {name: change(each) for name, each in fields.items() if isinstance(each, Tensor)}
@@ -87,9 +87,9 @@ def map_tensors(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroB
 
 
 def build_micro_batch(sequences: Sequence[TrainingSequence], token_weights: Sequence[float]) -> MicroBatch:
-    """`token_weights`: of each token of a sequence, in the minibatch's mean.
+    """Pack sequences. `token_weights`: weight of one loss token of each sequence in the minibatch's mean.
 
-    Without sequences: one token without loss, for the step's collectives.
+    Without sequences, the micro batch has one token without loss, for the step's collectives.
     """
     lengths = [len(sequence.token_ids) - 1 for sequence in sequences]
     token_ids = [sequence.token_ids[:-1] for sequence in sequences] or [np.zeros(1, np.int32)]
@@ -124,13 +124,13 @@ def _concatenate(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) 
 def load_micro_batch(
     sequences: Sequence[SequenceSource], weights: Sequence[float], indices: Sequence[int], device: torch.device
 ) -> MicroBatch:
-    """Of these sequences of a minibatch. For a GPU in page-locked memory: the copy then overlaps with the GPU's work."""
+    """Load these sequences of a minibatch; for a GPU into page-locked memory, to overlap the copy with GPU work."""
     batch = build_micro_batch([sequences[index].load() for index in indices], [weights[index] for index in indices])
     return map_tensors(batch, Tensor.pin_memory) if device.type == "cuda" else batch
 
 
 def iter_micro_batches(loads: Sequence[Callable[[], MicroBatch]], ranks: RankGroup) -> Generator[MicroBatch]:
-    """On the rank's device, in order."""
+    """Yield the micro batches on the rank's device, in order."""
     prefetched = iter_prefetched(loads)
     for _ in loads:
         with ranks.operation("load of samples"):
@@ -139,7 +139,7 @@ def iter_micro_batches(loads: Sequence[Callable[[], MicroBatch]], ranks: RankGro
 
 
 def iter_prefetched(loads: Sequence[Callable[[], MicroBatch]]) -> Generator[MicroBatch]:
-    """The results of `loads`. While one trains, another thread prepares the next one. Raises as the loads do."""
+    """Yield the results of `loads`. A thread prepares the next result meanwhile. Raises the errors of the loads."""
     with ThreadPoolExecutor(1, "prefetch") as pool:
         pending = pool.submit(loads[0]) if loads else None
         for load in [*loads[1:], None]:

@@ -1,6 +1,6 @@
-"""Sends samples to the ranks on other nodes: only the leading rank's node has their files.
+"""Sends samples to ranks on other nodes, because only the leading rank's node has the sample files.
 
-Each rank of that node reads and sends the samples of the ranks with its place on the other nodes.
+Each rank of that node sends the samples of the ranks with the same local rank on other nodes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,13 +13,13 @@ from asterism.engine.learner.batches.sample_files import StoredSequence, count_b
 from asterism.engine.learner.batches.training_sequence import RankShares
 from asterism.engine.learner.distributed import RankGroup
 
-PIECE_BYTES = 64 << 20  # of one transfer
+PIECE_BYTES = 64 << 20  # size of one transfer
 
 DealtMinibatch = tuple[Sequence[StoredSequence], RankShares]
 
 
 def exchange_samples(ranks: RankGroup, minibatches: Sequence[DealtMinibatch]) -> list[list[StoredSequence]]:
-    """The minibatches, with the samples of this rank in memory if their files are on another node.
+    """Return the minibatches, with the samples of this rank in memory if their files are on another node.
 
     Every rank calls it with equal minibatches.
     """
@@ -47,7 +47,7 @@ def _list_share(ranks: RankGroup, minibatches: Sequence[DealtMinibatch], rank: i
 
 
 def _iter_pieces(sequences: Sequence[StoredSequence]) -> Iterator[Tensor]:
-    """The tokens of all sequences, in pieces of PIECE_BYTES; the last one is shorter."""
+    """Yield the tokens of all sequences in pieces of PIECE_BYTES; the last piece may be shorter."""
     pending = bytearray()
     for sequence in sequences:
         pending += sequence.read_bytes()
@@ -59,7 +59,7 @@ def _iter_pieces(sequences: Sequence[StoredSequence]) -> Iterator[Tensor]:
 
 
 def _receive(sequences: Sequence[StoredSequence], sender: int) -> dict[int, StoredSequence]:
-    """By trajectory id."""
+    """Receive the sequences; return them by trajectory id."""
     content = torch.empty(count_bytes(sequences), dtype=torch.uint8)
     for piece in content.split(PIECE_BYTES) if len(content) else ():
         dist.recv(piece, sender)

@@ -1,7 +1,7 @@
-"""Files of accepted groups: each trajectory is stored once, and a rank reads only its own ones.
+"""Files of accepted groups: each trajectory is stored once, and a rank reads only its own trajectories.
 
-A file is the length of its index (uint64), the index, and the tokens of each trajectory: token ids (int32), log
-probabilities (float32) and loss mask (uint8), all little-endian. Tokens after the last one in the loss are left out.
+A file contains the length of its index (uint64), the index, and the tokens of each trajectory: token ids (int32), log
+probabilities (float32) and loss mask (uint8), all little-endian. Tokens after the last loss token are left out.
 """
 
 import os
@@ -22,12 +22,12 @@ _LENGTH = struct.Struct("<Q")
 
 
 class SampleEntry(NamedTuple):
-    """A trajectory in the index of a file."""
+    """The entry of one trajectory in the index of a file."""
 
     trajectory_id: int
     group_id: int
     advantage: float
-    num_tokens: int  # T, prompt included
+    num_tokens: int  # T, including the prompt
     num_loss_tokens: int
     token_id_range: tuple[int, int]  # lowest and highest; (0, 0) without tokens
 
@@ -37,7 +37,7 @@ _decode_index = msgspec.msgpack.Decoder(list[SampleEntry]).decode
 
 
 def write_samples(path: Path, group: GroupAccepted) -> None:
-    """Raises DiskError, and ValueError, which names the trajectory, for arrays of different lengths."""
+    """Write a file. Raises DiskError, and ValueError with the trajectory for arrays of different lengths."""
     sequences = [build_rl_sequence(sample) for sample in group.samples]
     index = _encode_index([_describe(sequence) for sequence in sequences])
     columns = ((each.token_ids, each.logprobs, each.loss_mask) for each in sequences)
@@ -57,7 +57,7 @@ def _describe(sequence: TrainingSequence) -> SampleEntry:
 
 
 class StoredSequence(NamedTuple):
-    """A trajectory of a batch. The first fields are those of SampleEntry."""
+    """A trajectory of a batch. Its first fields equal the fields of SampleEntry."""
 
     trajectory_id: int
     group_id: int
@@ -65,16 +65,16 @@ class StoredSequence(NamedTuple):
     num_tokens: int
     num_loss_tokens: int
     token_id_range: tuple[int, int]
-    path: Path  # on the leading rank's node
-    position: int  # of its tokens in the file
-    content: memoryview | None = None  # its tokens, if the file is on another node
+    path: Path  # file on the leading rank's node
+    position: int  # offset of the tokens in the file, in bytes
+    content: memoryview | None = None  # the tokens, if the file is on another node
 
     @property
     def num_bytes(self) -> int:
         return BYTES_PER_TOKEN * self.num_tokens
 
     def read_bytes(self) -> bytes:
-        """Raises OSError, and ValueError for a file that is too short."""
+        """Read the tokens. Raises OSError, and ValueError for a file that is too short."""
         with self.path.open("rb", buffering=0) as file:
             content = os.pread(file.fileno(), self.num_bytes, self.position)
         if len(content) != self.num_bytes:
@@ -82,7 +82,7 @@ class StoredSequence(NamedTuple):
         return content
 
     def load(self) -> TrainingSequence:
-        """Raises as read_bytes does."""
+        """Load the sequence. Raises the errors of read_bytes."""
         content, count = self.read_bytes() if self.content is None else self.content, self.num_tokens
         return TrainingSequence(
             np.frombuffer(content, "<i4", count),
@@ -95,21 +95,21 @@ class StoredSequence(NamedTuple):
 
 
 class SampleIndex(NamedTuple):
-    """The index of a file, encoded; the ranks receive it in this form."""
+    """The encoded index of a file, which ranks receive in this form."""
 
     path: str
     content: bytes
 
 
 def read_index(path: Path) -> SampleIndex:
-    """Reads no tokens. Raises OSError."""
+    """Read the index without the tokens. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
         return SampleIndex(str(path), file.read(length))
 
 
 def list_sequences(indexes: Iterable[SampleIndex]) -> list[StoredSequence]:
-    """In the order of the files."""
+    """Return the sequences in the order of the files."""
     sequences: list[StoredSequence] = []
     for index in indexes:
         path, position = Path(index.path), _LENGTH.size + len(index.content)

@@ -1,4 +1,4 @@
-"""A sequence to train on, in memory or not."""
+"""The sequences that the learner trains on, in memory or in files."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
@@ -18,7 +18,7 @@ class SequenceSource(Protocol):
     def group_id(self) -> int: ...
     @property
     def num_tokens(self) -> int:
-        """Prompt included, up to the last token in the loss."""
+        """The number of tokens from the prompt's first token to the last loss token."""
         ...
 
     @property
@@ -32,11 +32,11 @@ class SequenceSource(Protocol):
 
 
 Source = TypeVar("Source", bound=SequenceSource)
-RankShares = Sequence[Sequence[Sequence[int]]]  # of a minibatch: for each rank its micro batches, as lists of indices
+RankShares = Sequence[Sequence[Sequence[int]]]  # for each rank the micro batches of a minibatch, as lists of indices
 
 
 class TrainingSequence(NamedTuple):
-    """T tokens, prompt included."""
+    """A sequence of T tokens, including the prompt."""
 
     token_ids: NDArray[np.int32]  # [T]; the last token is in the loss
     loss_mask: NDArray[np.bool_]  # [T]; false for the first token, which has no prediction
@@ -62,7 +62,7 @@ class TrainingSequence(NamedTuple):
 
 
 def check_token_ids(sequences: Iterable[SequenceSource], vocab_size: int) -> None:
-    """Raises ValueError, naming the trajectory."""
+    """Raise ValueError with the trajectory for a token id outside the vocabulary."""
     for sequence in sequences:
         lowest, highest = sequence.token_id_range
         if lowest < 0 or highest >= vocab_size:
@@ -79,7 +79,7 @@ def build_training_sequence(
     group_id: int = 0,
     trajectory_id: int = 0,
 ) -> TrainingSequence:
-    """Drops the tokens after the last token in the loss. Raises ValueError if the arrays differ in length."""
+    """Build a sequence up to the last loss token. Raises ValueError if the arrays differ in length."""
     if not len(token_ids) == len(loss_mask) == len(logprobs):
         raise ValueError(f"{len(token_ids)} token ids, {len(loss_mask)} mask entries, {len(logprobs)} logprobs")
     counted = loss_mask.copy()
@@ -94,7 +94,7 @@ def build_sft_sequence(token_ids: Iterable[int], loss_mask: Iterable[int | bool]
 
 
 def build_rl_sequence(sample: TrainingSample) -> TrainingSequence:
-    """Raises ValueError, naming the trajectory, if the sample's arrays differ in length."""
+    """Build a sequence. Raises ValueError with the trajectory if the sample's arrays differ in length."""
     try:
         return build_training_sequence(
             np.frombuffer(sample.record.token_ids, "<i4"),

@@ -1,1 +1,1 @@
-"""The cold start of a rank: its dialogues, their order, its steps and its validation."""
+"""The cold start on one rank: dialogues, their order, steps and validation."""

@@ -1,4 +1,4 @@
-"""The steps of the cold start on one rank, their metrics, and the losses by file and of the validation."""
+"""The steps of the cold start on one rank, their metrics, and the validation loss."""
 
 import time
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from asterism.engine.learner.trainer import Trainer
 
 
 class ColdStartSteps:
-    """Every rank makes the same calls."""
+    """The steps of the cold start on one rank. Every rank makes the same calls."""
 
     def __init__(self, run: RunConfig, dialogues: DialogueSet, trainer: Trainer, ranks: RankGroup) -> None:
-        """`run`: with the number of steps."""
+        """`run` contains the number of steps in sft.steps."""
         self._run = run
         self._dialogues = dialogues
         self._trainer = trainer
         self._ranks = ranks
 
     def run_next(self) -> dict[str, float]:
-        """One update, and a validation if it is due. Returns the metrics of the step."""
+        """Run one update, and a validation if it is due. Return the metrics of the step."""
         trainer, began = self._trainer, time.monotonic()
         sequences = self._dialogues.get_batch(trainer.step)
         reset_peak_memory(self._ranks.device)
@@ -45,7 +45,7 @@ class ColdStartSteps:
         return metrics
 
     def _is_validation_due(self) -> bool:
-        """After a step."""
+        """Return whether a validation follows the finished step."""
         sft, step = self._run.sft, self._trainer.step
         return bool(self._dialogues.validation) and (step % sft.validation_every == 0 or step == sft.steps)
 
@@ -59,7 +59,7 @@ class ColdStartSteps:
 def measure_validation_loss(
     trainer: Trainer, sequences: Sequence[SequenceSource], names: Sequence[str], ranks: RankGroup
 ) -> dict[str, float]:
-    """Per token in the loss, over all sequences and by file, without an update. Every rank calls it."""
+    """Compute the loss per token, over all sequences and by file, without an update. Every rank calls it."""
     sums: dict[str, Tensor] = {}
     for batch, logprobs_N in trainer.score_without_update(sequences):
         added = {"loss": -logprobs_N.sum(), "tokens": torch.tensor(float(len(logprobs_N)))}

@@ -1,4 +1,4 @@
-"""The order in which the cold start takes dialogues from files by weight, and their division into steps."""
+"""The order of the cold start's dialogues, drawn from files by weight, and their division into steps."""
 
 import math
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from asterism.policies.seeded_random import shuffle_range
 
 
 class StepSize(NamedTuple):
-    """How many dialogues a step takes."""
+    """The size of a step, in dialogues or in tokens."""
 
     dialogues: int
-    tokens: int = 0  # at most, but at least one dialogue; 0: as many dialogues as above
+    tokens: int = 0  # limit per step, with at least one dialogue; 0: `dialogues` counts
 
 
 class SftSampler:
-    """The dialogues of each step of the cold start, from files by weight.
+    """A sampler that selects each step's dialogues from files by weight.
 
-    Each file has one permutation per epoch; a step may span two epochs. Files alternate as evenly as their weights allow:
-    after any number of dialogues, the number from each file differs from its share by less than the number of files.
+    Each file has one permutation per epoch; a step may span two epochs. Files alternate as evenly as their weights
+    allow: after any number of dialogues, each file's number differs from its share by less than the number of files.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SftSampler:
         seed: int,
         lengths: NDArray[np.int64] | None = None,
     ) -> None:
-        """`num_sequences`, `weights`: of each file. `lengths`: tokens of each dialogue of all files, for `size.tokens`."""
+        """`num_sequences`, `weights`: one value per file. `lengths`: tokens of each dialogue, for `size.tokens`."""
         if min(num_sequences, default=0) == 0:
             raise ValueError("the cold start has no sequence to train on")
         self._num_sequences = num_sequences
@@ -46,9 +46,9 @@ class SftSampler:
         self._restart()
 
     def get_batch(self, step: int) -> list[int]:
-        """Indices of the dialogues of `step`, counted from 0, in those of all files: a function of seed and step.
+        """Return the indices of a step's dialogues in the dialogues of all files: a function of seed and step.
 
-        Steps in order take no time for the earlier ones.
+        Steps count from 0. Calls for consecutive steps do not draw earlier steps again.
         """
         if step < self._next_step:
             self._restart()
@@ -57,7 +57,7 @@ class SftSampler:
         return [self._get_index(*position) for position in self._draw_step()]
 
     def count_steps(self, epochs: float) -> int:
-        """Steps with as many dialogues as all files have, times `epochs`; at least 1."""
+        """Count the steps that contain `epochs` times the dialogues of all files; at least 1."""
         wanted = max(1, math.ceil(round(epochs * sum(self._num_sequences), 6)))  # 1.1 * 10 is a little more than 11
         if not self._size.tokens:
             return math.ceil(wanted / self._size.dialogues)
@@ -69,12 +69,12 @@ class SftSampler:
 
     def _restart(self) -> None:
         self._next_step = 0
-        self._num_drawn = 0  # of all files
-        self._counts = [0] * len(self._num_sequences)  # of each file
-        self._pending: tuple[int, int] | None = None  # drawn, but too long for its step
+        self._num_drawn = 0  # drawn dialogues of all files
+        self._counts = [0] * len(self._num_sequences)  # drawn dialogues of each file
+        self._pending: tuple[int, int] | None = None  # drawn for the previous step, which had no room
 
     def _draw_step(self) -> list[tuple[int, int]]:
-        """File, and number of earlier dialogues of it, of each position of the next step."""
+        """Draw the next step: for each dialogue, its file and the number of earlier dialogues of this file."""
         self._next_step += 1
         if self._lengths is None or not self._size.tokens:
             return [self._draw() for _ in range(self._size.dialogues)]
@@ -89,7 +89,7 @@ class SftSampler:
             positions.append(position)
 
     def _draw(self) -> tuple[int, int]:
-        """From the file that lacks most to its share."""
+        """Draw a dialogue from the file with the largest gap between its share and its count."""
         self._num_drawn += 1
         lacks = [share * self._num_drawn - count for share, count in zip(self._shares, self._counts, strict=True)]
         file = max(range(len(lacks)), key=lacks.__getitem__)

@@ -1,4 +1,4 @@
-"""The dialogues of the cold start: tokenized by the leading rank, mapped by all ranks, by step and for the validation."""
+"""The dialogues of the cold start, by step and for validation. The leading rank tokenizes them; all ranks map them."""
 
 import itertools
 import time
@@ -24,15 +24,15 @@ from asterism.engine.learner.distributed import RankGroup, broadcast_object
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.seeded_random import mix
 
-_HELD_OUT = 2**40  # a key of the draw in place of an epoch
+_HELD_OUT = 2**40  # key of the held-out draw, where other draws have an epoch
 
 
 class StoredDialogue(NamedTuple):
-    """Implements SequenceSource: a dialogue of a token file."""
+    """A dialogue of a token file, as a SequenceSource."""
 
     tokens: MappedTokens
-    place: int  # in the file, from 0
-    group_id: int  # number of its file
+    place: int  # position in the file, from 0
+    group_id: int  # number of the file
 
     @property
     def trajectory_id(self) -> int:
@@ -58,14 +58,14 @@ class StoredDialogue(NamedTuple):
 
 
 class DialogueSet:
-    """Every rank has the same dialogues in the same order. Raises UnusableInput if a file has none to train on."""
+    """The dialogues, equal on every rank. Raises UnusableInput for a file without dialogues to train on."""
 
     def __init__(
         self, sft: SftConfig, seed: int, files: Sequence[MappedTokens], validation: Sequence[MappedTokens] = ()
     ) -> None:
-        """`files`: of sft.files. `validation`: of sft.validation_files."""
+        """`files`: tokens of sft.files. `validation`: tokens of sft.validation_files."""
         self._files = files
-        self._trained: list[NDArray[np.int64]] = []  # places in each file
+        self._trained: list[NDArray[np.int64]] = []  # places of trained dialogues in each file
         self.validation = [
             StoredDialogue(each, index, 0) for each in validation for index in range(each.report.dialogues)
         ]
@@ -81,20 +81,20 @@ class DialogueSet:
         size = StepSize(sft.batch_size, sft.tokens_per_step)
         lengths = [np.diff(file.offsets)[places] for file, places in zip(files, self._trained, strict=True)]
         self._sampler = SftSampler(counts, weights, size, seed, np.concatenate(lengths))
-        self.sft = replace(sft, steps=sft.steps or self._sampler.count_steps(sft.epochs), epochs=0.0)  # with steps
+        self.sft = replace(sft, steps=sft.steps or self._sampler.count_steps(sft.epochs), epochs=0.0)
 
     def get_batch(self, step: int) -> list[StoredDialogue]:
-        """Of `step`, counted from 0."""
+        """Return the dialogues of `step`, counted from 0."""
         return [self._get_dialogue(index) for index in self._sampler.get_batch(step)]
 
     def _get_dialogue(self, index: int) -> StoredDialogue:
-        """`index`: in the dialogues of all files that are not held out."""
+        """Return the dialogue at `index` in the dialogues of all files that are not held out."""
         number = bisect_right(self._starts, index) - 1
         return StoredDialogue(self._files[number], int(self._trained[number][index - self._starts[number]]), number)
 
 
 def _choose_held_out(count: int, share: float, seed: int, number: int) -> list[int]:
-    """At least one if the share is positive and the file has several dialogues."""
+    """Choose the held-out dialogues: at least one if the share is positive and the file has several dialogues."""
     if not share or count < 2:
         return []
     wanted, draws, chosen = max(1, round(share * count)), itertools.count(), set[int]()
@@ -104,7 +104,7 @@ def _choose_held_out(count: int, share: float, seed: int, number: int) -> list[i
 
 
 def open_dialogues(run: RunConfig, folder: RunFolder, ranks: RankGroup, tokenizer_folder: Path) -> DialogueSet:
-    """The leading rank tokenizes the files that have no token file yet. The other ranks wait, and then map them, too.
+    """Open the dialogues. The leading rank tokenizes files without a token file; other ranks wait, then map the files.
 
     Every rank calls it, and raises the UnusableInput of the leading rank.
     """

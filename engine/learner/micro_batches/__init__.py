@@ -1,1 +1,1 @@
-"""Micro batches of equal cost on all ranks, and how fast the ranks train on them."""
+"""Micro batches of equal cost on all ranks, and the metrics of their training speed."""

@@ -1,4 +1,4 @@
-"""Metrics of a step's speed: how full and even the micro batches are, model FLOP/s, memory and the load of the experts."""
+"""The metrics of a step's speed: fill and balance of micro batches, model FLOP/s, memory, and load of the experts."""
 
 import resource
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ _MAXRSS_UNIT = 1024  # bytes, on Linux
 def compute_plan_metrics(
     minibatches: Sequence[tuple[Sequence[SequenceSource], RankShares]], micro_batch_tokens: int, attention_tokens: float
 ) -> dict[str, float]:
-    """Of the micro batches of all ranks; empty without minibatches.
+    """Compute metrics of the micro batches of all ranks; empty without minibatches.
 
     fill       tokens over micro batches times `micro_batch_tokens`; above 1 with longer sequences
-    imbalance  share of time in which ranks wait for the slowest one of each round, by the costs of packing.py
+    imbalance  share of time in which ranks wait for the slowest rank of each round, by the costs of packing.py
     """
     tokens, num_micro_batches, mean_cost, longest_cost = 0, 0, 0.0, 0.0
     for sequences, shares in minibatches:
@@ -45,7 +45,7 @@ def _sum_costs(lengths: Sequence[int], attention_tokens: float) -> float:
 def compute_speed_metrics(
     sequences: Sequence[SequenceSource], flops: ForwardFlops, train_s: float, num_ranks: int, peak_tflops: float
 ) -> dict[str, float]:
-    """Tokens per second of all ranks, prompts included; with a peak of one rank also mfu, the share of all peaks."""
+    """Compute tokens per second of all ranks, prompts included; with a peak per rank also mfu, the share of peaks."""
     trained = [each for each in sequences if each.num_loss_tokens]
     lengths = [each.num_tokens - 1 for each in trained]
     speed = {"trained_tokens_per_s": sum(lengths) / train_s}
@@ -61,14 +61,14 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def measure_peak_memory(device: torch.device) -> dict[str, float]:
-    """GiB: of tensors on the GPU since the reset, or resident in main memory since the start of the process."""
+    """Return peak GiB: tensors on the GPU since the reset, or resident main memory since the process started."""
     if device.type == "cuda":
         return {"peak_memory_gib": torch.cuda.max_memory_allocated(device) / GIB}
     return {"peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT / GIB}
 
 
 def compute_expert_metrics(model: nn.Module, ranks: RankGroup) -> dict[str, float]:
-    """Over the tokens of all ranks since the last call; empty for models without experts. Every rank calls it."""
+    """Compute metrics of all ranks' tokens since the last call; empty without experts. Every rank calls it."""
     counts_LX = take_expert_counts(model)
     if counts_LX is None:
         return {}

@@ -1,8 +1,8 @@
-"""Deals the sequences of a minibatch to the ranks as micro batches of similar cost.
+"""Distributes the sequences of a minibatch over the ranks as micro batches of similar cost.
 
-All ranks start a micro batch at about the same time, because each one gathers parameters: ranks with a cheaper micro
-batch wait for the others. Therefore all micro batches of a minibatch are planned together, sorted by cost, and dealt in
-rounds of one per rank. The cost of a sequence of T tokens is T + T^2 / attention_tokens.
+All ranks start a micro batch at about the same time, because each micro batch gathers parameters: ranks with a cheaper
+micro batch wait. So all micro batches of a minibatch are planned together, sorted by cost, and distributed in rounds of
+one per rank. The cost of a sequence of T tokens is T + T^2 / attention_tokens.
 """
 
 import math
@@ -20,11 +20,11 @@ def split_micro_batches(
     micro_batch_tokens: int,
     attention_tokens: float = math.inf,
 ) -> list[list[list[int]]]:
-    """For each rank its micro batches, as lists of indices; every rank has the same number of them, at least one.
+    """Return each rank's micro batches, as lists of indices. Every rank has the same number of them, at least one.
 
-    A micro batch has at most `micro_batch_tokens`; a longer sequence gets its own. Some may be empty. Sequences without
-    a token in the loss are left out. `attention_tokens`: the length at which attention costs as much as all other
-    products. The most expensive micro batches come first.
+    A micro batch has at most `micro_batch_tokens`; a longer sequence has its own. Micro batches may be empty.
+    Sequences without a token in the loss are left out. `attention_tokens`: the length at which attention costs as much
+    as all other products. The most expensive micro batches come first.
     """
     lengths = {index: each.num_tokens - 1 for index, each in enumerate(sequences) if each.num_loss_tokens}
     longest_first = sorted(lengths, key=lambda index: (-lengths[index], index))
@@ -38,9 +38,9 @@ def split_micro_batches(
 
 
 def _fill_densely(longest_first: Sequence[int], lengths: dict[int, int], most_tokens: int) -> list[list[int]]:
-    """As few micro batches as possible: each sequence goes where it leaves the least room (best fit decreasing)."""
+    """Fill few micro batches: each sequence joins the micro batch with the least room that suffices (best fit)."""
     micro_batches: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # tokens that fit, and the micro batch; ascending
+    rooms: list[tuple[int, int]] = []  # free tokens and index of each micro batch, ascending
     for index in longest_first:
         place = bisect_left(rooms, (lengths[index], 0))
         if place < len(rooms):
@@ -56,7 +56,7 @@ def _fill_densely(longest_first: Sequence[int], lengths: dict[int, int], most_to
 def _fill_evenly(
     longest_first: Sequence[int], lengths: dict[int, int], costs: dict[int, float], most_tokens: int, count: int
 ) -> list[list[int]] | None:
-    """Each sequence goes to the cheapest of `count` micro batches with room. None if one finds no room."""
+    """Add each sequence to the cheapest of `count` micro batches with room. None if a sequence fits nowhere."""
     micro_batches: list[list[int]] = [[] for _ in range(count)]
     tokens, totals = np.zeros(count, np.int64), np.zeros(count)
     for index in longest_first:

@@ -1,1 +1,1 @@
-"""Freeing the GPU of a rank for engines that share it."""
+"""The release of a rank's GPU memory for engines that share the GPU."""

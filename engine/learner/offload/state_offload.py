@@ -1,10 +1,10 @@
-"""Frees the GPU of a rank for engines that share it (sglang.colocate), from the publication of weights to the next step.
+"""Frees a rank's GPU memory for engines that share the GPU (sglang.colocate), from a publication to the next step.
 
-The cached memory of the allocator is freed in any case. With learner.memory.offload = "between_steps" the weights, the moments of
-the optimizer and the weights of the reference model move to page-locked main memory. Gradients exist only within an update.
+The allocator's cached memory is always freed. With learner.memory.offload = "between_steps" the weights, the moments of the
+optimizer and the weights of the reference model move to page-locked main memory. Gradients exist only in an update.
 
-A tensor then refers to main memory, so that a checkpoint can read it, and its storage on the device has 0 bytes. The step
-fills this same storage again: other tensors refer to it, such as FSDP's views of the parameters.
+A tensor then refers to main memory, so that a checkpoint can read it, and its storage on the device has 0 bytes. The
+next step fills the same storage again, because other tensors refer to it, such as FSDP's views of the parameters.
 """
 
 import time
@@ -23,7 +23,7 @@ from asterism.engine.learner.distributed import RankGroup, wait_at_barrier
 
 
 def list_state(model: nn.Module, optimizers: Iterable[Optimizer], reference: nn.Module | None) -> list[Tensor]:
-    """Weights, the tensors of optimizers, and the weights of the reference, which may be those of the model."""
+    """Return the tensors of model, optimizers and reference, each once: the reference may have the model's weights."""
     states = [state.values() for optimizer in optimizers for state in optimizer.state.values()]
     frozen = [] if reference is None else reference.parameters()
     tensors = [*model.parameters(), *chain.from_iterable(states), *frozen]
@@ -31,12 +31,12 @@ def list_state(model: nn.Module, optimizers: Iterable[Optimizer], reference: nn.
 
 
 class _MovedTensor(NamedTuple):
-    tensor: Tensor  # this rank's part of a parameter or moment; in main memory
-    on_device: Tensor  # the same elements; without memory
+    tensor: Tensor  # this rank's part of a parameter or moment, in main memory
+    on_device: Tensor  # its tensor on the device, without memory
 
 
 class StateOffload:
-    """Between steps, all ranks call `release` and then `restore`. Does nothing if the rank shares no GPU."""
+    """An offload between steps: all ranks call `release`, then `restore`. Without a shared GPU, both do nothing."""
 
     def __init__(self, run: RunConfig, ranks: RankGroup) -> None:
         self._ranks = ranks
@@ -46,7 +46,7 @@ class StateOffload:
         self._offload_s = 0.0
 
     def release(self, collect_state: Callable[[], Iterable[Tensor]]) -> None:
-        """Returns when the memory of all ranks is free. `collect_state`: the tensors that move; no other thread reads them."""
+        """Free the memory of all ranks. `collect_state` returns the tensors to move, which no other thread reads."""
         if not self._is_shared:
             return
         with self._measuring("release of the GPU"):
@@ -58,7 +58,7 @@ class StateOffload:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Move everything back. The copies in main memory do not change: a checkpoint may still read them."""
+        """Move the tensors back. Their copies in main memory do not change: a checkpoint may still read them."""
         if not self._moved:
             return
         with self._measuring("return to the GPU"):
@@ -72,7 +72,7 @@ class StateOffload:
             self._moved.clear()
 
     def take_metrics(self) -> dict[str, float]:
-        """`offload_s`: seconds in `release` and `restore` since the last call; without sharing, nothing."""
+        """Return `offload_s`: seconds in `release` and `restore` since the last call; empty without a shared GPU."""
         offload_s, self._offload_s = self._offload_s, 0.0
         return {"offload_s": offload_s} if self._is_shared else {}
 
@@ -80,7 +80,7 @@ class StateOffload:
     def _move_to_host(self, tensors: Iterable[Tensor]) -> None:
         device_type = self._ranks.device.type
         local = [_get_local_tensor(each) for each in tensors]
-        # Steps of AdamW are in main memory anyway.
+        # AdamW's step counts are always in main memory.
         copies = [(each, _copy_to_host(each)) for each in local if each.device.type == device_type]
         self._synchronize()
         for tensor, on_host in copies:
@@ -102,12 +102,12 @@ class StateOffload:
 
 
 def _get_local_tensor(tensor: Tensor) -> Tensor:
-    """The tensor that a DTensor refers to: `to_local` returns a view for a parameter, and a move would change only the view."""
+    """Return a DTensor's own tensor. For a parameter, `to_local` returns a view: a move would change only this view."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # pyright: ignore[reportPrivateUsage]
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
-    """With the whole storage, which may have padding of FSDP. The copy may not be complete before a synchronization."""
+    """Start to copy the whole storage, with FSDP's padding. The copy is complete after a synchronization."""
     source = tensor.untyped_storage()
     copied = torch.empty(source.nbytes(), dtype=torch.uint8, pin_memory=tensor.is_cuda)
     copied.copy_(_view_bytes(source), non_blocking=True)

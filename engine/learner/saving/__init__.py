@@ -1,1 +1,1 @@
-"""Writing checkpoints: the state of training with DCP, in the background, and the exported model."""
+"""Writes checkpoints in the background: the state of training with DCP, and the exported model."""

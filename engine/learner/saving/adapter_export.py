@@ -1,6 +1,6 @@
-"""The exported model of a checkpoint with adapters, from the files of DCP: merged weights, and adapters in peft's format.
+"""Exports a checkpoint with adapters from its DCP files: merged weights, and adapters in peft's format.
 
-A checkpoint after step 0 has no frozen weights: they are in the checkpoint of step 0 of the run.
+A checkpoint after step 0 has no frozen weights: the run's checkpoint of step 0 contains them.
 
 `peft.PeftModel.from_pretrained(model, folder)` adds the adapters to the exported model of step 0.
 """
@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from asterism.engine.export.hf_export import Shapes, WeightShard, make_readable, write_shard
 from asterism.engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder
 from asterism.engine.learner.saving.training_state import read_whole_weights
-from asterism.engine.model.hf_export import Shapes, WeightShard, make_readable, write_shard
 from asterism.engine.model.lora.lora_linear import list_adapter_parameters, list_adapters, merge_rows, name_adapter
 from asterism.engine.model.lora.lora_options import LoraOptions
 
-_PREFIX = "base_model.model."  # of all names in peft's files
+_PREFIX = "base_model.model."  # prefix of all names in peft's files
 
 
 class SavedAdapters(NamedTuple):
@@ -28,7 +28,7 @@ class SavedAdapters(NamedTuple):
 
 
 def describe_adapters(model: nn.Module) -> SavedAdapters | None:
-    """None: the model has no adapters."""
+    """Describe the model's adapters, or return None without adapters."""
     layers = list_adapters(model)
     if not layers:
         return None
@@ -37,13 +37,13 @@ def describe_adapters(model: nn.Module) -> SavedAdapters | None:
 
 
 def get_adapter_folder(checkpoint: Path) -> Path:
-    """In a checkpoint's folder: transformers would add an adapter next to model.safetensors to the merged weights."""
+    """Return a separate folder: transformers would add adapters next to model.safetensors to the merged weights."""
     return checkpoint / "adapter"
 
 
 def read_merged_weights(checkpoint: Path, base: Path, adapters: SavedAdapters, shapes: Shapes) -> dict[str, Tensor]:
-    """Whole weights in float32, by one rank alone. `base`: the checkpoint with the frozen weights; `shapes`: of the
-    weights to read, without adapters. Besides them, it needs memory for their adapters."""
+    """Read whole weights in float32, on one rank. `base`: the checkpoint with the frozen weights; `shapes`: the shapes
+    of the weights to read, without adapters. The adapters of these weights need additional memory."""
     weights = read_whole_weights(get_tensors_folder(base), shapes)
     pairs = {name: (name_adapter(name, "A"), name_adapter(name, "B")) for name in shapes}
     pairs = {name: pair for name, pair in pairs.items() if pair[0] in adapters.shapes}
@@ -55,7 +55,7 @@ def read_merged_weights(checkpoint: Path, base: Path, adapters: SavedAdapters, s
 
 
 def write_adapters(checkpoint: Path, adapters: SavedAdapters) -> list[Path]:
-    """By one rank alone, in float32. Returns the files. Raises OSError."""
+    """Write the adapters in float32, on one rank. Return the files. Raises OSError."""
     folder, base, options = get_adapter_folder(checkpoint), checkpoint.with_name(FIRST_CHECKPOINT), adapters.options
     folder.mkdir()
     shapes = {f"{_PREFIX}{name}": shape for name, shape in adapters.shapes.items()}

@@ -1,7 +1,7 @@
-"""The weights of a checkpoint for an export: from the state of training, or else from the exported model.
+"""The weights of a checkpoint for an export: from the state of training, or without it from the exported model.
 
-The state of training has float32 and is in each checkpoint; the exported model is not (learner.checkpoints.export_every). Adapters
-are merged.
+The state of training is in each checkpoint, in float32; the exported model is only in some (learner.checkpoints.export_every).
+Adapters are merged.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from asterism.configs.integrity.file_manifest import check_file
+from asterism.engine.export.hf_export import Shapes, WeightReader, plan_shards, write_index, write_shard
 from asterism.engine.learner.checkpoints import FIRST_CHECKPOINT, get_tensors_folder, is_resumable
 from asterism.engine.learner.saving.adapter_export import SavedAdapters, describe_adapters, read_merged_weights
 from asterism.engine.learner.saving.training_state import read_whole_weights
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.hf_export import Shapes, WeightReader, plan_shards, write_index, write_shard
 from asterism.engine.model.lora.lora_linear import add_adapters
 from asterism.engine.model.lora.lora_options import LoraOptions
 from asterism.engine.model.model_config import DecoderConfig, check_weight_shapes, load_model_config
@@ -32,7 +32,7 @@ class CheckpointWeights(NamedTuple):
 
 
 def open_checkpoint_weights(checkpoint: Path, options: LoraOptions | None) -> CheckpointWeights:
-    """`options`: of the run's adapters. Raises CheckpointError or UnsupportedModel."""
+    """Open the weights. `options`: the run's adapters. Raises CheckpointError or UnsupportedModel."""
     config = load_model_config(checkpoint)
     shapes = config.compute_weight_shapes()
     tensors = get_tensors_folder(checkpoint)
@@ -51,7 +51,7 @@ def open_checkpoint_weights(checkpoint: Path, options: LoraOptions | None) -> Ch
 
 
 def write_weights(folder: Path, weights: CheckpointWeights, dtype: torch.dtype, max_shard_bytes: int) -> None:
-    """Safetensors files and their index. Raises OSError and CheckpointError."""
+    """Write safetensors files and their index. Raises OSError and CheckpointError."""
     shards = plan_shards(weights.shapes, dtype, max_shard_bytes)
     for shard in shards:
         write_shard(folder, shard, weights.shapes, dtype, weights.read)
@@ -75,7 +75,7 @@ class _ExportedFiles:
     """The weights in the safetensors files of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError."""
+        """Check the files' headers. Raises CheckpointError."""
         check_weight_shapes(folder)
         self._files = {name: file for file in list_weight_files(folder) for name in read_weight_shapes(file)}
 

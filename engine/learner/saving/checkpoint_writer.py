@@ -1,11 +1,11 @@
 """Writes checkpoints in a background thread on each rank, while training continues.
 
-The thread reads weights and moments from the memory that training uses, so that no rank needs memory for a copy of them.
-`wait_until_read` lets the next optimizer update wait for it; forward and backward passes do not change this memory. The
-files are then in the page cache of each node. Next, the thread makes the export, from these files and without collectives,
-each rank its own shards; waits for the disk; and gives the folder its final name.
+The thread reads weights and moments from the memory that training uses, so that no rank needs memory for a copy. The
+next optimizer update waits for it in `wait_until_read`; forward and backward passes do not change this memory. Then the
+files are in the page cache of each node. From them, each rank exports its own shards, without collectives. The thread
+then waits for the disk and gives the folder its final name.
 
-All ranks make the same calls. Their threads communicate through a process group of their own.
+All ranks make the same calls. Their threads communicate through a separate process group.
 """
 
 import shutil
@@ -22,7 +22,16 @@ from torch import Tensor
 
 from asterism.configs.atomic_write import sync_paths
 from asterism.configs.integrity.file_manifest import digest_files, list_files, write_manifest
-from asterism.engine.chat.chat_files import ServedChat, write_chat_files
+from asterism.engine.export.chat_files import ServedChat, write_chat_files
+from asterism.engine.export.hf_export import (
+    MAX_SHARD_BYTES,
+    Shapes,
+    make_readable,
+    plan_shards,
+    write_index,
+    write_model_description,
+    write_shard,
+)
 from asterism.engine.learner.checkpoints import (
     FIRST_CHECKPOINT,
     TrainerState,
@@ -35,31 +44,22 @@ from asterism.engine.learner.checkpoints import (
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.saving.adapter_export import SavedAdapters, read_merged_weights, write_adapters
 from asterism.engine.learner.saving.training_state import StateDict, read_whole_weights, write_training_state
-from asterism.engine.model.hf_export import (
-    MAX_SHARD_BYTES,
-    Shapes,
-    make_readable,
-    plan_shards,
-    write_index,
-    write_model_description,
-    write_shard,
-)
 from asterism.engine.model.model_config import DecoderConfig
 
 Result = TypeVar("Result")
 
 
 class ModelExport(NamedTuple):
-    """How the transformers model of a checkpoint is written."""
+    """The options of a checkpoint's transformers model."""
 
     config: DecoderConfig
-    shapes: Shapes  # of the weights, without duplicates of tied ones and without adapters
+    shapes: Shapes  # weights without duplicates of tied weights and without adapters
     tokenizer_folder: Path
     dtype: torch.dtype
     adapters: SavedAdapters | None  # merged into the weights
     has_weights: bool = True  # False: only the configuration and the tokenizer
     max_shard_bytes: int = MAX_SHARD_BYTES
-    build_chat: Callable[[], ServedChat | None] = lambda: None  # None: the files of `tokenizer_folder`
+    build_chat: Callable[[], ServedChat | None] = lambda: None  # None: keeps the files of `tokenizer_folder`
 
 
 class PendingCheckpoint(NamedTuple):
@@ -70,7 +70,7 @@ class PendingCheckpoint(NamedTuple):
 
 
 class CheckpointWriter:
-    """One checkpoint at a time."""
+    """A writer of one checkpoint at a time."""
 
     def __init__(self, ranks: RankGroup, threads: int) -> None:
         self._ranks = ranks
@@ -80,13 +80,13 @@ class CheckpointWriter:
         self._is_read.set()
 
     def start(self, pending: PendingCheckpoint, state: StateDict) -> None:
-        """Waits for the previous checkpoint, and raises its error. The state may not change until it is read."""
+        """Wait for the previous checkpoint and raise its error; start. The state may not change until it is read."""
         self.wait()
         self._is_read.clear()
         self._committed = self._thread.submit(self._write, pending, state)
 
     def wait_until_read(self, *_: object) -> None:
-        """Until the state may change; also a hook of optimizers. The leading rank raises the error of a failed write, which ends all ranks."""
+        """Wait until the state may change; a hook of optimizers. The leading rank raises errors of a failed write."""
         if not self._is_read.is_set():
             with self._ranks.operation("wait for the checkpoint"):
                 self._is_read.wait()
@@ -94,7 +94,7 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Until the checkpoint has its final name on every rank. Raises DiskError, and other errors of the write."""
+        """Wait until the checkpoint has its final name on every rank. Raises DiskError and other errors of writes."""
         committed, self._committed = self._committed, None
         if committed is not None:
             with self._ranks.operation("wait for the checkpoint"):
@@ -129,14 +129,14 @@ class CheckpointWriter:
         self._on_leader(partial(_commit, pending, digests))
 
     def _write_share(self, target: Path, base: Path, export: ModelExport) -> Mapping[str, str]:
-        """The digests of the files that this rank has written, which are on the disk then."""
+        """Write this rank's files to the disk; return the digests of all files that it has written."""
         written = self._write_export(target, base, export)
         digests = digest_files(target, written)  # while the page cache has them
         sync_paths(written)
         return digests
 
     def _write_export(self, target: Path, base: Path, export: ModelExport) -> Sequence[Path]:
-        """The shards of this rank; on the leading rank the small files too. Returns all files that this rank has written.
+        """Write the shards of this rank; on the leading rank also the small files. Return all files of this rank.
 
         `base`: the checkpoint with the frozen weights of a model with adapters.
         """
@@ -159,7 +159,7 @@ class CheckpointWriter:
         self._on_all_ranks(work if self._ranks.is_leader else lambda: None)
 
     def _on_all_ranks(self, work: Callable[[], Result]) -> list[Result]:
-        """Run `work` on each rank and wait for all; returns the results by rank. If it fails on one rank, every rank raises."""
+        """Run `work` on all ranks; return the results by rank. If it fails on one rank, every rank raises an error."""
         if (group := self._ranks.checkpoint_group) is None:
             return [work()]
         error: BaseException | None = None
@@ -186,7 +186,7 @@ def _read_weights(target: Path, base: Path, export: ModelExport, names: Sequence
 
 
 def _make_empty(target: Path) -> None:
-    """Remove what a killed save has left."""
+    """Make an empty folder, without the files of a killed save."""
     if target.exists():
         shutil.rmtree(target)
     get_tensors_folder(target).mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""Reads the files of torch.distributed.checkpoint (DCP): checks them by the checkpoint's manifest, and its metadata by class.
+"""Reads files of torch.distributed.checkpoint (DCP), after checks of their digests and of the metadata's classes.
 
 DCP pickles its metadata, and unpickling can call any function. The unpickler here allows only the classes of metadata
-about tensors. Metadata about pickled objects is refused too: DCP would unpickle these objects.
+about tensors. It also refuses metadata about pickled objects, because DCP would unpickle these objects.
 """
 
 import pickle
@@ -28,7 +28,7 @@ _ALLOWED = {
 
 
 class TensorReader(FileSystemReader):
-    """Raises CheckpointError, which names the file, for metadata that DCP has not written about tensors."""
+    """A reader that raises CheckpointError, with the file, for metadata that does not describe DCP's tensors."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self._get_metadata_path(kwargs.get("rank")))
@@ -55,7 +55,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _check_metadata(metadata: Any) -> None:
-    """Raises TypeError or ValueError. Files of tensors are in the metadata's folder."""
+    """Raise TypeError for other objects, and ValueError for tensor files outside of the metadata's folder."""
     if not isinstance(metadata, Metadata):
         raise TypeError(f"{type(metadata).__name__} instead of Metadata")
     for index, place in metadata.storage_data.items():
@@ -66,7 +66,7 @@ def _check_metadata(metadata: Any) -> None:
 def check_tensor_files(checkpoint: Path, folder: Path, ranks: RankGroup) -> None:
     """Check the files of `folder` by the checkpoint's manifest before a rank uses them. Every rank calls it.
 
-    Each rank reads its share of the files; all raise DamagedFile for the same file.
+    Each rank reads its share of the files; all ranks raise DamagedFile for the same file.
     """
     group, damage = ranks.checkpoint_group, _find_damage_in_share(checkpoint, folder, ranks)
     found: list[str | None] = [damage] * ranks.world_size

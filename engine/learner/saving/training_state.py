@@ -1,9 +1,9 @@
 """The state of training as tensors of torch.distributed.checkpoint (DCP), for any number of ranks.
 
-Names of the tensors: `model.PARAMETER`, `optimizer.state.PARAMETER.MOMENT`, `random.cpu_RANK` and `random.cuda_RANK`.
-Parameters that are frozen in RL do not change: only the checkpoint of step 0 has them. The
-schedule follows from the stage and the step, which are in state.json (asterism.engine.learner.checkpoints), and from the
-configuration, as do the other options of the optimizer.
+The names of the tensors are `model.PARAMETER`, `optimizer.state.PARAMETER.MOMENT`, `random.cpu_RANK` and
+`random.cuda_RANK`. Only the checkpoint of step 0 has the parameters that are frozen in RL. The schedule and the other
+options of the optimizer follow from the configuration, and from the stage and the step in state.json
+(asterism.engine.learner.checkpoints).
 
 Each rank reads and writes only its own shards, in float32.
 """
@@ -36,18 +36,18 @@ _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # makes the stat
 
 
 def capture_training_state(model: nn.Module, optimizers: Sequence[Optimizer], step: int, ranks: RankGroup) -> StateDict:
-    """Refers to the memory of weights and moments: write it before the next update. Random states are copies."""
+    """Return the state, which must be written before the next update: only random states are copies."""
     state: StateDict = {"model": _list_weights(model, step), "random": _capture_random_states(ranks)}
     if step:  # before the first step there is no optimizer state, and get_optimizer_state_dict would create one
         moments = _select_moments(_get_optimizer_state(model, optimizers))
-        state["optimizer"] = {name: each.detach() for name, each in moments.items()}  # may be moved: StateOffload
+        state["optimizer"] = {name: each.detach() for name, each in moments.items()}  # StateOffload may move them
     return state
 
 
 def write_training_state(folder: Path, state: StateDict, ranks: RankGroup, on_written: Callable[[], None]) -> None:
-    """Every rank calls it. `on_written` is called as soon as this rank no longer reads the state.
+    """Write the state. Every rank calls it; `on_written` is called as soon as this rank no longer reads the state.
 
-    The files may not be on the disk yet. If one rank fails, all ranks raise RuntimeError with its traceback.
+    The files may not yet be on the disk. If one rank fails, all ranks raise RuntimeError with its traceback.
     """
     writer = _ReproducibleWriter(folder, on_written)
     group = ranks.checkpoint_group
@@ -61,8 +61,8 @@ def write_training_state(folder: Path, state: StateDict, ranks: RankGroup, on_wr
 def load_training_state(
     checkpoint: Path, model: nn.Module, optimizers: Sequence[Optimizer], step: int, ranks: RankGroup
 ) -> None:
-    """Every rank calls it. A rank without a saved random state keeps its present one. Raises CheckpointError and
-    DamagedFile."""
+    """Load the state. Every rank calls it. A rank without a saved random state keeps its current state. Raises
+    CheckpointError and DamagedFile."""
     reader = _open_tensors(checkpoint, ranks)
     if frozen := _list_weights(model, 0).keys() - _list_weights(model, step):
         _load_frozen_weights(checkpoint, model, ranks, frozen)
@@ -78,7 +78,7 @@ def load_training_state(
 
 
 def load_weights(checkpoint: Path, model: nn.Module, ranks: RankGroup) -> None:
-    """Only the weights of a checkpoint that has all. Every rank calls it. Raises CheckpointError and DamagedFile."""
+    """Load weights from a checkpoint with all weights. Every rank calls it. Raises CheckpointError and DamagedFile."""
     _load(_open_tensors(checkpoint, ranks), {"model": _list_weights(model, 0)}, no_dist=ranks.world_size == 1)
 
 
@@ -91,7 +91,7 @@ def _load_frozen_weights(checkpoint: Path, model: nn.Module, ranks: RankGroup, n
 
 
 def read_whole_weights(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """Whole tensors in float32, by one rank alone. `folder`: with all files of DCP, as get_tensors_folder names it.
+    """Read whole tensors in float32, on one rank. `folder`: the result of get_tensors_folder, with all files of DCP.
 
     Raises CheckpointError and DamagedFile.
     """
@@ -114,7 +114,7 @@ def _open_tensors(checkpoint: Path, ranks: RankGroup) -> TensorReader:
 
 
 def _load(reader: TensorReader, state: StateDict, *, no_dist: bool) -> None:
-    """Into the memory of `state`."""
+    """Load tensors into the memory of `state`."""
     try:
         with _without_process_group_warning():
             load_tensors(state, storage_reader=reader, no_dist=no_dist)
@@ -124,7 +124,7 @@ def _load(reader: TensorReader, state: StateDict, *, no_dist: bool) -> None:
 
 
 def _list_weights(model: nn.Module, step: int) -> dict[str, Tensor]:
-    """Those in a checkpoint of the step."""
+    """Return the weights that a checkpoint of the step contains."""
     return {name: each.detach() for name, each in model.named_parameters() if each.requires_grad or step == 0}
 
 
@@ -133,7 +133,7 @@ def _get_optimizer_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> S
 
 
 def _select_moments(optimizer_state: StateDict) -> StateDict:
-    """Without options such as betas: DCP would store them once per parameter."""
+    """Leave out options such as betas, which DCP would store once per parameter."""
     return {name: each for name, each in optimizer_state.items() if name.startswith("state.")}
 
 
@@ -152,7 +152,7 @@ def _restore_random_states(states: Mapping[str, Tensor], ranks: RankGroup) -> No
 
 
 class _ReproducibleWriter(FileSystemWriter):
-    """Omits the path and the random number that torch adds to the tensors, so that equal states give equal bytes."""
+    """A writer without the path and the random number that torch adds, so that equal states have equal bytes."""
 
     def __init__(self, folder: Path, on_written: Callable[[], None]) -> None:
         super().__init__(folder, sync_files=False)  # the caller synchronizes files and folders
@@ -169,7 +169,7 @@ class _ReproducibleWriter(FileSystemWriter):
 
 @contextmanager
 def _without_process_group_warning() -> Generator[None]:
-    """Suppress torch's warning that there is no process group, which it gives even with no_dist."""
+    """Suppress torch's warning about a missing process group, which torch gives even with no_dist."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
         yield

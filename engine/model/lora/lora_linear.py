@@ -15,7 +15,7 @@ from asterism.engine.model.lora.lora_options import ATTENTION_TARGETS, LoraOptio
 
 
 class LoraLinear(UninitializedLinear):
-    """A frozen linear layer with an adapter. It takes over the layer's parameters."""
+    """A frozen linear layer with an adapter. It has the parameters of the layer that it replaces."""
 
     def __init__(self, layer: nn.Linear, options: LoraOptions) -> None:
         has_bias = layer.bias is not None  # pyright: ignore[reportUnnecessaryComparison] - torch's types omit None
@@ -33,7 +33,7 @@ class LoraLinear(UninitializedLinear):
 def add_adapters(model: CausalLM, options: LoraOptions) -> None:
     """Freeze all parameters and add adapters, before the model is sharded. Raises UnsupportedModel.
 
-    The adapters have the device of the model, and no values yet.
+    The adapters are on the model's device and have no values yet.
     """
     check_lora_targets(model.config, options)
     model.requires_grad_(False)
@@ -46,12 +46,12 @@ def add_adapters(model: CausalLM, options: LoraOptions) -> None:
 
 
 def list_adapters(model: nn.Module) -> dict[str, LoraLinear]:
-    """By the name of the layer. Empty: the model has no adapters."""
+    """Return the layers with adapters by name; empty for a model without adapters."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
 
 
 def list_base_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters except those of adapters."""
+    """Return all parameters except the adapters' parameters."""
     adapters = list_adapter_parameters(model)
     return {name: each for name, each in model.named_parameters() if name not in adapters}
 
@@ -65,11 +65,11 @@ def list_adapter_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def name_adapter(weight: str, matrix: str) -> str:
-    """The name of matrix A or B of the adapter of a layer. `weight`: the name of the layer's weights."""
+    """Return the name of matrix A or B of a layer's adapter. `weight`: the name of the layer's weights."""
     return f"{weight.removesuffix('weight')}lora_{matrix}.weight"
 
 
 @torch.no_grad()
 def merge_rows(rows_RI: Tensor, b_RK: Tensor, a_KI: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-    """R rows of W + (alpha / r) B A, of rank K; exactly W if B is 0. `out` may be the rows themselves."""
+    """Return R rows of W + (alpha / r) B A, of rank K; exactly W if B is 0. `out` may be `rows_RI`."""
     return torch.addmm(rows_RI, b_RK, a_KI, alpha=scale, out=out)

@@ -22,7 +22,7 @@ class LoraOptions(NamedTuple):
 
 
 def get_lora_options(learner: LearnerConfig) -> LoraOptions | None:
-    """None: all parameters are trained."""
+    """Return the options of the adapters, or None if all parameters are trained."""
     if learner.lora.rank == 0:
         return None
     targets = (*ATTENTION_TARGETS, *MLP_TARGETS) if learner.lora.targets == ("all",) else learner.lora.targets
@@ -30,12 +30,12 @@ def get_lora_options(learner: LearnerConfig) -> LoraOptions | None:
 
 
 def get_published_adapters(learner: LearnerConfig) -> LoraOptions | None:
-    """Of the adapters that engines receive; None: they receive whole weights."""
+    """Return the options of the adapters that engines receive, or None if engines receive whole weights."""
     return get_lora_options(learner) if learner.lora.publish == "adapters" else None
 
 
 def check_lora_targets(config: DecoderConfig, options: LoraOptions) -> None:
-    """Raises UnsupportedModel for adapters of experts."""
+    """Raise UnsupportedModel for adapters of experts."""
     sparse = next((layer for layer in range(config.num_layers) if config.has_experts(layer)), None)
     refused = [target for target in options.targets if target in MLP_TARGETS]
     if sparse is not None and refused:
@@ -52,9 +52,9 @@ def count_adapter_parameters(config: DecoderConfig, options: LoraOptions) -> int
 
 
 def count_trained_parameters(config: DecoderConfig, run: RunConfig) -> tuple[int, int]:
-    """Parameters that the learner holds, and those of them with gradients and moments, at the larger of both stages.
+    """Return the numbers of all and of trained parameters of the learner, for the stage that needs more memory.
 
-    The cold start trains all parameters. Without one, a run with adapters trains only these.
+    The cold start trains all parameters. Without a cold start, only adapters have gradients and moments.
     """
     total = sum(map(prod, config.compute_weight_shapes().values()))
     options = get_lora_options(run.learner)

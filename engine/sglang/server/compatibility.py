@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.errors import UnusableInput
 from asterism.configs.machines import EngineConfig
+from asterism.configs.schema import RunConfig
 from asterism.configs.sglang_options import SPARE_TOKENS, SGLangConfig
 from asterism.engine.model.hf_checkpoint import load_model_config
-from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.model.lora.lora_options import LoraOptions, get_published_adapters
 from asterism.engine.sglang.http_api import ServerInfo
 from asterism.engine.sglang.server.server_arguments import list_lora_flags
 from asterism.engine.sglang.weights.server_parameters import get_fused_name
@@ -25,6 +27,13 @@ class ServerRequirements(NamedTuple):
     lora: LoraOptions | None = None  # of the adapters that the server receives
     serves_own_model: bool = False  # the server's model is the one to use, and `model` has only its tokenizer
     sequence_keys: str = "dialogue.prompt_tokens + response_tokens"  # add up to `sequence_tokens`
+
+
+def make_requirements(run: RunConfig, model: Path, *, serves_own_model: bool = False) -> ServerRequirements:
+    lora = get_published_adapters(run.learner)
+    return ServerRequirements(
+        run.engine, run.sglang, model, run.sequence_tokens, lora, serves_own_model, run.sequence_keys
+    )
 
 
 def check_compatibility(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> None:
@@ -71,7 +80,7 @@ def _find_model_problems(info: ServerInfo, requirements: ServerRequirements, ser
 
 def _find_transport_problems(info: ServerInfo, requirements: ServerRequirements, server_name: str) -> list[str]:
     transport = requirements.sglang.weights
-    if info.dp_size == 1 or transport == "disk":
+    if info.dp_size == 1 or WEIGHT_TRANSFERS[transport].reaches_copies:
         return []
     return [
         f'sglang.weights = "{transport}": {server_name} has {info.dp_size} model replicas; set sglang.weights = "disk"'

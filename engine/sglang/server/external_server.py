@@ -5,14 +5,9 @@ import asyncio
 import structlog
 
 from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.http.errors import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
 from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.http_api import (
-    InvalidResponse,
-    ServerInfo,
-    ServerStatusError,
-    ServerTimeout,
-    ServerUnreachable,
-)
+from asterism.engine.sglang.http_api import ServerInfo
 from asterism.engine.sglang.server.compatibility import ServerRequirements, ServerUnusable, check_compatibility
 from asterism.engine.sglang.server.managed_server import PROBE_INTERVAL_S, wait_until_unresponsive
 

@@ -11,10 +11,30 @@ Before requests resume, the server must confirm the version, and its checksums m
 (checksums.py).
 """
 
-from typing import Protocol
+import pkgutil
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+import torch
 
 from asterism.bus.messages import WeightsPublished
+from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
 from asterism.engine.sglang.client import SGLangClient
+from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.weight_transfer.weight_layout import WeightLayout
+
+
+class TransportParts(NamedTuple):
+    """The arguments of each transport in asterism.configs.engines.weight_transfers."""
+
+    layout: WeightLayout
+    checksums: ChecksumRegistry
+    node_folder: Path = Path()  # in memory, used by all engines of this run on this node
+    bucket_bytes: int = 2**20
+    device: torch.device = torch.device("cpu")  # the server's first one, as this process numbers it
+    group_backend: Literal["gloo", "nccl"] = "gloo"
+    timeout_s: float = 300.0  # for joining a group, and for each bucket
+    response_timeout_s: float = 10.0  # for the server to report an error after this side has left the group
 
 
 class WeightTransport(Protocol):
@@ -28,6 +48,11 @@ class WeightTransport(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def build_transport(name: str, parts: TransportParts) -> WeightTransport:
+    """`name`: a value of sglang.weights."""
+    return pkgutil.resolve_name(WEIGHT_TRANSFERS[name].transport)(parts)
 
 
 def build_extra_key(weights: WeightsPublished) -> str:

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.contract import WeightsRefused
+from asterism.engine.http.errors import ServerStatusError
 from asterism.engine.model.lora.lora_options import LoraOptions
 from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.http_api import ServerStatusError, UpdateRefused
+from asterism.engine.sglang.http_api import UpdateRefused
 from asterism.engine.sglang.weights import WeightTransport
 from asterism.engine.sglang.weights.server_parameters import FUSED
 from asterism.engine.weight_transfer.adapter_slots import BASE_RECORD_BYTES, AdapterBase, get_adapter_layout, parse_base

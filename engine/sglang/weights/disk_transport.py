@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.contract import WeightsRefused
 from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.weights import build_extra_key
-from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights import TransportParts, build_extra_key
 from asterism.engine.sglang.weights.node_folder import NodeFolders
 from asterism.engine.sglang.weights.transports import (
     Bucket,
@@ -25,7 +24,6 @@ from asterism.engine.sglang.weights.transports import (
     open_parameters,
     split_into_buckets,
 )
-from asterism.engine.weight_transfer.weight_layout import WeightLayout
 
 _FILE_BYTES = 256 * 2**20  # of one file of the folder, if it has several parameters
 
@@ -33,16 +31,14 @@ _FILE_BYTES = 256 * 2**20  # of one file of the folder, if it has several parame
 class DiskTransport:
     """After an update, the server reports the version's folder as its model path."""
 
-    def __init__(self, layout: WeightLayout, checksums: ChecksumRegistry, root: Path) -> None:
-        """`root`: of the folders of all engines of this run on this node; should be in memory."""
-        self._layout, self._checksums = layout, checksums
-        self._root, self._folders = root, NodeFolders(root)
+    def __init__(self, parts: TransportParts) -> None:
+        self._parts, self._folders = parts, NodeFolders(parts.node_folder)
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         async with (
-            open_parameters(weights, self._layout) as parameters,
+            open_parameters(weights, self._parts.layout) as parameters,
             self._holding(weights, parameters) as folder,
-            generation_paused(client, weights, parameters, self._checksums),
+            generation_paused(client, weights, parameters, self._parts.checksums),
         ):
             await client.update_from_disk(folder, str(weights.version))
 
@@ -69,7 +65,7 @@ class DiskTransport:
                 build_extra_key(weights), lambda part: _write_files(part, parameters, stop), stop
             )
         except (OSError, SafetensorError) as error:
-            raise WeightsRefused(f"weights cannot be written to {self._root}: {error}") from error
+            raise WeightsRefused(f"weights cannot be written to {self._parts.node_folder}: {error}") from error
         if folder is None:
             raise WeightsRefused(f"the update to version {weights.version} was cancelled")
         return folder

@@ -15,41 +15,39 @@ from torch import Tensor
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import UpdateRefused
-from asterism.engine.sglang.weights.checksums import ChecksumRegistry
+from asterism.engine.sglang.weights import TransportParts
 from asterism.engine.sglang.weights.tensor_handles import pickle_handles
 from asterism.engine.sglang.weights.transports import Bucket, open_parameters, update_in_buckets
 from asterism.engine.weight_transfer.chunk_digests import count_threads
 from asterism.engine.weight_transfer.page_locks import make_page_locker
 from asterism.engine.weight_transfer.shared_memory import wait_for_copies
 from asterism.engine.weight_transfer.slot_mappings import SlotMappings
-from asterism.engine.weight_transfer.weight_layout import WeightLayout, get_layout
+from asterism.engine.weight_transfer.weight_layout import get_layout
 
 _ENGINES_PER_NODE = 4  # that verify a version at the same time, assumed
 
 
 class IpcTransport:
-    def __init__(
-        self, layout: WeightLayout, checksums: ChecksumRegistry, bucket_bytes: int, device: torch.device
-    ) -> None:
-        """`device`: the server's first one, as this process numbers it."""
-        self._layout, self._checksums, self._bucket_bytes = layout, checksums, bucket_bytes
-        self._device = device
-        self._mappings = SlotMappings(make_page_locker(device), count_threads(_ENGINES_PER_NODE))
+    def __init__(self, parts: TransportParts) -> None:
+        self._parts = parts
+        self._mappings = SlotMappings(make_page_locker(parts.device), count_threads(_ENGINES_PER_NODE))
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         server = await client.get_server_info()
 
         async def send(bucket: Bucket, version: str | None) -> None:
-            staged = await asyncio.to_thread(_stage, bucket, self._device)
+            staged = await asyncio.to_thread(_stage, bucket, self._parts.device)
             payloads = [await asyncio.to_thread(_pickle_staged, staged) for _ in range(server.tp_size)]
             await client.update_from_tensor(payloads, version)
 
         try:
-            async with open_parameters(weights, self._layout, self._mappings) as parameters:
-                await update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
+            async with open_parameters(weights, self._parts.layout, self._mappings) as parameters:
+                await update_in_buckets(
+                    client, weights, parameters, self._parts.checksums, self._parts.bucket_bytes, send
+                )
         finally:
-            if self._device.type == "cuda":
-                await asyncio.to_thread(_free_buckets, self._device)
+            if self._parts.device.type == "cuda":
+                await asyncio.to_thread(_free_buckets, self._parts.device)
 
     async def close(self) -> None:
         """Nothing stays open between updates but the mappings of slots."""

@@ -3,7 +3,7 @@
 SGLang 0.5.23 fuses the projections of queries, keys and values, and those of gate and up. Tensor parallelism gives each rank
 equal parts: rows of these projections and of vocabularies, columns of the projections that follow them, and all of each norm.
 Zeros pad a vocabulary (layers/vocab_parallel_embedding.py) and, on CPUs, the rows of gate and up and the columns of down
-(configs/update_config.py).
+(sglang/srt/configs/update_config.py).
 
 Some parameters have a form that depends on more than the server reports; they are not compared (_has_known_form).
 

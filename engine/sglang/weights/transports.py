@@ -12,14 +12,16 @@ import pickle
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
 from asterism.engine.contract import EngineFailure, WeightsRefused
+from asterism.engine.http.errors import ServerStatusError
 from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.http_api import ServerInfo, ServerStatusError, UpdateRefused
+from asterism.engine.sglang.http_api import ServerInfo, UpdateRefused
+from asterism.engine.sglang.weights import TransportParts
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
 from asterism.engine.sglang.weights.collective_thread import CollectiveThread
 from asterism.engine.sglang.weights.server_parameters import compute_expected_checksums
@@ -151,10 +153,8 @@ async def _begin_update(client: SGLangClient) -> None:
 class TensorTransport:
     """A payload is a pickle of [(name, tensor), ...]; each rank receives it whole."""
 
-    def __init__(self, layout: WeightLayout, checksums: ChecksumRegistry, bucket_bytes: int) -> None:
-        self._layout = layout
-        self._checksums = checksums
-        self._bucket_bytes = bucket_bytes
+    def __init__(self, parts: TransportParts) -> None:
+        self._parts = parts
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
         server = await client.get_server_info()
@@ -163,8 +163,8 @@ class TensorTransport:
             payload = await asyncio.to_thread(_pickle_bucket, bucket)
             await client.update_from_tensor([payload] * server.tp_size, version)
 
-        async with open_parameters(weights, self._layout) as parameters:
-            await update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
+        async with open_parameters(weights, self._parts.layout) as parameters:
+            await update_in_buckets(client, weights, parameters, self._parts.checksums, self._parts.bucket_bytes, send)
 
     async def close(self) -> None:
         """Nothing stays open between updates."""
@@ -174,27 +174,12 @@ class ProcessGroupTransport:
     """The group is created at the first update and reused. Any failure closes it; the next update
     creates a new one. With nccl, this process needs a GPU that the server does not use."""
 
-    def __init__(
-        self,
-        layout: WeightLayout,
-        checksums: ChecksumRegistry,
-        bucket_bytes: int,
-        backend: Literal["gloo", "nccl"] = "gloo",
-        timeout_s: float = 300.0,
-        response_timeout_s: float = 10.0,
-    ) -> None:
-        """`timeout_s`: limit for joining and for each bucket. `response_timeout_s`: limit for the
-        server to report an error after this side has left the group."""
-        self._layout = layout
-        self._checksums = checksums
-        self._bucket_bytes = bucket_bytes
-        self._backend = backend
-        self._timeout_s = timeout_s
-        self._response_timeout_s = response_timeout_s
+    def __init__(self, parts: TransportParts) -> None:
+        self._parts = parts
         self.group: CollectiveThread | None = None
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        async with open_parameters(weights, self._layout) as parameters:
+        async with open_parameters(weights, self._parts.layout) as parameters:
             await self._broadcast(client, weights, parameters)
 
     async def _broadcast(self, client: SGLangClient, weights: WeightsPublished, parameters: Bucket) -> None:
@@ -205,7 +190,7 @@ class ProcessGroupTransport:
             await self._run_both(group.broadcast(list(bucket.values())), server_call)
 
         try:
-            await update_in_buckets(client, weights, parameters, self._checksums, self._bucket_bytes, send)
+            await update_in_buckets(client, weights, parameters, self._parts.checksums, self._parts.bucket_bytes, send)
         except WeightsRefused:
             await self._destroy_group(client, group)
             raise
@@ -219,8 +204,8 @@ class ProcessGroupTransport:
     async def _join(self, client: SGLangClient, server: ServerInfo) -> CollectiveThread:
         name = f"asterism-{os.getpid()}-{secrets.token_hex(4)}"  # accepted by a server only once
         world_size = 1 + server.tp_size
-        group = self.group = CollectiveThread(name, self._backend, _HOST, world_size, self._timeout_s)
-        server_call = client.init_group(_HOST, group.port, world_size, name, self._backend)
+        group = self.group = CollectiveThread(name, self._parts.group_backend, _HOST, world_size, self._parts.timeout_s)
+        server_call = client.init_group(_HOST, group.port, world_size, name, self._parts.group_backend)
         try:
             await self._run_both(group.join(), server_call)
         except (UpdateRefused, ServerStatusError) as refusal:
@@ -239,7 +224,7 @@ class ProcessGroupTransport:
             await asyncio.wait((local_future, server_future), return_when=asyncio.FIRST_EXCEPTION)
             if not (_has_succeeded(local_future) and _has_succeeded(server_future)):
                 self._leave()
-                await asyncio.wait((server_future,), timeout=self._response_timeout_s)
+                await asyncio.wait((server_future,), timeout=self._parts.response_timeout_s)
         except asyncio.CancelledError:
             self._leave()
             raise

@@ -18,25 +18,25 @@ _SOCKET_NAME = "executor.sock"
 _HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_HANDSHAKE_BYTES = 4096
 _BACKLOG = 256
-_MAX_PENDING_HANDSHAKES = 1024  # more without a first frame are an attack: closed
-_ACCEPT_RETRY_S = 0.1  # after a failed accept
+_MAX_PENDING_HANDSHAKES = 1024  # further connections without a first frame are an attack: closed
+_ACCEPT_RETRY_S = 0.1  # pause after a failed accept
 
 
 class ConnectionGate:
-    """Closes a connection unless `on_connection(first frame, connection)` accepts it."""
+    """A gate that closes a connection unless `on_connection(first frame, connection)` accepts it."""
 
     def __init__(self, on_connection: Callable[[Frame, socket.socket], bool]) -> None:
         self._on_connection = on_connection
         self._handshakes: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
         self._accept_task: asyncio.Task[None] | None = None
-        self.folder = Path()  # of the socket; its parent, mode 0700, keeps other users away
+        self.folder = Path()  # folder of the socket; its parent has mode 0700 against other users
         self.owner = ""  # the name of this gate's scratch folder, for the label of its containers
         self._scratch = ExitStack()
         self._logger = structlog.get_logger()
 
     def open(self) -> None:
-        """Listens in a new folder; removes those of dead owners. Raises SandboxFailure."""
+        """Listen in a new folder, and remove the folders of ended owners. Raises SandboxFailure."""
         try:
             remove_stale_scratch()
             name = name_scratch(f"docker-{secrets.token_hex(4)}")
@@ -93,7 +93,7 @@ class ConnectionGate:
 
 
 async def _read_first_frame(connection: socket.socket) -> Frame:
-    """Reads no byte beyond the frame: another reader takes over the connection."""
+    """Return the first frame; read no byte beyond it, because another reader takes over the connection."""
     header = await _read_exactly(connection, LENGTH.size)
     (length,) = LENGTH.unpack(header)
     if length > _MAX_HANDSHAKE_BYTES:

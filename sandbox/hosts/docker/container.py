@@ -17,8 +17,8 @@ from asterism.sandbox.inside.isolation.kernel_users import get_first_user
 from asterism.sandbox.inside.wire.frames import BrokenStream, Frame, FrameReader, encode_frame
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
-_CONNECT_TIMEOUT_S = 30.0  # for a process in the container to start and connect
-_CGROUP_NAME = "calls"  # the engine removes it with the cgroup of the container
+_CONNECT_TIMEOUT_S = 30.0  # time for a process in the container to start and connect
+_CGROUP_NAME = "calls"  # folder that the engine removes with the cgroup of the container
 _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 
 
@@ -46,7 +46,7 @@ class ContainerProcess:
         await self._exited.wait()
 
     async def wait_connected(self) -> None:
-        """Raises SandboxFailure if the process exits first, or on timeout."""
+        """Wait for the connection. Raises SandboxFailure if the process exits first, or on timeout."""
         try:
             await asyncio.wait_for(self._connection, _CONNECT_TIMEOUT_S)
         except TimeoutError:
@@ -63,15 +63,15 @@ class ContainerProcess:
         self._exited.set()
         if not self._connection.done():
             self._connection.set_exception(SandboxFailure("a process in the container exited while it started"))
-            self._connection.exception()  # marks it as retrieved: there may be no waiter
+            self._connection.exception()  # marks the exception as retrieved: there may be no waiter
 
 
 class Container(asyncio.Protocol):
-    """A container, alive as long as the connection to its init process."""
+    """A container, which ends with the connection to its init process."""
 
     def __init__(self, container_id: str, on_end: Callable[[Container], None]) -> None:
         self.id = container_id
-        self.pid = 0  # of the init process, in this machine's pid namespace
+        self.pid = 0  # pid of the init process, in this machine's pid namespace
         self.alive = False
         self.memory_used = self.memory_limit = 0  # bytes
         self.unanswered_requests = 0  # memory requests since the last frame from the init process
@@ -118,19 +118,19 @@ class Container(asyncio.Protocol):
         self.send({"op": "memory"})
 
     def abort(self) -> None:
-        """Drops the connection and its unsent data: the init process reads no longer."""
+        """Drop the connection and its unsent data: the init process no longer reads."""
         if self._transport is not None:
             self._transport.abort()
 
     def close(self) -> None:
-        """Closes the connection: the init process exits, and the container with it."""
+        """Close the connection: the init process exits, and the container ends."""
         if self._transport is not None:
             self._transport.close()
 
     # ------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
         self.alive = True
 
     def data_received(self, data: bytes) -> None:
@@ -160,7 +160,7 @@ class Container(asyncio.Protocol):
 
 
 def _get_peer(connection: socket.socket) -> tuple[int, int]:
-    """(pid, user) of the connecting process, in this machine's namespaces."""
+    """Return (pid, user) of the connecting process, in this machine's namespaces."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(credentials)
     return pid, user

@@ -19,19 +19,19 @@ from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS, SETUP_SYSCALLS
 
 _RUN_LABEL, _OWNER_LABEL = "asterism.run", "asterism.owner"
-_MAX_CONCURRENT = 4  # container starts and removals
+_MAX_CONCURRENT = 4  # container starts and removals at a time
 _REQUEST_TIMEOUT_S = 60.0  # aiodocker's default is no timeout
 _REMOVAL_DELAYS_S = (0.0, 0.1, 0.5, 2.0)  # between attempts to remove a container
 _NOBODY = "65534:65534"
 _UNIX_ONLY = ("socket", "socketpair")
-# System calls to start a fork server; with those of SETUP_SYSCALLS, it isolates each call.
+# System calls to start a fork server; with SETUP_SYSCALLS, the fork server isolates each call.
 _START_SYSCALLS = ("connect", "mount_setattr", "pivot_root", "umount2")
 
 
 class ContainerSpec(msgspec.Struct, frozen=True):
     image: str
-    run: str  # label: the run
-    # Label: the owner that the container must not outlive (asterism.bus.process.scratch_lock).
+    run: str  # label with the name of the run
+    # Label with the owner that the container must not outlive (asterism.bus.process.scratch_lock).
     owner: str
     socket_folder: Path
     environment: dict[str, str]
@@ -47,7 +47,7 @@ class OwnedContainer(msgspec.Struct, frozen=True):
 
 
 class DockerEngine:
-    """Every method raises SandboxFailure if the engine refuses or does not answer."""
+    """A client of the engine. Every method raises SandboxFailure if the engine refuses or does not answer."""
 
     def __init__(self, address: str) -> None:
         self._docker = aiodocker.Docker(url=address, timeout=aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S))
@@ -55,7 +55,7 @@ class DockerEngine:
         self._apparmor = False
 
     async def query_info(self) -> None:
-        """Checks that the engine answers, and whether it uses AppArmor."""
+        """Check that the engine answers, and whether it uses AppArmor."""
         async with _as_sandbox_failure("query the engine"):
             info = await self._docker.system.info()
             self._apparmor = any("apparmor" in option for option in info.get("SecurityOptions") or [])
@@ -71,7 +71,7 @@ class DockerEngine:
             return True
 
     async def start(self, spec: ContainerSpec) -> str:
-        """The id of a running container. On cancellation, removes the container."""
+        """Start a container and return its id. On cancellation, remove the container."""
         async with self._slots, _as_sandbox_failure("start a container"):
             starting = asyncio.ensure_future(self._start(spec))
             try:
@@ -86,21 +86,21 @@ class DockerEngine:
         try:
             await container.start()
         except BaseException:
-            # The first error counts.
+            # The first error counts, not an error of the removal.
             with contextlib.suppress(aiodocker.DockerError, aiohttp.ClientError, OSError):
                 await _remove(container)
             raise
         return container.id
 
     async def remove(self, container_id: str) -> None:
-        """Removes a container, running or not, until the engine's list lacks it."""
+        """Remove a container, running or not, and wait until the engine's list lacks it."""
         async with self._slots, _as_sandbox_failure("remove a container"):
             await _remove(self._docker.containers.container(container_id))
 
     async def list_owned(self) -> list[OwnedContainer]:
-        """All containers of Asterism's sandboxes, of any owner.
+        """Return all containers of Asterism's sandboxes, of any owner.
 
-        A restarted engine may list a container for good after its removal: one without details does not exist.
+        A restarted engine may list removed containers for good; a container without details does not exist.
         """
         async with _as_sandbox_failure("list the containers"):
             containers = await self._docker.containers.list(all=True, filters={"label": [_OWNER_LABEL]})
@@ -132,8 +132,8 @@ class DockerEngine:
                 "CpusetCpus": spec.cpuset,
                 "IpcMode": "private",
                 "LogConfig": {"Type": "none", "Config": {}},
-                # Masked paths prevent mounting /proc in the pid namespace of a call. Calls
-                # themselves see no /proc.
+                # Masked paths prevent mounting /proc in the pid namespace of a call. The calls themselves have no
+                # /proc.
                 "MaskedPaths": [],
                 "Memory": memory,
                 "MemorySwap": memory,
@@ -159,7 +159,7 @@ async def _exists(container: DockerContainer) -> bool:
 
 
 async def _remove(container: DockerContainer) -> None:
-    """Repeats a removal that fails, for example because a restarted engine holds a mount."""
+    """Repeat a removal that fails, for example because a restarted engine holds a mount."""
     for delay_s in (*_REMOVAL_DELAYS_S, None):
         try:
             await container.delete(force=True, v=True)
@@ -194,10 +194,10 @@ async def _as_sandbox_failure(action: str) -> AsyncGenerator[None]:
 
 
 def _build_seccomp_profile() -> str:
-    """As JSON. Other calls fail with EPERM; clone3 with ENOSYS, so that libc uses clone.
+    """Return the seccomp profile as JSON. Denied calls fail with EPERM, clone3 with ENOSYS: libc then uses clone.
 
-    The mounts and namespaces that it passes give no rights outside the namespaces: the container
-    has no capabilities. Each call denies them for itself (asterism.sandbox.inside.isolation.seccomp).
+    The allowed mounts and namespaces give no rights outside the namespaces: the container has no
+    capabilities. Each call denies them for itself (asterism.sandbox.inside.isolation.seccomp).
     """
     allowed = sorted({*CALL_SYSCALLS, *SETUP_SYSCALLS, *_START_SYSCALLS} - {*_UNIX_ONLY})
     unix_only = [{"index": 0, "value": int(socket.AF_UNIX), "op": "SCMP_CMP_EQ"}]

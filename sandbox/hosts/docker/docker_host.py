@@ -5,7 +5,7 @@
     fork servers -> gate     they connect directly; calls and answers do not pass through the engine
 
 A lost container is replaced, with increasing delays while the engine refuses; its calls in flight
-raise SandboxFailure. When this process dies, the init processes lose their connections and the
+raise SandboxFailure. When this process exits, the init processes lose their connections and the
 containers end.
 """
 
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import secrets
 import socket
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
@@ -24,10 +26,9 @@ import structlog
 from asterism.bus.process.scratch_lock import has_owner_ended
 from asterism.configs.schema import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import SandboxFailure
-from asterism.sandbox.docker_probe import get_engine_address, probe_docker
 from asterism.sandbox.hosts.docker.connection_gate import ConnectionGate
 from asterism.sandbox.hosts.docker.container import Container, ContainerProcess
-from asterism.sandbox.image.image_context import compute_image_name
+from asterism.sandbox.hosts.docker.docker_probe import get_engine_address, probe_docker
 from asterism.sandbox.inside.container_init import SECRET_VARIABLE
 from asterism.sandbox.inside.wire.frames import Frame
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
@@ -35,12 +36,30 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings
 if TYPE_CHECKING:
     from asterism.sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine
 
-_CONNECT_TIMEOUT_S = 30.0  # from the start of a container to the handshake of its init process
+REPOSITORY = "asterism-sandbox"  # name of the images
+_SANDBOX_FOLDER = Path(__file__).resolve().parents[2]
+_CONNECT_TIMEOUT_S = 30.0  # time from the start of a container to the handshake of its init process
 _LAUNCH_TIMEOUT_S = 30.0  # a launch waits this long for a container
-_RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0, 5.0)  # to replace a container; the last one repeats
+_RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0, 5.0)  # pauses before attempts to replace a container; the last one repeats
 _MEMORY_POLL_S = 0.1
 _CONTAINER_POLL_S = 0.5  # interval of `wait_until_broken`
-_HEARTBEAT_TIMEOUT_S = 60.0  # without an answer: the container is frozen and replaced
+_HEARTBEAT_TIMEOUT_S = 60.0  # time without an answer after which a frozen container is replaced
+
+
+def read_sources(folder: Path = _SANDBOX_FOLDER) -> dict[str, bytes]:
+    """Return the sources of the image: file contents by path relative to `folder` (sandbox/)."""
+    build_files = ("Dockerfile", "requirements.txt", "image_context.py", "finish_image.py")
+    names = [*(f"image/{name}" for name in build_files), "__init__.py"]
+    inside = sorted((folder / "inside").rglob("*.py"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in [*(folder / name for name in names), *inside]}
+
+
+def compute_image_name(files: dict[str, bytes] | None = None) -> str:
+    """Return name and tag. The tag is a digest of `files` (default: `read_sources()`)."""
+    digest = hashlib.blake2b(digest_size=6)
+    for name, content in (read_sources() if files is None else files).items():
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return f"{REPOSITORY}:{digest.hexdigest()}"
 
 
 class ContainerHost:
@@ -57,7 +76,7 @@ class ContainerHost:
         self._containers_by_secret: dict[str, Container] = {}
         self._containers: list[Container] = []
         self._container_added = asyncio.Event()
-        self._last_failure = ""  # the reason when there is no container
+        self._last_failure = ""  # the reason if there is no container
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._logger = structlog.get_logger()
@@ -67,7 +86,7 @@ class ContainerHost:
         return [container for container in self._containers if container.alive]
 
     async def start(self) -> None:
-        self._closing = False  # after a failed start
+        self._closing = False  # `close` after a failed start has set it
         probe = await asyncio.to_thread(probe_docker, os.environ)
         if probe.remedy:
             raise SandboxFailure(f"no Docker engine: {probe.description}. {probe.remedy}")
@@ -88,7 +107,7 @@ class ContainerHost:
         return await container.launch(module, settings)
 
     async def wait_until_broken(self) -> NoReturn:
-        """Raises SandboxFailure after `container_timeout_s` without a container."""
+        """Raise SandboxFailure after `container_timeout_s` without a container."""
         loop = asyncio.get_running_loop()
         last_alive_at = loop.time()
         while loop.time() - last_alive_at < self._config.container_timeout_s:
@@ -98,7 +117,7 @@ class ContainerHost:
         raise SandboxFailure(f"no container for {self._config.container_timeout_s:g} s: {self._last_failure}")
 
     def get_excess_memory(self, share: float) -> int:
-        """Of the container with the largest excess."""
+        """Return the largest excess of a live container."""
         uses = [(container.memory_used, container.memory_limit) for container in self.live_containers]
         return max((used - int(share * limit) for used, limit in uses), default=0)
 
@@ -116,14 +135,14 @@ class ContainerHost:
             removals = [self._engine.remove(container.id) for container in self._containers]
             await asyncio.gather(
                 *removals, return_exceptions=True
-            )  # without an engine, the closed connections end them
+            )  # without an engine, the closed connections end the containers
             await self._engine.close()
         await self.gate.close()
 
     # ------------------------------------------------------------ containers
 
     async def _start_container(self, engine: DockerEngine) -> None:
-        """Starts a container and waits for the connection of its init process."""
+        """Start a container and wait for the connection of its init process."""
         secret = secrets.token_hex(16)
         arrival = self._pending_connections[secret] = asyncio.get_running_loop().create_future()
         try:
@@ -131,7 +150,7 @@ class ContainerHost:
             try:
                 connection = await asyncio.wait_for(arrival, _CONNECT_TIMEOUT_S)
             except BaseException as error:
-                # A failure here must not hide a cancellation.
+                # A failed removal must not hide a cancellation.
                 with contextlib.suppress(SandboxFailure):
                     await engine.remove(container_id)
                 if isinstance(error, TimeoutError):
@@ -197,7 +216,7 @@ class ContainerHost:
             await self._engine.remove(lost.id)
         except SandboxFailure as error:  # the next start removes the container by its label
             self._logger.error("container.not_removed", id=lost.id[:12], cause=str(error))
-        self._containers.remove(lost)  # only now, so that `close` repeats a cancelled removal
+        self._containers.remove(lost)  # after the removal, so that `close` repeats a cancelled one
         while not self._closing:
             try:
                 await self._start_container(self._engine)
@@ -210,7 +229,7 @@ class ContainerHost:
                 return
 
     async def _wait_for_least_busy(self) -> Container:
-        """Waits for a live container; raises SandboxFailure after `_LAUNCH_TIMEOUT_S`."""
+        """Return the live container with the fewest processes; raise SandboxFailure after `_LAUNCH_TIMEOUT_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAUNCH_TIMEOUT_S):
                 while not self.live_containers:
@@ -242,7 +261,7 @@ class ContainerHost:
 
 
 def _connect_engine() -> DockerEngine:
-    """Raises SandboxFailure if a package that it needs is missing."""
+    """Connect to the engine. Raises SandboxFailure if a required package is missing."""
     try:
         from asterism.sandbox.hosts.docker.docker_api import (
             DockerEngine,  # a machine without containers needs no aiodocker
@@ -253,7 +272,7 @@ def _connect_engine() -> DockerEngine:
 
 
 async def remove_stale_containers() -> int:
-    """Removes the containers of dead owners, if an engine answers, and returns their number. Raises SandboxFailure."""
+    """Remove the containers of ended owners, if an engine answers; return their number. Raises SandboxFailure."""
     if (await asyncio.to_thread(probe_docker, os.environ)).remedy:
         return 0
     engine = _connect_engine()
@@ -269,7 +288,7 @@ async def _remove_stale(engine: DockerEngine) -> int:
         if has_owner_ended(container.owner):
             try:
                 await engine.remove(container.id)
-            except SandboxFailure as error:  # no reason not to start: the next start removes it
+            except SandboxFailure as error:  # not fatal: the next start removes the container
                 structlog.get_logger().error("container.not_swept", id=container.id[:12], cause=str(error))
             else:
                 num_removed += 1

@@ -1,12 +1,12 @@
 """The process of a program, or the first process of a notebook.
 
 It is forked ahead of its first call. In a pid namespace it is process 1: the kernel kills its
-descendants together with it, and ignores signals from inside for which process 1 has no handler,
-so `os.kill(os.getpid(), 9)` in a program has no effect. A notebook's cells run in children
+descendants when it ends, and ignores signals from inside for which it has no handler, so that
+`os.kill(os.getpid(), 9)` in a program has no effect. A notebook's cells run in children
 (asterism.sandbox.inside.call.notebook_process).
 
-Descriptors: 0 is empty or the call's standard input, 1 and 2 are pipes, 3 is the socket to the
-fork server. There are no others.
+Descriptors: 0 is empty or the call's standard input, 1 and 2 are pipes, and 3 is the socket to the
+fork server. The process has no others.
 """
 
 import mmap
@@ -45,16 +45,16 @@ class CallIsolation(NamedTuple):
     seccomp_filter: SeccompFilter | None
     own_namespaces: bool
     own_users: bool  # each call has a kernel user of its own
-    mounts_in_tmp: tuple[str, ...] = ()  # as in EnteredNamespaces
-    user: int | None = None  # that of this call
+    mounts_in_tmp: tuple[str, ...] = ()  # see EnteredNamespaces
+    user: int | None = None  # user of this call
 
 
 def run_call_process(
     fds: Sequence[int], folder: str | None, isolation: CallIsolation, *, is_notebook: bool
 ) -> NoReturn:
-    """The main function. `folder` is the private folder of a process that cannot mount one.
+    """Run the process. `folder` is the private folder of a process that cannot mount one.
 
-    With `is_notebook` the process forks the notebook's worker now. Without, its first call decides.
+    With `is_notebook`, the process forks the notebook's worker now. Otherwise, its first call decides.
 
     `fds`: control, stdout, stderr, and the list of members of a cgroup, which this process joins.
     """
@@ -74,12 +74,12 @@ def run_call_process(
 
 
 def _isolate(control: int, folder: str | None, isolation: CallIsolation) -> None:
-    """Takes few steps, because each copies pages. Most isolation is inherited."""
+    """Isolate this process in few steps, because each step copies pages. Most isolation is inherited."""
     os.setpgid(0, 0)  # not setsid: autogrouping would give the session its own CPU share
     if isolation.own_namespaces:
-        if isolation.user is not None:  # first, because it becomes the owner of the folder
+        if isolation.user is not None:  # first, because this user becomes the owner of the folder
             os.setresuid(isolation.user, isolation.user, isolation.user)
-            syscalls.make_dumpable()  # else /proc hides it from the fork server
+            syscalls.make_dumpable()  # otherwise, /proc hides this process from the fork server
         syscalls.unshare(syscalls.CLONE_NEWNS)
         mount_scratch(isolation.scratch_options, isolation.mounts_in_tmp)
         os.chdir(SCRATCH)
@@ -88,11 +88,11 @@ def _isolate(control: int, folder: str | None, isolation: CallIsolation) -> None
         _enter_folder(folder, isolation)
     syscalls.drop_capabilities()
     _set_limit(resource.RLIMIT_NPROC, isolation.max_processes + HARNESS_PROCESSES)
-    # After the new user namespace, which else applies this limit to all calls of the same user together.
+    # After the new user namespace: otherwise, the kernel applies this limit to all calls of the user together.
     _set_limit(resource.RLIMIT_SIGPENDING, _MAX_PENDING_SIGNALS)
     _set_limit(resource.RLIMIT_NOFILE, min(_MAX_OPEN_FILES, max(32, isolation.settings.memory_mib)))
     if isolation.landlock is not None and isolation.ruleset is not None:
-        isolation.landlock.restrict_self(isolation.ruleset)  # after the mounts, which it forbids
+        isolation.landlock.restrict_self(isolation.ruleset)  # after the mounts, which the rules forbid
     os.dup2(control, CONTROL_FD)
     syscalls.close_all_from(CONTROL_FD + 1)
     if isolation.seccomp_filter is not None:
@@ -110,7 +110,7 @@ def _enter_folder(folder: str, isolation: CallIsolation) -> None:
 
 
 def set_shared_limits(settings: ServerSettings, mapped_bytes: int) -> None:
-    """Sets the limits that calls inherit. `mapped_bytes` is the zygote's address space."""
+    """Set the limits that calls inherit. `mapped_bytes` is the zygote's address space."""
     _set_limit(resource.RLIMIT_AS, mapped_bytes + settings.memory_mib * MIB)
     _set_limit(resource.RLIMIT_FSIZE, settings.file_mib * MIB)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
@@ -119,14 +119,13 @@ def set_shared_limits(settings: ServerSettings, mapped_bytes: int) -> None:
 
 
 def _set_limit(kind: int, value: int) -> None:
-    """Keeps a lower limit of the machine."""
+    """Set a limit, but keep a lower limit of the machine."""
     _, hard = resource.getrlimit(kind)
     limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (limit, limit))
 
 
 def _serve(isolation: CallIsolation, shared: mmap.mmap, *, is_notebook: bool) -> NoReturn:
-    """Runs one program, or the cells of a notebook."""
     call = None if is_notebook else read_call()
     main = run_code.make_main_module()
     if call is None or call.is_cell:

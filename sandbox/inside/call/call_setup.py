@@ -1,4 +1,4 @@
-"""Sets CPU limit, standard input and random seeds before a call's code runs."""
+"""Sets the CPU limit, standard input and random seeds before a call's code runs."""
 
 import math
 import os
@@ -10,9 +10,9 @@ from typing import Any
 from asterism.sandbox.inside.wire.call_wire import CallRequest
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
-# CPU time of one notebook process over all its cells, in time limits: the kernel's limit cannot be
-# raised per cell. It stops threads that compute between cells. At this limit, the notebook rolls
-# back to its checkpoint, a new process with its own count.
+# CPU time of one notebook process over all its cells, in time limits. The kernel's limit cannot be raised per
+# cell. It stops threads that compute between cells. At this limit, the notebook rolls back to its
+# checkpoint, a new process with its own count.
 _NOTEBOOK_CPU_CELLS = 64
 
 
@@ -33,7 +33,7 @@ def set_up_call(call: CallRequest, settings: ServerSettings) -> None:
 
 
 def _open_unnamed_file() -> int:
-    """An unlinked file in the call's folder: a memfd would bypass the folder's size limit."""
+    """Open an unlinked file in the call's folder: a memfd would bypass the folder's size limit."""
     try:
         return os.open(".", os.O_TMPFILE | os.O_RDWR)
     except OSError:  # not supported by every file system

@@ -2,23 +2,22 @@
 
     base          the first process, process 1 of its pid namespace and parent of the others. It runs no
                   code of the model: it holds the state of zero cells. It reaps the others, and resumes
-                  the checkpoint when the worker dies.
+                  the checkpoint when the worker exits.
     worker        reads the calls and runs the cells; the same process until a cell kills it.
-    checkpoint    a waiting fork of the worker from before a cell. When the worker dies, the checkpoint
+    checkpoint    a waiting fork of the worker from before a cell. When the worker exits, the checkpoint
                   reports its exit code and becomes the worker, with the state from before the cell. The
                   worker kills a checkpoint that is no longer needed.
 
 A worker makes a checkpoint before a cell, unless this cell and all cells since the last checkpoint
-are pure (`pure_cells`), few and fast: the executor replays those after a rollback. The answer
-contains the number of cells that the state then holds. An idle notebook has the base, a worker,
-and, after pure cells, a checkpoint.
+are pure (`pure_cells`), few and fast: the executor replays such cells after a rollback. The answer
+contains the number of cells in the resulting state. An idle notebook has the base, a worker, and, after
+pure cells, a checkpoint.
 
-A fork does not copy threads, timers of `signal.setitimer`, or children. A worker that has any
-makes no checkpoint: if the cell kills it, the notebook rolls back to an earlier checkpoint or to
-the base, and the executor replays the cells since. The same holds for a state that does not fit
-into the memory limit twice: such a cell runs without any checkpoint. After a rollback the worker has another pid and
-no `fcntl.lockf` locks. Files and file offsets are shared and not rolled back. Hooks of
-`os.register_at_fork` run at each checkpoint.
+A fork does not copy threads, timers of `signal.setitimer`, or children. A worker that has any of these
+makes no checkpoint: if the cell kills it, the notebook rolls back to an earlier checkpoint or to the base,
+and the executor replays the cells since. A cell also runs without a checkpoint if its state does not fit
+into the memory limit twice. After a rollback, the worker has another pid and no `fcntl.lockf` locks. Files
+and file offsets are shared and not rolled back. Hooks of `os.register_at_fork` run at each checkpoint.
 
 The model's code can break this protocol in its own notebook: kill the checkpoint, close the
 socket, or write to the shared memory that names the worker. The notebook then loses its state, and
@@ -48,28 +47,28 @@ from asterism.sandbox.inside.wire.call_wire import (
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
 HARNESS_PROCESSES = 2  # base and checkpoint, in addition to the code's own limit
-FORK_FAILED_EXIT_CODE = 71  # of the base
+FORK_FAILED_EXIT_CODE = 71  # exit code of the base after a failed fork of the worker
 _MAX_PURE_CELLS, _MAX_REPLAY_S = 256, 0.01  # cells since a checkpoint, and their total run time
 _SIGNALS = frozenset(map(int, signal.valid_signals()))
 # The public wrapper spends most of its time on naming the signals in its result.
 _set_signals = sys.modules["_signal"].pthread_sigmask
-_MAX_PENDING_SIGNALS = 1024  # discarded at most
+_MAX_PENDING_SIGNALS = 1024  # number of signals that are discarded at most
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _SHARED_STATE = struct.Struct("<QQQq")
 SHARED_STATE_BYTES = _SHARED_STATE.size
 
 
 class _SharedState(NamedTuple):
-    """The roles, in memory that all processes of the notebook share."""
+    """The roles of a notebook's processes, in memory that they share."""
 
-    worker: int  # pid
-    checkpoint: int  # pid of the next worker; 0: the base
-    nonce: int  # of the running cell; 0: none
-    exit_code: int  # of the previous worker
+    worker: int  # pid of the worker
+    checkpoint: int  # pid of the next worker; 0: the base forks it
+    nonce: int  # nonce of the running cell; 0: none
+    exit_code: int  # exit code of the previous worker
 
 
 class NotebookProcess:
-    """This process's state and role. Each fork duplicates it."""
+    """The state and role of this process. Each fork duplicates it."""
 
     def __init__(self, settings: ServerSettings, own_namespaces: bool, main: ModuleType, shared: mmap.mmap) -> None:
         self._settings = settings
@@ -78,8 +77,8 @@ class NotebookProcess:
         self._shared = shared
         self._streams, self._has_usable_streams = NotebookStreams(), True
         self._pid = os.getpid()
-        self._num_cells = 0  # number that the state of this process holds
-        self._checkpoint = 0  # pid; 0: the base
+        self._num_cells = 0  # cells in the state of this process
+        self._checkpoint = 0  # pid of the checkpoint; 0: the base
         self._checkpoint_at = 0.0
         self._reported = (0, 0)  # worker and checkpoint in the last report to the fork server
         self._is_replayable = True  # only pure cells ran since the checkpoint
@@ -89,7 +88,7 @@ class NotebookProcess:
     # ------------------------------------------------------------ base
 
     def serve(self, call: CallRequest | None) -> NoReturn:
-        """Runs the notebook until the fork server closes the socket. `call` is the first cell, if it has arrived."""
+        """Run the notebook until the fork server closes the socket. `call` is the first cell, if it has arrived."""
         mask = _set_signals(signal.SIG_BLOCK, _SIGNALS)
         if not self._own_namespaces:
             syscalls.become_subreaper()
@@ -102,7 +101,7 @@ class NotebookProcess:
             call = read_call()
 
     def _fork_worker(self, nonce: int) -> bool:
-        """True in the worker. False in the base, after the worker and its checkpoints have died."""
+        """Fork a worker. Return True in the worker, False in the base after its worker and checkpoints have ended."""
         self._write_shared(0, 0, nonce)
         try:
             child = os.fork()
@@ -117,7 +116,7 @@ class NotebookProcess:
         return False
 
     def _wait_for_processes(self, first: int) -> None:
-        """Waits until there is neither a worker nor a checkpoint."""
+        """Wait until there is neither a worker nor a checkpoint."""
         while True:
             try:
                 pid, status = os.waitpid(-1, 0)
@@ -131,7 +130,7 @@ class NotebookProcess:
                     return
 
     def _reap_all(self) -> None:
-        """Kills the lost state's processes. Without a pid namespace, the fork server does so."""
+        """Kill and reap the processes of a lost state. Without a pid namespace, the fork server kills them."""
         try:
             if self._own_namespaces:
                 os.kill(-1, signal.SIGKILL)
@@ -160,7 +159,7 @@ class NotebookProcess:
         if call.kind == CELL_WITHOUT_CHECKPOINT:
             self._kill_checkpoint()
         elif self._needs_checkpoint(pure) and self._can_be_forked() and not self._make_checkpoint():
-            return  # this process has resumed as the checkpoint, and reported the cell's death
+            return  # this process has resumed as the checkpoint, and reported the exit of the cell's worker
         self._write_shared(self._pid, self._checkpoint, call.nonce)
         self._run_cell(call, codes or call.code, pure)
 
@@ -199,7 +198,7 @@ class NotebookProcess:
             self._replay_cost_s += time.monotonic() - began_at
             return
         self._is_replayable = False
-        if self._checkpoint and self._can_be_forked():  # else keep it for the next cell
+        if self._checkpoint and self._can_be_forked():  # otherwise, the next cell keeps the checkpoint
             self._kill_checkpoint()
 
     # ------------------------------------------------------------ checkpoints
@@ -214,7 +213,7 @@ class NotebookProcess:
         return False
 
     def _make_checkpoint(self) -> bool:
-        """True in the worker, even if the fork fails. False in the checkpoint, when it resumes."""
+        """Fork a checkpoint. Return True in the worker, even if the fork fails, and False in the resumed checkpoint."""
         self._kill_checkpoint()
         now = time.monotonic()
         mask = _set_signals(signal.SIG_BLOCK, _SIGNALS)
@@ -225,7 +224,7 @@ class NotebookProcess:
         if child:
             _set_signals(signal.SIG_SETMASK, mask)
         if child > 0:
-            if self._own_namespaces:  # stop it before it copies pages; it dies with the base
+            if self._own_namespaces:  # stop the checkpoint before it copies pages; it ends with the base
                 os.kill(child, signal.SIGSTOP)
             self._checkpoint, self._checkpoint_at = child, now
             self._is_replayable, self._cells_since_checkpoint, self._replay_cost_s = True, 0, 0.0
@@ -257,7 +256,7 @@ class NotebookProcess:
     def _report_worker_death(self) -> None:
         shared = self._read_shared()
         self._write_shared(self._pid, 0, 0)
-        if shared.nonce:  # 0: it died between two cells, and the next call's `cells` will not match
+        if shared.nonce:  # 0: the worker ended between two cells, and the next call's `cells` will not match
             write_answer(["died", str(shared.exit_code)], shared.nonce, self._num_cells)
 
     def _read_shared(self) -> _SharedState:
@@ -268,7 +267,7 @@ class NotebookProcess:
 
 
 def _resume_checkpoint(checkpoint: int) -> bool:
-    """Resumes the checkpoint as the next worker. False if there is no live checkpoint."""
+    """Resume the checkpoint as the next worker. Return False if there is no live checkpoint."""
     try:
         if not checkpoint or os.waitid(os.P_PID, checkpoint, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return False

@@ -1,7 +1,7 @@
 """Recognizes pure cells: deterministic and without effects, so that a replay restores their result.
 
 A cell is pure if it computes with numbers, strings and flat containers of them, by operators,
-loops and a few builtins. Attributes, imports, definitions and other objects make it impure,
+loops and a few builtins. Attributes, imports, definitions and other objects make a cell impure,
 because their code could have any effect. The check uses the compiled code and the current values
 of its names, takes a few microseconds, and rejects cells in doubt.
 """
@@ -37,7 +37,7 @@ _missing = object()
 
 
 def is_pure(codes: tuple[CodeType | None, CodeType | None], names: dict[str, Any]) -> bool:
-    """Whether `codes` are pure when run with the global `names`."""
+    """Return whether `codes` are pure when run with the global `names`."""
     if sys.gettrace() is not None or type(sys.stdout) is not TextIOWrapper or names.get("__builtins__") is not builtins:
         return False
     for code in codes:
@@ -53,7 +53,7 @@ def is_pure(codes: tuple[CodeType | None, CodeType | None], names: dict[str, Any
 
 
 def _is_pure_function(name: str) -> bool:
-    """True for an undefined name too: the cell defines it or raises NameError."""
+    """Return True also for an undefined name: the cell defines it or raises NameError."""
     return getattr(builtins, name, _missing) is _PURE_FUNCTIONS.get(name, _missing)
 
 

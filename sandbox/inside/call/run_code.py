@@ -20,17 +20,17 @@ from asterism.sandbox.inside.wire.call_wire import CallOutcome
 CompiledCell = tuple[CodeType | None, CodeType | None]  # the statements, and the last expression
 CELL, PROGRAM = "<cell>", "<program>"
 _AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-_CO_COROUTINE = 0x80  # of inspect, which every process would load
+_CO_COROUTINE = 0x80  # the constant of `inspect`, a module that every process would load
 _show = print  # the code may replace `print`
 
 
 def exit_program(code: object = None) -> NoReturn:
-    """`exit` and `quit` of interactive Python: the fork server does not load the `site` module."""
+    """Act as `exit` and `quit` of interactive Python: the fork server does not load the `site` module."""
     raise SystemExit(code)
 
 
 def make_main_module() -> ModuleType:
-    """An empty `__main__` module."""
+    """Install and return an empty `__main__` module."""
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main
@@ -38,7 +38,7 @@ def make_main_module() -> ModuleType:
 
 
 def run_program(code: str, main: ModuleType) -> CallOutcome:
-    """Runs a whole program, including its non-daemon threads and exit functions."""
+    """Run a whole program, including its non-daemon threads and exit functions."""
 
     def run_body() -> None:
         exec(compile(code, PROGRAM, "exec"), main.__dict__)
@@ -51,7 +51,7 @@ def run_program(code: str, main: ModuleType) -> CallOutcome:
 
 
 def run_cell(code: str | CompiledCell, main: ModuleType) -> CallOutcome:
-    """Runs a notebook's cell and shows the value of its last expression.
+    """Run a notebook's cell and show the value of its last expression.
 
     The value becomes `_`, as in interactive Python. A cell with `await` outside functions runs in an
     event loop of its own, which ends with the cell and cancels its tasks.
@@ -89,7 +89,7 @@ def _run_awaiting(codes: CompiledCell, main: ModuleType) -> None:
                     value = await value
             if codes[1] is not None:
                 _show_value(value)
-        except BaseException as error:  # raised outside of the loop: the traceback lacks its frames
+        except BaseException as error:  # raised outside the event loop, so that the traceback lacks its frames
             return error
         return None
 
@@ -99,7 +99,7 @@ def _run_awaiting(codes: CompiledCell, main: ModuleType) -> None:
 
 
 def try_compile_cell(code: str) -> CompiledCell | None:
-    """None if it does not compile; `run_cell` reports the error."""
+    """Compile a cell; return None if it does not compile. `run_cell` then reports the error."""
     try:
         return _compile_cell(code)
     except Exception:
@@ -124,7 +124,7 @@ def _run_to_outcome(body: Callable[[], None]) -> CallOutcome:
     except SystemExit as request:
         return ["exit", str(_to_exit_status(_read_exit_code(request)))]
     except MemoryError as error:
-        error.__traceback__ = None  # it references the objects that filled the memory
+        error.__traceback__ = None  # the traceback references the objects that filled the memory
         return ["memory"]
     except BaseException as error:
         return _build_raised_outcome(error)
@@ -146,7 +146,7 @@ def _build_raised_outcome(error: BaseException) -> CallOutcome:
 
 
 def _to_exit_status(code: object) -> int:
-    """As in Python: 1 for an object that is not a number, -1 for a number beyond a C long."""
+    """Return Python's status: 1 for an object that is not a number, 0xFF for a number beyond a C long."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -159,7 +159,7 @@ def _to_exit_status(code: object) -> int:
 
 
 def _flush_output() -> None:
-    """As an interpreter does at its end: a stream that is closed or None is no error."""
+    """Flush as an interpreter does at its end: a stream that is closed or None is no error."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name, None)
         if stream is not None and not getattr(stream, "closed", False):
@@ -167,7 +167,7 @@ def _flush_output() -> None:
 
 
 def flush_all_streams() -> None:
-    """Ignores errors: the code may have replaced or closed the streams."""
+    """Flush all streams and ignore errors: the code may have replaced or closed them."""
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         try:
             stream = getattr(sys, name, None)
@@ -178,7 +178,7 @@ def flush_all_streams() -> None:
 
 
 def exit_forked_child(outcome: CallOutcome) -> NoReturn:
-    """Ends a child that the code forked as a Python program would end."""
+    """End a child that the code forked as a Python program would end."""
     if outcome[0] == "raised":
         os.write(2, f"{outcome[2]}\n".encode("utf-8", "backslashreplace"))
     code = {"ok": 0, "exit": int(outcome[1]) if outcome[0] == "exit" else 0}.get(outcome[0], 1)
@@ -186,6 +186,6 @@ def exit_forked_child(outcome: CallOutcome) -> NoReturn:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Exits without running the code's finalizers and exit functions."""
+    """Exit without the code's finalizers and exit functions."""
     flush_all_streams()
     os._exit(code)

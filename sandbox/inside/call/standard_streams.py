@@ -1,7 +1,7 @@
 """The standard streams of executed code: objects as an ordinary interpreter makes them, and their repair before a cell.
 
 A stream object remembers whether its descriptor can seek. The zygote starts with /dev/null as its
-output and calls have pipes, so it makes new objects on a pipe: with the old ones,
+output, but calls have pipes. It therefore makes new objects on a pipe: with the old objects,
 `sys.stdout.reconfigure(...)` and `io.TextIOWrapper(sys.stdout.buffer)` would raise "Illegal seek".
 """
 
@@ -14,7 +14,7 @@ from typing import TextIO
 
 _STANDARD_FDS = (0, 1, 2)
 _NAMES = ("stdin", "stdout", "stderr")
-_MAX_KEPT = 64  # objects that earlier cells replaced; about 10 kB each
+_MAX_KEPT = 64  # kept objects that earlier cells replaced; about 10 kB each
 
 
 def renew_output_objects() -> None:
@@ -73,7 +73,7 @@ class NotebookStreams:
         for fd in renewed:
             try:
                 self._own[fd] = _make_object(fd)
-            except OSError:  # no descriptor, and no duplicate
+            except OSError:  # no descriptor is free, and the duplicate is closed
                 continue
             _set_object(fd, self._own[fd])
 
@@ -83,14 +83,14 @@ class NotebookStreams:
             return False
         if fd == 0 and current is not own and current is not None:
             return False
-        # A wrapper of the same buffer would close it when it is deleted, and later cells or loggers may have either.
+        # A deleted wrapper would close its buffer, which the new object may share; later code may also use it.
         self._kept += [stream for stream in (own, current) if type(stream) is io.TextIOWrapper]
         del self._kept[:-_MAX_KEPT]
         return True
 
 
 def _is_usable(stream: TextIO) -> bool:
-    """Whether it is open, attached and has no output that it cannot write."""
+    """Return whether the stream is open, attached and has no output that it cannot write."""
     try:
         if stream.closed:
             return False

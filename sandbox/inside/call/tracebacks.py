@@ -1,14 +1,14 @@
 """Formats the traceback for the model, in the process of the model's code.
 
 The text is the same on every machine and Python version: no source lines, no `^^^^` markers, no
-cell numbers, no "Did you mean". The cell `print(gcd(12, 18))` gives exactly, without a newline at
-its end,
+cell numbers, no "Did you mean". The cell `print(gcd(12, 18))` gives exactly this text, without a
+newline at its end:
 
     Traceback (most recent call last):
       File "<cell>", line 1, in <module>
     NameError: name 'gcd' is not defined
 
-and code that does not compile gives, without the first line,
+Code that does not compile gives a text without the first line:
 
       File "<cell>", line 1
     SyntaxError: '(' was never closed
@@ -29,7 +29,7 @@ _CONTEXT = "\nDuring handling of the above exception, another exception occurred
 
 
 def format_error_line(error: BaseException) -> str:
-    """ "NameError: name 'x' is not defined", with the module's name if it is a library's."""
+    """Return "NameError: name 'x' is not defined", with the module's name if a library defines the exception."""
     kind = type(error)
     name = (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
@@ -43,7 +43,7 @@ def format_error_line(error: BaseException) -> str:
 
 
 def format_traceback(error: BaseException, harness_file: str) -> str:
-    """Python's output for `error`, in the format of this module's docstring."""
+    """Return Python's output for `error`, in the format of this module's docstring."""
     return _truncate(_format_chain(error, harness_file, _MAX_CHAIN))
 
 
@@ -94,7 +94,7 @@ def _shorten_path(filename: str) -> str:
 
 
 def _escape_name(name: str) -> str:
-    """Code chooses its names freely: line breaks in one could imitate lines of the traceback."""
+    """Escape a name that code chose: line breaks in it could imitate lines of the traceback."""
     return name if name.isprintable() else repr(name)[1:-1]
 
 

@@ -1,11 +1,11 @@
 """The system calls that executed code may use: one list for the seccomp filters of both backends.
 
 Every other call is refused, so that a newer kernel adds none. The list lacks calls that neither
-Python nor common libraries need, and calls with which a process
+Python nor common libraries need, and calls that let a process
 
-    holds memory that no limit counts    memfd_create, vmsplice, System V and POSIX queues, io_setup
-    observes or delays other processes   inotify, fanotify, flock, fadvise64, readahead, sync, ptrace
-    leaves its sandbox                   socket, mount, setns, io_uring, bpf, keys, clocks, modules
+    hold memory that no limit counts     memfd_create, vmsplice, System V and POSIX queues, io_setup
+    observe or delay other processes     inotify, fanotify, flock, fadvise64, readahead, sync, ptrace
+    leave its sandbox                    socket, mount, setns, io_uring, bpf, keys, clocks, modules
 """
 
 import os
@@ -59,7 +59,7 @@ _CONNECTIONS = """
 getpeername 52 205, getsockname 51 204, getsockopt 55 209, recvfrom 45 207, recvmmsg 299 243, recvmsg 47 212,
 sendmmsg 307 269, sendmsg 46 211, sendto 44 206, shutdown 48 210, socketpair 53 199
 """
-# for the isolation of a call, before its code runs
+# system calls for the isolation of a call, before its code runs
 _SETUP = """
 landlock_add_rule 445 445, landlock_create_ruleset 444 444, landlock_restrict_self 446 446, mount 165 40,
 seccomp 317 277, unshare 272 97
@@ -68,7 +68,7 @@ _MACHINE = os.uname().machine
 
 
 def _parse_table(table: str) -> dict[str, int]:
-    """The numbers on this machine."""
+    """Return the numbers on this machine by name."""
     column = 1 if _MACHINE == "x86_64" else 2
     entries = [entry.split() for entry in table.split(",")]
     return {entry[0]: int(entry[column]) for entry in entries if entry[column] != "-"}

@@ -1,12 +1,12 @@
-"""Landlock rules of a call for files, TCP and other processes. Linux 5.13.
+"""Landlock rules of a call for files, TCP and other processes. They need Linux 5.13.
 
-    files      read and execute beneath some folders, write beneath its own
+    files      read and execute beneath some folders, write beneath the call's own folder
     TCP        no bind and no connect (Linux 6.7)
     processes  no abstract sockets of, and no signals to, processes outside the call (Linux 6.12)
 
 Rules apply to the process that installs them and to its descendants, permanently. They refer to
-files, not to paths: a later mount over a folder is not beneath that folder, but beneath its
-parent.
+files, not to paths: a later mount over a folder is beneath the folder's parent, not beneath the
+folder.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH110
@@ -37,7 +37,7 @@ _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
 
 
 def get_abi_version() -> int:
-    """The kernel's Landlock version. Raises OSError if Landlock is missing or disabled."""
+    """Return the kernel's Landlock version. Raises OSError if Landlock is missing or disabled."""
     found = syscalls.LIBC.syscall(_SYS_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
     return syscalls.check_result(found, "landlock_create_ruleset")
 
@@ -62,7 +62,7 @@ class LandlockRules:
         self._fixed_rules = [(os.open(path, os.O_PATH), rights) for path, rights in rules if os.path.exists(path)]
 
     def create_ruleset(self, own_folder: str) -> int:
-        """A descriptor of the rules, with write access beneath `own_folder`. Raises OSError."""
+        """Return a descriptor of the rules, with write access beneath `own_folder`. Raises OSError."""
         own = os.open(own_folder, os.O_PATH)
         ruleset = -1
         try:
@@ -84,5 +84,5 @@ class LandlockRules:
         return ruleset
 
     def restrict_self(self, ruleset: int) -> None:
-        """Applies the rules to this process permanently. Needs no_new_privs. Raises OSError."""
+        """Apply the rules to this process permanently. Needs no_new_privs. Raises OSError."""
         syscalls.check_result(syscalls.LIBC.syscall(_SYS_RESTRICT_SELF, ruleset, self._flags), "landlock_restrict_self")

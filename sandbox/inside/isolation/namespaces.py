@@ -1,7 +1,7 @@
 """Moves a fork server into namespaces, with a root that contains only Python and system libraries.
 
-Works as root and as an ordinary user. Root builds the new root first, because the
-interpreter may be in a folder that only root can read, and then drops to an unprivileged user.
+Works as root and as an ordinary user. Root builds the new root first, because only root may be able
+to read the interpreter's folder, and then drops to an unprivileged user.
 
     user      allows the fork server to create further namespaces; no rights outside
     network   empty: not even the loopback device is up
@@ -34,18 +34,18 @@ _NEW_ROOT = _TMP  # mount point of the new root while it is built; visible only 
 
 
 class EnteredNamespaces(NamedTuple):
-    proc_fd: int  # a descriptor of the /proc of the pid namespace
-    has_users: bool  # whether calls can have kernel users of their own
-    mounts_in_tmp: tuple[str, ...]  # parts of the interpreter that a call's /tmp contains, below OWN_TMP
+    proc_fd: int  # descriptor of the pid namespace's /proc
+    has_users: bool  # calls can have kernel users of their own
+    mounts_in_tmp: tuple[str, ...]  # parts of the interpreter inside a call's /tmp, below OWN_TMP
 
 
 def enter_namespaces(
     visible_folders: Sequence[str], server_fds: Sequence[int], users: OfferedUsers | None = None
 ) -> EnteredNamespaces:
-    """Returns in a forked process, the fork server.
+    """Fork the fork server into new namespaces; returns only in the forked process.
 
-    The calling process closes `server_fds`, waits for the fork server and exits with its exit
-    code. Raises OSError if the kernel refuses.
+    The calling process closes `server_fds`, waits for the fork server and exits with its exit code.
+    Raises OSError if the kernel refuses.
     """
     syscalls.die_with_parent(signal.SIGKILL)
     if os.getuid() == 0:
@@ -76,7 +76,7 @@ def _recover_from_change_of_user() -> None:
 
 
 def _unshare_all(users: OfferedUsers | None) -> bool:
-    """Whether the executor has mapped the users, of which this process then is the first."""
+    """Enter new namespaces. Return whether the executor has mapped the users; this process then has the first."""
     user, group = os.geteuid(), os.getegid()
     syscalls.unshare(
         syscalls.CLONE_NEWUSER
@@ -96,7 +96,7 @@ def _unshare_all(users: OfferedUsers | None) -> bool:
 
 
 def write_once(path: str, text: str) -> None:
-    """Write a file of /proc in one call, which is all that the kernel accepts for a map."""
+    """Write a file of /proc in one call: the kernel accepts only one write of a map."""
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, text.encode())
@@ -105,7 +105,7 @@ def write_once(path: str, text: str) -> None:
 
 
 def _build_root(visible_folders: Sequence[str]) -> tuple[str, ...]:
-    """Return the mounts that a call's /tmp contains, below OWN_TMP."""
+    """Build and enter the new root; return the mounts in a call's /tmp, below OWN_TMP."""
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     folders = _drop_nested([*SYSTEM_FOLDERS, *visible_folders])
     links = {folder: os.readlink(folder) for folder in folders if folder in SYSTEM_FOLDERS and os.path.islink(folder)}
@@ -126,7 +126,7 @@ def _build_root(visible_folders: Sequence[str]) -> tuple[str, ...]:
     for name, source in devices.items():
         os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY))
         syscalls.mount(f"{proc_now}/{source}", f"{root}/dev/{name}", None, syscalls.MS_BIND)
-        # Calls still can write to the device, but not set the times of the shared file.
+        # Calls can still write to the device, but not set the times of the shared file.
         syscalls.set_mount_attributes(f"{root}/dev/{name}", syscalls.MOUNT_ATTR_RDONLY, recursive=False)
     os.makedirs(root + SCRATCH)
     os.symlink(SCRATCH, f"{root}/dev/shm")
@@ -146,7 +146,7 @@ def _place(folder: str) -> str:
 
 
 def mount_scratch(options: str, mounts_in_tmp: Sequence[str]) -> None:
-    """Mount the private folder of a call at SCRATCH, and its /tmp: the same folder if it can be.
+    """Mount the private folder of a call at SCRATCH, and also as its /tmp if possible.
 
     With `mounts_in_tmp`, /tmp is another folder of the same file system, into which the read-only
     parts of the interpreter are mounted again. Raises OSError.
@@ -169,7 +169,7 @@ def _bind_mount(source: str, target: str) -> None:
 
 
 def _drop_nested(folders: Sequence[str]) -> list[str]:
-    """The existing folders, without folders inside another one of them.
+    """Return the existing folders, except folders inside another one of them.
 
     /tmp itself is left out: an interpreter with this prefix would show all temporary files of the machine.
     """
@@ -182,7 +182,7 @@ def _drop_nested(folders: Sequence[str]) -> list[str]:
 
 
 def _fork_first_process(server_fds: Sequence[int]) -> None:
-    """Forks, because a new pid namespace begins with the next child. The parent waits."""
+    """Fork, because a new pid namespace begins with the next child. The parent waits and exits."""
     child = os.fork()
     if child == 0:
         syscalls.die_with_parent(signal.SIGKILL)
@@ -200,7 +200,7 @@ def _fork_first_process(server_fds: Sequence[int]) -> None:
 
 
 def _mount_own_proc() -> int:
-    """Opens a /proc of this pid namespace, and covers it with an empty folder for calls."""
+    """Open a /proc of this pid namespace, and cover it with an empty folder for calls."""
     syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     syscalls.mount("tmpfs", "/proc", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=4k,nr_inodes=1,mode=555")

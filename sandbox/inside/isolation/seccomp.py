@@ -1,10 +1,10 @@
 """Restricts the system calls of executed code by classic BPF programs.
 
-There are two filters: the fork server installs one on itself, which every call inherits, and each
-call installs a short one, which refuses the calls of its setup and checks arguments. Together they
-pass the same calls in containers and on this machine (asterism.sandbox.inside.isolation.allowed_syscalls).
-Refused calls fail with EPERM, and calls that are newer than the list with ENOSYS, as on an older
-kernel. clone3 fails with ENOSYS, so that libc falls back to clone: a filter can read its flags.
+There are two filters. Every call inherits the fork server's filter. Each call adds a short one, which
+refuses the system calls of its setup and checks arguments. Together they allow the same system calls
+in containers and on this machine (asterism.sandbox.inside.isolation.allowed_syscalls). Refused calls
+fail with EPERM, and calls that are newer than the list with ENOSYS, as on an older kernel. clone3 fails
+with ENOSYS, so that libc uses clone: a filter can read the flags of clone.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from asterism.sandbox.inside.isolation import syscalls
 from asterism.sandbox.inside.isolation.allowed_syscalls import CALL_SYSCALLS, SETUP_SYSCALLS
 
-# (index of the target argument, of its kind, first denied kind). Only target 0 is allowed: the caller.
-# The denied kinds cover all processes of a user.
+# Index of the target argument, index of the argument with the target's kind, first denied kind. Only target 0,
+# the caller, is allowed. The denied kinds cover all processes of a user.
 _ALLOWED_ON_SELF = {
     "prlimit64": (0,),
     "sched_setaffinity": (0,),
@@ -29,12 +29,12 @@ _ALLOWED_ON_SELF = {
     "setpriority": (1, 0, 2),
     "ioprio_set": (1, 0, 3),
 }
-# Descriptors, owners, and byte-range locks of a process, which end with it. Not: leases and
+# Allowed: descriptors, owners, and byte-range locks of a process, which end with it. Refused: leases and
 # notifications, which observe other processes; locks of an open file; larger pipes.
 _F_DUPFD_CLOEXEC = 1030
 _FCNTL_COMMANDS = (*range(18), _F_DUPFD_CLOEXEC, fcntl.F_GETPIPE_SZ)
-# Options of a process for itself: parent's death, dumps, capabilities, name, timer slack, subreaper, new
-# privileges, huge pages, speculation, names of memory. Not: core scheduling, which takes CPUs from others.
+# Options of a process for itself: signal at the parent's exit, dumps, capabilities, name, timer slack, subreaper, new
+# privileges, huge pages, speculation, names of memory. Refused: core scheduling, which takes CPUs from others.
 _PRCTL_OPTIONS = (*range(1, 5), 7, 8, 15, 16, 21, 23, 24, *range(27, 31), *range(36, 43), 47, 52, 53, 0x5356_4D41)
 _CLONE3 = 435
 _DATAGRAM_BIT = 2  # the common bit of SOCK_DGRAM and SOCK_RAW: such a socket can send to any name
@@ -55,12 +55,12 @@ def _pack_instruction(code: int, value: int, if_true: int = 0, if_false: int = 0
 
 
 def _load_argument(index: int) -> bytes:
-    """The lower half: the kernel ignores the upper half of the arguments that the filters check."""
+    """Load the lower half of an argument: the kernel ignores the upper half of the checked arguments."""
     return _pack_instruction(_LOAD, _FIRST_ARGUMENT_AT + 8 * index)
 
 
 def _build_allow_list(values: Iterable[int], beyond: int) -> list[bytes]:
-    """Allows the loaded value if it is one of `values`, and ends the program. `beyond`: larger values."""
+    """Build a program that allows a loaded value of `values` and denies others. `beyond`: result for larger ones."""
     ranges: list[list[int]] = []
     for value in sorted(values):
         if ranges and value == ranges[-1][1] + 1:
@@ -79,7 +79,7 @@ def _build_allow_list(values: Iterable[int], beyond: int) -> list[bytes]:
 
 
 def _build_checks(name: str, *checks: bytes) -> list[bytes]:
-    """Allows the call unless a check returns before. The call's number is loaded before and after."""
+    """Build the checks of one call, which is allowed unless a check returns. Other calls stay loaded."""
     return [
         _pack_instruction(_JUMP_EQUAL, CALL_SYSCALLS[name], 0, len(checks) + 1),
         *checks,
@@ -96,7 +96,6 @@ def _deny_bits(argument: int, bits: int) -> list[bytes]:
 
 
 def _build_self_checks() -> list[bytes]:
-    """Checks the calls in `_ALLOWED_ON_SELF`."""
     program: list[bytes] = []
     for name, (target, *kind) in _ALLOWED_ON_SELF.items():
         checks = _deny_bits(target, 0xFFFF_FFFF)
@@ -166,7 +165,7 @@ def _build_call_program() -> bytes:
 
 
 def _build_deny(numbers: Iterable[int]) -> list[bytes]:
-    """The call's number is loaded before and after."""
+    """Deny these calls; the call's number must be loaded."""
     program: list[bytes] = []
     for number in numbers:
         program += [_pack_instruction(_JUMP_EQUAL, number, 0, 1), _pack_instruction(_RETURN, _DENY)]
@@ -178,13 +177,13 @@ class _BpfProgram(ctypes.Structure):
 
 
 class SeccompFilter:
-    """A program that is built once, before the fork."""
+    """A filter that is built once, before the fork."""
 
     def __init__(self, instructions: bytes) -> None:
         self._program = _BpfProgram(len(instructions) // 8, instructions)
 
     def install(self, flags: int = 0) -> int:
-        """Filters this thread and its descendants. Needs no_new_privs. Raises OSError."""
+        """Filter this thread and its descendants. Needs no_new_privs. Raises OSError."""
         done = syscalls.LIBC.syscall(
             SETUP_SYSCALLS["seccomp"], _SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(self._program)
         )
@@ -192,10 +191,10 @@ class SeccompFilter:
 
 
 def install_server_filter(*, own_folders: bool) -> int | None:
-    """Installs the filter of the fork server. Raises OSError.
+    """Install the filter of the fork server. Raises OSError.
 
-    With `own_folders` of calls, returns the descriptor that receives their uses of F_GETLK, or None where a filter of
-    the container has such a descriptor already: then F_GETLK is refused.
+    With `own_folders` of calls, return the descriptor that receives their uses of F_GETLK. If a filter of the container
+    already has such a descriptor, refuse F_GETLK and return None.
     """
     if not own_folders:
         SeccompFilter(_build_server_program(_ALLOW)).install()

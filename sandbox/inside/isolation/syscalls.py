@@ -1,4 +1,4 @@
-"""Wrappers of system calls that Python does not offer. Linux only."""
+"""Wrappers of Linux system calls that Python does not offer."""
 
 import ctypes
 import errno
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRI
 _PR_GET_TID_ADDRESS = 40
 _CAPABILITY_VERSION_3 = 0x2008_0522
 
-# x86-64 and arm64 share the numbers of calls since Linux 5.1.
+# x86-64 and arm64 have the same numbers for system calls that were added since Linux 5.1.
 _SYS_CLOSE_RANGE, _SYS_MOUNT_SETATTR = 436, 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -47,14 +47,14 @@ def unshare(flags: int) -> None:
 
 
 def is_single_threaded() -> bool:
-    """Counts threads outside Python too; only Python's if a filter forbids the system call."""
+    """Return whether no other thread exists, in Python or outside. A filter may limit the check to Python's threads."""
     if LIBC.unshare(CLONE_THREAD) == 0:  # no effect on a single-threaded process
         return True
     return ctypes.get_errno() == errno.EPERM and len(sys._current_frames()) == 1  # pyright: ignore[reportPrivateUsage]
 
 
 _libc_holding_gil = ctypes.PyDLL(None, use_errno=True)  # a child could not reacquire the GIL
-_tid_address = ctypes.c_void_p()  # libc's copy of the main thread's id
+_tid_address = ctypes.c_void_p()  # address of libc's copy of the main thread's id
 LIBC.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(_tid_address), 0, 0, 0)
 _CLONE_FLAGS = _CLONE_PARENT | signal.SIGCHLD | (_CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID if _tid_address else 0)
 # The address for the child's thread id is the fourth or fifth argument, depending on the machine.
@@ -62,7 +62,7 @@ _CLONE_ARGUMENTS = (_SYS_CLONE[MACHINE], ctypes.c_long(_CLONE_FLAGS), None, None
 
 
 def fork_sibling() -> int:
-    """os.fork(), but as a child of this process's parent. For single-threaded processes."""
+    """Act as os.fork(), but as a child of this process's parent. For single-threaded processes."""
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = _libc_holding_gil.syscall(*_CLONE_ARGUMENTS)
     if pid == 0:
@@ -73,7 +73,7 @@ def fork_sibling() -> int:
 
 
 def clone_for_parent(flags: int) -> int:
-    """`fork_sibling` with further clone `flags` and without Python's fork hooks.
+    """Act as `fork_sibling`, with further clone `flags` and without Python's fork hooks.
 
     For single-threaded processes that hold no locks.
     """
@@ -88,7 +88,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def set_mount_attributes(target: str, attributes: int, recursive: bool) -> None:
-    """Adds attributes and keeps others: a user namespace may not clear all. Linux 5.12."""
+    """Add attributes and keep the others: a user namespace may not clear all. Needs Linux 5.12."""
     values = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     done = _syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), flags, values, ctypes.sizeof(values))
@@ -96,7 +96,7 @@ def set_mount_attributes(target: str, attributes: int, recursive: bool) -> None:
 
 
 def pivot_to(folder: str) -> None:
-    """Makes `folder`, a mount point, the root; the old root becomes unreachable."""
+    """Make `folder`, a mount point, the root; the old root becomes unreachable."""
     os.chdir(folder)
     check_result(_syscall(_SYS_PIVOT_ROOT[MACHINE], b".", b"."), "pivot_root")
     check_result(LIBC.umount2(b".", MNT_DETACH), "umount the old root")
@@ -117,12 +117,12 @@ def drop_capabilities() -> None:
 
 
 def die_with_parent(signal: int) -> None:
-    """Sends the signal to this process when the thread that forked it ends."""
+    """Let the kernel send the signal to this process when the thread that forked it ends."""
     check_result(LIBC.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "PR_SET_PDEATHSIG")
 
 
 def make_dumpable() -> None:
-    """Gives /proc/self back to this user: after a change of user it belongs to root."""
+    """Give /proc/self back to this user: after a change of user it belongs to root."""
     check_result(LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "PR_SET_DUMPABLE")
 
 

@@ -1,6 +1,6 @@
 """Starts a fork server: isolation, preloaded modules, the hello frame, then the server's loop.
 
-Started by `asterism.sandbox.hosts.local_host` or `asterism.sandbox.inside.container_init`, as the leader of a session.
+`asterism.sandbox.hosts.local_host` or `asterism.sandbox.inside.container_init` starts it as the leader of a session.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH101, PTH116, PTH120, PTH208
@@ -30,12 +30,12 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings, parse_s
 from asterism.sandbox.inside.zygote.warmup import collapse_written_memory, warm_up
 from asterism.sandbox.inside.zygote.zygote import Zygote
 
-# Processes that calls and other programs of this user may add, where calls share its uid.
+# Processes that calls and other programs may add, if they share one user.
 _SHARED_PROCESS_ALLOWANCE = 512
 
 
 def main() -> NoReturn:
-    """Arguments: settings as JSON, socket descriptor. Exits when the executor closes the socket."""
+    """Serve until the executor closes the socket. Arguments: settings as JSON, socket descriptor."""
     settings = parse_settings(sys.argv[1])
     os.environ.pop("LD_BIND_NOW", None)
     executor = socket.socket(fileno=int(sys.argv[2]))
@@ -115,7 +115,7 @@ def _isolate(
 
 
 def _build_landlock(settings: ServerSettings, missing: list[str]) -> LandlockRules | None:
-    """The whole root is readable if it was built for calls; else only necessary folders."""
+    """Build the rules: the root of calls is readable; without namespaces, only necessary folders are."""
     try:
         abi = landlock.get_abi_version()
     except OSError as error:
@@ -130,7 +130,7 @@ def _build_landlock(settings: ServerSettings, missing: list[str]) -> LandlockRul
 
 
 def _describe_unreachable_folders(settings: ServerSettings) -> list[str]:
-    """Root's calls run as unprivileged users, which cannot enter folders of root."""
+    """List the import folders that calls of root cannot enter, because they run as unprivileged users."""
     closed: set[str] = set()
     for folder in settings.import_folders if os.getuid() == 0 else ():
         while folder != "/":
@@ -144,7 +144,7 @@ def _describe_unreachable_folders(settings: ServerSettings) -> list[str]:
 
 
 def _make_private_folder() -> str:
-    """The parent of the folders of calls, in the executor's folder for temporary files."""
+    """Make the parent of the calls' folders, in the executor's folder for temporary files."""
     import tempfile
 
     folder = tempfile.mkdtemp(prefix="asterism-sandbox-")
@@ -153,7 +153,7 @@ def _make_private_folder() -> str:
 
 
 def _count_own_tasks() -> int:
-    """Processes and threads of this user, which share one limit without user namespaces."""
+    """Count the processes and threads of this user, which share one limit without user namespaces."""
     count = 0
     for name in os.listdir("/proc"):
         try:
@@ -175,7 +175,7 @@ def _read_mapped_bytes(isolation: CallIsolation) -> int:
 def _install_filters(
     missing: list[str], proc_fd: int, fds: list[int], *, own_folders: bool
 ) -> seccomp.SeccompFilter | None:
-    """Installs the fork server's filter and returns that of the calls; None if refused."""
+    """Install the fork server's filter and return the filter of the calls; None if refused."""
     try:
         if own_folders:
             hold_devices()
@@ -189,17 +189,17 @@ def _install_filters(
 
 
 def _raise_open_file_limit() -> None:
-    """A fork server needs four descriptors per call and notebook."""
+    """Raise the limit: a fork server needs four descriptors per call and notebook."""
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 
 
 def _preload_modules(settings: ServerSettings, isolation: CallIsolation) -> None:
-    """Prepares the zygote: modules, standard output, memory, and limits of the calls."""
+    """Prepare the zygote: modules, standard output, memory, and limits of the calls."""
     warm_up(settings.preload)
     renew_output_objects()
     for name in [name for name in sys.modules if name.partition(".")[0] == "asterism"]:
-        del sys.modules[name]  # in the zygote: in a call, the loop would copy the modules' pages
+        del sys.modules[name]  # in the zygote: in a call, this loop would copy the modules' pages
     gc.collect()
     gc.freeze()
     collapse_written_memory(isolation.proc_fd)

@@ -1,4 +1,4 @@
-"""A memory cgroup for each call: the kernel counts all of its memory, and kills inside the call only.
+"""A memory cgroup for each call: the kernel counts all memory of the call, and kills only inside it.
 
 The executor creates the folder of this fork server, owned by the fork server's user, and passes its
 descriptor (asterism.sandbox.hosts.cgroup_folders). A forked process joins its cgroup before it isolates itself.
@@ -10,19 +10,19 @@ import os
 import socket
 from typing import NamedTuple
 
-MAX_MEMORY_FACTOR = 1.25  # cgroup limit per memory_mib: page tables, copied pages of the zygote, files
-_MAX_REST_SHARE = 1 / 32  # of the limit: memory that an ended call may leave to the next one
+MAX_MEMORY_FACTOR = 1.25  # cgroup limit per memory_mib, for page tables, copied pages of the zygote, and files
+_MAX_REST_SHARE = 1 / 32  # memory that an ended call may leave to the next one, as a share of the limit
 _MAX_FREE_CGROUPS = 32
 
 
 class _CgroupFiles(NamedTuple):
-    """The files of a version. A key names a line; without a key, the file holds one number."""
+    """The files of a cgroup version. A key names a line; without a key, the file contains one number."""
 
     limit: str
     usage: str
-    no_swap: str  # 0: anonymous memory stays in memory. Missing in some kernels
-    kills: tuple[str, str]  # processes of the cgroup that any OOM killer killed
-    limit_hits: tuple[str, str]  # allocations that failed for this cgroup's own limit
+    no_swap: str  # 0 keeps anonymous memory out of swap. Missing in some kernels
+    kills: tuple[str, str]  # number of the cgroup's processes that any OOM killer killed
+    limit_hits: tuple[str, str]  # number of allocations that failed for the cgroup's own limit
 
 
 _VERSION_1 = _CgroupFiles(
@@ -42,43 +42,43 @@ _VERSION_2 = _CgroupFiles(
 
 
 class CallCgroup:
-    """The cgroup of one process of a call and its descendants. `folder_fd` contains it."""
+    """The cgroup of a call's process and its descendants. `folder_fd` contains it."""
 
     def __init__(self, folder_fd: int, name: str, files: _CgroupFiles, memory: int) -> None:
         self.name = name
         self._folder_fd = folder_fd
         self._files = files
         self._limit = int(memory * MAX_MEMORY_FACTOR)
-        self._num_killed = self._num_limit_hits = 0  # at the last look
-        self._culprit: str | None = None  # of this call
+        self._num_killed = self._num_limit_hits = 0  # counts at the last check
+        self._culprit: str | None = None  # culprit in this call
 
     def create(self) -> None:
-        """Raises OSError."""
+        """Create the cgroup with its limits. Raises OSError."""
         os.mkdir(self.name, 0o755, dir_fd=self._folder_fd)
         self._write(self._files.limit, self._limit)
         with contextlib.suppress(OSError):
             self._write(self._files.no_swap, 0)
 
     def open_members(self) -> int:
-        """A descriptor through which a process joins: it writes "0". Raises OSError."""
+        """Return a descriptor; a process joins by writing "0" to it. Raises OSError."""
         return os.open(f"{self.name}/cgroup.procs", os.O_WRONLY, dir_fd=self._folder_fd)
 
     def begin_call(self) -> None:
         self._culprit = None
 
     def has_room_for_checkpoint(self) -> bool:
-        """Whether a notebook's state fits into the limit twice: a cell may change all of it."""
+        """Return whether a notebook's state fits into the limit twice: a cell may change all of it."""
         try:
             return 2 * self._read(self._files.usage) <= self._limit
         except OSError:  # no descriptor is left
             return False
 
     def find_culprit(self) -> str | None:
-        """What the kernel killed a process of this call for: the limit of the "call" or of the "machine".
+        """Return which limit, of the "call" or of the "machine", made the kernel kill a process of this call, or None.
 
-        Several processes of a call may fail to allocate at once. The kernel then kills some of them later, so that
-        kills after the first one for the call's limit have the same culprit. Without a free descriptor, the
-        culprit is that of the last look.
+        Several processes of a call may fail to allocate at once, and the kernel then kills some of them later.
+        Kills after the first one for the call's limit therefore have the same culprit. Without a free descriptor,
+        the result is the culprit of the last check.
         """
         try:
             num_killed = self._read(*self._files.kills)
@@ -92,7 +92,7 @@ class CallCgroup:
         return self._culprit
 
     def is_reusable(self) -> bool:
-        """Whether its processes left neither memory nor counts."""
+        """Return whether the processes left neither memory nor counts."""
         try:
             used, num_limit_hits = self._read(self._files.usage), self._read(*self._files.limit_hits)
         except OSError:  # no descriptor is left
@@ -100,7 +100,7 @@ class CallCgroup:
         return used <= self._limit * _MAX_REST_SHARE and not num_limit_hits
 
     def remove(self) -> bool:
-        """False while it has processes."""
+        """Remove the cgroup. Return False while it has processes."""
         try:
             os.rmdir(self.name, dir_fd=self._folder_fd)
         except FileNotFoundError:
@@ -135,10 +135,10 @@ class CallCgroups:
         self._files = _VERSION_1 if version_1 else _VERSION_2
         self._num_created = 0
         self._free: list[CallCgroup] = []
-        self._ending: list[CallCgroup] = []  # with processes that still exit
+        self._ending: list[CallCgroup] = []  # cgroups with processes that still exit
 
     def acquire(self) -> CallCgroup:
-        """An empty cgroup. Raises OSError."""
+        """Return an empty cgroup. Raises OSError."""
         if self._free:
             cgroup = self._free.pop()
             cgroup.begin_call()
@@ -153,7 +153,7 @@ class CallCgroups:
         return cgroup
 
     def release(self, cgroup: CallCgroup, *, was_short: bool = False) -> None:
-        """After the exit of its processes. A short call leaves no memory: a check would cost 1% of the call."""
+        """Free a cgroup after the exit of its processes. After a short call, a check for reuse would cost 1% of it."""
         if len(self._free) < _MAX_FREE_CGROUPS and (was_short or cgroup.is_reusable()):
             self._free.append(cgroup)
         else:
@@ -161,7 +161,7 @@ class CallCgroups:
 
 
 def receive_call_cgroups(executor: socket.socket, memory_mib: int) -> CallCgroups | None:
-    """None unless the descriptor that the executor sends allows a forked process to join a cgroup."""
+    """Receive the descriptor of the cgroup folder from the executor; return None if it sends no descriptor."""
     _, fds, _, _ = socket.recv_fds(executor, 1, 1)
     return CallCgroups(fds[0], memory_mib) if fds else None
 

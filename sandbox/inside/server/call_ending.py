@@ -1,4 +1,4 @@
-"""Ends the processes of calls and notebooks, and finds what ended one."""
+"""Ends the processes of calls and notebooks, and finds the cause of an exit."""
 
 import os
 import signal
@@ -24,14 +24,14 @@ class CallKiller:
         self._own_namespaces = own_namespaces
 
     def stop(self, child: CallProcess) -> None:
-        """Kills the call. A notebook rolls back to the state before it, if that is possible."""
+        """Kill the call. A notebook rolls back to the state before it, if possible."""
         if child.notebook_id is None or child.rolling_back or not self._notebooks.kill_cell(child):
             self.kill(child)
         else:
             child.rolling_back = True
 
     def fail(self, child: CallProcess, error: OSError) -> None:
-        """Ends a call or notebook that the fork server cannot serve: the machine refuses it descriptors or memory.
+        """End a call or notebook for which the machine refuses the fork server descriptors or memory.
 
         Raises the error of a lost connection to the executor or to the zygote.
         """
@@ -41,7 +41,7 @@ class CallKiller:
         self.kill(child)
 
     def kill(self, child: CallProcess | None) -> None:
-        """Kills the process and its descendants, unless they have ended."""
+        """Kill the process and its descendants, unless they have ended."""
         if child is None:
             return
         self._notebooks.discard(child)
@@ -52,7 +52,7 @@ class CallKiller:
 
 
 class ExitClassifier:
-    """Finds what ended a call's process: its code, one of its limits, or a machine without resources."""
+    """Finds the cause of a process's exit: its code, one of its limits, or a machine without resources."""
 
     def __init__(self, settings: ServerSettings, own_namespaces: bool, usage: ProcessUsage) -> None:
         self._settings = settings
@@ -65,7 +65,7 @@ class ExitClassifier:
                 return ["timeout"]
             if child.cgroup is None and self._was_oom_killed(child):
                 return _OOM_KILLED
-            if self._own_namespaces and child.cgroup is None:  # the kernel killed it: nothing else can kill process 1
+            if self._own_namespaces and child.cgroup is None:  # only the kernel can kill process 1
                 return ["memory"]
         if exit_code == FORK_FAILED_EXIT_CODE and child.notebook_id is not None:
             return ["failed", "a notebook could not fork"]
@@ -74,17 +74,17 @@ class ExitClassifier:
         return ["died", str(exit_code)]
 
     def correct_for_oom_kill(self, child: CallProcess, outcome: CallOutcome) -> CallOutcome:
-        """The outcome, unless the kernel killed a process of the call for lack of memory."""
+        """Return the outcome, or its correction if the kernel killed a process of the call for lack of memory."""
         was_killed = outcome in (_KILLED, _OOM_KILLED)
-        if not was_killed and not (child.cgroup and child.pipes_polled):  # too short to fill its cgroup
+        if not was_killed and not (child.cgroup and child.pipes_polled):  # a call this short cannot fill its cgroup
             return outcome
         found = self.find_oom_kill(child)
-        if found == _OOM_KILLED and not was_killed:  # the call went on without one of its children
+        if found == _OOM_KILLED and not was_killed:  # the call continued without one of its children
             return outcome
         return found or outcome
 
     def find_oom_kill(self, child: CallProcess) -> CallOutcome | None:
-        """The outcome if the kernel, and not the fork server, killed a process of the call for lack of memory."""
+        """Return the outcome if the kernel, not the fork server, killed a process of the call for lack of memory."""
         if child.exceeded_limit is not None or child.killed:
             return None
         if child.cgroup is None:
@@ -92,5 +92,5 @@ class ExitClassifier:
         return {"call": ["memory"], "machine": _OOM_KILLED, None: None}[child.cgroup.find_culprit()]
 
     def _was_oom_killed(self, child: CallProcess) -> bool:
-        """Whether a full machine or container killed a call below its memory limit."""
+        """Return whether a full machine or container killed a call below its memory limit."""
         return child.memory_bytes <= self._settings.memory_mib << 20 and self._usage.take_oom_kill()

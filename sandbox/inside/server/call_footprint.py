@@ -1,4 +1,4 @@
-"""Measures what the processes of a call hold: memory, locks, and objects that the kernel counts by user."""
+"""Measures the resources of a call's processes: memory, locks, and objects that the kernel counts by user."""
 
 import os
 import sys
@@ -8,12 +8,13 @@ from asterism.sandbox.inside.server.call_process_handle import CallProcess, Note
 from asterism.sandbox.inside.server.proc_usage import ProcessUsage
 
 CHECK_INTERVAL_S, _MIN_CHECK_INTERVAL_S = 0.05, 0.005
-_GROWTH_BYTES_PER_S = 1 << 30  # of one CPU's processes, at most
-_MAX_OVERSHOOT = 0.25  # of the memory limit, between two measurements
+_GROWTH_BYTES_PER_S = 1 << 30  # growth of the processes on one CPU, at most
+_MAX_OVERSHOOT = 0.25  # allowed excess between two measurements, as a share of the memory limit
 _MAX_LOCKS = 1024  # byte-range locks of all processes of a call
-_CHECKPOINT_CPU_S = 0.005  # of a checkpoint in its life; a process with more has computed
-# Of a call that shares its kernel user, and the watches also of a call without a cgroup. The kernel allows a user some 1,024 pipes of full size, descriptors in flight up
-# to the limit of open files of a call, and millions of epoll watches.
+_CHECKPOINT_CPU_S = 0.005  # total CPU time of an idle checkpoint; a process with more has computed
+# Limits of a call that shares its kernel user; the limit of watches also applies to a call without a cgroup. The
+# kernel allows a user some 1,024 full-size pipes, as many descriptors in flight as a call's limit of open files, and
+# millions of epoll watches.
 _MAX_SHARED_OBJECTS = {"pipe": 64, "in flight": 32, "watch": 4096}
 
 
@@ -26,7 +27,7 @@ class CallFootprint:
         self._num_cpus = len(os.sched_getaffinity(0))
 
     def measure_memory(self, child: CallProcess, pids: list[int]) -> tuple[int, bool]:
-        """(bytes, whether they exceed the limit) of the call's processes, which may include a checkpoint."""
+        """Return (bytes of the call's processes, whether they exceed the limit). A checkpoint may be among them."""
         if len(pids) == 1:  # RLIMIT_AS bounds a single process
             return self._usage.measure_memory(pids, sys.maxsize), False
         limit = self._memory_limit
@@ -36,12 +37,12 @@ class CallFootprint:
         return used, used > limit
 
     def find_checkpoint(self, child: CallProcess) -> int | None:
-        """The process that the notebook calls its checkpoint, unless it computes."""
+        """Return the process that the notebook reports as its checkpoint, unless the process computes."""
         pid = self._notebooks.find_checkpoint(child)
         return pid if pid is not None and self._usage.measure_cpu_s([pid]) <= _CHECKPOINT_CPU_S else None
 
     def has_room_for_checkpoint(self, notebook: CallProcess) -> bool:
-        """Whether the notebook's state fits into the limit twice: a cell may change all of it."""
+        """Return whether the notebook's state fits into the limit twice: a cell may change all of it."""
         if notebook.cgroup is not None:
             return notebook.cgroup.has_room_for_checkpoint()
         pids = self._usage.list_process_tree(notebook.pid)[1:]
@@ -49,7 +50,7 @@ class CallFootprint:
         return 2 * largest <= self._memory_limit * MAX_MEMORY_FACTOR
 
     def choose_pause_s(self, child: CallProcess, num_processes: int, used: int) -> float:
-        """Until several growing processes could exceed the limit by `_MAX_OVERSHOOT`."""
+        """Return the time in which growing processes can exceed the limit by at most `_MAX_OVERSHOOT`."""
         if child.cgroup is not None or num_processes == 1:
             return CHECK_INTERVAL_S
         spare = (1 + _MAX_OVERSHOOT) * self._memory_limit - used
@@ -57,9 +58,9 @@ class CallFootprint:
         return min(CHECK_INTERVAL_S, max(_MIN_CHECK_INTERVAL_S, spare / growth))
 
     def exceeds_share(self, child: CallProcess, pids: list[int]) -> bool:
-        """Whether the processes hold more locks or shared objects than one call may.
+        """Return whether the processes hold more locks or shared objects than one call may hold.
 
-        A call with a user of its own shares none; without a cgroup nothing else counts the memory of its watches.
+        A call with its own user shares no objects; without a cgroup, only this check bounds the memory of its watches.
         """
         kinds = _MAX_SHARED_OBJECTS.keys()
         if self._own_users:

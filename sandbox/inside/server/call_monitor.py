@@ -1,19 +1,19 @@
 """Enforces the time and memory limits of calls that do not end immediately.
 
-    5 ms after its start          the fork server reads its pipes, so that it can write more than they hold
-    8, 15 or 25 ms of CPU time    it is a long call: lower priority, and time slices
+    5 ms after a call's start     the fork server reads its pipes, so that it can write more than they hold
+    8, 15 or 25 ms of CPU time    the call becomes a long one: lower priority, and time slices
                                   (asterism.sandbox.inside.server.time_slices). CPU time of its children counts
     every 50 ms (or less)         the memory of all its processes is measured against the limit
     0.1 s after its answer        a program that has not exited is killed; its answer counts
-    the time limit                it is killed; if the machine gave it too little CPU time, it has failed
+    at the time limit             the call is killed; if the machine gave it too little CPU time, it has failed
     10 ms after a cell's answer   all processes of the notebook stop until its next cell
 
 A call's clock starts with its code. The clock stops while the call waits for a CPU, up to
 `max_call_extension` time limits, and while the call waits for its first time slice: a busy
-machine must not count as the model's mistake. Waiting for its own threads and children counts.
+machine must not count as the model's mistake. Waits for its own threads and children count.
 
-A measurement of memory takes longer the more processes and mappings a call has. The next one waits
-many times as long, so that no call occupies the fork server.
+A measurement takes longer for a call with more processes and mappings. The pause until the next
+one is many times as long, so that no call occupies the fork server.
 """
 
 import heapq
@@ -40,18 +40,18 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings
 MAX_OUTCOME_BYTES = 1 << 20
 
 _FIRST_CHECK_S = 0.005  # most calls end earlier: their pipes are read once, at their end
-_LONG_CPU_S = {"bare": 0.008, "numpy": 0.015, "scientific": 0.025}  # nearly all calls need less
+_LONG_CPU_S = {"bare": 0.008, "numpy": 0.015, "scientific": 0.025}  # CPU time of a long call; most need less
 _LONG_IDLE_S = 0.05  # clock time after which a sleeping worker makes its call a long one
 _LONG_MEASUREMENT_S = 0.005
 _PAUSE_PER_MEASUREMENT, _PAUSE_PER_LONG_MEASUREMENT = 8, 20
-_ANSWER_GRACE_S = 0.1  # for a program to exit
+_ANSWER_GRACE_S = 0.1  # time for a program to exit after its answer
 _HOLD_AFTER_S = 0.01  # a notebook does not stop if its next cell arrives earlier
-_SPARE_CPU_S = 0.002  # for the end of its checkpoint
-_MAX_ESCAPES = 6  # looks that find a running process in an idle notebook
-_BUSY_SHARE = 0.02  # CPU time per time between two checks
+_SPARE_CPU_S = 0.002  # CPU time for a worker to end its checkpoint
+_MAX_ESCAPES = 6  # checks that find a running process in a stopped notebook, before it is killed
+_BUSY_SHARE = 0.02  # CPU time per clock time between two checks, above which a call is busy
 _NOTEBOOK_PROCESSES = 3  # the base, the worker and a checkpoint (asterism.sandbox.inside.call.notebook_process)
 _NICE = 10  # a tenth of a CPU next to a busy process; an unprivileged process cannot lower it again
-_ROLLBACK_TIMEOUT_S = 0.5  # for a notebook's checkpoint to report the worker's death
+_ROLLBACK_TIMEOUT_S = 0.5  # time for a notebook's checkpoint to report the exit of its worker
 
 
 class CallController(Protocol):
@@ -88,14 +88,14 @@ class CallMonitor:
         self._num_timers = 0
 
     def get_wait_s(self) -> float:
-        """Seconds until `run` has something to do; negative for never."""
+        """Return the seconds until `run_timers` has work; negative for never."""
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else -1
 
     def on_call_started(self, child: CallProcess, now: float) -> None:
         self._set_timer(child, now + _FIRST_CHECK_S)
 
     def on_program_answered(self, child: CallProcess) -> None:
-        """The program only needs to exit."""
+        """Set the deadline of a program that only needs to exit."""
         child.deadline = time.monotonic() + _ANSWER_GRACE_S
         self._set_timer(child, child.deadline)
 
@@ -110,13 +110,12 @@ class CallMonitor:
             self._set_timer(child, now + _HOLD_AFTER_S)
 
     def release(self, child: CallProcess) -> None:
-        """Lets the processes of a call or notebook run again."""
+        """Let the processes of a call or notebook run again."""
         hold = self._holds.pop(child, None)
         if hold is not None:
             hold.release()
 
     def forget(self, child: CallProcess) -> None:
-        """The process has ended."""
         self._holds.pop(child, None)
 
     def run_timers(self) -> None:
@@ -150,13 +149,13 @@ class CallMonitor:
     def _stop_call(self, child: CallProcess, reason: str, now: float) -> None:
         child.exceeded_limit = reason
         if reason == STARVED:
-            self._killer.kill(child)  # it runs again: a notebook is built again, with its files
+            self._killer.kill(child)  # a starved call runs again: its notebook is rebuilt, with its files
         else:
             self._killer.stop(child)
         self._set_timer(child, now + _ROLLBACK_TIMEOUT_S)
 
     def _set_timer(self, child: CallProcess, when: float) -> None:
-        """Replaces the process's timer. A timer that is due earlier stays and is extended then."""
+        """Replace the process's timer. An earlier timer stays, and is extended when it is due."""
         child.check_at = when
         if child.timer_at is None or when < child.timer_at:
             self._num_timers += 1
@@ -190,10 +189,10 @@ class CallMonitor:
         return clock_s >= _LONG_IDLE_S and self._usage.read_state(child.pid) == b"S"
 
     def _is_long_cell(self, child: CallProcess, now: float) -> bool:
-        """Judges all processes of the notebook: it alone could say which of them runs the cell."""
+        """Judge all processes of the notebook: only the notebook itself could report which one runs the cell."""
         pids = self._usage.list_process_tree(child.pid)
         cpu_s = self._usage.measure_cpu_s(pids)
-        if child.schedules is None:  # earlier cells
+        if child.schedules is None:  # CPU times of earlier cells
             child.schedules = {pid: self._usage.read_schedule(pid) for pid in pids[1:]}
             child.tree_cpu_s = cpu_s
         if cpu_s - child.tree_cpu_s >= self._long_cpu_s or len(pids) > _NOTEBOOK_PROCESSES:
@@ -204,9 +203,9 @@ class CallMonitor:
         return any(self._usage.read_state(pid) == b"R" for pid in pids)
 
     def _check_process_tree(self, child: CallProcess, now: float) -> float | None:
-        """Updates CPU time and memory of the call's processes.
+        """Update CPU time and memory of the call's processes.
 
-        Seconds until the next check; None above the memory limit.
+        Return the seconds until the next check; None above the memory limit.
         """
         if child.cgroup is not None and child.cgroup.find_culprit() == "call":
             return None
@@ -214,7 +213,7 @@ class CallMonitor:
         used, is_too_large = self._footprint.measure_memory(child, pids)
         if is_too_large:
             pids = self._usage.list_process_tree(child.pid)
-            # Pages of an exiting process may have counted twice.
+            # Pages of an exiting process may count twice.
             used, is_too_large = self._footprint.measure_memory(child, pids)
             if is_too_large:
                 return None
@@ -238,7 +237,7 @@ class CallMonitor:
         return pause_s
 
     def _find_timeout(self, child: CallProcess, now: float) -> str | None:
-        """The reason to end a call at its deadline. None if its deadline has been extended."""
+        """Return the reason to end a call at its deadline; None if the deadline has been extended."""
         child.read_outcome(MAX_OUTCOME_BYTES)
         if child.outcome is not None or child.has_invalid_reply:
             return "timeout"
@@ -246,7 +245,7 @@ class CallMonitor:
         stopped_s, had_slice = child.stopped_s + present_stop_s, self._slices.had_slice(child)
         has_begun = child.update_start(now)
         last = child.started_at + self._max_clock_s + (0.0 if had_slice else stopped_s)
-        if not has_begun:  # isolation is slow on a busy machine
+        if not has_begun:  # the isolation is slow on a busy machine
             if now >= last:
                 return STARVED if child.start_report is None else "timeout"
             child.deadline = min(last, now + self._limit_s)
@@ -271,13 +270,13 @@ class CallMonitor:
         return STARVED if now >= since + self._limit_s else None
 
     def _get_earlier_times(self, child: CallProcess) -> Mapping[int, tuple[float, float]]:
-        """CPU times and waits before the call of the processes that may run it, by pid."""
+        """Return CPU times and waits before the call, by pid, of the processes that may run it."""
         return {child.pid: (0.0, 0.0)} if child.notebook_id is None else child.schedules or {}
 
     # ------------------------------------------------------------ idle notebooks and time slices
 
     def _hold_notebook(self, child: CallProcess, now: float) -> None:
-        """Keeps an idle notebook stopped. Ends a notebook that continues or is too large."""
+        """Keep an idle notebook stopped; kill a notebook that continues or is too large."""
         if child.notebook_id is None or self._notebooks.get(child.notebook_id) is not child:
             return
         began_s = time.thread_time()
@@ -296,7 +295,7 @@ class CallMonitor:
         for child in to_stop:
             child.stopped_at = now
             self._stops.begin_stop(child)
-            if child.exceeded_limit is None:  # else its rollback must not stop
+            if child.exceeded_limit is None:  # the rollback of a call beyond its limit must not stop
                 hold = self._holds[child] = ProcessHold(child, self._usage)
                 self._set_timer(child, now + hold.check())
         for child in to_resume:
@@ -310,13 +309,13 @@ class CallMonitor:
 
 
 def _compute_pause_s(began_s: float) -> float:
-    """Until the next measurement of a call, so that none occupies the fork server."""
+    """Return the time until the next measurement of a call, so that no call occupies the fork server."""
     took_s = time.thread_time() - began_s
     return took_s * (_PAUSE_PER_MEASUREMENT if took_s < _LONG_MEASUREMENT_S else _PAUSE_PER_LONG_MEASUREMENT)
 
 
 def _lower_priority(pids: list[int]) -> None:
-    """Also of processes that left their process group. A group of another call stays as it is."""
+    """Lower the priority, also of processes that left their process group. Groups of other calls keep theirs."""
     for pid in pids:
         try:
             if os.getpgid(pid) == pid:
@@ -324,4 +323,4 @@ def _lower_priority(pids: list[int]) -> None:
             elif os.getpriority(os.PRIO_PROCESS, pid) < _NICE:
                 os.setpriority(os.PRIO_PROCESS, pid, _NICE)
         except OSError:
-            continue  # already ended, or the code chose a lower priority
+            continue  # the process has ended, or the code chose a lower priority

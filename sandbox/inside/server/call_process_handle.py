@@ -18,7 +18,7 @@ _MAX_READS = 32  # chunks per drain: a pipe holds 1 MiB at most, unless a proces
 
 
 class OutputPipe:
-    """The read end of an output pipe. Keeps the first `limit` bytes and counts the others."""
+    """The read end of an output pipe. It keeps the first `limit` bytes and counts the other bytes."""
 
     def __init__(self, fd: int, limit: int) -> None:
         self.fd = fd
@@ -27,7 +27,7 @@ class OutputPipe:
         self._num_cut = 0
 
     def drain(self) -> bool:
-        """Reads the bytes that are in the pipe now, bounded. False at end of file."""
+        """Read a bounded number of bytes that are in the pipe now. Return False at end of file."""
         for _ in range(_MAX_READS):
             try:
                 chunk = os.read(self.fd, _CHUNK)
@@ -43,7 +43,7 @@ class OutputPipe:
         return True
 
     def pop_text(self) -> tuple[str, int]:
-        """(text, bytes cut) since the last call. Invalid UTF-8 becomes \\xNN."""
+        """Return (text, bytes cut) since the last call. Invalid UTF-8 becomes \\xNN."""
         kept, cut = bytes(self._buffer), self._num_cut
         self._buffer.clear()
         self._num_cut = 0
@@ -53,7 +53,7 @@ class OutputPipe:
 
 
 def _trim_partial_character(text: bytes) -> bytes:
-    """Removes the first bytes of a character that the limit truncated."""
+    """Remove the first bytes of a character that the limit truncated."""
     for back in range(1, min(4, len(text)) + 1):
         byte = text[-back]
         if byte & 0xC0 == 0xC0:
@@ -65,7 +65,7 @@ def _trim_partial_character(text: bytes) -> bytes:
 
 
 class CallProcess:
-    """A process that waits for a call, runs a program, or is the first one of a notebook."""
+    """A process that waits for a call, runs a program, or is the first process of a notebook."""
 
     def __init__(
         self,
@@ -82,31 +82,31 @@ class CallProcess:
         self.control = control
         self.streams = (stdout, stderr)
         self.folder = folder
-        self.uid = uid  # None: the fork server's own
+        self.uid = uid  # None: the fork server's own user
         self.cgroup = cgroup
         self.notebook_id: int | None = None
         self.call: Frame | None = None  # the running call
         self.check_at = 0.0  # next check of the monitor
-        self.timer_at: float | None = None  # its timer, which is due then or earlier
+        self.timer_at: float | None = None  # time of the process's timer, which may be due before `check_at`
         self.started_at = self.deadline = 0.0
         self.schedules: dict[int, tuple[float, float]] | None = None  # CPU times and waits before this cell, by pid
         self.sampled_at: float | None = None  # time of the last check of a long call
-        self.memory_bytes, self.tree_cpu_s = 0, 0.0  # memory and CPU time of all its processes at that check
-        self.spent_cpu_s = 0.0  # CPU time of all its processes in this call, at that check
-        self.stopped_at: float | None = None  # None while it may run
+        self.memory_bytes, self.tree_cpu_s = 0, 0.0  # memory and CPU time of all its processes at the last check
+        self.spent_cpu_s = 0.0  # CPU time of all its processes in this call, at the last check
+        self.stopped_at: float | None = None  # start of the present stop; None while the process may run
         self.stopped_s = 0.0
-        self.exceeded_limit: str | None = None  # killed for it: "timeout", "memory" or STARVED
+        self.exceeded_limit: str | None = None  # limit for which it is killed: "timeout", "memory" or STARVED
         self.rolling_back = False  # the cell was killed; the checkpoint has not answered yet
-        self.killed = False  # by the fork server, for any reason
+        self.killed = False  # killed by the fork server, for any reason
         self.pipes_polled = False  # its pipes are in the poll set
         self.unsent = self._received = b""
         self.nonce = 0
-        self.start_report: CallStarted | None = None  # valid until the next one
-        self.found_checkpoint: tuple[CallStarted | None, int | None] = (None, None)  # its pid, by report
+        self.start_report: CallStarted | None = None  # last report; valid until the next report
+        self.found_checkpoint: tuple[CallStarted | None, int | None] = (None, None)  # (report, pid of its checkpoint)
         self.outcome: CallOutcome | None = None
         self.has_invalid_reply = False
         self.num_cells = 0  # cells that the notebook's state holds
-        self._has_run_code = False  # of an earlier call
+        self._has_run_code = False  # an earlier call has run code
 
     @property
     def fds(self) -> tuple[int, int, int, int]:
@@ -114,7 +114,7 @@ class CallProcess:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the model's code may have run."""
+        """Return whether the model's code may have run."""
         return self.start_report is not None or bool(self._received)
 
     def assign_call(self, call: Frame, nonce: int, now: float, limit_s: float) -> None:
@@ -139,15 +139,15 @@ class CallProcess:
             stream.drain()
 
     def drop_output(self) -> None:
-        """Drops output that a thread wrote between two cells."""
+        """Drop output that a thread wrote between two cells."""
         for stream in self.streams:
             stream.drain()
             stream.pop_text()
 
     def update_start(self, now: float) -> bool:
-        """Whether the code has begun; `started_at` then is the start of the code, not of the call.
+        """Return whether the code has begun; `started_at` then is the start of the code, not of the call.
 
-        Earlier code could report any time or none: a later call of the process counts from its beginning.
+        Code of an earlier call can forge the report: a later call of the process counts from its beginning.
         """
         if self._has_run_code:
             return True
@@ -158,7 +158,7 @@ class CallProcess:
         return True
 
     def send(self) -> bool:
-        """Sends as many bytes as the socket accepts. True when all are sent."""
+        """Send as many bytes as the socket accepts. Return whether all are sent."""
         while self.unsent:
             try:
                 sent = self.control.send(self.unsent)
@@ -171,7 +171,7 @@ class CallProcess:
         return True
 
     def read_outcome(self, limit: int) -> bool:
-        """Reads the reply. False if it is invalid (`has_invalid_reply`) or the socket is closed."""
+        """Read the reply. Return False if it is invalid (`has_invalid_reply`) or the socket is closed."""
         while True:
             try:
                 chunk = self.control.recv(_CHUNK)
@@ -189,7 +189,7 @@ class CallProcess:
                 return True
 
     def _accept_reply(self) -> bool:
-        """False if the bytes received so far are no valid reply to this call."""
+        """Return False if the bytes received so far are no valid reply to this call."""
         try:
             started, answer = parse_reply(self._received)
         except ValueError:
@@ -209,7 +209,7 @@ class CallProcess:
         return True
 
     def build_answer(self, outcome: CallOutcome, now: float) -> Frame:
-        """The frame for the executor; resets the captured output."""
+        """Build the frame for the executor and reset the captured output."""
         assert self.call is not None
         stdout, stdout_cut = self.streams[0].pop_text()
         stderr, stderr_cut = self.streams[1].pop_text()
@@ -245,23 +245,23 @@ class CallProcess:
 
 
 def _is_exit_code(text: str, *, may_be_signal: bool) -> bool:
-    """`may_be_signal`: a negative number is a signal."""
+    """Return whether the text is an exit code; with `may_be_signal`, also a negative signal number."""
     digits = text.removeprefix("-") if may_be_signal else text
     return digits.isascii() and digits.isdigit() and len(digits) <= 3
 
 
 class NotebookProcesses:
-    """`kill_cell` and `find_checkpoint` use the notebook's last start report, which its code can forge."""
+    """The processes of notebooks. Cells and checkpoints are found by the last start report, which code can forge."""
 
     def __init__(self, process_tree: ProcessTree) -> None:
         self._process_tree = process_tree
-        self._processes: dict[int, CallProcess] = {}  # by notebook id
+        self._processes: dict[int, CallProcess] = {}  # first processes by notebook id
 
     def get(self, notebook_id: int) -> CallProcess | None:
         return self._processes.get(notebook_id)
 
     def list_pids(self) -> dict[int, int]:
-        """The first process of each notebook."""
+        """Return the first process of each notebook."""
         return {notebook_id: child.pid for notebook_id, child in self._processes.items()}
 
     def add(self, notebook_id: int, child: CallProcess) -> None:
@@ -273,11 +273,11 @@ class NotebookProcesses:
             del self._processes[child.notebook_id]
 
     def kill_cell(self, child: CallProcess) -> bool:
-        """Kills the cell's processes and no others of its notebook. False if that fails."""
+        """Kill the cell's processes and no others of its notebook. Return whether this succeeded."""
         return child.start_report is not None and self._process_tree.kill_cell(child.pid, child.start_report)
 
     def find_checkpoint(self, child: CallProcess) -> int | None:
-        """The process that the report names as the state from before the call. None if it is the first process."""
+        """Return the process that the report names as the state before the call; None if it is the first process."""
         if child.start_report is None or not child.start_report.checkpoint:
             return None
         report, pid = child.found_checkpoint

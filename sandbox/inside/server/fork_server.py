@@ -11,14 +11,14 @@
                               {"id"}, once per ping
                               {"id", "sizes": bytes by notebook}, once per measurement
 
-"session" is a notebook's id. "kind" and "details" are an outcome's (asterism.sandbox.inside.call.run_code),
-or "timeout", "died" (exit code), "failed" (cause): the machine lacked processes, descriptors or
-memory, or "lost": the notebook's state does not hold the `cells` that the call expects, and the
-cell did not run. An answer's `cells` is the number that the state holds now. Output of the code
-cannot become a frame: this process reads it from pipes and quotes it.
+"session" is a notebook's id. "kind" and "details" are an outcome (asterism.sandbox.inside.call.run_code),
+or "timeout", "died" (exit code), "failed" (cause: the machine lacked processes, descriptors or memory),
+or "lost": the notebook's state does not have the `cells` that the call expects, and the cell did not
+run. `cells` of an answer is the number of cells in the state now. Output of the code cannot become a
+frame: this process reads it from pipes and quotes it.
 
-A notebook's processes live until "end". If a cell dies or exceeds a limit, all that it started is
-killed and the notebook rolls back to the state before the cell
+A notebook's processes live until "end". If a cell crashes or exceeds a limit, all processes that it
+started are killed and the notebook rolls back to the state before the cell
 (asterism.sandbox.inside.call.notebook_process). If the rollback fails, the notebook ends, and `cells` is 0.
 The executor bounds the number of calls and notebooks.
 """
@@ -80,7 +80,7 @@ class ForkServer:
         self._monitor = CallMonitor(settings, usage, self._notebooks, self._footprint, self._killer, self)
 
     def serve(self) -> None:
-        """Until the executor closes its end."""
+        """Serve the executor until it closes its end."""
         while True:
             can_fork = self._warm.lacks_process(idle=not self._processes_by_call)
             events = self._poll.poll(0 if can_fork or self._pending else self._monitor.get_wait_s())
@@ -96,7 +96,7 @@ class ForkServer:
             self._monitor.run_timers()
 
     def kill_all(self) -> None:
-        """Kills all calls and their descendants; in a pid namespace the kernel does so."""
+        """Kill all calls and their descendants; in a pid namespace the kernel kills them."""
         if not self._own_namespaces:
             for child in set(self._processes_by_fd.values()):
                 self._killer.kill(child)
@@ -112,7 +112,7 @@ class ForkServer:
         return True
 
     def _handle_pending(self) -> None:
-        """Forks few processes per loop: exits and full pipes must not wait for many forks."""
+        """Fork few processes per loop: exits and full pipes must not wait for many forks."""
         num_forks = 0
         while self._pending and num_forks < _MAX_FORKS_PER_LOOP:
             if self._needs_process():
@@ -204,7 +204,7 @@ class ForkServer:
                     self._unregister(fd)
 
     def receive_reply(self, child: CallProcess) -> bool:
-        """Reads the process's reply. False if its call is over."""
+        """Read the process's reply. Return whether its call continues."""
         if not child.read_outcome(MAX_OUTCOME_BYTES):
             self._unregister(child.control.fileno())
             if child.notebook_id is not None or child.has_invalid_reply:
@@ -264,7 +264,7 @@ class ForkServer:
         self._executor.sendall(encode_frame(frame))
 
     def poll_pipes(self, child: CallProcess) -> None:
-        """Reads the process's pipes and socket from now on."""
+        """Read the process's pipes and socket from now on."""
         self._register(child, child.control.fileno())
         for stream in child.streams:
             self._register(child, stream.fd)
@@ -272,7 +272,7 @@ class ForkServer:
     # ------------------------------------------------------------ processes
 
     def _fork(self, *, as_notebook: bool = False) -> str | None:
-        """Forks a process ahead of its call. The cause if that fails."""
+        """Fork a process ahead of its call. Return the cause of a failure."""
         try:
             child = self._warm.fork(as_notebook=as_notebook)
         except ConnectionError:  # the zygote has ended
@@ -287,7 +287,7 @@ class ForkServer:
         return None
 
     def _register(self, child: CallProcess, fd: int) -> None:
-        """Raises OSError: the kernel bounds the watches of a user."""
+        """Watch a descriptor. Raises OSError: the kernel bounds the watches of a user."""
         if fd not in self._processes_by_fd:
             self._poll.register(fd, select.EPOLLIN)
             self._processes_by_fd[fd] = child

@@ -1,9 +1,9 @@
-"""Answers fcntl(F_GETLK), with which a call asks for locks of other processes.
+"""Answers fcntl(F_GETLK), with which a call queries locks of other processes.
 
-Library files are the same inodes in all calls. A read lock on one is allowed and conflicts with no other,
-but F_GETLK would show it: two calls could exchange bits. SQLite needs F_GETLK for its write-ahead logs
-and after crashes. So the filter of the fork server passes F_GETLK to a process of its own, which answers
-for files of the call's folder, and refuses it for all others. This process holds no data of any call and
+Library files are the same inodes in all calls. A read lock on a library file is allowed and conflicts with no
+other, but F_GETLK would show it: two calls could exchange bits. SQLite needs F_GETLK for its write-ahead logs
+and after crashes. The fork server's filter therefore passes F_GETLK to a separate process, which answers
+for files of the call's folder and refuses all other files. This process holds no data of any call and
 has the lowest priority.
 """
 # pathlib would be mapped into every forked process.
@@ -21,7 +21,7 @@ from asterism.sandbox.inside.isolation import syscalls
 from asterism.sandbox.inside.isolation.namespaces import DEVICES, SCRATCH
 
 _RECEIVE, _SEND, _IS_VALID = 0xC050_2100, 0xC018_2101, 0x4008_2102  # ioctls of a seccomp listener
-_NOTIFICATION = struct.Struct("<QIIiIQ6Q")  # id, pid, flags; then number, machine, address and arguments of the call
+_NOTIFICATION = struct.Struct("<QIIiIQ6Q")  # id, pid, flags; number, machine, address and arguments of the call
 _ANSWER = struct.Struct("<QqiI")  # id, result, negative error, flags
 _FLOCK = struct.Struct("<hh4xqqi4x")  # type, whence, start, length, pid
 _MAX_OFFSET = (1 << 63) - 1
@@ -31,15 +31,15 @@ _F_OFD_SETLK = 37
 
 class _Lock(NamedTuple):
     kind: int  # F_RDLCK or F_WRLCK
-    owner: int  # pid; -1: the lock of an open file
+    owner: int  # pid; -1: an open file holds the lock
     first: int
     last: int
 
 
 def hold_devices() -> None:
-    """Read locks on the devices, as long as this process lives: with write locks calls could exchange bits.
+    """Hold read locks on the devices until this process ends: with write locks, calls could exchange bits.
 
-    Without effect on a device for which a program of the machine has a write lock.
+    A device stays unlocked while another program of the machine has a write lock on it.
     """
     for name in DEVICES:
         device = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -50,7 +50,7 @@ def hold_devices() -> None:
 
 
 def start_answering(listener: int, proc_fd: int, private_fds: Sequence[int]) -> None:
-    """Forks the process that answers. It ends with this one. `proc_fd` is a descriptor of /proc. Raises OSError."""
+    """Fork the answering process, which ends with this one. `proc_fd` is a descriptor of /proc. Raises OSError."""
     pid = os.fork()
     if pid:
         os.close(listener)  # when the other process ends, F_GETLK fails
@@ -70,7 +70,7 @@ def _answer_all(listener: int, proc_fd: int) -> NoReturn:
         received = bytearray(_NOTIFICATION.size)
         try:
             fcntl.ioctl(listener, _RECEIVE, received)
-        except (FileNotFoundError, InterruptedError):  # the asking process has ended
+        except (FileNotFoundError, InterruptedError):  # the inquiring process has ended
             continue
         number, pid, _, _, _, _, fd, _, address, *_ = _NOTIFICATION.unpack(received)
         error = 0
@@ -85,23 +85,23 @@ def _answer_all(listener: int, proc_fd: int) -> NoReturn:
 
 
 class _Inquiry(NamedTuple):
-    """The question of a thread `pid` about descriptor `fd`, with a lock's description at `address` of its memory."""
+    """An inquiry of thread `pid` about descriptor `fd`; the lock's description is at `address` in its memory."""
 
     proc_fd: int
     pid: int
     fd: int
     address: int
     listener: int
-    number: int  # of this question
+    number: int  # id of this inquiry
 
     def answer(self) -> None:
-        """Writes the answer into the thread's memory. Raises OSError if it has ended, or may not ask."""
+        """Write the answer into the thread's memory. Raises OSError if the thread has ended or has no permission."""
         file = os.stat(f"{self.pid}/fd/{self.fd}", dir_fd=self.proc_fd)
         if file.st_dev != os.stat(f"{self.pid}/root{SCRATCH}", dir_fd=self.proc_fd).st_dev:
             raise PermissionError(errno.EPERM, "not a file of the call")
         memory = os.open(f"{self.pid}/mem", os.O_RDWR, dir_fd=self.proc_fd)
         try:
-            # Raises if the thread has ended, and the memory is another one's.
+            # Raises if the thread has ended and another thread has its pid.
             fcntl.ioctl(self.listener, _IS_VALID, self.number.to_bytes(8, "little"))
             asked = os.pread(memory, _FLOCK.size, self.address)
             os.pwrite(memory, self._find_conflict(asked, file), self.address)
@@ -122,7 +122,7 @@ class _Inquiry(NamedTuple):
         return _FLOCK.pack(fcntl.F_UNLCK, whence, start, length, pid)
 
     def _find_range(self, whence: int, start: int, length: int, file: os.stat_result) -> tuple[int, int]:
-        """(first, last) byte; `start` may count from the position or the end of the file."""
+        """Return the (first, last) byte; `start` may count from the position or the end of the file."""
         origin = {os.SEEK_SET: 0, os.SEEK_END: file.st_size}.get(whence)
         if origin is None:
             origin = int(self._read(f"{self.pid}/fdinfo/{self.fd}").split("pos:")[1].split()[0])
@@ -132,7 +132,7 @@ class _Inquiry(NamedTuple):
         return start, start + length - 1 if length else _MAX_OFFSET
 
     def _list_locks(self, file: os.stat_result) -> list[_Lock]:
-        """The locks of this pid namespace's processes on the file, ordered by their first byte."""
+        """Return the locks of this pid namespace's processes on the file, ordered by their first byte."""
         inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
         lines = [line.split() for line in self._read("locks").splitlines()]
         locks = [
@@ -148,10 +148,10 @@ class _Inquiry(NamedTuple):
         return sorted(locks, key=lambda lock: lock.first)
 
     def _translate(self, pid: int) -> int:
-        """The pid in the namespace of the process itself, as the asking thread knows it."""
+        """Return the process's pid in its own namespace, which the inquiring thread uses."""
         try:
             return int(self._read_status("NSpid", pid).split()[-1]) if pid > 0 else pid
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             return 0
 
     def _read_status(self, name: str, pid: int | None = None) -> str:

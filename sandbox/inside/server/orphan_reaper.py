@@ -1,4 +1,4 @@
-"""Kills the processes that a call left running, where no pid namespace does so."""
+"""Kills the processes that a call left running, where no pid namespace kills them."""
 
 import contextlib
 import os
@@ -7,11 +7,11 @@ import signal
 
 from asterism.sandbox.inside.server.process_tree import ProcessTree
 
-_UNUSED_UID = 1_999_999_999  # so that the processes being killed cannot signal the killer
+_UNUSED_UID = 1_999_999_999  # user of the killer, so that killed processes cannot signal it
 
 
 def kill_groups(*leaders: int | None) -> None:
-    """Kills whole process groups first: hundreds of processes may occupy all CPUs."""
+    """Kill whole process groups in one step: hundreds of processes may occupy all CPUs."""
     for leader in leaders:
         with contextlib.suppress(ProcessLookupError):
             if leader is not None:
@@ -19,9 +19,9 @@ def kill_groups(*leaders: int | None) -> None:
 
 
 def kill_orphans(processes: ProcessTree, known: set[int]) -> None:
-    """Kills and reaps all descendants, except the `known` children and their descendants.
+    """Kill and reap all descendants, except the `known` children and their descendants.
 
-    A fork bomb is faster than a listing of its processes, and each death makes room for a fork.
+    A fork bomb is faster than a listing of its processes, and each exit makes room for a fork.
     Each call of root has its own uid: the kernel kills all processes of that uid in one step. The
     orphans of a call that still runs have its uid and stay until it ends. Without root, whole
     process groups are killed, and the remaining orphans lose the right to fork.
@@ -33,7 +33,7 @@ def kill_orphans(processes: ProcessTree, known: set[int]) -> None:
             for user in {_read_uid(processes, pid) for pid in orphans} - {0}:
                 _kill_user(user)
         else:
-            spared = [os.getpid(), *processes.list_with_descendants(known)]  # orphans may join their groups
+            spared = [os.getpid(), *processes.list_with_descendants(known)]  # orphans may join these groups
             for group in _list_groups(orphans) - _list_groups(spared):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(group, signal.SIGKILL)
@@ -48,7 +48,7 @@ def kill_orphans(processes: ProcessTree, known: set[int]) -> None:
 
 
 def _list_orphans(processes: ProcessTree, known: set[int], running: set[int]) -> set[int]:
-    """The children that are neither known nor of the user of a running call."""
+    """Return the children that are neither known nor of the user of a running call."""
     children = {*processes.list_children(os.getpid())} - known
     if os.getuid() != 0:
         return children
@@ -58,7 +58,7 @@ def _list_orphans(processes: ProcessTree, known: set[int], running: set[int]) ->
 def _kill_user(user: int) -> None:
     try:
         pid = os.fork()
-    except OSError:  # no process is left: the caller kills one by one
+    except OSError:  # no process is left: the caller kills the processes one by one
         return
     if pid == 0:
         try:
@@ -78,6 +78,6 @@ def _list_groups(pids: list[int]) -> set[int]:
 
 
 def _read_uid(processes: ProcessTree, pid: int) -> int:
-    """0 if it has ended. Root may own the /proc folder of another user's process."""
+    """Return the user; 0 if the process has ended. Root may own the /proc folder of another user's process."""
     lines = processes.read_file(pid, "status").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), 0)

@@ -9,14 +9,14 @@ from asterism.sandbox.inside.server.process_tree import ProcessTree
 from asterism.sandbox.inside.server.starvation import ThreadTimes, list_thread_times
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_BUFFER_BYTES = {"socket": 212_992, "pipe": 65_536}  # defaults of the kernel, which a call cannot raise
+_BUFFER_BYTES = {"socket": 212_992, "pipe": 65_536}  # the kernel's defaults, which a call cannot raise
 _CPUCLOCK_SCHED = 2  # kernel constant: with a pid, the id of a process's CPU clock
-_MAX_MEASUREMENT_S = 0.1  # CPU time for the shared pages of one call
-_MAX_MAPS_BYTES = 256 << 10  # some 3000 mappings: the shared pages of a process with more count once per process
+_MAX_MEASUREMENT_S = 0.1  # CPU time for measuring the shared pages of one call
+_MAX_MAPS_BYTES = 256 << 10  # some 3000 mappings; with more, a process's shared pages count once per process
 
 
 class ProcessUsage:
-    """Counts memory beyond that of the zygote. Values of an ended process are 0 or empty."""
+    """Measures processes. Memory of the zygote does not count. Values of an ended process are 0 or empty."""
 
     def __init__(self, processes: ProcessTree, zygote_pid: int) -> None:
         self._processes = processes
@@ -24,24 +24,24 @@ class ProcessUsage:
         self._num_oom_kills = self._count_oom_kills()
 
     def read_schedule(self, pid: int) -> tuple[float, float]:
-        """(seconds on a CPU, seconds runnable without one) of its first thread, since its start."""
+        """Return (seconds on a CPU, seconds runnable without one) of the first thread, since its start."""
         fields = self._processes.read_file(pid, "schedstat").split()
         return (int(fields[0]) / 1e9, int(fields[1]) / 1e9) if fields else (0.0, 0.0)
 
     def read_state(self, pid: int) -> bytes:
-        """The state of its first thread: R runs or is runnable, S sleeps."""
+        """Return the state of the first thread: R runs or is runnable, S sleeps."""
         return self._processes.read_file(pid, "stat").rpartition(b") ")[2][:1]
 
     def has_children(self, pid: int) -> bool:
-        """Whether its first thread has children."""
+        """Return whether the first thread has children."""
         return bool(self._processes.read_file(pid, f"task/{pid}/children"))
 
     def list_process_tree(self, pid: int) -> list[int]:
-        """The process and its descendants; all of them if it is process 1 of a pid namespace."""
+        """Return the process and its descendants: all processes of the namespace, if it is process 1."""
         return self._processes.list_with_descendants([pid])
 
     def measure_cpu_s(self, pids: list[int]) -> float:
-        """Total CPU time of all their threads."""
+        """Return the total CPU time of all threads of the processes."""
         total = 0.0
         for pid in pids:
             try:
@@ -53,14 +53,14 @@ class ProcessUsage:
     def list_thread_times(
         self, pid: int, before: Mapping[int, tuple[float, float]], since_s: float
     ) -> list[ThreadTimes]:
-        """The threads of the process tree (asterism.sandbox.inside.server.starvation)."""
+        """Return the times of the threads of the process tree (asterism.sandbox.inside.server.starvation)."""
         return list_thread_times(self._processes, self.list_process_tree(pid), before, since_s)
 
     def measure_memory(self, pids: list[int], limit: int) -> int:
-        """Bytes beyond the zygote's memory per process. Above `limit`, shared pages count once.
+        """Return the bytes beyond the zygote's memory per process. Above `limit`, shared pages count once.
 
-        The kernel counts shared pages one mapping at a time, and a process may have 65,530 of them.
-        After `_MAX_MEASUREMENT_S` the shared pages of further processes count once per process.
+        The kernel counts shared pages one mapping at a time, and a process may have 65,530 mappings. After
+        `_MAX_MEASUREMENT_S`, the shared pages of the remaining processes count once per process.
         """
         own_bytes = {pid: self._compute_own_bytes(pid) for pid in pids}
         used = sum(own_bytes.values()) + self._measure_buffers(pids)
@@ -72,9 +72,9 @@ class ProcessUsage:
         return used
 
     def count_kernel_objects(self, pids: list[int], *, by_user: bool) -> dict[str, int]:
-        """Byte-range locks of the processes: kernel memory that no limit and no cgroup counts.
+        """Count the byte-range locks of the processes: kernel memory that no limit and no cgroup counts.
 
-        With `by_user` also the objects that the kernel counts by user: pipes, epoll watches, descriptors in flight.
+        With `by_user`, also count what the kernel counts by user: pipes, epoll watches, descriptors in flight.
         """
         counts = {"lock": 0, "pipe": 0, "watch": 0, "in flight": 0}
         pipes: set[str] = set()
@@ -95,16 +95,16 @@ class ProcessUsage:
         return self._processes.read_file(pid, f"fdinfo/{fd}")
 
     def _measure_buffers(self, pids: list[int]) -> int:
-        """The bytes that their pipes and sockets can hold. RLIMIT_NOFILE bounds those of one process."""
+        """Return the bytes that pipes and sockets can hold; 0 for one process, which RLIMIT_NOFILE bounds."""
         if len(pids) == 1:
             return 0
         targets = {target for pid in pids for target in self._processes.list_descriptors(pid).values()}
         return sum(_BUFFER_BYTES.get(target.partition(":")[0], 0) for target in targets)
 
     def take_oom_kill(self) -> bool:
-        """Whether the kernel killed a process for memory. True once for each of its kills.
+        """Return whether the kernel killed a process for memory; True once for each kill.
 
-        The kernel's counter is the machine's and names no process.
+        The kernel counts the kills of the whole machine and names no process.
         """
         if self._count_oom_kills() <= self._num_oom_kills:
             return False
@@ -116,7 +116,7 @@ class ProcessUsage:
         return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
 
     def measure_notebooks(self, pids: dict[int, int]) -> dict[int, int]:
-        """Bytes of the processes, and of the folder if it is a mount, which holds memory."""
+        """Return the bytes of each notebook's processes, and of its folder if it is a mount, which uses memory."""
         return {
             notebook_id: sum(map(self._compute_own_bytes, self.list_process_tree(pid)))
             + self._processes.measure_folder(pid, SCRATCH)
@@ -124,7 +124,7 @@ class ProcessUsage:
         }
 
     def _read_proportional_bytes(self, pid: int) -> int:
-        """Its proportional set size, which divides a page by its users; else its own pages."""
+        """Return the proportional set size, which divides each page by its users; with many mappings, the own pages."""
         if len(self._processes.read_file(pid, "maps", _MAX_MAPS_BYTES)) >= _MAX_MAPS_BYTES:
             return self._compute_own_bytes(pid)
         for line in self._processes.read_file(pid, "smaps_rollup").splitlines():

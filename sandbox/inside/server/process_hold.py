@@ -1,9 +1,9 @@
 """Stops all processes of a call or of an idle notebook, and verifies that they stay stopped.
 
-SIGSTOP reaches each process on its own, because children may leave their process group. A look may
-miss a process that starts meanwhile, and a stopped process can continue: a sibling or one of its
-timers may send SIGCONT. So looks repeat until two of them agree that nothing runs. From then on,
-the CPU clocks of the processes show whether one of them continues, at a fraction of a look's cost.
+SIGSTOP is sent to each process, because children may leave their process group. A scan may miss
+a process that starts meanwhile, and a stopped process can continue: a sibling or one of its timers may
+send SIGCONT. Scans repeat until two of them agree that no process runs. From then on, the CPU clocks of
+the processes show whether a process continues, at a fraction of the cost of a scan.
 """
 
 import os
@@ -19,26 +19,26 @@ _FIRST_INTERVAL_S, _MAX_INTERVAL_S = 0.01, 1.0
 class ProcessHold:
     """Keeps the processes of one call or notebook stopped, except a notebook's first process.
 
-    They first get `spare_cpu_s`, with which a worker ends its checkpoint after its answer.
+    The processes first get `spare_cpu_s` of CPU time, in which a worker ends its checkpoint after its answer.
     """
 
     def __init__(self, child: CallProcess, usage: ProcessUsage, spare_cpu_s: float = 0.0) -> None:
         self._child = child
         self._usage = usage
-        self._stopped: set[int] = set()  # by this hold; others were stopped before
+        self._stopped: set[int] = set()  # processes that this hold stopped; others were stopped before
         self._spare_cpu_s = spare_cpu_s
         self._first_cpu_s: float | None = None
         self._interval_s = _FIRST_INTERVAL_S
-        self._cpu_s: float | None = None  # of `pids`, since two looks agreed
+        self._cpu_s: float | None = None  # CPU time of `pids` since two scans agreed
         self.pids: list[int] = []
-        self.num_escapes = -1  # looks that found a running process, after the first one
+        self.num_escapes = -1  # scans that found a running process, after the first one
 
     @property
     def is_verified(self) -> bool:
         return self._cpu_s is not None
 
     def check(self) -> float:
-        """Stops processes that run. Seconds until the next check."""
+        """Stop running processes. Return the seconds until the next check."""
         if self._spare_cpu_s and self._may_run_on():
             return _FIRST_INTERVAL_S
         self._spare_cpu_s = 0.0
@@ -67,7 +67,7 @@ class ProcessHold:
         return family if self._child.notebook_id is None else family[1:]
 
     def _stop_running(self) -> bool:
-        """Whether a process ran."""
+        """Stop the running processes. Return whether there were any."""
         self.pids = self._list_pids()
         running = [pid for pid in self.pids if self._is_running(pid)]
         for pid in running:
@@ -76,7 +76,7 @@ class ProcessHold:
         return bool(running)
 
     def _is_running(self, pid: int) -> bool:
-        """Signals once if the first thread has ended or waits in `vfork`: others may run."""
+        """Return whether a process runs. If its first thread has ended or is in `vfork`, other threads may run once."""
         state = self._usage.read_state(pid)
         return state in _RUNNABLE or (state != _STOPPED and pid not in self._stopped)
 

@@ -1,7 +1,7 @@
 """Finds and kills the descendants of a fork server through its /proc.
 
-Processes start and end during a scan, and may try to outrun it. An ended process yields empty
-results.
+Processes start and end during a scan, and may try to outrun it. The results for an ended process
+are empty.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH208
@@ -14,19 +14,19 @@ from collections.abc import Iterable
 
 from asterism.sandbox.inside.wire.call_wire import CallStarted
 
-_MAX_SCANS = 16  # of descendants, for processes started during the scan before
+_MAX_SCANS = 16  # scans of descendants, to find processes that started during the previous scan
 _UNLIMITED = 1 << 30
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # unit of a process's start time
 
 
 class ProcessTree:
-    """`proc_fd` is a descriptor of /proc."""
+    """The processes below /proc, of which `proc_fd` is a descriptor."""
 
     def __init__(self, proc_fd: int) -> None:
         self._proc_fd = proc_fd
 
     def list_children(self, pid: int) -> list[int]:
-        """The children of all its threads; empty if it has ended."""
+        """Return the children of all threads; empty if the process has ended."""
         try:
             tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc_fd)
         except OSError:
@@ -39,7 +39,7 @@ class ProcessTree:
             os.close(tasks)
 
     def list_threads(self, pid: int) -> list[int]:
-        """Empty if it has ended."""
+        """Return the threads; empty if the process has ended."""
         try:
             tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc_fd)
         except OSError:
@@ -52,7 +52,7 @@ class ProcessTree:
             os.close(tasks)
 
     def list_with_descendants(self, pids: Iterable[int]) -> list[int]:
-        """The processes, in order, then their descendants."""
+        """Return the processes, in order, then their descendants."""
         found, parents = list(pids), list(pids)
         while parents:
             parents = [child for parent in parents for child in self.list_children(parent)]
@@ -63,20 +63,20 @@ class ProcessTree:
         return self.list_with_descendants([pid])[1:]
 
     def find_descendant(self, base: int, namespace_pid: int) -> int | None:
-        """The descendant with this pid in its own pid namespace."""
+        """Return the descendant with this pid in its own pid namespace."""
         return next(
             (pid for pid in self.list_descendants(base) if self._read_namespace_pid(pid) == namespace_pid), None
         )
 
     def read_file(self, pid: int, name: str, max_bytes: int = _UNLIMITED) -> bytes:
-        """A file of the process's /proc folder, or its first `max_bytes` or more."""
+        """Return a file of the process's /proc folder, or at least its first `max_bytes`."""
         return _read(self._proc_fd, f"{pid}/{name}", max_bytes)
 
     def read_machine_file(self, name: str) -> bytes:
         return _read(self._proc_fd, name)
 
     def list_descriptors(self, pid: int) -> dict[str, str]:
-        """The target of each descriptor: a path, or "socket:[number]" and the like."""
+        """Return the target of each descriptor, such as a path or "socket:[number]"."""
         try:
             fds = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc_fd)
         except OSError:
@@ -84,16 +84,16 @@ class ProcessTree:
         targets: dict[str, str] = {}
         try:
             for fd in os.listdir(fds):
-                with contextlib.suppress(OSError):  # closed meanwhile
+                with contextlib.suppress(OSError):  # closed in the meantime
                     targets[fd] = os.readlink(fd, dir_fd=fds)
-        except OSError:  # ended meanwhile
+        except OSError:  # ended in the meantime
             return {}
         finally:
             os.close(fds)
         return targets
 
     def measure_folder(self, pid: int, path: str) -> int:
-        """Bytes of the files in the file system at `path` of the process's root; 0 without such a folder."""
+        """Return the bytes in use of the file system at `path` of the process's root; 0 without such a folder."""
         try:
             fd = os.open(f"{pid}/root{path}", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc_fd)
         except OSError:
@@ -105,19 +105,19 @@ class ProcessTree:
             os.close(fd)
 
     def prefer_for_oom_kill(self, pid: int) -> None:
-        """Makes the kernel kill it and its children before the fork server or the training."""
+        """Make the kernel kill the process and its children before the fork server or the training."""
         try:
             fd = os.open(f"{pid}/oom_score_adj", os.O_WRONLY, dir_fd=self._proc_fd)
         except OSError:
             return
-        with contextlib.suppress(OSError):  # ended meanwhile
+        with contextlib.suppress(OSError):  # ended in the meantime
             os.write(fd, b"1000")
         os.close(fd)
 
     def kill_cell(self, base: int, started: CallStarted) -> bool:
-        """Kills a notebook's worker and the processes started since its checkpoint.
+        """Kill a notebook's worker and the processes started since its checkpoint.
 
-        False if new processes start as fast as they are killed.
+        Return False if new processes start as fast as they are killed.
         """
         since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() + started.checkpoint_at
         judged: set[int] = set()
@@ -145,7 +145,6 @@ class ProcessTree:
         return own_id > started.checkpoint if abs(later_s) < 2 * TICK_S else later_s > 0
 
     def _read_namespace_pid(self, pid: int) -> int | None:
-        """Its pid in its own pid namespace."""
         for line in _read(self._proc_fd, f"{pid}/status").splitlines():
             if line.startswith(b"NSpid:"):
                 return int(line.split()[-1])

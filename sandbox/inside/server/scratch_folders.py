@@ -1,4 +1,4 @@
-"""Removes the folders of calls that cannot mount one."""
+"""Removes the folders of calls that cannot mount a folder."""
 # pathlib and shutil would be mapped into every forked process.
 # ruff: noqa: PTH101, PTH106, PTH208
 
@@ -8,7 +8,7 @@ import stat
 
 
 def remove_folder(folder: str) -> None:
-    """Removes hostile trees too: deeper than the longest path, or with unreadable folders.
+    """Remove a folder, even a hostile tree: deeper than the longest path, or with unreadable folders.
 
     Nested folders move to the top, level by level: no recursion, no long path. Entries that cannot
     be removed stay.
@@ -31,7 +31,7 @@ def remove_folder(folder: str) -> None:
 
 
 def _lift(top: int, name: str, lifted: int) -> int:
-    """Removes the files of folder `name`, moves its folders to `top`, and counts these."""
+    """Remove the files of folder `name`, move its folders to `top`, and return their number."""
     moved = 0
     try:
         _make_accessible(top, name)
@@ -49,13 +49,13 @@ def _lift(top: int, name: str, lifted: int) -> int:
 
 
 def _make_accessible(folder: int, name: str) -> None:
-    """Needed only without root. A link's target is never changed."""
+    """Make a folder accessible, as only a user without root needs. A link's target is never changed."""
     if os.getuid() != 0 and stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
         os.chmod(name, 0o700, dir_fd=folder)
 
 
 def _remove(folder: int, name: str) -> bool:
-    """Removes a file or an empty folder."""
+    """Remove a file or an empty folder; return whether this succeeded."""
     for remove in (os.unlink, os.rmdir):
         try:
             remove(name, dir_fd=folder)

@@ -1,12 +1,12 @@
-"""Separates the time that a call used from the time that the machine gave it no CPU.
+"""Separates the time that a call used from the time in which the machine gave it no CPU.
 
     clock = CPU time + sleep + waits for a CPU + stops between its time slices
 
 The kernel counts the waits of each thread in `schedstat`. A wait or a stop counts as the call's own
-if its other threads, or other calls of this fork server, used the CPU meanwhile. The rest is
-load from outside. If the clock without the rest is below the time limit, the call is starved: that
-is a failure of the infrastructure, not the model's mistake. A call with a CPU time of the limit in
-all its threads is not starved.
+if other threads of the call, or other calls of this fork server, used the CPU meanwhile. The remaining
+waits and stops are load from outside. A call is starved if its clock without this load is below the time
+limit: a failure of the infrastructure, not the model's mistake. A call is not starved if the CPU time of
+all its threads reaches the limit.
 """
 
 import time
@@ -21,18 +21,18 @@ Call = TypeVar("Call")
 
 
 class ThreadTimes(NamedTuple):
-    """Of one thread, in the call."""
+    """The times of one thread during the call."""
 
     cpu_s: float
-    waited_s: float  # runnable without a CPU, without a wait that has not ended
+    waited_s: float  # time runnable without a CPU; excludes a wait that has not ended
     thread: int = 0
     is_runnable: bool = False
 
 
 def compute_outside_wait_s(threads: Iterable[ThreadTimes], total_cpu_s: float) -> float:
-    """The waits that the call's other threads did not cause: in turn, since one thread may wait for another.
+    """Return the waits that the call's other threads did not cause: one thread may wait for another.
 
-    `total_cpu_s`: of the whole call. Waits of several threads at a time count several times: the sum may exceed the clock.
+    `total_cpu_s` is of the whole call. Concurrent waits of several threads add up, so the sum may exceed the clock.
     """
     return sum(max(0.0, each.waited_s - max(0.0, total_cpu_s - each.cpu_s)) for each in threads)
 
@@ -40,8 +40,10 @@ def compute_outside_wait_s(threads: Iterable[ThreadTimes], total_cpu_s: float) -
 def list_thread_times(
     processes: ProcessTree, pids: Iterable[int], before: Mapping[int, tuple[float, float]], since_s: float
 ) -> list[ThreadTimes]:
-    """The first threads of the processes in `before`, less their CPU times and waits before the call, and the threads that
-    started later than `since_s` of the monotonic clock; earlier cells started the others."""
+    """Return the times of the call's threads, without their times before the call (`before`, by thread).
+
+    Included are the threads in `before` and threads that started later than `since_s` of the monotonic clock.
+    """
     since_s += time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() - TICK_S
     found: list[ThreadTimes] = []
     for pid in pids:
@@ -56,18 +58,18 @@ def list_thread_times(
 
 
 def is_starved(clock_s: float, waited_s: float, stopped_s: float, limit_s: float) -> bool:
-    """`waited_s`, `stopped_s`: those parts of the clock that load from outside took."""
+    """Return whether the call is starved. `waited_s`, `stopped_s`: parts of the clock that outside load took."""
     return clock_s - waited_s - stopped_s < limit_s
 
 
 class PendingWaits(Generic[Call]):
-    """Finds threads with a present wait that the kernel has not counted yet: it counts a wait when it ends."""
+    """Finds threads that wait now: the kernel counts a wait only at its end."""
 
     def __init__(self) -> None:
         self._looks: dict[Call, tuple[float, dict[int, ThreadTimes]]] = {}
 
     def find_since(self, call: Call, now: float, threads: Iterable[ThreadTimes]) -> float | None:
-        """When the first of several looks found the call's waiting threads. None if all of them have run since."""
+        """Return the time of the first check that found the waiting threads; None if all of them have run since."""
         runnable = {each.thread: each for each in threads if each.is_runnable}
         began_s, waiting = self._looks.get(call, (now, runnable))
         waiting = {thread: times for thread, times in waiting.items() if runnable.get(thread) == times}
@@ -75,20 +77,20 @@ class PendingWaits(Generic[Call]):
         return began_s if waiting else None
 
     def forget(self, call: Call) -> None:
-        """The next look is the first one."""
+        """Make the next check the first one."""
         self._looks.pop(call, None)
 
 
 class StopLedger(Generic[Call]):
     """Counts for each call the part of its stops in which the running calls got no CPU.
 
-    `num_running` calls run while the others are stopped. If those used a CPU all the time, the stop is
-    the load of the sandbox; if they used none, the machine was busy with something else.
+    `num_running` calls run while the others are stopped. If the running calls used their CPUs all the time,
+    the stop is the load of the sandbox; if they used none, the machine was busy with other programs.
     """
 
     def __init__(self, num_running: int) -> None:
         self._num_running = num_running
-        self._total_cpu_s = 0.0  # of all long calls
+        self._total_cpu_s = 0.0  # CPU time of all long calls
         self._cpu_at_stop_s: dict[Call, float] = {}
         self._outside_s: dict[Call, float] = {}
 
@@ -103,12 +105,11 @@ class StopLedger(Generic[Call]):
         del self._cpu_at_stop_s[call]
 
     def measure_outside_s(self, call: Call, stopped_s: float) -> float:
-        """In all its stops. `stopped_s`: length of the present one, which has not ended; 0 without one."""
+        """Return the outside part of all stops. `stopped_s`: length of a stop that has not ended, or 0."""
         present_s = self._measure(call, stopped_s) if call in self._cpu_at_stop_s else 0.0
         return self._outside_s.get(call, 0.0) + present_s
 
     def forget(self, call: Call) -> None:
-        """The call has ended."""
         self._outside_s.pop(call, None)
         self._cpu_at_stop_s.pop(call, None)
 

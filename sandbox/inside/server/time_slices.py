@@ -1,9 +1,9 @@
 """Schedules the long calls: few run at a time, so that short calls find a free CPU.
 
 A long call may be an endless loop, and a hundred of them would starve a thousand calls of three
-milliseconds each. So long calls run in time slices. The call with the fewest slices runs first; on
-a tie, the call with the most memory, because its end frees that. Calls that wait for something
-other than a CPU always run. This module uses no clock and no signals.
+milliseconds each. Long calls therefore run in time slices. The call with the fewest slices runs first;
+on a tie, the call with the most memory, because its end frees memory. Calls that wait for anything
+but a CPU always run. This module uses no clock and no signals.
 """
 
 from typing import Generic, TypeVar
@@ -19,7 +19,7 @@ class _LongCall:
         self.order = order
         self.cpu_s = 0.0  # CPU time in this slice
         self.memory_bytes = 0
-        self.num_slices = 0  # complete ones
+        self.num_slices = 0  # complete slices
         self.busy = True
         self.in_slice = False
         self.stopped = False
@@ -30,7 +30,7 @@ class _LongCall:
 
 
 class TimeSlices(Generic[Call]):
-    """`num_running` busy calls run. `update` and `remove` return (to stop, to resume)."""
+    """The slices of long calls: `num_running` busy calls run. `update` and `remove` return (to stop, to resume)."""
 
     def __init__(self, num_running: int) -> None:
         self._num_running = num_running
@@ -41,7 +41,7 @@ class TimeSlices(Generic[Call]):
         return call in self._long_calls
 
     def update(self, call: Call, cpu_s: float, memory_bytes: int, busy: bool) -> tuple[list[Call], list[Call]]:
-        """`cpu_s` counts since the last update. The first update makes the call a long one."""
+        """Update a call. `cpu_s` counts since the last update. The first update makes the call a long one."""
         long = self._long_calls.get(call)
         if long is None:
             self._num_joined += 1
@@ -57,7 +57,7 @@ class TimeSlices(Generic[Call]):
         return ([], []) if long is None else self._reschedule()
 
     def had_slice(self, call: Call) -> bool:
-        """Whether the call has completed a time slice."""
+        """Return whether the call has completed a time slice."""
         return call in self._long_calls and self._long_calls[call].num_slices > 0
 
     def _reschedule(self) -> tuple[list[Call], list[Call]]:

@@ -1,8 +1,8 @@
 """The processes that a fork server forks ahead of its calls, with their folders and users.
 
-`warm_processes` of them run a program or a notebook. `spare_notebooks` more are notebooks without cells: the process
-that will run the cells is forked, too. The fork server forks spare notebooks only while it runs no call. While memory
-or processes are short, the executor ends them.
+`warm_processes` processes can run a program or a notebook. In addition, `spare_notebooks` processes are notebooks
+without cells, each with the forked worker for its cells. The fork server forks spare notebooks only while it runs no
+call. While memory or processes are short, the executor ends them.
 """
 # pathlib would be mapped into every forked process.
 # ruff: noqa: PTH102
@@ -24,8 +24,8 @@ from asterism.sandbox.inside.server.scratch_folders import remove_folder
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 from asterism.sandbox.inside.zygote.zygote import Zygote
 
-_SPARE_DESCRIPTORS = 16  # for files of /proc: without them no limit could be enforced
-_RETRY_S = 0.1  # before the next fork ahead of calls, after one failed
+_SPARE_DESCRIPTORS = 16  # reserve for files of /proc, without which no limit could be enforced
+_RETRY_S = 0.1  # pause after a failed fork ahead of calls
 
 
 class WarmProcesses:
@@ -49,18 +49,18 @@ class WarmProcesses:
         self._folder = folder
         self._cgroups = cgroups
         self._waiting: deque[CallProcess] = deque()
-        self._notebooks: deque[CallProcess] = deque()  # without cells
-        self._fork_at = self._fork_notebooks_at = 0.0  # not earlier
+        self._notebooks: deque[CallProcess] = deque()  # notebooks without cells
+        self._fork_at = self._fork_notebooks_at = 0.0  # earliest times of the next forks
         self._num_forked = 0
         self._free_users = deque(list_call_users() if own_users else ())
-        self._shared_user = self._free_users.pop() if own_users else None  # of the calls beyond the number of users
+        self._shared_user = self._free_users.pop() if own_users else None  # user of calls beyond the number of users
 
     @property
     def is_full(self) -> bool:
         return len(self._waiting) >= self._settings.warm_processes
 
     def lacks_process(self, *, idle: bool) -> bool:
-        """Whether to fork one now. Spare notebooks are missing only while the fork server is idle."""
+        """Return whether to fork a process now. Spare notebooks are forked only while the fork server is idle."""
         now = time.monotonic()
         if now < self._fork_at:
             return False
@@ -71,18 +71,18 @@ class WarmProcesses:
         return bool(self._waiting or (notebook and self._notebooks))
 
     def take(self, *, notebook: bool) -> CallProcess:
-        """A process for a program, or for a notebook's first cell."""
+        """Take a process for a program, or for a notebook's first cell."""
         return (self._notebooks if notebook and self._notebooks else self._waiting).popleft()
 
     def remove_spare_notebooks(self, pause_s: float) -> list[CallProcess]:
-        """All of them, for the caller to kill. None is forked for `pause_s`."""
+        """Remove all spare notebooks, for the caller to kill. None is forked for `pause_s`."""
         self._fork_notebooks_at = time.monotonic() + pause_s
         removed = list(self._notebooks)
         self._notebooks.clear()
         return removed
 
     def fork(self, *, as_notebook: bool = False) -> CallProcess:
-        """Forks a process, which isolates itself and then waits for a call or for a notebook's cells. Raises OSError."""
+        """Fork a process that isolates itself and then waits for a call or for a notebook's cells. Raises OSError."""
         with contextlib.ExitStack() as on_error, contextlib.ExitStack() as ends_of_child:
             on_error.callback(self._delay_forks)
             ours, theirs = socket.socketpair()
@@ -113,14 +113,14 @@ class WarmProcesses:
         return child
 
     def discard(self, child: CallProcess) -> None:
-        """Ends a new process that the fork server cannot watch."""
+        """Kill a new process that the fork server cannot watch."""
         self._delay_forks()
         _kill_and_reap(child.pid)
         child.close()
         self.release(child)
 
     def release(self, child: CallProcess) -> None:
-        """Removes the folder of a process that has ended, and frees its uid and cgroup."""
+        """Remove the folder of a process that has ended, and free its uid and cgroup."""
         if not child.has_begun and not child.killed:
             self._delay_forks()
         for processes in (self._waiting, self._notebooks):
@@ -142,7 +142,7 @@ class WarmProcesses:
             self._free_users.append(uid)
 
     def _allocate_folder_and_uid(self) -> tuple[str | None, int | None]:
-        """(folder, user) of the next call. The folder of a call with a mount namespace is a mount of its own."""
+        """Return (folder, user) for the next call. A call with a mount namespace has a mount as its folder."""
         uid = self._free_users.popleft() if self._free_users else self._shared_user
         if self._folder is None:
             return None, uid

@@ -1,1 +1,1 @@
-"""Frames and structs exchanged with the fork server and with calls."""
+"""Frames and structs that are exchanged with fork servers and calls."""

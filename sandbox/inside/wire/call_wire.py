@@ -1,11 +1,11 @@
 """The binary protocol between a fork server and a call's process.
 
     fork server -> process   a call: a program, or a cell of a notebook
-    process -> fork server   CallStarted when the code begins (a notebook sends it only if it changed),
+    process -> fork server   CallStarted when the code begins (a notebook sends it only after a change),
                              then one CallAnswer
 
-JSON would cost each forked process page copies. The model's code can write to the socket too: an
-answer is valid only with its call's nonce, and an invalid one gets the process killed.
+JSON would cost page copies in each forked process. The model's code can write to the socket, too: an
+answer is valid only with its call's nonce, and a process that sends an invalid answer is killed.
 """
 
 import os
@@ -18,17 +18,17 @@ CallOutcome = list[str]
 # Cause of a failed call that had not used its time limit (asterism.sandbox.inside.server.starvation).
 STARVED_CAUSE = "the machine is too busy: a call got too little CPU time"
 
-_CALL = struct.Struct("<BIQQII")  # kind, cells, seed, nonce, bytes of code and of stdin
+_CALL = struct.Struct("<BIQQII")  # kind, cells, seed, nonce, bytes of code, bytes of stdin
 PROGRAM, CELL, CELL_WITHOUT_CHECKPOINT = 0, 1, 2  # kinds of calls
 _STARTED = struct.Struct("<cddII")
-_ANSWER = struct.Struct("<cIQI")  # bytes of the outcome's text, nonce, cells
+_ANSWER = struct.Struct("<cIQI")  # tag, bytes of the outcome's text, nonce, cells
 _STARTED_TAG, _ANSWER_TAG = b"s", b"a"
-_CHUNK = 4096  # most calls fit
+_CHUNK = 4096  # bytes; most calls fit
 
 
 class CallRequest(NamedTuple):
     kind: int
-    cells: int  # number that the notebook's state must hold before this one
+    cells: int  # cells that the notebook's state must contain before this one
     seed: int
     nonce: int
     code: str
@@ -40,7 +40,7 @@ class CallRequest(NamedTuple):
 
 
 class CallStarted(NamedTuple):
-    """Times are of the monotonic clock. Pids are those of the process's own pid namespace."""
+    """The start of a call's code. Times are of the monotonic clock. Pids are of the process's own pid namespace."""
 
     at: float  # start of the code
     checkpoint_at: float  # creation of the checkpoint
@@ -49,7 +49,7 @@ class CallStarted(NamedTuple):
 
 
 class CallAnswer(NamedTuple):
-    """`cells` is the number that the notebook's state holds now, this cell included."""
+    """The end of a call. `cells` is the number of cells in the notebook's state, this cell included."""
 
     nonce: int
     cells: int
@@ -62,7 +62,7 @@ def encode_call(kind: int, cells: int, seed: int, nonce: int, code: str, stdin: 
 
 
 def read_call() -> CallRequest:
-    """Waits for a call. Exits the process when the fork server closes the socket."""
+    """Wait for a call. Exit the process when the fork server closes the socket."""
     received = _read_until(b"", _CALL.size)
     kind, cells, seed, nonce, code_bytes, stdin_bytes = _CALL.unpack_from(received)
     texts = _read_until(received[_CALL.size :], code_bytes + stdin_bytes)
@@ -70,7 +70,7 @@ def read_call() -> CallRequest:
 
 
 def _read_until(received: bytes, length: int) -> bytes:
-    """Reads at least `length` bytes, and no other call: that follows this call's answer."""
+    """Read `length` bytes in all. The next call follows only after this call's answer."""
     chunks = [received]
     left = length - len(received)
     while left > 0:
@@ -94,7 +94,7 @@ def write_answer(outcome: CallOutcome, nonce: int, cells: int = 0) -> None:
 
 
 def parse_reply(received: bytes) -> tuple[CallStarted | None, CallAnswer | None]:
-    """The complete messages in the received bytes. Raises ValueError on invalid bytes."""
+    """Return the complete messages in the received bytes. Raises ValueError on invalid bytes."""
     if received[:1] == _STARTED_TAG:
         if len(received) < _STARTED.size:
             return None, None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 
-# `random` would reseed itself after each fork, at the cost of a small call. Calls seed it anyway.
+# `random` would reseed itself after each fork, which costs as much as a small call. Calls seed it anyway.
 _BOOT_SCRIPT = """
 import os, sys
 hook, os.register_at_fork = os.register_at_fork, lambda **_: None
@@ -16,7 +16,7 @@ sys.path.insert(0, {root!r})
 from {module} import main
 main()
 """
-ENVIRONMENT = {  # executed code sees these variables, except the first
+ENVIRONMENT = {  # environment of executed code, except LD_BIND_NOW
     "LD_BIND_NOW": "1",  # lazy binding would repeat the look-up in each call
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LC_ALL": "C.UTF-8",
@@ -29,13 +29,13 @@ ENVIRONMENT = {  # executed code sees these variables, except the first
 
 
 def build_python_command(python: str, root: str, module: str, settings: ServerSettings, fd: int) -> list[str]:
-    """`root` is the folder that contains `asterism`, `fd` the socket to the executor."""
+    """Build the command. `root` is the folder that contains `asterism`, `fd` the socket to the executor."""
     boot = _BOOT_SCRIPT.format(root=root, module=module)
     return [python, "-s", "-P", "-S", "-B", "-c", boot, settings.to_json(), str(fd)]
 
 
 def list_import_folders() -> tuple[str, ...]:
-    """sys.path of executed code: standard library and installed packages."""
+    """Return sys.path of executed code: standard library and installed packages."""
     paths = sysconfig.get_paths()
     return (
         *list_standard_folders(),

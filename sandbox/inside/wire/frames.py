@@ -1,6 +1,6 @@
 """Frames of the executor, fork servers and grader: a four-byte length, then a JSON object.
 
-Executed code never holds such a socket: only fork servers write these frames.
+Executed code never has such a socket: only trusted processes write frames.
 """
 
 import json
@@ -16,7 +16,7 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024  # a longer frame is a protocol error
 
 
 class BrokenStream(Exception):
-    """The peer sent an invalid frame."""
+    """The error for an invalid frame of the peer."""
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -36,7 +36,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """The frames that this chunk completes. Raises BrokenStream."""
+        """Return the frames that this chunk completes. Raises BrokenStream."""
         self._buffer += chunk
         frames: list[Frame] = []
         start = 0

@@ -12,18 +12,18 @@ class ServerSettings(NamedTuple):
     preload: str  # "bare", "numpy", "scientific", or "grader"
     namespaces: bool
     import_folders: tuple[str, ...]  # sys.path of executed code
-    time_limit_s: float  # a grader's: CPU time
-    memory_mib: int  # beyond the fork server's own address space
+    time_limit_s: float  # CPU time for a grader, clock time for a fork server
+    memory_mib: int  # memory of a call, beyond the fork server's own address space
     max_processes: int
     file_mib: int
     output_bytes: int
-    fork_servers: int = 1  # number with the same preload, which share the CPUs
-    warm_processes: int = 4  # number forked and isolated ahead of the calls
-    spare_notebooks: int = 0  # number prepared ahead of their first cells, in addition
-    kernel_users: bool = False  # the executor offers users first (asterism.sandbox.inside.isolation.kernel_users)
-    call_cgroups: bool = False  # the executor sends the descriptor of a cgroup folder then
+    fork_servers: int = 1  # fork servers with the same preload, which share the CPUs
+    warm_processes: int = 4  # processes that are forked and isolated ahead of the calls
+    spare_notebooks: int = 0  # notebooks that are prepared ahead of their first cells, in addition
+    kernel_users: bool = False  # the executor first offers users (asterism.sandbox.inside.isolation.kernel_users)
+    call_cgroups: bool = False  # whether the executor then sends the descriptor of a cgroup folder
     concurrent_gradings: int = 4
-    max_call_extension: float = 4.0  # time limits that a call may take on a busy machine
+    max_call_extension: float = 4.0  # clock time of a call on a busy machine, in time limits
 
     def to_json(self) -> str:
         return json.dumps(self._asdict())

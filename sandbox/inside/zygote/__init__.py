@@ -1,1 +1,1 @@
-"""The warmed-up process that forks once per call."""
+"""The warmed-up process that forks a process for each call."""

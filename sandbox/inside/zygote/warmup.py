@@ -1,6 +1,6 @@
 """Warms up the zygote, so that calls start with loaded modules and filled caches.
 
-Typical code runs a few times: that loads lazy imports, fills sympy's caches, and lets the
+Typical code runs a few times: this loads lazy imports, fills sympy's caches, and lets the
 interpreter specialize its instructions. Otherwise each call would repeat this work in its own
 copies of the pages. Memory then moves into huge pages (Linux 6.1): a fork copies one page table
 entry in place of 512.
@@ -17,7 +17,7 @@ import sys
 from asterism.sandbox.inside.call import run_code
 from asterism.sandbox.inside.isolation import syscalls
 
-_HUGE_PAGE_BYTES = 2 << 20  # the kernel refuses other sizes, with no effect
+_HUGE_PAGE_BYTES = 2 << 20  # a kernel with another size refuses the call, without effect
 _MADV_COLLAPSE = 25
 # The interpreter specializes a function after eight calls. sympy would take too long.
 _ROUNDS = {"bare": 10, "numpy": 10, "scientific": 2}
@@ -39,7 +39,7 @@ def total(values):
 print(total(numbers), f"{sum(numbers) / len(numbers):.2f}", max(numbers), sorted(numbers))
 print(math.sqrt(2), {n: n * n for n in range(3)}, math.gcd(12, 18))
 """,
-    # Avoids OpenBLAS, which would allocate a buffer of 33 MB in each process.
+    # This code avoids OpenBLAS, which would allocate a buffer of 33 MB in each process.
     "numpy": """
 import numpy as np
 a = np.arange(6).reshape(2, 3)
@@ -58,11 +58,11 @@ print(factor(x**2 - n**2), simplify((x**2 - n**2) / (x - n)), diff(x**n, x), int
 print(sqrt(8 * n), latex(x**2 / n), Matrix([[1, n], [3, 4]]).det(), N(n * pi, 10), (x + n).subs(x, 2), factorint(12 * n))
 """,
 }
-_PRELOADS_BY_SIZE = ("bare", "numpy", "scientific")  # each includes the ones before it
+_PRELOADS_BY_SIZE = ("bare", "numpy", "scientific")  # each preload includes the ones before it
 
 
 def warm_up(preload: str) -> None:
-    """Raises ImportError if a module is missing or broken."""
+    """Load the modules and run the code. Raises ImportError if a module is missing or broken."""
     builtins.exit = builtins.quit = run_code.exit_program  # pyright: ignore[reportAttributeAccessIssue]
     included = _PRELOADS_BY_SIZE[: _PRELOADS_BY_SIZE.index(preload) + 1]
     for name in " ".join(_PRELOADED_MODULES[each] for each in included).split():
@@ -87,7 +87,7 @@ def _run_warm_up(code: str, number: int) -> None:
 
 
 def collapse_written_memory(proc_fd: int) -> None:
-    """Moves this process's written memory into huge pages. `proc_fd` is a descriptor of /proc."""
+    """Move this process's written memory into huge pages. `proc_fd` is a descriptor of /proc."""
     size = _HUGE_PAGE_BYTES
     for start, end in _list_written_regions(proc_fd):
         for address in range(-(-start // size) * size, end - size + 1, size):
@@ -95,7 +95,7 @@ def collapse_written_memory(proc_fd: int) -> None:
 
 
 def _list_written_regions(proc_fd: int) -> list[tuple[int, int]]:
-    """Private anonymous memory: the heap, and mappings of the interpreter and of libraries."""
+    """Return the private anonymous memory: the heap, and mappings of the interpreter and of libraries."""
     fd = os.open("self/maps", os.O_RDONLY, dir_fd=proc_fd)
     try:
         lines = b"".join(iter(lambda: os.read(fd, 65_536), b"")).splitlines()

@@ -1,4 +1,4 @@
-"""The zygote: forks once per call, with all modules loaded and no data of any call.
+"""The zygote: a process that forks once per call, with all modules loaded and no data of any call.
 
     zygote -> fork server   a newline when it is ready, or the cause of its failure, once
     fork server -> zygote   uid and folder of the call, and whether it is a notebook, with its descriptors:
@@ -22,7 +22,7 @@ from asterism.sandbox.inside.call import call_process
 from asterism.sandbox.inside.call.call_process import CallIsolation
 from asterism.sandbox.inside.isolation import syscalls
 
-# uid of the call, or -1; number of descriptors; whether it is a notebook. The path of its folder may follow.
+# uid of the call, or -1; number of descriptors; whether the call is a notebook. The path of its folder may follow.
 _REQUEST = struct.Struct("<qB?")
 _ANSWER = struct.Struct("<i")
 _MAX_REQUEST_BYTES = 256
@@ -33,7 +33,7 @@ _FD_BYTES = struct.calcsize("i")
 
 
 class Zygote:
-    """`load` runs in the zygote and loads modules for calls. The zygote closes `private_fds`.
+    """A handle of the zygote, which runs `load` to load modules for calls, and closes `private_fds`.
 
     Raises ImportError if `load` fails.
     """
@@ -57,7 +57,7 @@ class Zygote:
             raise ImportError(problem or "the zygote has ended")
 
     def fork(self, fds: Sequence[int], uid: int | None, folder: str | None, *, is_notebook: bool) -> int:
-        """Forks a process that isolates itself and waits for a call; its pid. Raises OSError."""
+        """Fork a process that isolates itself and waits for a call; return its pid. Raises OSError."""
         request = _REQUEST.pack(-1 if uid is None else uid, len(fds), is_notebook) + os.fsencode(folder or "")
         socket.send_fds(self._socket, [request], fds)
         answer = self._socket.recv(_ANSWER.size)
@@ -87,7 +87,7 @@ def _serve(fork_server: socket.socket, isolation: CallIsolation) -> NoReturn:
         received = ancillary[0][2] if ancillary else b""
         fds = struct.unpack(f"{len(received) // _FD_BYTES}i", received)
         try:
-            if len(fds) < _REQUEST.unpack_from(request)[1]:  # the kernel closed the others
+            if len(fds) < _REQUEST.unpack_from(request)[1]:  # the kernel closed the other descriptors
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             pid = _fork_call(request, fds, isolation)
         except OSError as error:
@@ -98,7 +98,7 @@ def _serve(fork_server: socket.socket, isolation: CallIsolation) -> NoReturn:
 
 
 def _fork_call(request: bytes, fds: tuple[int, ...], isolation: CallIsolation) -> int:
-    """The new process's pid; the new process itself never returns. Raises OSError."""
+    """Fork; return the new process's pid. The new process itself never returns. Raises OSError."""
     uid, _, is_notebook = _REQUEST.unpack_from(request)
     folder = os.fsdecode(request[_REQUEST.size :]) or None
     own_ruleset = None

@@ -1,6 +1,7 @@
 """`asterism config`: all keys with values and descriptions."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,10 @@ def test_every_key_has_a_description() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_has_a_version_a_short_help_flag_and_completion() -> None:
+def test_the_command_has_a_version_a_short_help_flag_completion_and_groups_that_begin_with_run() -> None:
     assert asterism("--version").stdout.startswith("asterism ")
     assert asterism("run", "-h").stdout == asterism("run", "--help").stdout != ""
-    assert "--install-completion" in asterism("-h").stdout
+    shown = asterism("-h").stdout
+    assert "--install-completion" in shown
+    assert re.findall(r"^╭─ (\w+)", shown, re.MULTILINE) == ["Options", "Train", "Prepare", "Look", "Serve", "Machines"]
+    assert re.findall(r"─ Train ─+╮\n│ (\w+)", shown) == ["run"]

@@ -24,12 +24,12 @@ from asterism.actors.cli.sandbox_commands import run_shell
 from asterism.actors.launch.display import make_display
 from asterism.actors.replay.replay import replay_process, replay_until
 from asterism.analysis.event_logs.merged_events import merge_events
-from asterism.bus.messages import CodeOk, CodeRequested, Output, StartGroup
+from asterism.bus.messages import CodeOk, CodeRequested, Output
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.sandbox.contract import CodeResult, SandboxFailure
 from tests.actors.runs.running import ASTERISM, ROOT
-from tests.fakes import CALL, PROMPT, text_context
+from tests.fakes import CALL, start_group, text_context
 from tests.recorded import Recording, deciders
 
 SEQUENCES = {
@@ -65,7 +65,7 @@ def record_hostile_run(path: Path, output: str) -> RunFolder:
     """The question's name, the model, the tool and the grader's executor all use control sequences."""
     recording = Recording(RunFolder(path))
     recording.begin()
-    recording.tell("rollout-0", StartGroup(0, "train", f"q{HOSTILE}", HOSTILE, PROMPT, 1, 7, 1.0, 5), "head/buffer")
+    recording.tell("rollout-0", start_group(problem=f"q{HOSTILE}", ground_truth=HOSTILE), "head/buffer")
     recording.work({(7, 0): HOSTILE + CALL, (7, 1): HOSTILE}, output)
     recording.close()
     return RunFolder(path)

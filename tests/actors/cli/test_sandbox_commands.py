@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asterism.actors.cli import sandbox_client
+from asterism.actors.sandbox_service import sandbox_client
 from asterism.bus.messages import CodeRequested
 from tests.actors.runs.running import ASTERISM, wait_until
 

@@ -108,11 +108,6 @@ def test_a_tool_with_a_sandbox_runs_programs() -> None:
     assert checked["plays"][0]["turns"][1]["calls"][0]["text"] == "42\n"
 
 
-def test_equal_results_in_two_processes_are_a_hint_to_declare_the_class_replayable() -> None:
-    detail = "not declared, although each script had the same results in two processes"
-    assert find("Plain") == [("hint", "replayable", detail)]
-
-
 # ---------------------------------------------------------------- attacks
 
 
@@ -158,48 +153,64 @@ def test_only_the_async_tool_that_blocks_the_event_loop_is_named() -> None:
     assert detail.startswith("blocks the event loop for ")
 
 
-def test_instances_in_a_global_list_leak() -> None:
-    assert find("Kept") == [("problem", "instances", "3 of 3 instances are alive after `close`")]
+FAILED_ROWS = "4 of 4 rows: rows.jsonl:1, rows.jsonl:2, rows.jsonl:3 and 1 more"
+IGNORED = "1 in all 3 plays, for the row's ground truth as the answer and for a wrong answer"
+PASSING = "a wrong answer is a success (reward > 0) in 4 of 4 rows, such as rows.jsonl:1: reward 1 (same 1)"
+MISSING = "reset needs the column `level`; the row has question, answer, start, ground_truth (3 of 3 plays)"
+EQUAL = "not declared, although each script had the same results in two processes"
 
 
-def test_threads_and_processes_of_each_instance_leak() -> None:
-    assert find("Busy") == [
-        ("problem", "threads", "3 are left after 3 plays: watch, watch, watch"),
-        ("problem", "child processes", "3 are left after 3 plays: sleep 5, sleep 5, sleep 5"),
-    ]
+@pytest.mark.parametrize(
+    ("name", "setting", "expected"),
+    [
+        ("Plain", "", [("hint", "replayable", EQUAL)]),
+        ("Kept", "", [("problem", "instances", "3 of 3 instances are alive after `close`")]),
+        (
+            "Busy",
+            "",
+            [
+                ("problem", "threads", "3 are left after 3 plays: watch, watch, watch"),
+                ("problem", "child processes", "3 are left after 3 plays: sleep 5, sleep 5, sleep 5"),
+            ],
+        ),
+        (
+            "TOOLS",
+            "reward.functions.bad=counting.py:fail",
+            [("problem", "reward", f"bad raised RuntimeError: no reward today ({FAILED_ROWS})")],
+        ),
+        (
+            "TOOLS",
+            "reward.functions.same=counting.py:score_length",
+            [("problem", "reward", IGNORED), ("hint", "success", PASSING)],
+        ),
+        ("TOOLS", "reward.functions.right=counting.py:score_answer", []),
+        ("Strict", "", [("hint", "add", 'add({"number":1}): ValueError: only even numbers')]),
+        (
+            "NeedsColumn",
+            "",
+            [("problem", "reset", MISSING), ("hint", "tools", "never called: add; the plays ended before")],
+        ),
+    ],
+)
+def test_the_findings_of_a_task_are_named(name: str, setting: str, expected: list[tuple[str, str, str]]) -> None:
+    assert find(name, *(("--set", setting) if setting else ())) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "problem"),
+    [
+        ("Slow", ("--set", "call_limit_s=0.3"), ("add", 'add({"number":1}): TimeoutError: no result within 0.3 s')),
+        ("Dies", (), ("call", 'the host process of task "Dies" died with exit code 7 (3 of 3 plays)')),
+    ],
+)
+def test_a_call_that_never_returns_is_a_problem(name: str, settings: tuple[str, ...], problem: tuple[str, str]) -> None:
+    assert ("problem", *problem) in find(name, *settings)
 
 
 def test_a_replayable_class_with_a_global_generator_is_a_problem() -> None:
     ((status, subject, detail),) = find("Dice")
     assert (status, subject) == ("problem", "replayable")
     assert detail.startswith("replayable = True, but roll has two results for rows.jsonl:1: '")
-
-
-def test_a_reward_that_raises_is_a_problem() -> None:
-    findings = find("TOOLS", "--set", "reward.functions.bad=counting.py:fail")
-    assert findings == [
-        (
-            "problem",
-            "reward",
-            "bad raised RuntimeError: no reward today (4 of 4 rows: rows.jsonl:1, rows.jsonl:2, rows.jsonl:3 and 1 more)",
-        )
-    ]
-
-
-def test_a_reward_that_ignores_the_answer_is_a_problem() -> None:
-    assert find("TOOLS", "--set", "reward.functions.same=counting.py:score_length") == [
-        (
-            "problem",
-            "reward",
-            "1 in all 3 plays, for the row's ground truth as the answer and for a wrong answer",
-        ),
-        (
-            "hint",
-            "success",
-            "a wrong answer is a success (reward > 0) in 4 of 4 rows, such as rows.jsonl:1: reward 1 (same 1)",
-        ),
-    ]
-    assert find("TOOLS", "--set", "reward.functions.right=counting.py:score_answer") == []
 
 
 def test_rows_that_fail_or_lack_an_answer_are_counted_over_the_whole_file(folder: Path) -> None:
@@ -227,28 +238,6 @@ def test_rows_that_fail_or_lack_an_answer_are_counted_over_the_whole_file(folder
     assert success == (
         "a wrong answer is a success (reward > 0) in 21 of 21 rows, such as rows.jsonl:1: reward 0.25 (score 0.25)"
     )
-
-
-def test_a_value_error_is_a_hint_since_it_is_for_the_model() -> None:
-    assert find("Strict") == [("hint", "add", 'add({"number":1}): ValueError: only even numbers')]
-
-
-def test_a_tool_beyond_its_time_limit_is_a_problem_and_ends_the_check() -> None:
-    findings = find("Slow", "--set", "call_limit_s=0.3")
-    assert ("problem", "add", 'add({"number":1}): TimeoutError: no result within 0.3 s') in findings
-
-
-def test_a_reset_that_fails_is_a_problem() -> None:
-    missing = "reset needs the column `level`; the row has question, answer, start, ground_truth (3 of 3 plays)"
-    assert find("NeedsColumn") == [
-        ("problem", "reset", missing),
-        ("hint", "tools", "never called: add; the plays ended before"),
-    ]
-
-
-def test_a_tool_that_ends_its_process_is_a_problem() -> None:
-    findings = find("Dies")
-    assert ("problem", "call", 'the host process of task "Dies" died with exit code 7 (3 of 3 plays)') in findings
 
 
 def test_an_unusable_row_is_named_with_its_file_and_field(folder: Path) -> None:

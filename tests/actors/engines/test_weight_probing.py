@@ -1,51 +1,34 @@
 """An engine's probe: one greedy token after each prompt, and nothing if the engine fails or generates with other weights."""
 
-import asyncio
-
-import numpy as np
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from asterism.actors.engines.weight_probing import PROBE_TIMEOUT_S, EngineProber
 from asterism.bus.messages import WeightProbe, WeightsPublished, ids_to_bytes
-from asterism.engine.contract import EngineFailure, Generation, GenerationRequest
+from asterism.configs.algorithm import GREEDY
+from tests.actors.generators import ScriptedEngine
 
 PROBE = WeightProbe(1, (ids_to_bytes([3, 4]), ids_to_bytes([5])), (-0.5, -0.25))
 WEIGHTS = WeightsPublished(7, "/dev/shm/w", 8, "d", 1, PROBE)
 
 
-class ScriptedEngine:
-    def __init__(self, version: int = 7) -> None:
-        self.requests: list[GenerationRequest] = []
-        self.released: list[int] = []
-        self._version = version
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        self.requests.append(request)
-        if request.token_ids[0] == 666:
-            raise EngineFailure("out of memory")
-        if request.token_ids[0] == 999:
-            await asyncio.Event().wait()
-        logprobs = np.array([-1.0 / len(request.token_ids)], np.float32)
-        return Generation(np.array([9], np.int32), logprobs, np.array([self._version], np.int32), "length")
-
-    def build_prober(self) -> EngineProber:
-        return EngineProber(self.generate, self.released.append)
+def build_prober(engine: ScriptedEngine) -> EngineProber:
+    return EngineProber(engine.generate, engine.release_cache)
 
 
 async def test_each_prompt_is_a_new_sequence_with_one_greedy_token() -> None:
-    engine = ScriptedEngine()
-    prober = engine.build_prober()
+    engine = ScriptedEngine(7)
+    prober = build_prober(engine)
     assert [await prober.score(WEIGHTS) for _ in range(2)] == [(-0.5, -1.0)] * 2
-    assert [(each.max_new_tokens, each.temperature) for each in engine.requests] == [(1, 0.0)] * 4
+    assert [(each.max_new_tokens, each.sampling) for each in engine.requests] == [(1, GREEDY)] * 4
     assert [each.token_ids.tolist() for each in engine.requests[:2]] == [[3, 4], [5]]
-    assert engine.released == [each.sequence_id for each in engine.requests] == [-1, -2, -3, -4]
+    assert engine.released_caches == [each.sequence_id for each in engine.requests] == [-1, -2, -3, -4]
 
 
 async def test_weights_without_a_probe_are_not_probed() -> None:
-    engine = ScriptedEngine()
-    assert await engine.build_prober().score(replace(WEIGHTS, probe=None)) == ()
+    engine = ScriptedEngine(7)
+    assert await build_prober(engine).score(replace(WEIGHTS, probe=None)) == ()
     assert engine.requests == []
 
 
@@ -61,6 +44,6 @@ async def test_a_failed_probe_is_logged_and_has_no_result(first_token: int, vers
     engine = ScriptedEngine(version)
     probe = replace(PROBE, prompts=(ids_to_bytes([first_token]), ids_to_bytes([5])))
     with capture_logs() as logged:
-        assert await engine.build_prober().score(replace(WEIGHTS, probe=probe)) == ()
+        assert await build_prober(engine).score(replace(WEIGHTS, probe=probe)) == ()
     assert [(line["event"], line["version"], line["cause"]) for line in logged] == [("weights.not_probed", 7, cause)]
-    assert len(engine.released) == 2
+    assert len(engine.released_caches) == 2

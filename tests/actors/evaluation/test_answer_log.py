@@ -22,12 +22,12 @@ from asterism.analysis.evaluation.answer_records import AnswerRecord, AnswerTurn
 from asterism.bus.messages import (
     AnyMessage,
     EvaluationRequested,
-    StartGroup,
     TokenRecord,
     TrajectoryFailed,
     TrajectoryFinished,
     ids_to_bytes,
 )
+from asterism.configs.algorithm import Sampling
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.errors import UnusableInput
 from asterism.configs.schema import DialogueConfig
@@ -38,10 +38,10 @@ from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer
 from asterism.policies.groups.evaluation_questions import PlannedAnswer
 from asterism.policies.rollout.trajectory import Rules
 from asterism.tasks.math_python import MATH_PYTHON
-from tests.fakes import TOKENIZER
+from tests.fakes import TOKENIZER, start_group
 from tests.policies.groups.finished import finished
 
-REQUEST = EvaluationRequested("sampled", 1.0, 9, 0)
+REQUEST = EvaluationRequested("sampled", Sampling(), 9, 0)
 
 
 def make_rules(**changes: Any) -> Rules:
@@ -103,7 +103,9 @@ class World:
         other = cast(Any, SimpleNamespace(quiet=False, on_decision=on_decision))
         self.observer = AnswerObserver(self.log, self.planned, other)
         groups = [
-            StartGroup(place, "evaluate", f"aime:{place}", "4", bytes(4), 1, place, 1.0, 50 + place)
+            start_group(
+                1, place, group_id=place, purpose="evaluate", problem=f"aime:{place}", ground_truth="4", seed=50 + place
+            )
             for place in range(3)
         ]
         self.observer.on_decision(0.0, REQUEST, [Send("rollout-0", group) for group in groups])

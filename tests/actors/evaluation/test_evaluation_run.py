@@ -1,7 +1,6 @@
 """The configuration of `asterism eval`, from a checkpoint of a run, a model's folder or URLs, and from its options;
 folders that it refuses."""
 
-import asyncio
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from asterism.actors.cli import eval_command
-from asterism.actors.cli.eval_command import ask_servers, run_evaluation
+from asterism.actors.cli.eval_command import run_evaluation
 from asterism.actors.evaluation.evaluation_run import EvalOptions, ServerOptions, build_evaluation_setup, split_settings
 from asterism.actors.evaluation.provenance import Provenance, compute_provenance, describe_weights, keep_provenance
 from asterism.actors.evaluation.result_files import find_over_limit
@@ -20,12 +19,13 @@ from asterism.configs.load import load_run, write_resolved
 from asterism.configs.machines import OpenAIConfig
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
+from asterism.engine.engine_code import find_evaluated_models
 
 TRAINED = (
     *("name=trained", "seed=5", "tiny.num_layers=1", "rl.max_staleness=1", "rl.prompts=2", "dialogue.max_turns=7"),
     *(
         "evaluation.every=2",
-        "evaluation.temperature=0.5",
+        "evaluation.sampling.temperature=0.5",
         "evaluation.response_tokens=9000",
         "learner.lora.rank=4",
         "learner.lora.publish=adapters",
@@ -69,7 +69,7 @@ def test_an_evaluation_has_the_run_s_settings_and_no_training(trained: RunFolder
     assert (run.rl.steps, run.sft.steps, run.rl.max_staleness, run.learner.lora.rank) == (0, 0, 0, 0)
     assert run.evaluation.only
     assert (run.dialogue.response_tokens, run.sequence_tokens) == (8192, 1024 + 9000)
-    assert (run.evaluation.temperature, run.evaluation.intervals) == (0.5, (0,))
+    assert (run.evaluation_sampling.temperature, run.evaluation.intervals) == (0.5, (0,))
     (found,) = run.resolved_evaluation_sets
     assert (found.name, found.data, found.questions, found.samples) == ("aime24", str(file), 30, 32)
 
@@ -186,15 +186,16 @@ def test_urls_with_a_path_are_servers_with_openai_s_api(trained: RunFolder, tmp_
         8,
     )
     assert run.openai == OpenAIConfig(("http://10.0.0.1:8000/v1", urls[1]), "qwen", "MY_KEY")
-    assert (run.external_urls, run.sglang.external_urls) == (run.openai.urls, ())
+    assert (run.servers.urls, run.sglang.external_urls) == (run.openai.urls, ())
     assert (run.name, run.model.checkpoint) == ("eval-10.0.0.1-8000-v1", str(tmp_path / "tokenizer"))
-    assert describe_weights(setup.weights, "qwen") == {"urls": urls, "model": "qwen"}
+    assert describe_weights(setup.weights, {"model": "qwen"}) == {"urls": urls, "model": "qwen"}
 
 
 def test_a_server_that_does_not_respond_is_named() -> None:
     url = "http://127.0.0.1:1"
+    run = load_run(None, ["name=a", "engine.kind=sglang", f'sglang.external_urls=["{url}"]'])
     with pytest.raises(UnusableInput, match=f"^{url}: "):
-        asyncio.run(ask_servers([url]))
+        find_evaluated_models(run)
 
 
 @pytest.mark.parametrize(

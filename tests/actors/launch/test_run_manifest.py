@@ -21,6 +21,7 @@ from asterism.configs.schema import RunConfig
 FILES = ("metrics.jsonl", "answers.jsonl", "logs/head.jsonl", "logs/head.out", "boots", "summary.json")
 UNLISTED = (
     "curves.png",
+    "curves.svg",
     "utilization.json",
     "lock",
     "batches/metrics_000001.msgpack",

@@ -17,9 +17,9 @@ from asterism.actors.launch.claim_run_folder import claimed_run_folder
 from asterism.bus.process.scratch_lock import has_owner_ended, name_scratch
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
-from asterism.sandbox.docker_probe import get_engine_address
 from asterism.sandbox.hosts.docker.docker_api import DockerEngine
 from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
+from asterism.sandbox.hosts.docker.docker_probe import get_engine_address
 from tests.actors.runs.running import ROOT, Start, finish, from_cold_start_of, metrics, wait_until
 from tests.processes import family, is_running, wait_for_end
 

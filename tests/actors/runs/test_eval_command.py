@@ -234,7 +234,7 @@ def test_a_finished_evaluation_prints_its_results_again_without_a_process(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--temperature", "0.5"), "evaluation.temperature"),
+        (("--temperature", "0.5"), "evaluation.sampling.temperature"),
         (("-k", "8"), "evaluation.sets.aime.samples"),
         (("--set", "dialogue.max_turns=2"), "dialogue.max_turns"),
     ],

@@ -17,7 +17,8 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory, finished_run: tuple[RunF
     test = finished_run[0].data / "test.jsonl"
     sets = f'evaluation.sets=[{{name="all", data="{test}"}}, {{name="few", data="{test}", questions=2, samples=3, every=2}}]'
     settings = (
-        *("evaluation.every=1", "evaluation.top_p=0.9", "learner.checkpoints.every=2", "learner.checkpoints.keep=2"),
+        *("evaluation.every=1", "evaluation.sampling.top_p=0.9"),
+        *("learner.checkpoints.every=2", "learner.checkpoints.keep=2"),
         "determinism=strict",  # no printed address, which would make answers of two evaluations differ
     )
     runs = tmp_path_factory.mktemp("evaluated")

@@ -24,7 +24,6 @@ from asterism.bus.messages import (
     LeaseGranted,
     LeaseRequested,
     Shutdown,
-    StartGroup,
     TrajectoryFailed,
     TrajectoryFinished,
     TurnRequested,
@@ -38,7 +37,7 @@ from asterism.configs.schema import RunConfig
 from asterism.engine.data.task_inputs import write_task_descriptions
 from asterism.policies.rollout.rollout import Rollout
 from asterism.tasks import MATH_PYTHON
-from tests.fakes import ANSWER, PROMPT, TOKENIZER, generated, rules
+from tests.fakes import ANSWER, TOKENIZER, generated, rules, start_group
 
 pytestmark = pytest.mark.slow
 
@@ -187,7 +186,7 @@ def test_every_call_in_flight_is_answered_once_by_another_incarnation(tmp_path: 
         node.start()
         try:
             await node.wait_until(lambda: len(node.rollout.placement.loads) == executors)
-            await node.bus.send("rollout-0", StartGroup(0, "train", "q", "2", PROMPT, TRAJECTORIES, 0, 1.0, 5))
+            await node.bus.send("rollout-0", start_group(TRAJECTORIES, 0))
             await node.wait_until(lambda: node.open_calls >= MIN_IN_FLIGHT and len(node.ended) >= 1)
             in_flight = node.open_calls
             await node.kill("executor-0")
@@ -212,7 +211,7 @@ def test_calls_that_are_lost_twice_fail_their_trajectories_and_the_others_finish
         node.start()
         try:
             await node.wait_until(lambda: len(node.rollout.placement.loads) == 1)
-            await node.bus.send("rollout-0", StartGroup(0, "train", "q", "2", PROMPT, TRAJECTORIES, 0, 1.0, 5))
+            await node.bus.send("rollout-0", start_group(TRAJECTORIES, 0))
             await node.wait_until(lambda: node.open_calls >= MIN_IN_FLIGHT)
             await node.kill("executor-0")
             await node.wait_until(lambda: node.open_calls >= MIN_IN_FLIGHT)  # the next incarnation has all of them

@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.data.token_files import map_token_file
 from tests.actors.runs.running import asterism, metrics, read_conserved_summary
-from tests.engine.chat.exported_chats import render
-from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_model
+from tests.engine.export.exported_chats import render
+from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900)]
 

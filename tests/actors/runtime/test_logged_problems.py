@@ -10,6 +10,7 @@ from asterism.bus.messages import Envelope, StartGroup
 from asterism.configs.schema import RunConfig
 from asterism.policies.groups.problem_order import ProblemOrder
 from asterism.policies.seeded_random import TRAIN, mix
+from tests.fakes import start_group
 
 NUM_PROBLEMS, NUM_EPOCHS = 5, 40
 RUN = RunConfig(name="r", seed=3)
@@ -22,17 +23,8 @@ def load_no_file() -> NoReturn:
 def log_group(log: EventLog, position: int) -> int:
     """The index of its problem."""
     index = ProblemOrder((NUM_PROBLEMS,), [1.0], RUN.seed).select(position)
-    group = StartGroup(
-        group_id=position,
-        purpose="train",
-        problem=f"problem {index}",
-        ground_truth="1",
-        prompt_ids=b"",
-        size=1,
-        first_trajectory_id=position,
-        temperature=1.0,
-        seed=mix(RUN.seed, TRAIN, position),
-    )
+    seed = mix(RUN.seed, TRAIN, position)
+    group = start_group(1, position, group_id=position, problem=f"problem {index}", ground_truth="1", seed=seed)
     envelope = Envelope("head/buffer", "rollout-0", group)
     log.append(float(position), "rollout-0", "head/buffer", StartGroup.__name__, None, encode(envelope))
     return index

@@ -14,7 +14,7 @@ from asterism.analysis.entropy.token_kinds import (
     compute_statistics,
 )
 
-TAGS = TurnTags((("<answer>", "</answer>"), ("<x>", "</x>")))
+TAGS = TurnTags((("<answer>", "</answer>"), ("<x>", "</x>")), (("<tool_call>", "</tool_call>"),))
 
 
 def list_kinds(*texts: str, follows_result: bool = False) -> str:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from asterism.analysis.evaluation.answer_records import AnswerRecord, cut_torn_line, iter_answers, read_answers
-from asterism.analysis.evaluation.exchange_formats import SamplingFacts, build_benchmark_result, build_trace
+from asterism.analysis.evaluation.exchange_formats import build_benchmark_result, build_trace
 from asterism.analysis.evaluation.results_table import build_results_table
 from asterism.analysis.evaluation.set_results import (
     compute_metrics,
@@ -16,6 +16,7 @@ from asterism.analysis.evaluation.set_results import (
     group_questions,
     split_by_difficulty,
 )
+from asterism.configs.algorithm import Sampling
 from asterism.configs.errors import UnusableInput
 
 
@@ -107,7 +108,7 @@ def test_the_categories_of_a_benchmark_result_add_up_to_its_examples() -> None:
 def test_a_trace_is_a_chain_of_messages_and_a_failed_answer_has_no_reward() -> None:
     dialogue = [["assistant", "<tool_call>", 3], ["environment", "42", 2], ["assistant", "\\boxed{42}", 4]]
     record = msgspec.convert({**msgspec.to_builtins(answer(0, 1, True, turns=2)), "dialogue": dialogue}, AnswerRecord)
-    trace = build_trace(record, "Why?", "model", SamplingFacts(1.0, 1.0, 0), "0.1")
+    trace = build_trace(record, "Why?", "model", Sampling(), "0.1")
     assert [(node["parent"], node["message"]["role"], node["sampled"]) for node in trace["nodes"]] == [
         (None, "user", False),
         (0, "assistant", True),
@@ -115,10 +116,10 @@ def test_a_trace_is_a_chain_of_messages_and_a_failed_answer_has_no_reward() -> N
         (2, "assistant", True),
     ]
     assert trace["nodes"][-1]["finish_reason"] == "stop"
-    cut = build_trace(replace(record, turns=1), "Why?", "model", SamplingFacts(1.0, 1.0, 0), "0.1")
+    cut = build_trace(replace(record, turns=1), "Why?", "model", Sampling(), "0.1")
     assert cut["nodes"][-1]["finish_reason"] == "length"
     assert trace["rewards"] == {"reward": {"score": 1.0, "weight": 1.0}}
-    failed = build_trace(answer(0, 1, None), "Why?", "model", SamplingFacts(1.0, 1.0, 0), "0.1")
+    failed = build_trace(answer(0, 1, None), "Why?", "model", Sampling(), "0.1")
     assert (failed["ok"], failed["rewards"], failed["stop_condition"]) == (False, {"reward": None}, "error")
 
 

@@ -25,7 +25,6 @@ from asterism.bus.messages import (
     CodeOk,
     Envelope,
     Output,
-    StartGroup,
     StepTrained,
     TurnGenerated,
     WeightsPublished,
@@ -34,12 +33,12 @@ from asterism.configs.algorithm import SftConfig
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
-from tests.fakes import PROMPT, generated, text_context
+from tests.fakes import generated, start_group, text_context
 from tests.recorded import small_run
 
 Received = tuple[str, AnyMessage]  # actor, message
 
-START = StartGroup(0, "train", "q:1", "2", PROMPT, 2, 7, 1.0, 5)
+START = start_group(2)
 
 
 def finished(call: int, output: str, duration_s: float = 0.01) -> CodeFinished:

@@ -16,7 +16,6 @@ from asterism.analysis.event_logs.perfetto import write_chrome_trace
 from asterism.analysis.event_logs.spans import LEARNER, STEPS, TRAJECTORIES, TraceSpan, build_spans, select_step
 from asterism.bus.messages import (
     CodeOk,
-    StartGroup,
     StepCollected,
     StepCounts,
     StepRequested,
@@ -29,7 +28,7 @@ from asterism.bus.messages import (
 from asterism.bus.messages.run import BufferCursor
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from tests.fakes import CALL, PROMPT
+from tests.fakes import CALL, start_group
 from tests.recorded import Recording, small_run
 from tests.traces import checked_slices
 
@@ -47,7 +46,7 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     recording.begin()
     for step in (1, 2):
         recording.tell("head/buffer", StepRequested(step, step - 1), "head/recipe")
-        start = StartGroup(step, "train", f"q:{step}", "2", PROMPT, 2, 10 * step, 1.0, 5)
+        start = start_group(2, 10 * step, group_id=step, problem=f"q:{step}")
         recording.tell("rollout-0", start, "head/buffer")
         if step == 1:
             recording.work({(10, 0): CALL, (11, 0): CALL})

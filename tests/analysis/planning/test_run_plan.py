@@ -14,8 +14,8 @@ from asterism.analysis.planning.run_plan import RunPlan, build_plan
 from asterism.analysis.planning.storage_plan import plan_disk, plan_shared_memory
 from asterism.configs.load import load_run
 from asterism.configs.sglang_options import SPARE_TOKENS
+from asterism.engine.export import hf_export
 from asterism.engine.learner import weight_publisher
-from asterism.engine.model import hf_export
 from asterism.engine.model.architectures import ARCHITECTURES
 from benchmarks.support.qwen3_models import read_qwen3
 from tests.analysis.planning.shipped_plans import NODE, ROOT, STAGES, find, get_bytes, make_inputs, make_machines
@@ -201,7 +201,7 @@ def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None
         ("engine.max_running=64", 64 * 151_936 * (8 + 8) + 256 * 2**20),  # in graphs and outside; attention's buffer
         ("engine.page_tokens=256", 64 * 151_936 * (8 + 8)),  # attention reads the pages
         ("engine.cuda_graphs=false", 64 * 151_936 * 8 + 2 * 256 * 2**20),
-        ("evaluation.top_p=0.9", 64 * 151_936 * (25 + 8) + 256 * 2**20),
+        ("evaluation.sampling.top_p=0.9", 64 * 151_936 * (25 + 8) + 256 * 2**20),
         ("engine.max_running=250", 256 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs pad the rows
     ],
 )

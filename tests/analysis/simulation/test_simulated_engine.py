@@ -15,6 +15,7 @@ from asterism.analysis.simulation.synthetic_tokens import build_trajectory_ids
 from asterism.analysis.simulation.timeline import VirtualTimeline
 from asterism.analysis.simulation.workload import PlannedTurn, TrajectoryPlan, build_plan
 from asterism.bus.messages import EngineLoadReported, ProtocolError, TurnGenerated, TurnRequested
+from asterism.configs.algorithm import Sampling
 from asterism.engine.inference.scheduler import Scheduler
 from asterism.engine.prefix_tracker import PrefixTracker
 
@@ -53,7 +54,7 @@ class OneEngine:
 
     def request(self, trajectory_id: int, max_new_tokens: int = 10_000, turn: int = 0, lease: int = 1) -> None:
         ids = self.token_ids[trajectory_id]
-        self.engine.submit(TurnRequested(trajectory_id, turn, lease, ids, max_new_tokens, 1.0, 1.0, 0, (0,), 0))
+        self.engine.submit(TurnRequested(trajectory_id, turn, lease, ids, max_new_tokens, Sampling(), (0,), 0))
 
     def run(self, arrivals: list[tuple[float, TrajectoryPlan]] | None = None) -> None:
         for at, plan in arrivals or []:

@@ -20,11 +20,12 @@ from asterism.configs.machines import EngineConfig
 from asterism.configs.schema import DialogueConfig, RunConfig
 from asterism.configs.success import SuccessRule
 from asterism.policies.decider import Decider, Send
-from asterism.policies.groups.counts import add_to_step_counts
+from asterism.policies.groups.counts import add_trajectory
 from asterism.policies.observers import StepObserver, TrajectoryObserver
 from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.trajectory import PHASES
 from tests.analysis.utilization.log_lines import Logs
+from tests.fakes import start_group
 from tests.simulation.clock import run_virtually
 from tests.simulation.world import World
 
@@ -103,7 +104,7 @@ def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
     counts = StepCounts()
     for message in ends(world):
         if isinstance(message, TrajectoryFinished):
-            counts = add_to_step_counts(counts, message, SuccessRule())
+            counts = add_trajectory(counts, start_group(), message, SuccessRule())
     failed = [each for each in ends(world) if isinstance(each, TrajectoryFailed)]
     told, ended = use.trajectories, lines.frames["trajectory.ended"]
     lost = ended.filter(pl.col("ending") == "failed")
@@ -111,7 +112,7 @@ def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
     assert told.failed == lost.height == len(failed) > 0
     assert sorted(lost["cause"]) == sorted(each.cause for each in failed)
     assert told.generated_tokens - lost["generated_tokens"].sum() == pytest.approx(counts.generated_tokens, rel=0.01)
-    assert told.calls - lost["calls"].sum() == counts.calls
+    assert told.calls - lost["calls"].sum() == counts.totals.calls
     for name, wait in told.waits.items():
         assert wait.total_s - lost[name].sum() == pytest.approx(getattr(counts, name), rel=0.01)
 

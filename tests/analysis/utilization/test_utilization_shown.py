@@ -89,7 +89,8 @@ def test_a_missing_folder_and_a_folder_without_logs_are_named(tmp_path: Path) ->
 
 
 def test_the_command_replaces_symbolic_links_at_its_outputs_and_their_targets_stay(tmp_path: Path) -> None:
-    outputs = ("utilization.json", "utilization.png", "curves.png", "cold_start.png")
+    pictures = (f"{name}.{kind}" for name in ("utilization", "curves", "cold_start") for kind in ("png", "svg"))
+    outputs = ("utilization.json", *pictures)
     run, outside = tmp_path / "run", tmp_path / "outside"
     write_logs(run, 1)
     step = {"kind": "step", "step": 1, "reward": 0.5, "response_tokens": 60.0, "step_s": 1.0}
@@ -104,4 +105,4 @@ def test_the_command_replaces_symbolic_links_at_its_outputs_and_their_targets_st
     assert outside.read_text() == "kept"
     assert [name for name in outputs if (run / name).is_symlink()] == []
     assert "engines" in json.loads((run / outputs[0]).read_text())
-    assert [(run / name).read_bytes()[:4] for name in outputs[1:]] == [b"\x89PNG"] * 3
+    assert [(run / name).read_bytes()[:4] for name in outputs[1:]] == [b"\x89PNG", b"<?xm"] * 3

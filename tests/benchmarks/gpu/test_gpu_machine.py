@@ -24,7 +24,7 @@ MODULES = (
         "asterism.actors.cli.run_command",
         "asterism.actors.process",
         "asterism.actors.executor",
-        "asterism.actors.engines.embedded_factory",
+        "asterism.engine.inference.embedded_factory",
         "asterism.analysis.summary",
     ),
     *(

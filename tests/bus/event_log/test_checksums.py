@@ -1,4 +1,4 @@
-"""Checksums of events: a changed value of any column is noticed; logs of version 4 are read and continued."""
+"""A checksum detects a changed value of any column; logs of version 4 are read and continued."""
 
 import contextlib
 import random
@@ -52,26 +52,26 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("column", "value"), CHANGES)
-def test_a_changed_column_of_an_event_is_noticed_with_its_number(path: Path, column: str, value: str) -> None:
+def test_a_changed_column_of_an_event_is_refused_with_its_number(path: Path, column: str, value: str) -> None:
     execute(path, f"UPDATE events SET {column} = {value} WHERE seq = 8")
     with pytest.raises(UnusableLog, match=r"log\.sqlite: event 8 is damaged: it differs from its checksum"):
         list(read_events(path))
 
 
-def test_an_event_under_another_number_is_noticed(path: Path) -> None:
+def test_an_event_under_another_number_is_refused(path: Path) -> None:
     execute(path, f"UPDATE events SET seq = {NUM_EVENTS + 1} WHERE seq = 8")
     with pytest.raises(UnusableLog, match=f"event {NUM_EVENTS + 1} is damaged"):
         list(read_events(path))
 
 
 @pytest.mark.parametrize("column", ["seq", "first", "last"])
-def test_a_changed_range_of_trajectories_is_noticed(path: Path, column: str) -> None:
+def test_a_changed_range_of_trajectories_is_refused(path: Path, column: str) -> None:
     execute(path, f"UPDATE groups SET {column} = {column} + 1 WHERE seq = 6")
     with pytest.raises(UnusableLog, match=r"event [67] is damaged"):
         list(read_events(path, trajectory=5, with_group=True))
 
 
-def test_a_flipped_byte_of_the_file_is_noticed_or_without_effect_on_a_whole_read(path: Path) -> None:
+def test_a_flipped_byte_of_the_file_is_refused_or_changes_no_event(path: Path) -> None:
     events = [event for event, _ in read_events(path)]
     content, chosen = path.read_bytes(), random.Random(3)
     for _ in range(64):
@@ -84,7 +84,7 @@ def test_a_flipped_byte_of_the_file_is_noticed_or_without_effect_on_a_whole_read
 
 
 def downgrade(path: Path) -> None:
-    """As version 4 has written it."""
+    """Rewrite the log as version 4 would have written it."""
     for table in ("events", "groups"):
         execute(path, f"ALTER TABLE {table} DROP COLUMN checksum")
     execute(path, "UPDATE meta SET value = '4' WHERE key = 'schema_version'")
@@ -110,7 +110,7 @@ def test_a_continued_log_of_version_4_has_checksums_of_its_new_events(path: Path
             list(read_events(path))
 
 
-def test_the_version_of_a_continued_log_is_the_present_one(path: Path) -> None:
+def test_a_continued_log_gets_the_present_version(path: Path) -> None:
     downgrade(path)
     EventLog(path).close()
     with contextlib.closing(sqlite3.connect(path)) as connection:

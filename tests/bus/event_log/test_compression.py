@@ -1,4 +1,4 @@
-"""Compression of frames: lossless, and shorter for arrays than DEFLATE without a byte shuffle."""
+"""Compression of frames is lossless, and better for arrays than DEFLATE without a byte shuffle."""
 
 import random
 import zlib

@@ -1,4 +1,4 @@
-"""Removal of events of old steps, permanent kinds, and counts of removed events."""
+"""Removal of the events of old steps, permanent kinds, and counts of removed events."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Writer:
-    """Commits removed event separately."""
+    """A writer that commits each event separately."""
 
     def __init__(self, path: Path, keep_steps: int) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class Writer:
             assert self._committed.wait(10.0)
 
     def flush_removals(self, events: int = 20) -> None:
-        """Write more events, so that their commits remove all old ones."""
+        """Write more events, so that their commits remove all old events."""
         self.write(*[AdmissionContinued()] * events)
 
     def close(self) -> None:
@@ -57,7 +57,6 @@ class Writer:
         self.write(*(LeaseReleased(100 * step + number, 1) for number in range(events)), StepTrained(step, {}))
 
     def list_trajectories(self) -> list[int]:
-        """Trajectories of the remaining events."""
         return [event.trajectory for event, _ in read_events(self.path) if event.trajectory is not None]
 
 

@@ -1,4 +1,4 @@
-"""Writing and reading of event logs, kills during a write, and errors."""
+"""Tests of writing and reading event logs, of kills during a write, and of errors."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ events = st.lists(
 
 @settings(max_examples=5)
 @given(events)
-def test_events_are_read_in_the_order_of_their_appending(
+def test_events_are_read_in_the_order_in_which_they_were_appended(
     tmp_path_factory: pytest.TempPathFactory, appended: list[tuple]
 ) -> None:  # pyright: ignore
     path = tmp_path_factory.mktemp("log") / "log.sqlite"
@@ -49,7 +49,7 @@ def test_events_are_read_in_the_order_of_their_appending(
     assert of_trajectory == [frame for _, _, trajectory, frame in appended if trajectory == 3]
 
 
-def test_events_of_a_group_are_events_of_its_trajectories(tmp_path: Path) -> None:
+def test_an_event_of_a_group_is_found_for_each_of_its_trajectories(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     log = EventLog(path)
     log.append(1.0, "rollout-0", "a", "StartGroup", range(8, 12), b"group 1")
@@ -101,7 +101,7 @@ def test_an_empty_log_has_no_events_and_no_first_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"this is no event log, " * 1000, None])
-def test_a_damaged_or_missing_log_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
+def test_the_error_for_a_damaged_or_missing_log_names_the_file(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "log.sqlite"
     if content is not None:
         path.write_bytes(content)
@@ -124,7 +124,7 @@ def test_long_frames_are_compressed_losslessly(tmp_path: Path) -> None:
     assert lengths[3:] == [512, 6]  # one more byte for the marker
 
 
-def test_an_event_without_a_decision_has_none_when_read(tmp_path: Path) -> None:
+def test_an_event_without_a_decision_is_read_with_none(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "log.sqlite")
     log.append(1.0, "buffer", "a", "Kind", None, b"x")
     log.close()
@@ -159,7 +159,7 @@ def test_a_log_of_another_schema_is_neither_written_nor_read(tmp_path: Path) -> 
         list(read_events(path))
 
 
-def test_an_unwritable_path_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_unwritable_path_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EventLogFailure, match="file"):
         EventLog(tmp_path / "file" / "log.sqlite")
@@ -176,7 +176,7 @@ def test_a_failed_write_raises_at_closing(tmp_path: Path) -> None:
         log.close()
 
 
-def test_any_error_of_the_writer_thread_reaches_the_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owner_gets_any_error_of_the_writer_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(log: EventLog, group: object) -> None:
         raise RuntimeError("unexpected")
 
@@ -280,4 +280,4 @@ def test_kill_9_during_a_write_tears_no_record(tmp_path: Path) -> None:
     read = [event for event, _ in read_events(path)]
     assert [event.seq for event in read] == list(range(1, len(read) + 1))
     assert all(event.frame == b"x" * 50 for event in read)
-    EventLog(path).close()  # it can be opened for writing
+    EventLog(path).close()  # the log can be opened for writing

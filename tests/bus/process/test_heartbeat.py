@@ -1,4 +1,4 @@
-"""Heartbeats reach the launcher of the node."""
+"""Heartbeats are sent to the launcher of the node."""
 
 import asyncio
 import socket

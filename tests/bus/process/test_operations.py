@@ -12,7 +12,7 @@ def list_names(path: Path, incarnation: int = 1) -> list[str]:
     return [each.name for each in load_operations(path, incarnation)]
 
 
-def test_the_file_has_the_operations_that_run_now_outer_ones_first(tmp_path: Path) -> None:
+def test_the_file_lists_running_operations_from_the_outermost(tmp_path: Path) -> None:
     path = tmp_path / "learner rank 1.operations"
     record = OperationRecord(600.0, path)
     assert list_names(path) == []

@@ -1,4 +1,4 @@
-"""Scratch folders: those of dead owners are removed, those of living owners and other users are kept."""
+"""Scratch folders of ended owners are removed; folders of running owners and of other users are kept."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ from asterism.bus.process.scratch_lock import (
 
 @pytest.fixture
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder for scratch folders."""
+    """Return the only folder for scratch folders."""
     monkeypatch.setattr(scratch_lock, "_PARENTS", ())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
@@ -36,7 +36,7 @@ def abandon(path: Path) -> Path:
     return path
 
 
-def test_only_folders_of_dead_owners_are_removed(parent: Path) -> None:
+def test_only_folders_of_ended_owners_are_removed(parent: Path) -> None:
     with holding_scratch(parent / name_scratch("living")) as living:
         dead = abandon(parent / name_scratch("dead"))
         without_lock = parent / name_scratch("without-lock")
@@ -49,8 +49,8 @@ def test_only_folders_of_dead_owners_are_removed(parent: Path) -> None:
     assert remove_stale_scratch() == []
 
 
-def test_named_shared_memory_of_a_dead_owner_is_removed(parent: Path) -> None:
-    """Only the files that the owner has recorded, whatever their names are now."""
+def test_named_shared_memory_of_an_ended_owner_is_removed(parent: Path) -> None:
+    """Only recorded files are removed, whatever their present names are."""
     with (
         tempfile.NamedTemporaryFile(dir="/dev/shm", delete=False) as dead,
         tempfile.NamedTemporaryFile(dir="/dev/shm") as living,
@@ -63,7 +63,7 @@ def test_named_shared_memory_of_a_dead_owner_is_removed(parent: Path) -> None:
         assert (renamed.exists(), Path(living.name).exists()) == (False, True)
 
 
-def test_the_cgroup_of_a_dead_owner_is_removed_with_its_folder_once_its_processes_have_ended(
+def test_the_cgroup_and_the_folder_of_an_ended_owner_are_removed_when_its_processes_have_ended(
     parent: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
@@ -72,7 +72,7 @@ def test_the_cgroup_of_a_dead_owner_is_removed_with_its_folder_once_its_processe
     (cgroups / dead.name / "1" / "call-1").mkdir(parents=True)
     other = cgroups / "other"
     other.mkdir()
-    process = cgroups / dead.name / "1" / "process"  # rmdir fails, as in a cgroup with a process
+    process = cgroups / dead.name / "1" / "process"  # makes rmdir fail, as in a cgroup with a process
     process.touch()
     link_cgroup(dead, cgroups / dead.name)
     link_cgroup(abandon(parent / name_scratch("linked-elsewhere")), other)
@@ -82,7 +82,7 @@ def test_the_cgroup_of_a_dead_owner_is_removed_with_its_folder_once_its_processe
     assert list(cgroups.iterdir()) == [other]
 
 
-def test_a_folder_of_a_dead_owner_is_replaced_and_one_of_a_living_owner_is_refused(parent: Path) -> None:
+def test_a_folder_of_an_ended_owner_is_replaced_and_a_folder_of_a_running_owner_is_refused(parent: Path) -> None:
     path = abandon(parent / name_scratch("again"))
     with holding_scratch(path):
         assert not (path / "file").exists()

@@ -1,4 +1,4 @@
-"""Writes to a structured log, and disk errors."""
+"""Tests of writes to a structured log, and of disk errors."""
 
 import resource
 import subprocess
@@ -16,7 +16,6 @@ from asterism.configs.run_folder import RunFolder
 
 @contextmanager
 def limiting_file_size(size: int) -> Iterator[None]:
-    """Limit the size of files that this process writes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

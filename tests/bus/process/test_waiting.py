@@ -1,4 +1,4 @@
-"""Waiting for the first of several coroutines."""
+"""Tests of the wait for the first of several coroutines."""
 
 import asyncio
 

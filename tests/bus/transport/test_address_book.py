@@ -1,4 +1,4 @@
-"""The address book of a cluster: routes, unknown processes and departed processes."""
+"""The address book of a cluster determines routes, unknown processes and departed processes."""
 
 import asyncio
 import sys
@@ -34,7 +34,7 @@ def key(tmp_path: Path) -> ClusterKey:
 
 @pytest.fixture
 def cluster(tmp_path: Path, key: ClusterKey) -> Cluster:
-    """Two nodes, with a and b on node 0, and c on node 1."""
+    """Make two nodes: node 0 with a and b, node 1 with c."""
     cluster = Cluster(tmp_path, key)
     cluster.add(0, "a", "b")
     cluster.add(1, "c")
@@ -99,7 +99,7 @@ asyncio.run(live(Path(sys.argv[1])))
 
 
 @pytest.mark.slow
-async def test_a_new_incarnation_uses_the_ports_of_the_killed_one_and_gets_unacknowledged_frames(
+async def test_a_new_incarnation_gets_unacknowledged_frames_on_the_ports_of_the_killed_one(
     tmp_path: Path, cluster: Cluster
 ) -> None:
     write_key_location(cluster.get_sockets(1), tmp_path / "keys" / KEY_FILE)
@@ -157,7 +157,7 @@ def write_book_without(cluster: Cluster, process: str, node: int) -> Network:
 
 @pytest.mark.parametrize("peer", ["c", "d"])
 async def test_blocked_senders_are_released_when_the_peer_departs(cluster: Cluster, peer: str) -> None:
-    """With and without an address in the book."""
+    """The peer has an address in the book, or none."""
     a = cluster.join("a", bound=4)
     sending = [asyncio.create_task(send_calls(a, peer, 10)) for _ in range(3)]
     await wait_until(lambda: a.unacknowledged == {peer: 4})
@@ -253,7 +253,7 @@ def test_a_folder_with_a_key_location_belongs_to_a_cluster(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", [None, "{}", "nonsense"])
-def test_without_a_book_there_is_no_network(tmp_path: Path, key: ClusterKey, text: str | None) -> None:
+def test_a_missing_or_invalid_book_is_refused(tmp_path: Path, key: ClusterKey, text: str | None) -> None:
     if text is not None:
         (tmp_path / "book").write_text(text)
     with pytest.raises(UnusableInput, match="book"):
@@ -267,9 +267,9 @@ def test_a_process_without_an_entry_cannot_listen(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("lane", LANES)
-async def test_a_port_in_use_is_named_and_the_process_can_retry(cluster: Cluster, lane: Lane) -> None:
+async def test_the_error_for_a_used_port_names_it_and_the_process_can_retry(cluster: Cluster, lane: Lane) -> None:
     taken = cluster.entries["c"].address
-    port = taken.port + (1 if lane == CONTROL else -1)  # they share one port
+    port = taken.port + (1 if lane == CONTROL else -1)  # both addresses contain one common port
     own = TcpAddress(taken.host, port)
     cluster.add(1, "c", address=own)
     cluster.add(1, "d", address=taken)

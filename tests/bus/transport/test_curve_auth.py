@@ -1,4 +1,4 @@
-"""Encryption and authentication with the cluster's key."""
+"""Tests of encryption and authentication with the cluster's key."""
 
 import asyncio
 import stat
@@ -29,7 +29,6 @@ def make_key(folder: Path) -> ClusterKey:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    """Two nodes with one process each."""
     cluster = Cluster(tmp_path, make_key(tmp_path / "keys"))
     for node, process in enumerate("ab"):
         cluster.add(node, process)
@@ -49,7 +48,7 @@ async def test_processes_with_the_key_can_communicate(cluster: Cluster) -> None:
 
 
 async def probe_as_stranger(address: TcpAddress, configure: Any, bus: Bus) -> list[int]:
-    """Send packets to the address of the bus, without the cluster's key, and return the events of the connection."""
+    """Send packets to the bus without the cluster's key, and return the events of the connection."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         configure(socket)
@@ -60,7 +59,7 @@ async def probe_as_stranger(address: TcpAddress, configure: Any, bus: Bus) -> li
         socket.send(encode_packet(Packet("x", "b", 0, 0, 0, 0, 0, [b"x"])))
         socket.send(encode_packet(Packet("x", "b", 0, -1, 0, 0, 0, [])))
         await wait_until(lambda: bus.dropped > 0)
-        await asyncio.sleep(0.3)  # for further events, which fail the test
+        await asyncio.sleep(0.3)  # time for further events, which fail the test
         assert not socket.poll(0)
         events: list[int] = []
         while monitor.poll(0):
@@ -76,7 +75,7 @@ def no_key(_key: ClusterKey, _other: ClusterKey) -> Any:
 
 
 def wrong_key(key: ClusterKey, other: ClusterKey) -> Any:
-    """A peer with the public key and with another key pair."""
+    """Configure a peer with the public key and with another key pair."""
 
     def configure(socket: zmq.Socket[bytes]) -> None:
         socket.setsockopt(zmq.CURVE_SERVERKEY, key.public)
@@ -131,7 +130,7 @@ def test_the_keys_command_creates_a_private_file_and_never_replaces_one(tmp_path
     assert load_key(path) == key
 
 
-def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnusableInput, match=f"^{tmp_path / 'file' / 'keys' / KEY_FILE}: Not a directory$"):
         generate_key(tmp_path / "file" / "keys")

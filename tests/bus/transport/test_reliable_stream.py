@@ -1,4 +1,4 @@
-"""The state machines of a lane, with packets lost_packet, duplicated and reordered, and both sides restarted."""
+"""The state machines of a lane deliver each frame once despite faults of the network and restarts of both sides."""
 
 import pytest
 from hypothesis import settings
@@ -10,7 +10,6 @@ from asterism.bus.transport.reliable_stream import ReceiveWindow, SendWindow
 
 
 def make_frame(number: int) -> bytes:
-    """A frame with a length that depends on its number."""
     return number.to_bytes(4 + number % 3, "big")
 
 
@@ -35,7 +34,7 @@ def handshake(send_window: SendWindow, receive_window: ReceiveWindow) -> None:
 
 
 def connect(frames: int) -> tuple[SendWindow, ReceiveWindow]:
-    """Both ends after their handshake, with this number of frames to send."""
+    """Return both ends after their handshake, with this number of frames to send."""
     send_window, receive_window = make_send_window(frames=frames), ReceiveWindow(0)
     handshake(send_window, receive_window)
     return send_window, receive_window
@@ -79,9 +78,9 @@ def test_acknowledged_frames_are_dropped_and_received_ones_are_held() -> None:
     assert not receive_window.acknowledge(0, 2)
 
 
-def test_a_missing_packet_is_requested_once_and_delayed_ones_are_not_resent() -> None:
+def test_a_missing_packet_is_requested_once_and_delayed_packets_are_not_resent() -> None:
     send_window, receive_window = connect(frames=1)
-    build_packet(send_window)  # is lost
+    build_packet(send_window)  # this packet is lost
     for number in (1, 2):
         send_window.add(make_frame(number))
         later = build_packet(send_window)
@@ -89,7 +88,7 @@ def test_a_missing_packet_is_requested_once_and_delayed_ones_are_not_resent() ->
         assert receive_window.ack_due == (number == 1)
         if receive_window.ack_due:
             answer = receive_window.build_ack()
-    assert send_window.on_ack(Ack(1, 0, 0, 0, 1, 0))  # does not report a gap
+    assert send_window.on_ack(Ack(1, 0, 0, 0, 1, 0))  # an acknowledgement without a gap
     assert send_window.build_packet() is None
     assert send_window.on_ack(answer)  # pyright: ignore[reportPossiblyUnboundVariable]
     resent = build_packet(send_window)
@@ -159,7 +158,7 @@ def test_numbering_continues_after_frames_are_dropped() -> None:
 
 def test_an_answer_of_an_earlier_resend_round_causes_no_second_resend() -> None:
     send_window, receive_window = connect(frames=2)
-    send_window.build_packet()  # is lost_packet
+    send_window.build_packet()  # this packet is lost
     answers: list[Ack] = []
     for _ in range(2):
         receive_window.accept(send_window.build_probe())
@@ -203,8 +202,8 @@ class Link(RuleBasedStateMachine):
         self.receive_window = ReceiveWindow(1)
         self.wire: list[Packet | Ack] = []
         self.num_sent = 0
-        self.received: list[int] = []  # by this incarnation
-        self.delivered = 0  # acknowledged, by any incarnation
+        self.received: list[int] = []  # numbers received by this incarnation
+        self.delivered = 0  # lowest number that no incarnation has acknowledged
         self.first_expected = 0  # lower frames must not reach this incarnation
 
     @rule(count=st.integers(1, 5), is_flushed=st.booleans())
@@ -251,7 +250,7 @@ class Link(RuleBasedStateMachine):
 
     @rule()
     def restart_receiver(self) -> None:
-        """With its state, or in a new epoch."""
+        """Restart the receiver with its state, or in a new epoch."""
         self.first_expected = self.delivered if self.durable else self.send_window.base
         if self.durable:
             self.receive_window = ReceiveWindow(1, 1, self.delivered)
@@ -281,7 +280,7 @@ class Link(RuleBasedStateMachine):
         assert self.send_window.num_bytes == sum(len(make_frame(number)) for number in held)
 
     def teardown(self) -> None:
-        """All frames arrive over an intact wire."""
+        """Check that all frames arrive over an intact wire."""
         if not hasattr(self, "wire"):
             return
         self.wire.clear()

@@ -1,4 +1,4 @@
-"""Packets, probes and acknowledgements of a process on its wire, under a virtual clock."""
+"""Tests of a process's packets, probes and acknowledgements on its wire, under a virtual clock."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,11 +12,11 @@ from asterism.bus.lanes import BULK, CONTROL, Lane
 from asterism.bus.transport.packets import MAX_FRAME_BYTES, TARGET_PACKET_BYTES, Ack, Packet
 from asterism.bus.transport.reliable_transport import LinkLimits, ReliableTransport
 
-PEER_EPOCH = 7  # of the peer
+PEER_EPOCH = 7
 
 
 class RecordingWire:
-    """Records packets; refuses them while `is_full`."""
+    """A wire that records packets, or refuses them while `is_full`."""
 
     def __init__(self) -> None:
         self.is_full = False
@@ -35,7 +35,7 @@ class RecordingWire:
         pass
 
     def count_frames(self, process: str = "b", lane: Lane = BULK) -> list[int]:
-        """Number of frames of each packet; 0 for probes."""
+        """Return the number of frames of each packet; 0 for probes."""
         return [len(packet.frames) for to, on, packet in self.packets if (to, on) == (process, lane)]
 
 
@@ -83,7 +83,7 @@ def receive_frames(transport: ReliableTransport, first: int, count: int, acks: l
     transport.on_packet(lane, Packet("b", "a", PEER_EPOCH, 1, 0, 0, first, [b"x"] * count), acks.append)
 
 
-async def test_frames_of_a_loop_iteration_are_one_packet(transport: ReliableTransport, wire: RecordingWire) -> None:
+async def test_frames_of_a_loop_iteration_share_a_packet(transport: ReliableTransport, wire: RecordingWire) -> None:
     await send(transport, 5)
     assert wire.packets == []
     await run_loop()
@@ -219,7 +219,7 @@ async def test_probes_gaps_and_duplicates_are_answered_immediately(transport: Re
     assert len(transport.inbox) == 2
 
 
-async def test_closing_waits_half_a_second_for_frames_that_peers_lack(transport: ReliableTransport) -> None:
+async def test_closing_waits_half_a_second_for_peers_that_lack_frames(transport: ReliableTransport) -> None:
     await send(transport, 1)
     closing = asyncio.create_task(transport.close())
     await asyncio.sleep(0.4)
@@ -259,7 +259,7 @@ async def test_an_oversized_frame_is_refused(transport: ReliableTransport) -> No
     assert transport.unacknowledged == {}
 
 
-async def test_a_packet_takes_no_frame_after_a_mebibyte(transport: ReliableTransport, wire: RecordingWire) -> None:
+async def test_a_packet_of_a_mebibyte_gets_no_further_frame(transport: ReliableTransport, wire: RecordingWire) -> None:
     await send(transport, 8, size=400_000)
     await run_loop()
     receive_ack(transport, 0, 0)
@@ -329,7 +329,7 @@ async def test_a_forgotten_peer_leaves_no_state_and_a_new_process_of_its_name_st
     assert transport.on_packet(BULK, Packet("b", "a", 5, transport.epoch, 0, 0, 0, [b"z"]), lambda _: None) == 1
 
 
-async def test_packets_of_peers_that_are_not_accepted_are_counted(transport: ReliableTransport) -> None:
+async def test_packets_of_refused_peers_are_dropped_and_counted(transport: ReliableTransport) -> None:
     transport.accepts_peer = {"b"}.__contains__
     for sender, accepted in (("b", 1), ("c", 0)):
         packet = Packet(sender, "a", 5, transport.epoch, 0, 0, 0, [b"x"])

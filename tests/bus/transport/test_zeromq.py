@@ -1,4 +1,4 @@
-"""Invalid input on the sockets of a process, and broken connections."""
+"""Tests of invalid input on the sockets of a process, and of broken connections."""
 
 import asyncio
 import errno

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from asterism.bus.messages import WeightsPublished
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, Engine, EngineLoad, Generation, GenerationRequest
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import load_model
@@ -51,9 +52,18 @@ class Bench(Protocol):
         ...
 
 
-def request(number: int, new_tokens: int = 24, length: int = 20, **settings: Any) -> GenerationRequest:
+def request(
+    number: int,
+    new_tokens: int = 24,
+    length: int = 20,
+    *,
+    stop_token_ids: tuple[int, ...] = (),
+    seed: int | None = None,
+    **sampling: float,
+) -> GenerationRequest:
     ids = np.random.default_rng(number).integers(0, ORDINARY, length, dtype=np.int32)
-    return GenerationRequest(number, ids, new_tokens, **{"seed": number, **settings})
+    asked = Sampling(**sampling)  # pyright: ignore[reportArgumentType]
+    return GenerationRequest(number, ids, new_tokens, asked, stop_token_ids, number if seed is None else seed)
 
 
 def as_sequence(number: int, asked: GenerationRequest) -> GenerationRequest:
@@ -122,4 +132,4 @@ def learners_logprobs(model: CausalLM, asked: GenerationRequest, found: Generati
     ids = torch.from_numpy(np.concatenate((asked.token_ids, found.token_ids))).long()
     with torch.no_grad():
         logits = model.compute_logits(model(ids[None])[0, len(asked.token_ids) - 1 : -1])
-    return (logits / (asked.temperature or 1.0)).log_softmax(-1)
+    return (logits / (asked.sampling.temperature or 1.0)).log_softmax(-1)

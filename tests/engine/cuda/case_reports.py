@@ -1,4 +1,4 @@
-"""What a case of the fake CUDA suite found; without torch, for the process of the tests."""
+"""The report of a case of the fake CUDA suite; without torch, for the process of the tests."""
 
 import os
 import subprocess
@@ -14,14 +14,14 @@ class PartCount(msgspec.Struct, frozen=True):
 
 
 class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    error: str = ""  # the end of a traceback; empty: the case ran
+    error: str = ""  # end of a traceback; empty: the case succeeded
     updates: int = 1
     syncs: list[str] = []  # module:function of each wait for the GPU
-    captured_waits: list[str] = []  # within a graph, which cannot contain them
-    pageable_copies: list[str] = []  # from main memory that is not page-locked
-    blocking_copies: list[str] = []  # in both directions: the host waits for the stream
+    captured_waits: list[str] = []  # waits in a graph, which cannot contain waits
+    pageable_copies: list[str] = []  # copies from main memory that is not page-locked
+    blocking_copies: list[str] = []  # copies in both directions for which the host waits
     mixed_devices: list[str] = []  # operation and place
-    collectives: list[str] = []  # of tensors that are empty or not on the GPU
+    collectives: list[str] = []  # collectives of tensors that are empty or not on the GPU
     sent: int = 0  # tensors in collectives
     parts: dict[str, PartCount] = {}  # by benchmarks.support.fake_cuda.fake_steps.Part
     peak_bytes: int = 0
@@ -33,7 +33,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_groups(*groups: str) -> dict[str, CaseReport]:
-    """Run the cases of groups of run_cases.py in a process with fake CUDA. Its start takes 4 s of a processor."""
+    """Run groups of cases of run_cases.py in a process with fake CUDA, which takes 4 s to start."""
     command = [sys.executable, "-m", "benchmarks.support.fake_cuda", "tests.engine.cuda.run_cases", *groups]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)

@@ -1,4 +1,4 @@
-"""The cases of the fake CUDA suite, without torch: learner and engine settings that each run one step of a small model."""
+"""The cases of the fake CUDA suite, without torch: settings with which learner and engine run one step."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
@@ -15,8 +15,8 @@ from tests.engine.learner.learner_settings import make_learner
 class LearnerCase(NamedTuple):
     model_type: str = "qwen3"
     learner: Mapping[str, Any] = {}
-    sft: SftConfig | None = None  # of a step of the cold start; None: a GRPO step
-    checks_weights: bool = False  # instead of a step
+    sft: SftConfig | None = None  # options of a cold-start step; None: a GRPO step
+    checks_weights: bool = False  # runs the check of the weights instead of a step
 
     def build_learner(self) -> LearnerConfig:
         defaults = {
@@ -27,13 +27,13 @@ class LearnerCase(NamedTuple):
             "old_logprobs": "engine",
             "correction": "none",
             "mismatch_limit": 1.0,
-            "compile": False,  # takes seconds per case
+            "compile": False,  # compilation takes seconds per case
         }
         return make_learner(**{**defaults, **self.learner})
 
 
 class EngineCase(NamedTuple):
-    phase: str  # prefill, decode, or weights
+    phase: str  # phase that is measured: prefill, decode, or weights
     has_graphs: bool = False
     sampling: Mapping[str, float] = {}
 
@@ -80,10 +80,10 @@ ENGINE_CASES: dict[str, EngineCase] = {
 
 
 class SamplingCase(NamedTuple):
-    """Sampling of rows with the vocabulary of Qwen3, alone or as part of a decode step."""
+    """A case that samples rows with the vocabulary of Qwen3, alone or as part of a decode step."""
 
     rows: int
-    sampling: Mapping[str, Any] = {}  # fields of GenerationRequest
+    sampling: Mapping[str, Any] = {}  # fields of Sampling
     has_graphs: bool = False
 
     @property
@@ -107,9 +107,9 @@ SAMPLING_CASES: dict[str, SamplingCase] = {
 class WideCase(NamedTuple):
     """A GRPO step with the widths of Qwen3-1.7B: two micro batches of packed tokens, in bfloat16."""
 
-    mode: str  # of activation checkpointing
+    mode: str  # mode of activation checkpointing
     compiles: bool = True
-    tokens: int = 8192  # of a micro batch
+    tokens: int = 8192  # tokens of a micro batch
     layers: int = 4
     experts: ExpertsConfig | None = None
 
@@ -118,7 +118,7 @@ class WideCase(NamedTuple):
         return replace(read_qwen3("1.7B"), num_layers=self.layers, experts=self.experts, model_type=model_type)
 
 
-# Of the width and size of Qwen3-30B-A3B's, and half as many.
+# experts of the width and size of Qwen3-30B-A3B, and half as many
 _EXPERTS = ExpertsConfig(num_experts=64, experts_per_token=8, expert_size=768, normalizes_weights=True)
 WIDE_CASES: dict[str, WideCase] = {
     "eager, none": WideCase("none", compiles=False),
@@ -126,7 +126,7 @@ WIDE_CASES: dict[str, WideCase] = {
     "experts": WideCase("full", layers=1, experts=_EXPERTS),
 }
 PART_CASES = {"project": "project", "finish": "finish"}  # methods of DecoderLayer, compiled alone
-# By the name of the defect (planted_defects.py): group and name of the case that finds it.
+# for each defect (planted_defects.py), the group and the name of the case that finds it
 PLANTED_CASES: dict[str, tuple[str, str]] = {
     "empty CPU maxima": ("learner", "cold start"),
     "item": ("learner", "qwen3"),

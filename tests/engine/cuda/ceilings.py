@@ -1,7 +1,7 @@
-"""Recorded ceilings on kernels and memory traffic: a change that exceeds one by more than the headroom fails the suite.
+"""Recorded ceilings on kernels and memory traffic: a change that exceeds a ceiling and its headroom fails the suite.
 
-ceilings.json has the counts of fake CUDA steps with the pinned torch: GRPO steps with Qwen3-1.7B's widths (WIDE_CASES of
-case_table.py), and steps of the embedded engine with a small model (ENGINE_CASES). To record the present counts:
+ceilings.json has the counts of fake CUDA steps with the pinned torch: GRPO steps with Qwen3-1.7B's widths (WIDE_CASES
+of case_table.py), and steps of the embedded engine with a small model (ENGINE_CASES). To record the current counts:
 
     python -m tests.engine.cuda.record > /tmp/ceilings.json && mv /tmp/ceilings.json tests/engine/cuda/ceilings.json
 """
@@ -18,7 +18,7 @@ TABLE = Path(__file__).with_name("ceilings.json")
 HEADROOM = 1.05
 MICRO_BATCHES = 2
 _LAYER_PARTS = ("layers", "attention")
-Counts = dict[str, float]  # by the name of a figure
+Counts = dict[str, float]  # by name
 _NOTHING = PartCount(0, 0, 0.0)
 
 
@@ -27,7 +27,7 @@ def read_ceilings() -> dict[str, Counts]:
 
 
 def count_wide_case(name: str, report: CaseReport) -> Counts:
-    """Kernels and bytes of a layer, of the head, and of the optimizer; kernels of all else in a micro batch."""
+    """Count kernels and bytes of a layer, of the head and of the optimizer, and remaining kernels of a micro batch."""
     of_layers = [report.parts.get(part, _NOTHING) for part in _LAYER_PARTS]
     passes = WIDE_CASES[name].layers * MICRO_BATCHES
     head, optimizer = report.parts["head"], report.parts["optimizer"]
@@ -54,7 +54,7 @@ def count_engine_case(report: CaseReport) -> Counts:
 
 
 def list_exceeded(counts: Counts, ceilings: Mapping[str, float]) -> list[str]:
-    """Figures above their ceiling, or without one."""
+    """Describe counts above their ceiling, or without a ceiling."""
     return [
         f"{figure}: {count:,.0f}, recorded are {ceilings.get(figure, 0):,.0f}"
         for figure, count in counts.items()
@@ -63,7 +63,7 @@ def list_exceeded(counts: Counts, ceilings: Mapping[str, float]) -> list[str]:
 
 
 def measure_all() -> dict[str, Counts]:
-    """Of each wide and engine case. Raises RuntimeError for a case that fails."""
+    """Measure the counts of each wide and engine case. Raises RuntimeError for a case that fails."""
     reports = run_groups("wide", "engine")
     if failed := [f"{name}: {report.error}" for name, report in reports.items() if report.error]:
         raise RuntimeError("\n".join(failed))

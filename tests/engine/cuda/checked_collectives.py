@@ -1,4 +1,4 @@
-"""Replaces the functions of torch.distributed that send tensors, to check each tensor."""
+"""Checks each tensor that functions of torch.distributed send."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ SENDING = (
 
 @contextmanager
 def checking_collectives(check: Callable[[str, Tensor, Any], None], *, calls: bool) -> Generator[None]:
-    """`check` receives the name, each tensor and the group (None: the default group). `calls`: also do the collective."""
+    """Call `check` with function name, tensor and group (None: default group). `calls`: run the collective, too."""
 
     def replace(name: str) -> Callable[..., Any]:
         original = getattr(dist, name)
@@ -36,7 +36,7 @@ def checking_collectives(check: Callable[[str, Tensor, Any], None], *, calls: bo
 
 
 class NoGroup:
-    """Stands for a process group where collectives are not called."""
+    """A stand-in for a process group, if collectives are not called."""
 
 
 def _is_group(value: object) -> bool:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.support.fake_cuda tests.engine.cuda.compile_for_sm_90`: compile the kernels of a step for a Hopper GPU.
+"""`python -m benchmarks.support.fake_cuda tests.engine.cuda.compile_for_sm_90`: compiles kernels for a Hopper GPU.
 
-Inductor generates the code of the compiled parts of a layer and of the head for Triton, and Triton compiles each kernel to a
-binary for sm_90. No GPU is needed, but the package triton on PYTHONPATH. Prints JSON, last: the bytes of the binary by kernel.
+Inductor generates Triton code for the compiled parts of a layer and of the head, and Triton compiles each kernel to a
+binary for sm_90. This needs the package triton on PYTHONPATH, but no GPU. The last line is JSON: bytes by kernel.
 """
 
 import importlib.util
@@ -29,7 +29,7 @@ _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str='
 
 
 class HopperDriver:
-    """What Inductor and Triton ask before they compile. The machine has no such device."""
+    """A driver that describes a Hopper GPU to Inductor and Triton. The machine has no such device."""
 
     def get_current_target(self) -> Any:
         return GPUTarget("cuda", 90, 32)
@@ -42,7 +42,7 @@ class HopperDriver:
 
 
 def list_kernels() -> dict[str, str]:
-    """Source by name, of a step with each mode of activation checkpointing."""
+    """Return the kernels' sources by name, from steps with each mode of activation checkpointing."""
     codes: list[str] = []
     config = replace(read_qwen3("1.7B"), num_layers=1, vocab_size=4096)
     with listening(lambda graph, inputs: codes.append(generate_code(graph, inputs))):
@@ -56,7 +56,7 @@ def list_kernels() -> dict[str, str]:
 
 
 def compile_kernel(name: str, source: str, folder: Path) -> int:
-    """The bytes of the smallest binary of the kernel's configurations."""
+    """Compile a kernel; return the bytes of the smallest binary of its configurations."""
     path = folder / f"{name.replace(' ', '_')}.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.support.fake_cuda tests.engine.cuda.run_cases GROUPS`: prints the reports of their cases as JSON, last.
+"""`python -m benchmarks.support.fake_cuda tests.engine.cuda.run_cases GROUPS`: runs the cases of these groups.
 
-The groups are learner, engine, sampling, wide, parts, and planted. Each case has a fake CUDA of its own.
+The last line is JSON. The groups are learner, engine, sampling, wide, parts, planted. Each case has its own fake CUDA.
 """
 
 import sys
@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.learner.distributed import RankGroup
@@ -66,7 +67,7 @@ def run_learner_case(case: LearnerCase, log: OperationLog) -> StepCosts:
 
 
 class _FakeCapture:
-    """Launches a graph as one kernel, and lists what a graph cannot contain."""
+    """A GraphCapture that launches a graph as one kernel, and lists operations that a graph cannot contain."""
 
     def __init__(self, log: OperationLog) -> None:
         self._log = log
@@ -81,12 +82,14 @@ class _FakeCapture:
 
 
 def run_engine_case(case: EngineCase, log: OperationLog) -> tuple[StepCosts, list[str]]:
-    """The phase after the steps that it needs before."""
+    """Run a phase, after the steps that it requires."""
     capture = _FakeCapture(log)
     model = build_fake_model(small_config(), _MODEL)
     core = EngineCore(model, Capacity(1024, 16, 96), capture=capture if case.has_graphs else None, overlaps_steps=True)
     for number in range(6):
-        core.submit(GenerationRequest(number, random_ids(20 + 3 * number, number), 60, seed=number, **case.sampling))
+        core.submit(
+            GenerationRequest(number, random_ids(20 + 3 * number, number), 60, Sampling(**case.sampling), seed=number)
+        )
     changes: dict[str, Callable[[], object]] = {"weights": lambda: core.on_weights_changed(1), "prefill": core.step}
     if case.phase != "prefill":
         core.step()
@@ -99,13 +102,13 @@ def run_engine_case(case: EngineCase, log: OperationLog) -> tuple[StepCosts, lis
 
 
 def run_sampling_case(case: SamplingCase, log: OperationLog) -> tuple[StepCosts, list[str]]:
-    """The second decode step of a small model with a wide vocabulary; the peak is what the step allocates."""
+    """Run the second decode step of a small model with a wide vocabulary; the peak is the step's allocated memory."""
     capture = _FakeCapture(log)
     model = build_fake_model(small_config(vocab_size=SAMPLING_VOCABULARY), _MODEL)
     capacity = Capacity(64 * case.rows, 16, 64)
     core = EngineCore(model, capacity, capture=capture if case.has_graphs else None, max_running=case.rows)
     for number in range(case.rows):
-        core.submit(GenerationRequest(number, random_ids(2, number), 60, seed=number, **case.sampling))
+        core.submit(GenerationRequest(number, random_ids(2, number), 60, Sampling(**case.sampling), seed=number))
 
     def step() -> dict[str, float]:
         core.step()
@@ -134,7 +137,7 @@ def run_wide_case(case: WideCase, log: OperationLog) -> StepCosts:
 
 
 def run_part_case(part: str, log: OperationLog) -> StepCosts:
-    """The kernels of a compiled part of a layer, forward and backward, as the only part of a step."""
+    """Count the kernels of a compiled part of a layer, forward and backward, as the only part of a step."""
     config = small_architecture("qwen3")
     layer = build_fake_model(config, _MODEL).model.layers[0]
     options: Any = {"dtype": torch.bfloat16, "device": DEVICE}
@@ -151,7 +154,7 @@ def run_part_case(part: str, log: OperationLog) -> StepCosts:
 
 
 def report_case(run: Callable[[OperationLog], Any]) -> CaseReport:
-    """An error is reported with the mixed devices that came before it."""
+    """Run a case and report it. An error is reported with mixed devices before the error."""
     wrong: list[str] = []
     sent: list[str] = []
 

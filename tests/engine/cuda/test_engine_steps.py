@@ -1,4 +1,4 @@
-"""Steps of the embedded engine on fake CUDA: prefill, decode with and without graphs, and changed weights."""
+"""Tests of the embedded engine's steps on fake CUDA: prefill, decode with and without graphs, changed weights."""
 
 import pytest
 

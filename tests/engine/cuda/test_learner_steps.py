@@ -1,4 +1,4 @@
-"""Learner steps on fake CUDA: each case of case_table.py runs one step."""
+"""Tests of learner steps on fake CUDA: each case of case_table.py runs one step."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from tests.engine.cuda.case_table import LEARNER_CASES
 pytestmark = pytest.mark.slow
 
 MAX_SYNCS_PER_UPDATE = 5
-# Functions that may wait for the GPU, at the end of an update.
+# functions that may wait for the GPU, at the end of an update
 ALLOWED_SYNCS = {
     "asterism.engine.learner.loss_reduction:reduce_outputs",
     "asterism.engine.learner.trainer:Trainer._apply_gradients",
     "asterism.engine.model.experts:compute_expert_load",
-    "asterism.engine.learner.distributed:_find_on_any_rank",  # of the check of the weights
+    "asterism.engine.learner.distributed:_find_on_any_rank",  # in the check of the weights
 }
 
 

@@ -1,4 +1,4 @@
-"""The suite finds planted defects."""
+"""Tests: the suite finds planted defects."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The peak of live tensors in decode steps on fake CUDA against the formula of `asterism plan`."""
+"""A test that compares the peak of live tensors in decode steps on fake CUDA with the formula of `asterism plan`."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""GRPO steps with Qwen3-1.7B's widths on fake CUDA: kernels and bytes below the recorded ceilings (ceilings.py), and the peak
-of live tensors near the plan of memory (analysis/planning)."""
+"""Tests of GRPO steps with Qwen3-1.7B's widths on fake CUDA: kernels and bytes are below the recorded ceilings
+(ceilings.py), and the peak of live tensors is near the planned memory (analysis/planning)."""
 
 from typing import Any, cast
 
@@ -15,11 +15,11 @@ from tests.engine.cuda.ceilings import count_wide_case, list_exceeded, read_ceil
 pytestmark = pytest.mark.slow
 
 _VALUE_BYTES = 2  # bfloat16
-TOKENS, WIDTH, INNER, HEADS, KV_HEADS = 64, 32, 48, 64, 32  # of the small model of the parts; heads times head_dim
+TOKENS, WIDTH, INNER, HEADS, KV_HEADS = 64, 32, 48, 64, 32  # small model of the parts; heads times head_dim
 
 
 def plan_case(case: WideCase) -> RankMemory:
-    """As `asterism plan` does for one rank on a GPU in bfloat16."""
+    """Plan memory as `asterism plan` does for one rank on a GPU in bfloat16."""
     config = case.build_config()
     mode = cast(Any, case.mode)
     activations = compute_activation_memory(
@@ -49,7 +49,7 @@ def test_a_step_stays_below_its_ceilings(name: str, reports: dict[str, CaseRepor
     assert list_exceeded(count_wide_case(name, report), read_ceilings()[name]) == []
 
 
-def test_compiled_layers_move_less_memory_than_eager_ones(reports: dict[str, CaseReport]) -> None:
+def test_compiled_layers_move_less_memory_than_eager_layers(reports: dict[str, CaseReport]) -> None:
     eager, compiled = (reports[name].parts["layers"] for name in ("eager, none", "compiled, none"))
     assert compiled.bytes < 0.7 * eager.bytes
     assert compiled.flops == eager.flops
@@ -58,7 +58,7 @@ def test_compiled_layers_move_less_memory_than_eager_ones(reports: dict[str, Cas
 # ---------------------------------------------------------------- compiled parts alone
 
 
-def test_the_operations_are_those_of_the_products(reports: dict[str, CaseReport]) -> None:
+def test_the_counted_operations_equal_the_operations_of_the_products(reports: dict[str, CaseReport]) -> None:
     products = {"project": WIDTH * (HEADS + 2 * KV_HEADS), "finish": WIDTH * (HEADS + 3 * INNER)}
     for part, multiplications in products.items():
         assert reports[part].error == ""
@@ -67,6 +67,6 @@ def test_the_operations_are_those_of_the_products(reports: dict[str, CaseReport]
 
 
 def test_fused_kernels_are_fewer_than_operations(reports: dict[str, CaseReport]) -> None:
-    """In the forward pass, 3 and 4 products; conversions of parameters; and fused norms, rotations and SwiGLU."""
+    """A forward pass has 3 or 4 products, conversions of parameters, and fused norms, rotations and SwiGLU."""
     assert 6 <= reports["project"].parts["forward"].kernels <= 9
     assert 7 <= reports["finish"].parts["forward"].kernels <= 11

@@ -1,7 +1,7 @@
-"""Rows in the layouts of public sets of function calls.
+"""Rows in the layouts of public data sets of function calls.
 
-Each row of PUBLIC_ROWS has a call, its result and an answer. Each row of SEVERAL_CALLS_ROWS has reasoning, a text, two calls in
-one turn, their results and an answer.
+Each row of PUBLIC_ROWS has a call, its result and an answer. Each row of SEVERAL_CALLS_ROWS has reasoning, a text, two
+calls in one turn, their results and an answer.
 """
 
 import json

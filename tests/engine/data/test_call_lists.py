@@ -1,4 +1,4 @@
-"""Calls written as `[name(argument=value), ...]`."""
+"""Tests of calls in the form `[name(argument=value), ...]`."""
 
 from typing import Any
 
@@ -54,6 +54,6 @@ def test_names_and_literals_of_calls_are_read(text: str, calls: list[tuple[str, 
         "[a(b='c)]",
     ],
 )
-def test_another_text_is_no_list_of_calls(text: str) -> None:
+def test_another_text_is_not_a_list_of_calls(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_call_list(text)

@@ -1,4 +1,4 @@
-"""Files and folders of rows: formats, encodings, compression, parts, and the errors for unusable ones."""
+"""Tests of files and folders of rows: formats, encodings, compression, parts, and errors."""
 
 import csv
 import gzip
@@ -97,13 +97,13 @@ def test_the_parts_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Pa
     ]
 
 
-def test_a_parquet_name_is_no_pattern(tmp_path: Path) -> None:
+def test_a_parquet_name_is_not_a_pattern(tmp_path: Path) -> None:
     for name, answer in (("some[1].parquet", 1), ("some1.parquet", 2)):
         polars.DataFrame({"answer": [answer]}).write_parquet(tmp_path / name)
     assert read_fields(tmp_path / "some[1].parquet") == [{"answer": 1}]
 
 
-def test_numbers_of_parquet_are_those_of_its_data(tmp_path: Path) -> None:
+def test_parquet_numbers_keep_their_decimals(tmp_path: Path) -> None:
     columns = {
         "short": polars.Series([0.1], dtype=polars.Float32),
         "long": polars.Series([0.1]),
@@ -150,7 +150,7 @@ def test_an_unusable_folder_is_refused(tmp_path: Path, names: list[str], problem
     assert read_error(folder).startswith(f"folder: {problem}")
 
 
-def test_a_name_of_a_hub_is_refused_with_the_command_that_downloads_it(tmp_path: Path) -> None:
+def test_a_data_set_name_of_a_hub_is_refused_with_the_download_command(tmp_path: Path) -> None:
     error = read_error(tmp_path / "open-r1" / "DAPO-Math-17k-Processed")
     assert "no such file or folder; download a data set first: `asterism data fetch " in error
     assert "fetch open-r1/DAPO-Math-17k-Processed --output " in error

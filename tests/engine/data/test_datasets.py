@@ -1,4 +1,4 @@
-"""Questions with known answers: every layout of docs/data.md, and the errors for invalid files."""
+"""Tests of questions with known answers: every layout of docs/data.md, and the errors for invalid files."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def write_jsonl(path: Path, *rows: Any) -> Path:
 
 
 def wrap_as_dapo(question: str, form: str = "$Answer") -> str:
-    """As in DAPO-Math-17k, with the instruction for another answer format."""
+    """Wrap a question as DAPO-Math-17k does, in an instruction for another answer format."""
     return (
         "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
         f"{form} (without quotes) where $Answer is the answer to the problem.\n\n{question}\n\n"
@@ -156,7 +156,7 @@ def read_error(file: Path) -> str:
         ({"prompt": "Q?", "reward_model": {}}, "reward_model.ground_truth", "missing, or without an answer"),
     ],
 )
-def test_an_incomplete_row_is_named_with_its_field(file: Path, row: dict[str, Any], field: str, problem: str) -> None:
+def test_an_incomplete_row_is_refused_with_its_field(file: Path, row: dict[str, Any], field: str, problem: str) -> None:
     write_jsonl(file, {"question": "a", "answer": "1"}, row)
     assert read_error(file) == f"some.jsonl: row 2, field `{field}`: {problem}"
 
@@ -226,14 +226,14 @@ def test_an_instruction_for_another_answer_format_is_reported(file: Path, questi
     assert bool(read_report(file, [(question, "1")]).list_warnings()) == is_unusual
 
 
-def test_training_questions_are_used_once_and_those_with_several_answers_are_reported(file: Path) -> None:
+def test_training_questions_are_used_once_and_conflicting_answers_are_reported(file: Path) -> None:
     report = read_report(file, [("a?", "1"), ("b?", "2"), (" a? ", "01"), ("a?", "3"), ("a?", "3")])
     assert [problem.name for problem in read_problems(file)] == ["some.jsonl:1", "some.jsonl:2", "some.jsonl:4"]
     assert report.describe() == "3 questions; dropped 2 rows that repeat a question with its answer"
     assert report.list_warnings() == ["1 rows repeat a question with another answer"]
 
 
-def test_repeated_test_questions_are_kept_and_those_of_the_training_are_reported(tmp_path: Path) -> None:
+def test_repeated_test_questions_are_kept_and_overlaps_with_training_are_reported(tmp_path: Path) -> None:
     training = read_report(tmp_path / "train.jsonl", [("a?", "1"), (wrap_as_dapo("b?"), "2")])
     report = read_report(tmp_path / "test.jsonl", [("b?", "2"), ("c?", "3"), ("c?", "3")], training)
     assert report.describe() == "3 questions; kept 1 rows that repeat a question with its answer"
@@ -257,7 +257,7 @@ def test_answers_that_are_placeholders_are_counted(file: Path, answer: str) -> N
 
 
 @pytest.mark.parametrize("answer", ["no solution", "undefined", "0", "-1", "x", "A", "\\emptyset", "no"])
-def test_words_that_answer_a_question_are_no_placeholders(file: Path, answer: str) -> None:
+def test_words_that_answer_a_question_are_not_placeholders(file: Path, answer: str) -> None:
     assert read_report(file, [("a", answer)]).list_warnings() == []
 
 
@@ -294,7 +294,7 @@ def test_messages_may_be_json_text_and_texts_that_are_left_out_are_reported(
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
-def test_a_constant_that_is_no_json_is_null(file: Path, constant: str) -> None:
+def test_a_constant_outside_of_json_is_null(file: Path, constant: str) -> None:
     file.write_text(f'{{"question": "1 + 1?", "answer": "2", "difficulty": {constant}}}\n')
     (problem,) = read_problems(file)
     assert problem.fields["difficulty"] is None

@@ -1,4 +1,4 @@
-"""Public layouts of cold-start dialogues give the same turns."""
+"""Tests: public layouts of cold-start dialogues give the same turns."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,8 @@ from asterism.configs.dialogue_options import DialogueConfig
 from asterism.engine.data.data_files import DatasetError, DatasetRow
 from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage, parse_dialogue
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
-from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.tasks.math_python import MATH_PYTHON
 from tests.engine.data.test_sft_dialogues import LetterTokenizer
 
@@ -87,7 +88,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def write_turns(path: Path, *rows: dict[str, Any], prefill: str = "<reason>") -> list[str]:
-    """The text under the loss of each row, after a check that all rows have the same prompt."""
+    """Write rows and read them; check that all have the same prompt, and return the text in the loss of each row."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     dialogue = build_dialogue_format(DialogueConfig(tools=("jupyter_code",), prefill=prefill), MATH_PYTHON)
     turns: list[str] = []
@@ -153,7 +154,7 @@ def test_reasoning_gets_the_tag_of_the_prefill(tmp_path: Path, message: dict[str
     assert turns == f"Add.</reason>\n{ANSWER}<|im_end|>"
 
 
-def test_without_a_prefill_the_content_stays_and_reasoning_is_thought(tmp_path: Path) -> None:
+def test_without_a_prefill_reasoning_gets_think_tags(tmp_path: Path) -> None:
     rows = [
         {"messages": [{"role": "user", "content": "1+2?"}, {"role": "assistant", **message}]}
         for message in ({"content": ANSWER}, {"content": ANSWER, "reasoning_content": "Add."})
@@ -187,7 +188,7 @@ def test_a_prefill_without_a_tag_must_begin_the_content(tmp_path: Path) -> None:
         ([], "`conversations`: expected a list of messages"),
     ],
 )
-def test_an_unusable_conversation_is_named(conversations: list[Any], problem: str) -> None:
+def test_an_unusable_conversation_is_reported(conversations: list[Any], problem: str) -> None:
     with pytest.raises(DatasetError) as caught:
         parse_dialogue(DatasetRow(Path("some.jsonl"), 3, {"conversations": conversations}))
     assert str(caught.value).startswith(f"some.jsonl: row 3, field {problem}")

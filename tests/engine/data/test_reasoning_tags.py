@@ -1,4 +1,4 @@
-"""A cold-start turn has each tag of reasoning with its pair, or its row is unusable."""
+"""Tests: a cold-start turn has each tag of reasoning with its pair, or its row is unusable."""
 
 import re
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_a_tag_without_its_pair_makes_the_row_unusable(content: str, fields: dic
         (CALL, "", CALL),
     ],
 )
-def test_a_family_gets_reasoning_and_text_apart(content: str, reasoning: str, rest: str) -> None:
+def test_a_family_gets_reasoning_and_text_separately(content: str, reasoning: str, rest: str) -> None:
     message = DialogueMessage("assistant", {"content": content}, HERE)
     assert message.split_reasoning() == (reasoning, rest)
 
@@ -94,7 +94,7 @@ def test_a_family_refuses_broken_tags(content: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["r</think>a", "<think>a", "a<think>b</think></think>"])
-def test_without_a_prefill_broken_thoughts_are_refused(content: str) -> None:
+def test_without_a_prefill_broken_think_tags_are_refused(content: str) -> None:
     with pytest.raises(RowDefect):
         get_turn(content, prefill="")
 

@@ -1,4 +1,4 @@
-"""Calls of cold-start rows are rendered so that a rollout's parser reads them back; other rows are unusable, with the reason."""
+"""Tests: a rollout's parser reads the rendered calls of cold-start rows; other rows are unusable, with the reason."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ from asterism.configs.algorithm import SftFileConfig
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.engine.data.data_files import BadRows, DatasetError
 from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
-from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.dialogue.parse_turn import ToolCall, parse_assistant_turn
 from asterism.tasks.math_python import MATH_PYTHON
 
@@ -25,7 +26,7 @@ TAGGED = "print('</tool_call>')"
 
 
 class LetterTokenizer:
-    """One id per character."""
+    """A tokenizer with one id per character."""
 
     def encode(self, text: str, *, trusted: bool) -> list[int]:
         return [ord(letter) for letter in text]
@@ -49,7 +50,7 @@ def make_call(code: Any, name: str = "jupyter_code") -> dict[str, Any]:
 
 
 def read_turns(file: Path, *rows: dict[str, Any], bad_rows: BadRows | None = None, **options: Any) -> list[str]:
-    """The first generated turn of each usable row."""
+    """Return the first generated turn of each usable row."""
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = SftFileConfig(name="data", data="", **options)
     turns: list[str] = []
@@ -66,13 +67,13 @@ CODES = st.lists(
 
 @given(st.lists(CODES.map("".join), min_size=1, max_size=3))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_rollout_reads_the_calls_of_a_row_whatever_their_codes_contain(file: Path, codes: list[str]) -> None:
+def test_a_rollout_reads_the_calls_of_a_row_with_any_code(file: Path, codes: list[str]) -> None:
     (turn,) = read_turns(file, make_row(*map(make_call, codes)))
     assert parse_assistant_turn(turn, FORMAT).calls == tuple(ToolCall("jupyter_code", {"code": code}) for code in codes)
 
 
 def test_a_tag_inside_the_code_of_a_call_is_read_back(file: Path) -> None:
-    """Case call-04 of the bug reports."""
+    """This is case call-04 of the bug reports."""
     (turn,) = read_turns(file, make_row(make_call(TAGGED)))
     assert parse_assistant_turn(turn, FORMAT).calls == (ToolCall("jupyter_code", {"code": TAGGED}),)
 

@@ -1,4 +1,4 @@
-"""Each call of a cold-start row has one result, in the order of the calls, as in a rollout; other rows are unusable."""
+"""Tests: each call of a cold-start row has one result, in the order of calls; other rows are unusable."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from asterism.engine.data.data_files import BadRows, DatasetRow, RowDefect
 from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage
 from asterism.engine.data.result_order import DEFECT, order_results
 from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
-from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.tasks.math_python import MATH_PYTHON
 from tests.engine.data.test_sft_dialogues import LetterTokenizer
 
@@ -50,7 +51,7 @@ def list_rendered(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_results_come_in_the_order_of_the_calls_whatever_order_the_file_has(tmp_path: Path, order: list[int]) -> None:
+def test_results_follow_the_order_of_calls_for_any_order_in_the_file(tmp_path: Path, order: list[int]) -> None:
     results = [make_result(f"result {place}", f"call_{place}") for place in order]
     text = render(tmp_path / "a.jsonl", [USER, make_turn("call_0", "call_1", "call_2"), *results, ANSWER])
     assert list_rendered(text) == ["result 0", "result 1", "result 2"]
@@ -91,7 +92,7 @@ def test_calls_and_results_without_ids_keep_their_order(
         (make_turn("x", "y"), [USER], "0 results for 2 calls"),
     ],
 )
-def test_other_results_than_calls_make_the_row_unusable(
+def test_missing_surplus_and_unknown_results_make_the_row_unusable(
     tmp_path: Path, turn: Any, results: list[Any], problem: str
 ) -> None:
     with pytest.raises(RowDefect, match=problem) as caught:
@@ -99,7 +100,7 @@ def test_other_results_than_calls_make_the_row_unusable(
     assert caught.value.kind == DEFECT
 
 
-def test_a_user_turn_may_have_the_results_in_their_tags(tmp_path: Path) -> None:
+def test_a_user_turn_may_contain_results_in_tags(tmp_path: Path) -> None:
     tagged = {"role": "user", "content": "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"}
     assert list_rendered(render(tmp_path / "a.jsonl", [USER, make_turn("x", "y"), tagged, ANSWER])) == ["a", "b"]
     with pytest.raises(RowDefect, match="2 results for 1 calls"):

@@ -1,4 +1,4 @@
-"""The six sets of configs/rstar2_cold_start.toml are read as they are published, with the keys of that file."""
+"""Tests: the six data sets of configs/rstar2_cold_start.toml are read as published, with the keys of that file."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from asterism.configs.algorithm import SftFileConfig
 from asterism.configs.load import load_run
 from asterism.engine.data.data_files import BadRows, DatasetError
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
-from asterism.policies.dialogue.chat_format import format_tool_call
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.tools.tool_schema import ToolSchema
 from tests.engine.data.public_layouts import ANSWER, ARGUMENTS, CLOCK, QUESTION, RESULT, SYSTEM, WEATHER
 from tests.engine.data.test_row_prompts import RUN_FORMAT, build_task_format, tokenize
@@ -58,7 +58,7 @@ TULU = {
 
 
 def close_turns(*turns: str) -> str:
-    """The text under the loss: each turn without reasoning."""
+    """Return the text in the loss of turns without reasoning."""
     return "".join(f"</reason>\n{turn}<|im_end|>" for turn in turns)
 
 
@@ -97,7 +97,7 @@ RUN_PROMPT = f"<|im_start|>system\n{RUN_FORMAT.system}<|im_end|>\n<|im_start|>us
         ),
     ],
 )
-def test_a_public_set_is_read_as_it_is_published(
+def test_a_public_data_set_is_read_as_published(
     tmp_path: Path, name: str, row: dict[str, Any], prompt: str, generated: str
 ) -> None:
     ((text, trained),) = tokenize(tmp_path / "some.jsonl", row, file=FILES[name])
@@ -146,7 +146,7 @@ def test_a_syntax_of_calls_before_the_functions_is_removed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "functions", ["[{'name': 'get_time'}]", '[{"name": "get_time"', '[{"tool_name": "get_time"}]', ""]
 )
-def test_calls_without_a_json_list_of_functions_are_unknown_to_the_run(tmp_path: Path, functions: str) -> None:
+def test_calls_without_a_json_list_of_functions_are_unknown_functions(tmp_path: Path, functions: str) -> None:
     row = replace_turn(1, "[get_time()]") | {"system": f"Here is a list of functions: {functions}"}
     with pytest.raises(DatasetError, match=r"tool_calls\[0\]\.name`: unknown function 'get_time'; known: jupyter_code"):
         tokenize(tmp_path / "some.jsonl", row, file=FILES["toolace"])
@@ -155,16 +155,16 @@ def test_calls_without_a_json_list_of_functions_are_unknown_to_the_run(tmp_path:
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        ("[Get Weather(city=Zürich)]", "no literal: Zürich"),
+        ("[Get Weather(city=Zürich)]", "not a literal of JSON or Python: Zürich"),
         ('[Get Weather(city="Zürich"]', "a bracket is missing"),
         ('[Get Weather("Zürich")]', 'expected one argument=value of each name: "Zürich"'),
         ('[Get Weather]=>(city="Zürich")', "a list begins with [ and ends with ]"),
     ],
 )
-def test_a_malformed_call_of_a_known_function_is_named(tmp_path: Path, call: str, problem: str) -> None:
+def test_a_malformed_call_of_a_known_function_is_reported(tmp_path: Path, call: str, problem: str) -> None:
     with pytest.raises(DatasetError) as caught:
         tokenize(tmp_path / "some.jsonl", TOOLACE, replace_turn(1, call), file=FILES["toolace"])
-    assert f": row 2, field `conversations[1].content`: no list of calls: {problem}" in str(caught.value)
+    assert f": row 2, field `conversations[1].content`: not a list of calls: {problem}" in str(caught.value)
 
 
 # ---------------------------------------------------------------- program_tool and where
@@ -207,7 +207,7 @@ def test_rows_with_another_value_of_a_column_are_left_out(tmp_path: Path) -> Non
         ("glaive", APIGEN_MT | {"tools": "{"}, "`tools`: not JSON: "),
     ],
 )
-def test_an_unusable_field_is_named(tmp_path: Path, name: str, row: dict[str, Any], problem: str) -> None:
+def test_an_unusable_field_is_reported(tmp_path: Path, name: str, row: dict[str, Any], problem: str) -> None:
     with pytest.raises(DatasetError) as caught:
         tokenize(tmp_path / "some.jsonl", row, file=FILES[name])
     assert f": row 1, field {problem}" in str(caught.value)

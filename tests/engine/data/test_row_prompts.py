@@ -1,4 +1,4 @@
-"""Rows with system texts and tools of their own: prompt, calls and loss are those of a task with these tools."""
+"""Tests: rows with their own system texts and tools have the prompt, calls and loss of a task with these tools."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ from asterism.policies.dialogue.chat_format import (
     build_prompt_segments,
     build_tool_turn_segments,
     encode_segments,
-    format_tool_call,
 )
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema
 from asterism.tasks.math_python import MATH_PYTHON
@@ -44,14 +44,14 @@ CODE_CALL = {"name": "python", "arguments": {"code": "print(1)"}}
 
 
 def build_task_format(*tools: ToolSchema, system: str = SYSTEM) -> DialogueFormat:
-    """Of a task with these tools and this text."""
+    """Build the format of a task with these tools and this system text."""
     return build_dialogue_format(DialogueConfig(tools=()), TaskDescription("tools", tools, system=system))
 
 
 def tokenize(
     path: Path, *rows: dict[str, Any], file: SftFileConfig | None = None, bad_rows: BadRows | None = None
 ) -> list[tuple[str, str]]:
-    """(all text, text under the loss) of each row."""
+    """Return all text, and the text in the loss, of each row."""
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     file = file or SftFileConfig(name="some", data="")
     texts: list[tuple[str, str]] = []
@@ -62,7 +62,7 @@ def tokenize(
 
 
 def chat(*turns: str, system: str = "") -> list[dict[str, Any]]:
-    """Turns of user and assistant, in turn."""
+    """Build messages that alternate between user and assistant."""
     roles = ("user", "assistant")
     messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(turns)]
     return [{"role": "system", "content": system}, *messages] if system else messages
@@ -99,9 +99,7 @@ def test_a_parquet_file_of_rows_with_tools_equals_the_same_rows_as_jsonl(tmp_pat
 
 
 @pytest.mark.parametrize("prompt", ["row", "run"])
-def test_a_chat_with_a_system_text_has_that_text_unless_the_file_has_the_runs_prompt(
-    tmp_path: Path, prompt: Any
-) -> None:
+def test_a_chat_keeps_its_system_text_unless_the_file_has_the_runs_prompt(tmp_path: Path, prompt: Any) -> None:
     file = SftFileConfig(name="chat", data="", prompt=prompt)
     ((text, _),) = tokenize(tmp_path / "some.jsonl", {"messages": chat("Hi!", "Arr!", system="A pirate.")}, file=file)
     start = "<|im_start|>system\nA pirate.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
@@ -109,7 +107,7 @@ def test_a_chat_with_a_system_text_has_that_text_unless_the_file_has_the_runs_pr
     assert (RUN_FORMAT.system in text) == (RUN_FORMAT.instruction in text) == (prompt == "run")
 
 
-def test_a_row_without_a_prompt_of_its_own_has_that_of_the_run(tmp_path: Path) -> None:
+def test_a_row_without_a_prompt_has_the_runs_prompt(tmp_path: Path) -> None:
     rows = [{"messages": chat("1?", "1"), **absent} for absent in ({}, {"tools": []}, {"tools": "", "system": None})]
     texts = tokenize(tmp_path / "some.jsonl", *rows)
     assert texts == texts[:1] * 3
@@ -136,14 +134,14 @@ def test_a_null_of_a_schema_is_dropped_only_where_parquet_fills_it(tmp_path: Pat
     assert filled.parameters["properties"] == {"unit": {"type": "string"}}
 
 
-def test_tools_without_a_system_text_follow_the_default_one(tmp_path: Path) -> None:
+def test_tools_without_a_system_text_follow_the_default_system_text(tmp_path: Path) -> None:
     row = {"tools": [TOOL], "messages": chat(QUESTION, ANSWER)}
     ((text, _),) = tokenize(tmp_path / "some.jsonl", row)
     task = build_task_format(SCHEMAS[0], system="You are a helpful assistant.")
     assert text.startswith("".join(each.text for each in build_prompt_segments(QUESTION, task)))
 
 
-def test_a_run_without_a_system_text_leaves_a_row_its_tools(tmp_path: Path) -> None:
+def test_a_row_keeps_its_tools_in_a_run_without_a_system_text(tmp_path: Path) -> None:
     bare = build_dialogue_format(DialogueConfig(tools=(), system=""), MATH_PYTHON)
     path = tmp_path / "some.jsonl"
     path.write_text(json.dumps({"tools": [TOOL], "messages": chat(QUESTION, ANSWER)}))
@@ -151,7 +149,7 @@ def test_a_run_without_a_system_text_leaves_a_row_its_tools(tmp_path: Path) -> N
     assert TOOL["function"]["name"] in LetterTokenizer().decode(sequence.token_ids)
 
 
-def test_a_system_text_that_describes_its_tools_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_system_text_that_describes_its_tools_stays_unchanged(tmp_path: Path) -> None:
     system = f"Call functions.\n<tools>\n{json.dumps([TOOL])}\n</tools>"
     messages = chat(QUESTION, f"<tool_call>\n{CALL_TEXT}\n</tool_call>", system=system)
     rows = [{"messages": messages}, {"messages": messages, "tools": [TOOL]}]
@@ -246,7 +244,7 @@ def test_arguments_of_a_renamed_call_must_fit_the_tool(tmp_path: Path) -> None:
         ([{"type": "function", "function": {"description": "?"}}], "`tools[0]`: expected a function with `name`"),
     ],
 )
-def test_an_unusable_tool_is_named(tools: Any, problem: str) -> None:
+def test_an_unusable_tool_is_reported(tools: Any, problem: str) -> None:
     with pytest.raises(DatasetError) as caught:
         parse_tools(DatasetRow(Path("some.jsonl"), 3, {"tools": tools}))
     assert str(caught.value).startswith(f"some.jsonl: row 3, field {problem}")

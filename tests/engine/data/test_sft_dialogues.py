@@ -1,4 +1,4 @@
-"""Cold-start dialogues: token ids equal those of a rollout, and only generated tokens have a loss."""
+"""Tests of cold-start dialogues: token ids equal a rollout's ids, and only generated tokens have a loss."""
 
 import json
 import re
@@ -27,8 +27,8 @@ from asterism.policies.dialogue.chat_format import (
     build_tool_turn_segments,
     build_user_turn_segments,
     encode_segments,
-    format_tool_call,
 )
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.tools.task_description import TaskDescription, TaskKind
 from asterism.policies.tools.tool_schema import ToolSchema
 from asterism.tasks.math_python import MATH_PYTHON
@@ -37,7 +37,7 @@ FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYT
 
 
 class LetterTokenizer:
-    """One id per character, and a different one in untrusted text."""
+    """A tokenizer with one id per character, and another id in untrusted text."""
 
     def encode(self, text: str, *, trusted: bool) -> list[int]:
         return [2 * ord(letter) + trusted for letter in text]
@@ -64,7 +64,7 @@ def read_one(file: Path, *messages: Any) -> TokenizedDialogue:
 
 
 def decode_generated(sequence: TokenizedDialogue) -> str:
-    """The text under the loss."""
+    """Return the text in the loss."""
     return LetterTokenizer().decode(
         [token for token, loss in zip(sequence.token_ids, sequence.loss_mask, strict=True) if loss]
     )
@@ -133,7 +133,7 @@ def test_a_trusted_text_has_no_token_of_the_chat_format(file: Path, role: str, p
         read_one(file, *messages)
 
 
-def test_a_row_with_tools_of_its_own_keeps_their_names(file: Path) -> None:
+def test_a_row_with_its_own_tools_keeps_their_names(file: Path) -> None:
     tool = {"name": "jupyter_code", "parameters": {"type": "object"}}
     call = {"name": "python", "arguments": {"code": "1"}}
     file.write_text(json.dumps({"tools": [tool], "messages": [USER, make_call_turn(tool_calls=[call])]}) + "\n")
@@ -238,7 +238,7 @@ def test_json_text_that_no_tokenizer_or_parser_takes_is_an_unusable_row(file: Pa
         read_one(file, USER, make_call_turn(tool_calls=[{"name": "jupyter_code", "arguments": arguments}]))
 
 
-def test_the_texts_of_the_configuration_are_those_of_the_rollout(file: Path) -> None:
+def test_configured_texts_equal_the_texts_of_the_rollout(file: Path) -> None:
     texts = DialogueConfig(tools=("jupyter_code",), instruction="Go: ", prefill="", turn_separator="")
     dialogue = build_dialogue_format(texts, MATH_PYTHON)
     answer = {"role": "assistant", "content": "Yes."}
@@ -269,7 +269,7 @@ def write_rows(file: Path, *rows: dict[str, Any]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_row_has_the_format_of_its_task_and_by_default_that_of_the_first(file: Path) -> None:
+def test_a_row_has_the_format_of_its_task_or_of_the_first_task(file: Path) -> None:
     formats = {"math": FORMAT, "archive": build_format("tools", SEARCH)}
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "search", "arguments": {"query": "a"}}]}
     found = [call, {"role": "tool", "content": "b"}, {"role": "assistant", "content": "b"}]
@@ -283,7 +283,7 @@ def test_a_row_has_the_format_of_its_task_and_by_default_that_of_the_first(file:
     assert count_sft_dialogues(file, formats, 10) == 2
 
 
-def test_an_unknown_task_is_reported_with_the_known_ones(file: Path) -> None:
+def test_an_unknown_task_is_reported_with_the_known_tasks(file: Path) -> None:
     formats = {"math": FORMAT, "archive": build_format("tools", SEARCH)}
     for name, shown in (("chess", "'chess'"), (["math"], "['math']")):
         write_rows(file, {"messages": [USER, ANSWER]}, {"task": name, "messages": [USER, ANSWER]})
@@ -318,7 +318,7 @@ def test_the_first_message_of_a_task_with_an_opening_has_the_token_ids_of_the_ro
     assert dialogue.has_opening
     write_rows(file, {"messages": [{"role": "user", "content": "1?seen"}, {"role": "assistant", "content": "7"}]})
     (sequence,) = iter_sft_dialogues(file, LetterTokenizer(), {"task": dialogue})
-    # The rollout starts with the head, and appends the question with the observation later.
+    # The rollout starts with the head of the prompt, and appends the question with the observation later.
     head = build_prompt_segments("", dialogue)[:1]
     prompt = encode_segments(LetterTokenizer(), [*head, *build_opening_segments("1?seen", dialogue)])
     assert sequence.token_ids[: len(prompt)] == prompt

@@ -39,7 +39,7 @@ def new_core(
 
 
 def step(core: EngineCore, steps: int = 1) -> dict[int, Generation]:
-    """What ends in these steps; every outcome must be a generation."""
+    """Run steps; return the requests that end, each of which must have a generation."""
     found: dict[int, Generation] = {}
     for _ in range(steps):
         for sequence_id, outcome in core.step():
@@ -67,19 +67,19 @@ def alone(model: CausalLM, request: GenerationRequest) -> Generation:
 
 
 def assert_same(found: Generation, wanted: Generation) -> None:
-    """Bit for bit."""
+    """Check that two generations have equal bits."""
     assert found.token_ids.tolist() == wanted.token_ids.tolist()
     assert found.logprobs.tolist() == wanted.logprobs.tolist()
 
 
 def assert_as_alone(model: CausalLM, found: dict[int, Generation], *requests: GenerationRequest) -> None:
-    """Bit for bit the generations of these requests in batches of one."""
+    """Check that the generations have the bits of these requests in batches of one."""
     for request in requests:
         assert_same(found[request.sequence_id], alone(model, request))
 
 
 def assert_greedy(model: CausalLM, ids: NDArray[np.int32], found: Generation) -> None:
-    """Every token is the most likely one after its prefix, in the training forward over the whole sequence."""
+    """Check that every token is the most likely token after its prefix, by a training forward of the whole sequence."""
     tokens = torch.tensor(np.concatenate((ids, found.token_ids)), dtype=torch.int64)
     logits = model.compute_logits(model(tokens[None])[0, len(ids) - 1 : -1])
     assert found.token_ids.tolist() == logits.argmax(-1).tolist()

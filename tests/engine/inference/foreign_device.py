@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.pending_step import PendingStep
@@ -25,7 +26,7 @@ DEVICE = "elsewhere"
 
 
 class Moves(TorchFunctionMode):
-    """Copies to the device, which tensors without values do not support."""
+    """A mode with copies to the device, which tensors without values do not support."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -43,15 +44,15 @@ def _there(tensor: Tensor) -> Tensor:
 
 
 def _read_first_tokens(self: PendingStep) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """No values arrive: each token is 0, which ends no sequence."""
+    """Return token 0, which ends no sequence, in place of missing values."""
     count = len(self.launched.sequences)
     return np.zeros(count, np.int32), np.zeros(count, np.float32)
 
 
 def take_steps(dtype: torch.dtype, *, graphs: bool) -> int:
-    """Prompts of several sizes, prefilled in chunks while other sequences run; then new weights.
+    """Run prompts of several sizes, prefilled in chunks while other sequences run; then install new weights.
 
-    Greedy and filtered sampling, a temperature, and plain sampling.
+    The requests have greedy, filtered and plain sampling, and a temperature.
     """
     torch.set_default_dtype(dtype)
     with torch.device(DEVICE):
@@ -62,7 +63,7 @@ def take_steps(dtype: torch.dtype, *, graphs: bool) -> int:
     for number in range(6):
         temperature, top_p = ((1.0, 1.0), (0.7, 1.0), (0.7, 0.9), (0.0, 0.9))[min(number, 3)]
         ids = random_ids(4 + 9 * number, number)
-        core.submit(GenerationRequest(number, ids, 30, temperature=temperature, top_p=top_p, seed=number))
+        core.submit(GenerationRequest(number, ids, 30, Sampling(temperature=temperature, top_p=top_p), seed=number))
         for _ in range(3):
             core.step()
     core.on_weights_changed(1)

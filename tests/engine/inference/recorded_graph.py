@@ -1,7 +1,7 @@
-"""A CUDA graph's behaviour on a CPU: records the operations of one call and repeats them on the same memory.
+"""Imitates a CUDA graph on a CPU: records the operations of one call and repeats them on the same memory.
 
-Python code is not repeated, so the recording misses the same changes as a graph: Python numbers, and replaced tensors.
-It refuses operations that a CUDA graph refuses, which depend on the values of tensors.
+Python code is not repeated, so the recording misses the same changes as a graph: Python numbers and replaced tensors.
+It refuses operations that depend on the values of tensors, as a CUDA graph does.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ DEPENDS_ON_VALUES = (
 
 
 class Recorded:
-    """Implements asterism.engine.inference.cuda_graphs.GraphCapture."""
+    """A GraphCapture (asterism.engine.inference.cuda_graphs) that records operations."""
 
     def __init__(self) -> None:
         self.graphs = self.replays = 0
@@ -65,7 +65,7 @@ class _Recording(TorchDispatchMode):
         return out
 
     def repeat(self) -> None:
-        """Afterwards intermediate results are overwritten, as in the memory of a graph's pool."""
+        """Repeat the operations, then overwrite intermediate results, as in the memory of a graph's pool."""
         for func, args, kwargs, made in self._calls:
             again = tensors(func(*args, **kwargs))
             for place, part in made:

@@ -1,4 +1,4 @@
-"""Copies to the device: one for each change of the batch, however many sequences change."""
+"""Tests: each change of the batch has one copy to the device, for any number of sequences."""
 
 from collections import Counter
 from typing import Any
@@ -32,7 +32,7 @@ def test_packed_arrays_keep_their_values_dtypes_and_shapes() -> None:
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts copies to the device."""
+    """A counter of copies to the device."""
     counts: Counter[str] = Counter()
 
     def upload(arrays: Any, device: torch.device) -> list[torch.Tensor]:

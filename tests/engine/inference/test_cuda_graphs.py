@@ -1,4 +1,4 @@
-"""Decode steps as graphs, recorded on a CPU (tests/engine/inference/recorded_graph.py); the other code is that of CUDA."""
+"""Tests of decode steps as graphs; recorded_graph.py replaces CUDA's graphs, the remaining code is unchanged."""
 
 import subprocess
 import sys
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from torch.utils import backend_registration
 
+from asterism.configs.algorithm import GREEDY
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.buffer_sizes import pad_to_bucket
 from asterism.engine.inference.engine_core import EngineCore
@@ -26,7 +27,7 @@ def requests(count: int, new_tokens: int = 12) -> list[GenerationRequest]:
 
 
 @pytest.mark.slow
-def test_graphs_give_sequences_that_join_leave_and_grow_the_bits_of_a_batch_of_one(model: CausalLM) -> None:
+def test_graphs_give_joining_leaving_and_growing_sequences_the_bits_of_a_batch_of_one(model: CausalLM) -> None:
     capture = Recorded()
     core = new_core(model, prefill_tokens=20, capture=capture)
     found: dict[int, Generation] = {}
@@ -47,7 +48,7 @@ def test_a_graph_serves_every_batch_of_its_size_bucket(model: CausalLM) -> None:
     for number, new_tokens in enumerate((5, 7, 9, 28)):
         core.submit(GenerationRequest(number, random_ids(3, number), new_tokens, seed=number))
     found = generate(core)
-    assert (capture.graphs, capture.replays) == (1, 28 - 1)  # the first token comes with the prompt
+    assert (capture.graphs, capture.replays) == (1, 28 - 1)  # the step of the prompt generates the first token
     for number, generation in found.items():
         assert_same(
             generation,
@@ -84,7 +85,7 @@ def test_cuda_kernels_match_the_training_forward(model: CausalLM, monkeypatch: p
     monkeypatch.setattr("asterism.engine.inference.kernels.attention.select_kernels", lambda _: SdpaKernels())
     core = EngineCore(model, Capacity(1024, 8, 96), prefill_tokens=40, capture=Recorded())
     for request in requests(6):
-        core.submit(GenerationRequest(request.sequence_id, request.token_ids, 12, temperature=0))
+        core.submit(GenerationRequest(request.sequence_id, request.token_ids, 12, GREEDY))
     for number, found in generate(core).items():
         ids = requests(6)[number].token_ids
         assert_greedy(model, ids, found)

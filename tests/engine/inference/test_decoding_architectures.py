@@ -1,4 +1,4 @@
-"""The embedded engine decodes every architecture: batches, chunks of prompts, new weights, graphs, strict mode."""
+"""Tests of each architecture in the embedded engine: batches, chunks of prompts, new weights, graphs, strict mode."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from asterism.configs.algorithm import GREEDY
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
@@ -31,7 +32,7 @@ def generate_all(model: CausalLM, *, prefill_tokens: int, rows: int) -> dict[int
 
 
 def assert_logprobs(model: CausalLM, found: dict[int, Generation]) -> None:
-    """The generated tokens have the logprobs of the training forward."""
+    """Check that the generated tokens have the logprobs of the training forward."""
     for request in REQUESTS:
         generation = found[request.sequence_id]
         wanted = training_logprobs(model, request.token_ids, generation.token_ids, 1.0)
@@ -49,12 +50,12 @@ def test_batches_and_chunks_give_the_logprobs_of_the_training_forward(model_type
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_greedy_tokens_equal_the_training_forward(model_type: str, tied: bool) -> None:
     model = small_model(config=small_architecture(model_type, tie_word_embeddings=tied))
-    found = generate(new_core(model), GenerationRequest(1, random_ids(8, 0), 20, temperature=0))
+    found = generate(new_core(model), GenerationRequest(1, random_ids(8, 0), 20, GREEDY))
     assert_greedy(model, random_ids(8, 0), found[1])
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_every_rope_scaling_is_decoded(scaling: str) -> None:
+def test_a_model_with_any_rope_scaling_is_decoded(scaling: str) -> None:
     config = scaled_architecture("llama", scaling)
     model = small_model(config=config)
     assert_logprobs(model, generate_all(model, prefill_tokens=512, rows=4))
@@ -104,7 +105,7 @@ def save_architecture(folder: Path, model_type: str) -> tuple[Path, DecoderConfi
 
 
 @pytest.mark.real_clock
-async def test_a_strict_engine_refuses_experts_with_file_and_remedy(tmp_path: Path) -> None:
+async def test_a_strict_engine_refuses_experts_and_names_file_and_remedy(tmp_path: Path) -> None:
     folder, _ = save_architecture(tmp_path, "qwen3_moe")
     engine = EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True)
     with pytest.raises(NotBatchInvariant, match=r'config\.json has model_type qwen3_moe: .*set determinism to "fast"'):
@@ -118,6 +119,6 @@ async def test_a_strict_engine_starts_with_every_dense_architecture(tmp_path: Pa
     folder, config = save_architecture(tmp_path, model_type)
     engine = EmbeddedEngine(folder, Capacity(96, 8, 96), strict=True, prefill_tokens=16, max_running=4)
     await engine.start()
-    found = await engine.generate(GenerationRequest(1, random_ids(8, 0), 6, temperature=0))
+    found = await engine.generate(GenerationRequest(1, random_ids(8, 0), 6, GREEDY))
     await engine.close()
     assert_greedy(small_model(config=config), random_ids(8, 0), found)

@@ -1,4 +1,4 @@
-"""The embedded engine: its event loop and its thread. Tests for every engine are in tests/engine/contract."""
+"""Tests of the embedded engine's event loop and thread. tests/engine/contract has the tests for all engines."""
 
 import asyncio
 import threading
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from asterism.configs.algorithm import GREEDY
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
 from asterism.engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
 from asterism.engine.inference.engine_core import EngineCore
@@ -26,7 +27,7 @@ CONFIG = small_config(vocab_size=280)
 
 @asynccontextmanager
 async def running_engine(model_folder: Path, *, rows: int = 4) -> AsyncIterator[EmbeddedEngine]:
-    """A started engine; its thread ends when it is closed."""
+    """Start an engine, close it, and check that its thread ends."""
     before = set(threading.enumerate())
     engine = EmbeddedEngine(model_folder, Capacity(rows * LONGEST + 5, PAGE, LONGEST), max_running=rows)
     assert await engine.start() == Capacity(rows * LONGEST, PAGE, LONGEST)
@@ -36,7 +37,7 @@ async def running_engine(model_folder: Path, *, rows: int = 4) -> AsyncIterator[
         await engine.close()
         await engine.close()
     left = [thread.name for thread in set(threading.enumerate()) - before]
-    assert [name for name in left if not name.startswith("asyncio_")] == []  # the event loop's own threads stay
+    assert [name for name in left if not name.startswith("asyncio_")] == []  # threads of the event loop stay
 
 
 def request(number: int, new_tokens: int = 12) -> GenerationRequest:
@@ -100,7 +101,7 @@ async def test_greedy_tokens_equal_transformers_generate(model_folder: Path) -> 
 
         async def answer(number: int, length: int) -> None:
             ids, count = random_ids(length, number), 10 + 15 * number
-            found = await engine.generate(GenerationRequest(number, ids, count, temperature=0))
+            found = await engine.generate(GenerationRequest(number, ids, count, GREEDY))
             engine.release_cache(number)
             prompt = torch.from_numpy(ids.astype(np.int64))[None]
             wanted = theirs.generate(

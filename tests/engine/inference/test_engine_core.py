@@ -1,10 +1,11 @@
-"""The embedded engine's core: generated tokens do not depend on batching, caching and preemption."""
+"""Tests of the embedded engine's core: generated tokens do not depend on batching, caching and preemption."""
 
 from itertools import islice
 
 import numpy as np
 import pytest
 
+from asterism.configs.algorithm import GREEDY, Sampling
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.causal_lm import CausalLM
@@ -16,7 +17,7 @@ LONGEST = 48
 
 
 def core_with_rows(model: CausalLM, rows: int = 4, prefill_tokens: int = 512) -> EngineCore:
-    """Pages and rows for `rows` sequences of the longest size."""
+    """Build a core with pages and rows for `rows` sequences of the longest size."""
     capacity = Capacity(kv_tokens=rows * LONGEST, page_tokens=PAGE, sequence_tokens=LONGEST)
     matmul = get_batch_invariant_matmul(model.config)
     return EngineCore(model, capacity, prefill_tokens=prefill_tokens, max_running=rows, matmul=matmul)
@@ -26,11 +27,10 @@ def core_with_rows(model: CausalLM, rows: int = 4, prefill_tokens: int = 512) ->
 def test_greedy_decoding_equals_the_training_forward_while_sequences_join_and_leave(model: CausalLM) -> None:
     core = core_with_rows(model, rows=3)
     requests = [
-        GenerationRequest(number, random_ids(3 + 5 * number, number), 4 + 3 * number, temperature=0)
-        for number in range(6)
+        GenerationRequest(number, random_ids(3 + 5 * number, number), 4 + 3 * number, GREEDY) for number in range(6)
     ]
     found: dict[int, Generation] = {}
-    coming = iter(requests)  # one request per step; three fit
+    coming = iter(requests)  # one request per step; three have room
     while len(found) < len(requests):
         submit(core, islice(coming, 1))
         ended = step(core)
@@ -50,7 +50,9 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(model: CausalLM) -> None:
     core = core_with_rows(model)
     for number in range(3):
         core.submit(
-            GenerationRequest(number, random_ids(4 + 7 * number, number), 5 + 9 * number, temperature=0.7, seed=number)
+            GenerationRequest(
+                number, random_ids(4 + 7 * number, number), 5 + 9 * number, Sampling(temperature=0.7), seed=number
+            )
         )
     core.step()
     found = generate(core, request)
@@ -77,8 +79,8 @@ def test_a_second_turn_may_be_shorter(model: CausalLM) -> None:
     assert generate(core, again)[1].token_ids.tolist() == alone(model, again).token_ids.tolist()
 
 
-def test_a_sequence_may_grow_to_the_last_token(model: CausalLM) -> None:
-    found = alone(model, GenerationRequest(1, random_ids(8, 0), LONGEST - 8, temperature=0))
+def test_a_sequence_may_grow_to_the_largest_length(model: CausalLM) -> None:
+    found = alone(model, GenerationRequest(1, random_ids(8, 0), LONGEST - 8, GREEDY))
     assert_greedy(model, random_ids(8, 0), found)
     assert len(found.token_ids) == LONGEST - 8
 
@@ -99,12 +101,12 @@ def test_an_idle_sequence_is_served_before_new_sequences(model: CausalLM) -> Non
     assert list(generate(core, GenerationRequest(1, random_ids(4, 1), 3))) == [1, 2]
 
 
-def test_used_tokens_are_full_pages_of_running_and_idle_sequences(model: CausalLM) -> None:
+def test_used_tokens_count_whole_pages_of_running_and_idle_sequences(model: CausalLM) -> None:
     core = core_with_rows(model)
     assert core.capacity == Capacity(4 * LONGEST, PAGE, LONGEST)
     for number in (1, 2):
         core.submit(GenerationRequest(number, random_ids(4, number), 6 * number))
-    generate(core)  # 9 and 15 tokens are cached: the last token of each has not been read
+    generate(core)  # 9 and 15 tokens are cached: the last token of a sequence is never read
     assert (core.get_load().used_tokens, core.get_load().cached_tokens) == (4 * PAGE, 4 * PAGE)
     core.release_cache(1)
     core.release_cache(1)
@@ -146,7 +148,7 @@ def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: 
     core.release_cache(1)
     core.install_weights(1, whole.state_dict())
     for number in range(2, 2 + count):
-        core.submit(GenerationRequest(number, random_ids(3, number), 3, temperature=0))
+        core.submit(GenerationRequest(number, random_ids(3, number), 3, GREEDY))
     for number, found in generate(core).items():
         assert_greedy(whole, random_ids(3, number), found)
 
@@ -154,10 +156,10 @@ def test_logits_that_are_not_finite_fail_only_their_request(matrix: str, count: 
 @pytest.mark.parametrize("config", [small_config(tie_word_embeddings=False), small_config(num_kv_heads=4)])
 def test_other_model_shapes_decode_as_the_training_forward(config: DecoderConfig) -> None:
     other = small_model(config=config)
-    found = alone(other, GenerationRequest(1, random_ids(8, 0), 12, temperature=0))
+    found = alone(other, GenerationRequest(1, random_ids(8, 0), 12, GREEDY))
     assert_greedy(other, random_ids(8, 0), found)
 
 
-def test_a_capacity_that_holds_no_sequence_is_an_error(model: CausalLM) -> None:
-    with pytest.raises(ValueError, match="kv_tokens 47 in pages of 8 hold no sequence of 41"):
+def test_a_capacity_without_room_for_a_sequence_is_refused(model: CausalLM) -> None:
+    with pytest.raises(ValueError, match="kv_tokens 47 in pages of 8 have no room for a sequence of 41"):
         EngineCore(model, Capacity(kv_tokens=47, page_tokens=8, sequence_tokens=41))

@@ -1,4 +1,4 @@
-"""The engine's thread with overlapped steps: what its commands report of the step that they finish."""
+"""Tests of the engine's thread with overlapped steps: commands report the tokens of the step that they finish."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ TOKENS = alone(MODEL, REQUEST).token_ids.tolist()
 
 
 class PausedThread:
-    """An engine's thread that steps on command only. `delivered` has its lists of resolutions: tokens of REQUEST, or results."""
+    """An engine's thread that only steps on command. `delivered`: lists of tokens of REQUEST, or of results."""
 
     def __init__(self) -> None:
         self.delivered: list[list[object]] = []
@@ -32,7 +32,7 @@ class PausedThread:
         self.delivered.append([each.token_ids.tolist() if isinstance(each, NewTokens) else each for each in found])
 
     def run(self, *commands: Callable[[EngineThread, asyncio.Future[Any]], object]) -> None:
-        """Pause, launch three steps of REQUEST, and give these commands, each with a future."""
+        """Pause, launch three steps of REQUEST, and post these commands, each with a future."""
         make_future, thread = asyncio.get_running_loop().create_future, self._thread
         thread.post(partial(thread.set_paused, True, make_future()))
         thread.post(partial(thread.submit, REQUEST, make_future(), lambda _: None))

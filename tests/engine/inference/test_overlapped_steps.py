@@ -1,4 +1,4 @@
-"""Steps that are launched before the tokens of the previous step are known: the same generations as without overlap."""
+"""Tests of overlapped steps, launched before the previous step's tokens are known: generations stay the same."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def assert_equal(found: Generation, wanted: Generation) -> None:
 class Command(NamedTuple):
     before_step: int
     kind: str  # submit, abort, release or weights
-    number: int  # of the sequence
+    number: int  # number of the sequence
 
 
 class Life(NamedTuple):
@@ -51,7 +51,7 @@ class Life(NamedTuple):
 
 
 def run_script(core: EngineCore, commands: list[Command], requests: dict[int, GenerationRequest]) -> Life:
-    """Steps until all commands are given and no work is left. Every request has a listener."""
+    """Run steps until all commands are given and no work is left. Every request has a listener."""
     outcomes: dict[int, Generation] = {}
     streams: dict[int, list[int]] = {}
     number = 0
@@ -109,7 +109,7 @@ def assert_equal_lives(commands: list[Command], requests: dict[int, GenerationRe
 
 
 def draw_script(draws: np.random.Generator) -> tuple[list[Command], dict[int, GenerationRequest]]:
-    """Requests, aborts, releases and new weights at random steps; all sequences have room at once."""
+    """Draw requests, aborts, releases and new weights at random steps; all sequences have room at once."""
     requests = {
         number: request(
             number, int(draws.integers(1, 30)), STOPS[: int(draws.integers(0, 7))], int(draws.integers(1, 40))
@@ -186,7 +186,7 @@ def test_sharing_eviction_and_preemption_do_not_change_bits(seed: int, graphs: b
 
 
 class SlowSteps:
-    """A clock that advances only while the engine waits for a step: by a second."""
+    """A clock that advances by a second when the engine waits for a step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waited_s = 0
@@ -209,12 +209,12 @@ FINISHING: dict[str, Callable[[EngineCore], object]] = {
 
 
 @pytest.mark.parametrize("command", FINISHING)
-def test_a_wait_between_steps_is_busy_time(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_between_steps_counts_as_busy_time(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     core, slow = new_core(MODEL, overlaps_steps=True), SlowSteps(monkeypatch)
     submit(core, [request(1, stops=()), request(2, stops=())])
     core.step()
     core.step()
-    assert slow.waited_s == core.get_load().busy_s == 1  # the second step is unknown
+    assert slow.waited_s == core.get_load().busy_s == 1  # the second step's tokens are unknown
     FINISHING[command](core)
     assert slow.waited_s == core.get_load().busy_s == 2
     FINISHING[command](core)  # without a launched step
@@ -224,14 +224,14 @@ def test_a_wait_between_steps_is_busy_time(command: str, monkeypatch: pytest.Mon
 def test_waits_within_steps_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, core = SlowSteps(monkeypatch), new_core(MODEL, pages=12, overlaps_steps=True)
     generate(core, *(request(number, 6 * PAGE, (), 3 * PAGE) for number in range(2)))
-    assert core.get_load().preempted == 1  # which waits while pages are allocated
+    assert core.get_load().preempted == 1  # the preemption waits while pages are allocated
     assert slow.waited_s == core.get_load().busy_s
 
 
 # ---------------------------------------------------------------- commands between launch and reading
 
 
-def test_an_abort_returns_the_launched_token_too() -> None:
+def test_an_abort_also_returns_the_launched_token() -> None:
     core = new_core(MODEL, overlaps_steps=True)
     core.submit(request(1, stops=()))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The paged cache: shared prefixes, chunks, eviction and preemption change counters, never tokens."""
+"""Tests of the paged cache: shared prefixes, chunks, eviction and preemption change counters, never tokens."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_a_groups_prompt_is_prefilled_once_and_its_full_pages_are_shared(model: 
     assert core.get_load().recomputed_tokens == 0
 
 
-def test_the_last_token_of_a_prompt_of_full_cached_pages_is_computed(model: CausalLM) -> None:
+def test_the_last_token_of_a_fully_cached_prompt_is_computed(model: CausalLM) -> None:
     core = new_core(model)
     requests = [GenerationRequest(number, random_ids(2 * PAGE, 1), 5, seed=number) for number in range(2)]
     found = generate(core, *requests)
@@ -41,7 +41,7 @@ def test_shared_pages_stay_until_their_last_sequence_is_released(model: CausalLM
     for number in (1, 2):
         core.submit(GenerationRequest(number, random_ids(2 * PAGE + 1, 1), 1, seed=number))
     generate(core)
-    assert core.get_load().used_tokens == (2 + 2) * PAGE  # each has a separate page after the shared pages
+    assert core.get_load().used_tokens == (2 + 2) * PAGE  # each sequence has a separate page after the shared pages
     core.release_cache(1)
     assert core.get_load().used_tokens == (2 + 1) * PAGE
     late = GenerationRequest(3, random_ids(2 * PAGE + 1, 1), 6, seed=3)
@@ -82,12 +82,12 @@ def test_prefixes_computed_by_old_weights_are_not_shared() -> None:
     core.submit(GenerationRequest(2, prompt, 2, seed=1))
     step(core, 3)
     core.install_weights(1, other.state_dict())
-    assert core.get_load().used_tokens == 3 * PAGE  # of the running sequence
+    assert core.get_load().used_tokens == 3 * PAGE  # pages of the running sequence
     late = GenerationRequest(3, prompt, 6, seed=3)
     assert_same(generate(core, late)[3], alone(other, late))
 
 
-def test_new_weights_during_prefill_restart_it() -> None:
+def test_new_weights_restart_a_prefill() -> None:
     core, other = new_core(small_model(), prefill_tokens=7), small_model(seed=5)
     request = GenerationRequest(1, random_ids(30, 1), 6, seed=1)
     core.submit(request)
@@ -169,7 +169,7 @@ def test_the_newest_request_is_preempted_and_resumes_with_the_same_tokens(model:
         assert_same(found, alone(model, request))
     load = core.get_load()
     assert load.preempted == 1
-    # It had 6 of 12 pages when the other needed a seventh; the first token of its own seventh page had not been read.
+    # It had 6 of 12 pages when the other sequence needed a seventh page; its own next token had not been read.
     assert load.recomputed_tokens == 6 * PAGE
     assert load.prefilled_tokens == 2 * 3 * PAGE + 6 * PAGE + 1
 
@@ -205,7 +205,7 @@ def test_a_request_waits_while_running_sequences_hold_the_pages(model: CausalLM)
 def test_the_attention_block_size_does_not_change_bits(
     model: CausalLM, monkeypatch: pytest.MonkeyPatch, rows: int, num_bytes: int
 ) -> None:
-    """Sequences of all lengths join and leave, so that blocks fill, shrink, refill and widen."""
+    """Sequences of all lengths join and leave: blocks fill, shrink, refill and widen."""
     monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_BLOCK_ROWS", rows)
     monkeypatch.setattr("asterism.engine.inference.kv.contiguous_kv.DENSE_CACHE_BYTES", num_bytes)
     draws = np.random.default_rng(rows)
@@ -238,9 +238,9 @@ def random_life(
     capture: GraphCapture | None = None,
     overlaps_steps: bool = False,
 ) -> EngineLoad:
-    """Groups of siblings with several turns each, in a cache that is too small.
+    """Run groups of siblings with several turns each, in a cache that is too small.
 
-    Every generation must equal that of the same request in a batch of one; counters are checked after every step.
+    Every generation must equal the request's generation in a batch of one; counters are checked after every step.
     """
     draws = np.random.default_rng(seed)
     core = new_core(

@@ -1,4 +1,4 @@
-"""Differences between the engine's and transformers' logprobs, in float32 and bfloat16 (docs/engine.md)."""
+"""Tests of the difference between the engine's and transformers' logprobs, in float32 and bfloat16 (docs/engine.md)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ ARCHITECTURE_CONFIGS = [
 
 
 def generated(model: CausalLM) -> list[Generation]:
-    """All in one batch, the longer prompts in chunks."""
+    """Generate all requests in one batch, with the longer prompts in chunks."""
     core = EngineCore(model, Capacity(2048, 16, 128), prefill_tokens=30)
     for request in REQUESTS:
         core.submit(request)
@@ -45,7 +45,7 @@ def generated(model: CausalLM) -> list[Generation]:
 def build_reference(
     model: CausalLM, folder: Path, dtype: torch.dtype
 ) -> Callable[[list[Generation]], NDArray[np.float32]]:
-    """Transformers' logprobs of the same tokens, from one forward over each whole sequence."""
+    """Return transformers' logprobs of the same tokens, from one forward over each whole sequence."""
     reference = load_reference(folder, model).to(dtype)
 
     def logprobs(generations: list[Generation]) -> NDArray[np.float32]:

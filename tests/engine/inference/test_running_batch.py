@@ -1,4 +1,4 @@
-"""The states of a step, as the table of engine/inference/running_batch.py has them."""
+"""Tests of the states of a step in the table of engine/inference/running_batch.py."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from tests.engine.tiny_models import random_ids
 
 
 class NoRows:
-    """Implements BatchRows without tokens."""
+    """BatchRows without tokens."""
 
     def assign(self, joining: list[Sequence]) -> None: ...
 
@@ -23,7 +23,7 @@ class NoRows:
 
 
 def join(*new_tokens: int) -> RunningBatch:
-    """Sequences with 4 prompt tokens and so many tokens to generate."""
+    """Build a batch of sequences with 4 prompt tokens and these numbers of tokens to generate."""
     batch = RunningBatch(NoRows(), num_rows=4, page_tokens=16)
     sequences = [Sequence(number) for number in range(len(new_tokens))]
     for sequence, count in zip(sequences, new_tokens, strict=True):
@@ -50,7 +50,7 @@ def test_positions_and_unknown_steps_follow_the_states_of_two_overlapped_steps()
     assert describe(batch) == ([5, 5], 1)  # known: p + 1 + v
     ended = first.sequences[0]
     batch.drop_ended([(ended, 5)])
-    assert describe(batch) == ([5], 1)  # dropped: of the kept sequence
+    assert describe(batch) == ([5], 1)  # dropped: state of the kept sequence
     assert (ended.row, len(ended.token_ids), batch.num_free_rows) == (-1, 5, 3)
     surplus_free = batch.mark_known(second)
     assert surplus_free is not None and surplus_free.tolist() == [1]  # the first sequence had ended

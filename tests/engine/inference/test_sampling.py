@@ -1,4 +1,4 @@
-"""Sampling: draws depend only on seed and position, and follow the requested distribution."""
+"""Tests of sampling: draws depend only on seed and position, and follow the requested distribution."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_tokens_follow_the_softmax_at_the_temperature(temperature: float) -> Non
     assert_close(found, (LOGITS / temperature).softmax(-1), atol=0.01, rtol=0)
 
 
-def test_top_k_keeps_the_k_heaviest_and_their_proportions() -> None:
+def test_top_k_keeps_the_k_heaviest_tokens_and_their_proportions() -> None:
     kept = LOGITS.clone()
     kept[[2, 3, 4]] = float("-inf")
     assert_close(frequencies(LOGITS, settings(40_000, top_k=3)), kept.softmax(-1), atol=0.01, rtol=0)
@@ -63,7 +63,7 @@ def test_a_logprob_is_taken_before_top_p_and_top_k() -> None:
     assert_close(logprobs, (LOGITS / 0.7).log_softmax(-1)[tokens])
 
 
-def test_a_row_draws_the_same_in_any_batch() -> None:
+def test_a_row_draws_the_same_token_in_any_batch() -> None:
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
     positions, asked = torch.arange(5), settings(5)
     together, _ = sample(logits.clone(), positions, asked)
@@ -76,7 +76,7 @@ def test_a_row_draws_the_same_in_any_batch() -> None:
     assert together.tolist() == torch.cat(alone).tolist()
 
 
-def test_draws_at_the_ends_of_the_interval_are_tokens_with_weight() -> None:
+def test_draws_at_the_ends_of_the_interval_select_tokens_with_weight() -> None:
     weights = torch.tensor([[0.0, 0.3, 0.0, 0.7, 0.0]]).repeat(3, 1)
     drawn = inverse_cdf(weights, torch.tensor([0.0, 0.3, 1 - 2.0**-24]))
     assert drawn.tolist() == [1, 3, 3]
@@ -116,7 +116,7 @@ def test_the_generator_is_the_same_on_every_machine() -> None:
 
 
 def reference(seed: int, position: int) -> int:
-    """splitmix64 in Python's integers."""
+    """Compute splitmix64 with Python's integers."""
     mask = (1 << 64) - 1
 
     def mixed(x: int) -> int:

@@ -1,4 +1,4 @@
-"""The cleanup after runs of the learner."""
+"""A fixture for the cleanup after runs of the learner."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +10,6 @@ from tests.engine.learner.learner_runs import sweep_runs
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Iterator[None]:
-    """For tests that call `make_run`."""
+    """Clean up after tests that call `make_run`."""
     yield
     sweep_runs(tmp_path)

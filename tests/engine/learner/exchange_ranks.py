@@ -1,6 +1,6 @@
-"""`python -m tests.engine.learner.exchange_ranks RANKS_PER_NODE FOLDER`: four ranks on nodes of that many ranks exchange samples.
+"""`python -m tests.engine.learner.exchange_ranks RANKS_PER_NODE FOLDER`: four ranks on several nodes exchange samples.
 
-Each rank writes the sequences that it loads to FOLDER/rank_R.json. Ranks of later nodes have paths without a file.
+Each rank writes the sequences that it loads to FOLDER/rank_R.json. Ranks on later nodes have paths without a file.
 """
 
 import json

@@ -1,7 +1,7 @@
 """`python -m tests.engine.learner.failing_collectives MODE`: rank 1 dies, or is late, in a step; prints the
 failure of rank 0.
 
-The environment has the variables that torchrun sets. A late rank 1 ends with its standard input.
+The environment has the variables that torchrun sets. A late rank 1 exits when its standard input closes.
 """
 
 import os
@@ -43,4 +43,4 @@ if __name__ == "__main__":
     except CollectiveFailed as error:
         sys.stdout.write(f"{error}\n")
         sys.stdout.flush()
-    os._exit(0)  # as asterism.engine.learner.distributed.leave_ranks
+    os._exit(0)  # like asterism.engine.learner.distributed.leave_ranks

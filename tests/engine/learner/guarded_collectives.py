@@ -1,8 +1,8 @@
-"""`python -m tests.engine.learner.guarded_collectives RANKS OUT DEFECT`: what a rank sends in the learner's collectives.
+"""`python -m tests.engine.learner.guarded_collectives RANKS OUT DEFECT`: checks tensors of the learner's collectives.
 
-Steps of RL and of the cold start, and the check of the weights, of a model with experts. On CPUs, a tensor that was made on a
-wrong device cannot be recognized by its device; so each tensor that is reduced must derive from the parameters, and have
-elements. Each rank writes OUT/RANK.json: the violations, and the number of tensors. DEFECT "maxima" reduces an empty one.
+A model with experts runs steps of RL and of the cold start, and the check of its weights. On CPUs, a tensor on a wrong
+device cannot be recognized by its device; so each reduced tensor must derive from the parameters and have elements.
+Each rank writes the violations and the number of tensors to OUT/RANK.json. DEFECT "maxima" reduces an empty tensor.
 """
 
 import json
@@ -32,7 +32,7 @@ from tests.engine.learner.training_examples import rl_sequences, sequences, smal
 
 
 class Derivation(TorchDispatchMode):
-    """Marks the tensors that operations compute from `roots`, by their storage."""
+    """A mode that marks the tensors that operations compute from `roots`, by their storage."""
 
     def __init__(self, roots: Sequence[Tensor]) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def list_roots(model: nn.Module) -> list[Tensor]:
 
 
 def join(world_size: int) -> RankGroup:
-    """A single rank has no groups, so that it would send nothing."""
+    """Join the ranks. A single rank gets a group, because it would send nothing without a group."""
     if world_size > 1:
         return join_ranks(small_run(ranks=world_size).learner)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -77,7 +77,7 @@ def join(world_size: int) -> RankGroup:
 
 
 def plant_empty_maxima() -> None:
-    """As before the repair: an empty tensor that no other one leads to."""
+    """Restore a repaired defect: the reduction of an empty tensor that does not derive from parameters."""
     reduce_outputs = trainer_module.reduce_outputs
 
     def reduce_also_maxima(outputs: Any, ranks: RankGroup) -> Any:
@@ -114,7 +114,7 @@ def main(world_size: int, out: str, defect: str = "") -> None:
     found = {"violations": violations, "sent": len(sent)}
     (Path(out) / f"{ranks.rank}.json").write_text(json.dumps(found))
     leave_ranks(ranks)
-    os._exit(0)  # as leave_ranks, for a single rank, which has no mesh
+    os._exit(0)  # like leave_ranks, but for a single rank without a mesh
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs of the learner without the other processes: their files, and what tests read from them."""
+"""Runs of the learner without other processes: functions that make their files, read results and clean up."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def make_run(path: Path, *, sft_steps: int = 3, ranks: int = 1, every: int = 2) 
 
 
 def sweep_runs(parent: Path) -> None:
-    """The launcher's cleanup at the end of each run that `make_run` has made in `parent` or in a folder of it."""
+    """Clean up, as the launcher does, the runs that `make_run` has made in `parent` or in its folders."""
     for folder in (*parent.glob("run"), *parent.glob("*/run")):
         for scratch in (RunFolder(folder).sockets, RunFolder(folder).shared_memory):
             shutil.rmtree(scratch, ignore_errors=True)

@@ -1,6 +1,6 @@
 """`python -m tests.engine.learner.loss_gradients CASES OUT`: gradients of one minibatch in float64, by case.
 
-CASES is a JSON list of LossCase. Runs on all ranks that torchrun starts. OUT gets losses, gradients and metrics.
+CASES is a JSON list of LossCase. All ranks of torchrun run the cases. OUT gets losses, gradients and metrics.
 """
 
 import sys
@@ -21,9 +21,9 @@ from tests.engine.learner.training_examples import rows, small_run, trainable_mo
 
 
 class LossCase(msgspec.Struct, frozen=True):
-    settings: dict[str, Any]  # of [learner]
+    settings: dict[str, Any]  # settings of [learner]
     micro_batch_tokens: int = 128
-    reverse: bool = False  # the order of the rows
+    reverse: bool = False  # reverses the order of the rows
     dtype: str = "float64"
 
 
@@ -34,7 +34,7 @@ class LossGradients(NamedTuple):
 
 
 class GradientTrainer(Trainer):
-    """Keeps the gradients of its last update."""
+    """A trainer that keeps the gradients of its last update."""
 
     gradients: dict[str, Tensor]
 
@@ -48,12 +48,12 @@ class GradientTrainer(Trainer):
 
 
 def make_rows() -> list[TrainingSample]:
-    """Two groups; the tokens' log ratios reach about +-6."""
+    """Make two groups, with log ratios of tokens from about -6 to +6."""
     return rows(0, groups=2, size=4)
 
 
 def make_reference_model() -> CausalLM:
-    """The frozen policy of the KL term: the trained one with slightly different weights."""
+    """Make the frozen policy of the KL term: the trained policy with slightly different weights."""
     model = trainable_model().double()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

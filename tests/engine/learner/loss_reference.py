@@ -1,4 +1,4 @@
-"""The losses of a minibatch as plain loops over tokens in float64, written from the papers."""
+"""The losses of a minibatch as plain loops over tokens in float64, from the equations of the papers."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class ReferenceSequence(NamedTuple):
 def compute_reference_loss(
     sequences: Sequence[ReferenceSequence], learner: LearnerConfig, max_response_tokens: int
 ) -> Tensor:
-    """`learner` without "auto"."""
+    """Compute the loss. `learner` has no value "auto"."""
     counted = [each for each in sequences if len(each.logprobs)]
     total = 0 * torch.cat([each.logprobs for each in counted]).sum()  # with gradient, even if all tokens are clipped
     for sequence in counted:

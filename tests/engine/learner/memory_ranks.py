@@ -1,4 +1,4 @@
-"""`python -m tests.engine.learner.memory_ranks CASE OUT`: the memory of real learner steps on all ranks.
+"""`python -m tests.engine.learner.memory_ranks CASE OUT`: measures the memory of real learner steps on all ranks.
 
 Each rank writes OUT/RANK.json, a StepMemory. CASE is a MemoryCase as JSON.
 """
@@ -26,15 +26,15 @@ from tests.engine.learner.training_examples import rl_sequences, small_run, trai
 class MemoryCase(msgspec.Struct, frozen=True):
     model: dict[str, Any]  # config.json
     learner: dict[str, Any]  # settings of [learner]
-    sequence_tokens: int  # of each sequence; all tokens but the first are in the loss
+    sequence_tokens: int  # tokens of each sequence; all tokens except the first are in the loss
     num_sequences: int
 
 
 class StepMemory(msgspec.Struct, frozen=True):
-    """Anonymous memory above that before the model was created."""
+    """The growth of anonymous memory since the model was created."""
 
-    model_bytes: int  # of the loaded model
-    peak_bytes: int  # of the model and two steps
+    model_bytes: int  # growth after the model is loaded
+    peak_bytes: int  # largest growth in two steps
 
 
 def make_sequences(case: MemoryCase, vocab_size: int, tokens: int) -> list[TrainingSequence]:
@@ -54,7 +54,7 @@ def make_sequences(case: MemoryCase, vocab_size: int, tokens: int) -> list[Train
 
 
 def warm_up(ranks: RankGroup, learner: dict[str, Any]) -> None:
-    """Allocate what torch and gloo allocate once per process."""
+    """Make torch and gloo allocate the memory that they allocate once per process."""
     model = trainable_model()
     shard_model(model, ranks, learner.get("dtype", "float32"))
     Trainer(model, small_run(**learner), ranks).run_rl_step(rl_sequences(1))
@@ -72,7 +72,7 @@ def measure(case: MemoryCase, ranks: RankGroup) -> StepMemory:
     gc.collect()
     config = DecoderConfig.from_hf(case.model)
     run = small_run(**case.learner)
-    # The first step creates the optimizer's state, the second one has the peak.
+    # The first step creates the optimizer's state, the second step has the peak.
     steps = [make_sequences(case, config.vocab_size, tokens) for tokens in (4, case.sequence_tokens)]
     with measuring_memory() as peak:
         with torch.device("meta"):

@@ -1,8 +1,8 @@
 """`python -m tests.engine.learner.offload_ranks OUT LEARNER`: steps that free the memory of the device in between.
 
-LEARNER is a JSON object with settings of [learner]. Checkpoints: OUT/step_000002 is started before its state moves,
-OUT/step_000003 and OUT/step_000004 while it is moved; the state returns after the end of the third save and during the
-fourth. Each rank writes OUT/RANK.json, an OffloadReport; rank 0 also OUT/parameters.pt.
+LEARNER is a JSON object with settings of [learner]. The checkpoint OUT/step_000002 starts before the state moves, the
+checkpoints OUT/step_000003 and OUT/step_000004 start while it is moved. The state returns after the end of step 3's
+save and during step 4's save. Each rank writes OUT/RANK.json, an OffloadReport; rank 0 also OUT/parameters.pt.
 """
 
 import sys
@@ -27,9 +27,9 @@ SAVED_WHILE_MOVED = (3, 4)
 
 
 class OffloadReport(msgspec.Struct):
-    state_bytes: list[int]  # of the state on the device after each step; empty: nothing moves
-    resident_bytes: list[int]  # of the same storages, once the memory is released
-    policies: list[str]  # of FSDP's units
+    state_bytes: list[int]  # state on the device after each step; empty: nothing moves
+    resident_bytes: list[int]  # the same storages after the memory is released
+    policies: list[str]  # offload policies of FSDP's units
     metrics: list[dict[str, float]]
     offload_metrics: list[str]
 

@@ -1,7 +1,7 @@
-"""`python -m tests.engine.learner.publish_ranks CHECKPOINT OUT DTYPE RANKS_PER_NODE LEARNER`: ranks publish a model twice.
+"""Publishes a model twice: `python -m tests.engine.learner.publish_ranks CHECKPOINT OUT DTYPE RANKS_PER_NODE LEARNER`.
 
-Ranks of later nodes cannot write to OUT/slots. Each rank writes the peak of its anonymous memory to OUT/RANK.json, the
-leading rank the second message to OUT/published.json.
+Ranks on later nodes cannot write to OUT/slots. Each rank writes the peak of its anonymous memory to OUT/RANK.json; the
+leading rank writes the second message to OUT/published.json.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`python -m tests.engine.learner.rank_probes CHECKPOINT OUT LEARNER`: what a rank loads and holds.
+"""`python -m tests.engine.learner.rank_probes CHECKPOINT OUT LEARNER`: reports what each rank loads and keeps.
 
 Each rank writes OUT/RANK.json, a RankReport. LEARNER is a JSON object with settings of [learner].
 """
@@ -27,17 +27,17 @@ from tests.engine.learner.training_examples import sequences, small_run
 class ParameterForm(msgspec.Struct, frozen=True):
     is_sharded: bool
     dtype: str
-    local_share: float  # of its elements on this rank
+    local_share: float  # share of the elements that this rank has
 
 
 class RankReport(msgspec.Struct):
-    loading_bytes: int  # peak of anonymous memory while the model loads, above that before
-    sums: dict[str, float]  # over the elements of each whole parameter
+    loading_bytes: int  # peak growth of anonymous memory while the model loads
+    sums: dict[str, float]  # sum of the elements of each whole parameter
     loaded: dict[str, ParameterForm]
     after_forward: dict[str, ParameterForm]
     logprobs: list[float]
-    mesh: dict[str, int]  # sizes by name
-    backends: list[str]  # of the control group and of the tensor group
+    mesh: dict[str, int]  # sizes of the mesh by name
+    backends: list[str]  # backends of the control group and of the tensor group
     timeouts_s: list[float]
 
 
@@ -52,7 +52,7 @@ def _describe(parameter: Tensor) -> ParameterForm:
 
 
 class MemoryPeak:
-    """The largest anonymous memory of this process since the start, in bytes above that at the start."""
+    """The peak growth of this process's anonymous memory since construction, in bytes."""
 
     def __init__(self) -> None:
         self._start = self._largest = read_anonymous_bytes()
@@ -73,7 +73,7 @@ def read_anonymous_bytes() -> int:
 
 @contextmanager
 def measuring_memory() -> Generator[MemoryPeak]:
-    """Samples in another thread every millisecond."""
+    """Measure the peak by samples in another thread every millisecond."""
     peak, stop = MemoryPeak(), threading.Event()
 
     def sample() -> None:
@@ -91,7 +91,7 @@ def measuring_memory() -> Generator[MemoryPeak]:
 
 
 def score(model: CausalLM) -> list[float]:
-    """Of a few tokens, without a backward pass."""
+    """Compute log probabilities of a few tokens, without a backward pass."""
     batch = build_micro_batch(sequences(0, count=2), [1.0, 1.0])
     with torch.no_grad():
         scores = model(

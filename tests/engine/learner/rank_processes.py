@@ -6,7 +6,7 @@ import sys
 
 
 def run_ranks(ranks: int, module: str, *arguments: str) -> None:
-    """`python -m tests.engine.learner.MODULE ARGUMENTS` on each rank, through torchrun if there are several."""
+    """Run `python -m tests.engine.learner.MODULE ARGUMENTS` on each rank, with torchrun for several ranks."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     command = [sys.executable, *launcher, "-m", f"tests.engine.learner.{module}", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -1,8 +1,8 @@
 """`python -m tests.engine.learner.saving_ranks MODE CHECKPOINT OUT`: ranks that save checkpoints.
 
 `memory`: each rank trains one step, saves, and writes the growth of its anonymous memory to OUT/RANK.json.
-`loop`: one rank replaces OUT/step_000000 and saves OUT/step_S after each of its steps until it is killed. It prints the
-name of each complete checkpoint.
+`loop`: one rank replaces OUT/step_000000 and saves OUT/step_S after each of its steps until it is killed, and prints
+the name of each complete checkpoint.
 """
 
 import sys
@@ -23,7 +23,7 @@ SHARD_BYTES = 128 * 10**6
 
 
 class SavingReport(msgspec.Struct, frozen=True):
-    saving_bytes: int  # peak of anonymous memory from the start of a save to its end, above that before
+    saving_bytes: int  # peak growth of anonymous memory during a save
 
 
 def measure_memory(checkpoint: Path, out: Path) -> None:

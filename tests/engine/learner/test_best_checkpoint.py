@@ -1,4 +1,4 @@
-"""The record of the best evaluated checkpoint, and the checkpoints that it protects."""
+"""Tests of the record of the best evaluated checkpoint, and of the checkpoints that it protects."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_the_best_checkpoint_has_the_highest_reward(tmp_path: Path) -> None:
     assert found == BestCheckpoint(2, "step_sampled", 0.5, evaluated_step=6)
 
 
-def test_the_evaluations_at_start_and_end_count_only_with_the_sampling_of_the_others(tmp_path: Path) -> None:
+def test_evaluations_at_start_and_end_count_only_with_the_sampling_during_training(tmp_path: Path) -> None:
     found = record(tmp_path, result(2, 0.5), result(3, 0.9, "end_greedy"), result(3, 0.6, "end_sampled"))
     assert found == BestCheckpoint(3, "end_sampled", 0.6, evaluated_step=3)
 
@@ -46,7 +46,7 @@ def test_an_evaluation_with_tokens_of_other_weights_does_not_count(tmp_path: Pat
     assert found == BestCheckpoint(2, "step_sampled", 0.3, evaluated_step=4)
 
 
-def test_the_first_set_decides(tmp_path: Path) -> None:
+def test_the_reward_of_the_first_set_decides(tmp_path: Path) -> None:
     sets = (EvaluationSetConfig(name="easy", data="e"), EvaluationSetConfig(name="hard", data="h"))
     run = RunConfig(name="a", evaluation=EvaluationConfig(every=2, sets=sets))
     values = [{"set easy: reward": 0.5, "set hard: reward": 0.1}, {"set easy: reward": 0.4, "set hard: reward": 0.9}]

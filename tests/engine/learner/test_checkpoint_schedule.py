@@ -1,4 +1,4 @@
-"""When the learner saves checkpoints, by steps and by the clock."""
+"""Tests of the times at which the learner saves checkpoints, by steps and by the clock."""
 
 import pytest
 from msgspec.structs import replace
@@ -49,13 +49,13 @@ def test_the_leading_ranks_clock_decides(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def broadcast(_ranks: RankGroup, item: bool) -> bool:
         decisions.append(item)
-        return True  # of the leading rank
+        return True  # decision of the leading rank
 
     monkeypatch.setattr("asterism.engine.learner.saving.checkpoint_schedule.broadcast_object", broadcast)
     follower = CheckpointSchedule(small_run(every=2, minutes=1.0), RankGroup(rank=1, world_size=2), lambda: 0.0)
     assert follower.is_due(1)
     assert decisions == [False]
-    assert follower.is_due(2)  # by its number, without a broadcast
+    assert follower.is_due(2)  # due by its step number, without a broadcast
     assert decisions == [False]
 
 

@@ -1,4 +1,4 @@
-"""Tensors in the learner's collectives, on one and on two gloo ranks."""
+"""Tests of the tensors in the learner's collectives, on one and on two gloo ranks."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A collective of a rank fails when another rank dies or is late: an outage, with rank, operation and duration."""
+"""Tests: a dead or late rank fails the collective of another rank: an outage with rank, operation and duration."""
 
 import os
 import re
@@ -22,7 +22,7 @@ CAUSES = {
 
 @contextmanager
 def started_ranks(mode: str) -> Iterator[list["subprocess.Popen[str]"]]:
-    """Of failing_collectives."""
+    """Start two ranks of failing_collectives."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -44,7 +44,7 @@ def started_ranks(mode: str) -> Iterator[list["subprocess.Popen[str]"]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(CAUSES))
-def test_a_rank_that_dies_or_is_late_fails_the_collective_of_the_others(mode: str) -> None:
+def test_a_dead_or_late_rank_fails_the_collective_of_other_ranks(mode: str) -> None:
     with started_ranks(mode) as (leader, _):
         printed, _ = leader.communicate(timeout=120)
     where = r"learner rank 0, in step 3 since \d+\.\d s, in reduction since \d+\.\d s"

@@ -1,4 +1,4 @@
-"""The process of the learner over the real bus."""
+"""Tests of the learner's process with the real bus."""
 
 import asyncio
 import os
@@ -46,20 +46,20 @@ def made(tmp_path: Path) -> tuple[RunConfig, RunFolder]:
 
 
 class Peers:
-    """The head and the launcher, as the learner sees them."""
+    """The head and the launcher, as the learner's peers."""
 
     def __init__(self, folder: RunFolder, process: asyncio.subprocess.Process) -> None:
         self._buses = {name: open_zmq_bus(name, folder.sockets, 100) for name in ("head", "launcher")}
         self.process = process
         self.pid = process.pid
-        self.metrics: list[MetricsRecorded] = []  # received by `receive`, which does not return them
+        self.metrics: list[MetricsRecorded] = []  # messages that `receive` collects and does not return
 
     @property
     def head(self) -> Bus:
         return self._buses["head"]
 
     async def receive(self, name: str = "head") -> AnyMessage:
-        """The next message; fails with the learner's output if the learner ends."""
+        """Return the next message. Fails with the learner's output if the learner exits."""
         receive = asyncio.ensure_future(self._buses[name].receive())
         ended = asyncio.ensure_future(self.process.wait())
         await asyncio.wait((receive, ended), timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -119,12 +119,12 @@ async def wait_for_checkpoint(folder: RunFolder, step: int) -> None:
 
 
 def without_times(trained: StepTrained) -> dict[str, float]:
-    """Nor memory."""
+    """Return the metrics without times and memory."""
     return {name: each for name, each in trained.metrics.items() if not name.endswith(("_s", "_gib"))}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_a_requested_checkpoint_has_the_step_that_was_trained_last(tmp_path: Path, ranks: int) -> None:
+async def test_a_requested_checkpoint_has_the_last_trained_step(tmp_path: Path, ranks: int) -> None:
     _, folder = make_run(tmp_path, ranks=ranks)
     async with learner(folder, "--resume-step", "0", ranks=ranks) as peers:
         await peers.receive_step()
@@ -136,7 +136,7 @@ async def test_a_requested_checkpoint_has_the_step_that_was_trained_last(tmp_pat
             saved = await peers.receive("launcher")
         assert saved == CheckpointSaved(1)
         assert list_saved_steps(folder.checkpoints)[-1] == 1
-        await peers.send_batch(2)  # is not trained
+        await peers.send_batch(2)  # the learner does not train it
         await peers.head.send("learner", Shutdown())
         assert await peers.exit_code() == 0
     assert list_saved_steps(folder.checkpoints)[-1] == 1

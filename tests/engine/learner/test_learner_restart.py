@@ -1,4 +1,4 @@
-"""A restarted learner acknowledges batches up to its checkpoint. A learner on shared GPUs waits for the engines' memory.
+"""Tests of restarted learners, which acknowledge batches up to their checkpoint, and of learners on shared GPUs.
 
 Batches come from the golden logs (tests.golden) of bugs; the learner runs without a model.
 """
@@ -46,7 +46,7 @@ Trained = list[tuple[int, list[tuple[int, list[int]]]]]  # steps with trajectori
 
 
 class ScriptedRank:
-    """The methods of asterism.engine.learner.learner_rank.LearnerRank that are called; resumes from the checkpoint of `step`."""
+    """A LearnerRank (engine/learner/learner_rank.py) without a model, which resumes from the checkpoint of `step`."""
 
     def __init__(self, step: int) -> None:
         self._step = step
@@ -72,7 +72,7 @@ class ScriptedRank:
 async def running_learner(
     rank: ScriptedRank, run: RunConfig, journal: Path, incarnation: int = 1
 ) -> AsyncIterator[Bus]:
-    """The bus of the head, while an incarnation of the learner runs."""
+    """Run an incarnation of the learner, and yield the bus of the head."""
     hub = Hub()
     head, bus = hub.join("head", 100), hub.join("learner", 100)
     with ThreadPoolExecutor(1) as worker:
@@ -101,7 +101,7 @@ async def wait_for_acknowledgements(head: Bus) -> None:
 
 
 def read_batches(events: Sequence[Event]) -> list[list[GroupAccepted | BatchReady]]:
-    """For each batch the messages with its groups, and then BatchReady."""
+    """Return the messages of each batch: its groups, then BatchReady."""
     batches: list[list[GroupAccepted | BatchReady]] = [[]]
     for message in (decode(event.frame).message for event in events):
         if isinstance(message, GroupAccepted | BatchReady):
@@ -112,7 +112,7 @@ def read_batches(events: Sequence[Event]) -> list[list[GroupAccepted | BatchRead
 
 
 def list_trained(*batches: Sequence[GroupAccepted | BatchReady]) -> Trained:
-    """What the learner trains on, without the tokens after the last one in the loss."""
+    """Return the steps that the learner trains on, without tokens after the last loss token."""
     complete = [batch for messages in batches for batch in assemble_batches(messages)]
     return [(batch.step, list_tokens(batch)) for batch in complete]
 
@@ -122,8 +122,8 @@ def list_tokens(batch: CompleteBatch) -> list[tuple[int, list[int]]]:
 
 
 async def test_a_batch_up_to_the_checkpoint_is_acknowledged_and_not_trained_again(tmp_path: Path) -> None:
-    """All processes were killed after the learner had trained on the first batch. The head's next incarnation had no record
-    of the acknowledgement, and sent the batch to the learner's next incarnation, which had a checkpoint of that step."""
+    """All processes were killed after the learner had trained on the first batch. The next head had no record of the
+    acknowledgement, and sent the batch to the next learner, which had a checkpoint of that step."""
     found, events = read("batch_in_the_checkpoint")
     first, again, second = read_batches(events)
     assert first == again
@@ -134,8 +134,8 @@ async def test_a_batch_up_to_the_checkpoint_is_acknowledged_and_not_trained_agai
 
 
 async def test_a_batch_of_an_earlier_launch_is_not_trained(tmp_path: Path) -> None:
-    """All processes, including the launcher, died after the learner had received a batch and before its checkpoint. The
-    resumed run repeated that step with other trajectories."""
+    """All processes, with the launcher, were killed after the learner had received a batch and before its checkpoint.
+    The resumed run repeated that step with other trajectories."""
     found, events = read("batches_of_two_launches")
     earlier, *present = read_batches(events)
     folder = RunFolder(tmp_path)
@@ -148,12 +148,12 @@ async def test_a_batch_of_an_earlier_launch_is_not_trained(tmp_path: Path) -> No
     assert list_trained(earlier)[0][0] == rank.trained[0][0] and list_trained(earlier)[0] != rank.trained[0]
 
 
-async def test_the_learner_borrows_engine_memory_for_each_step(tmp_path: Path) -> None:
+async def test_the_learner_requests_engine_memory_for_each_step(tmp_path: Path) -> None:
     run = RunConfig(name="shared", engine=EngineConfig(kind="sglang"), sglang=SGLangConfig(colocate=True))
     rank = ScriptedRank(2)
     async with running_learner(rank, run, tmp_path, incarnation=2) as head:
         assert (await head.receive()).message == GpuMemoryRequested(2, -1)
-        await head.send("learner", GpuMemoryGranted(1, -1))  # of an earlier incarnation
+        await head.send("learner", GpuMemoryGranted(1, -1))  # a grant for an earlier incarnation
         await head.send("learner", BatchReady(3, ()))
         await wait_for_acknowledgements(head)
         assert (rank.started, head.waiting) == (False, 0)
@@ -167,7 +167,7 @@ async def test_the_learner_borrows_engine_memory_for_each_step(tmp_path: Path) -
 
 
 async def test_shutdown_waits_for_a_save_that_the_worker_has_not_begun(tmp_path: Path) -> None:
-    """Other ranks have begun it."""
+    """Other ranks have begun the save."""
     hub, free = Hub(), threading.Event()
     head, bus = hub.join("head", 100), hub.join("learner", 100)
     with ThreadPoolExecutor(1) as worker:

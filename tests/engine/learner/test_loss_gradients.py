@@ -1,5 +1,5 @@
-"""Every loss, mean, correction and term: value and gradient equal plain loops in float64, on any ranks, micro batches
-and orders of the rows."""
+"""Tests: value and gradient of each loss, mean, correction and term equal plain loops in float64, with any ranks,
+micro batches and orders of rows."""
 
 import functools
 import subprocess
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 PLUGINS = "tests.engine.learner.plugin_losses"
 MAX_TOKENS = small_run().dialogue.response_tokens
-# Learner settings by name. The rows' log ratios reach +-6: clips, caps and the limit act on some tokens.
+# Learner settings by name. The rows' log ratios reach -6 and +6: clips, caps and the limit act on some tokens.
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"grpo {mean}": {"mean": mean} for mean in ("tokens", "group", "sequence", "constant")},
     "grpo dual": {"clip_dual": 3.0},
@@ -62,10 +62,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "kl_coef": 0.1,
         "entropy_coef": 0.1,
     },
-    "plug-in gspo": {"function": f"{PLUGINS}:compute_gspo_loss"},
-    "plug-in dr_grpo": {"function": f"{PLUGINS}:compute_dr_grpo_loss"},
+    "plug-in gspo": {"loss": f"{PLUGINS}:compute_gspo_loss"},
+    "plug-in dr_grpo": {"loss": f"{PLUGINS}:compute_dr_grpo_loss"},
 }
-# The built-in settings that give a plug-in's loss.
+# the built-in settings that are equivalent to a plug-in's loss
 BUILT_IN = {
     "plug-in gspo": {"function": "gspo", "mean": "sequence"},
     "plug-in dr_grpo": {"mean": "constant"},
@@ -73,7 +73,7 @@ BUILT_IN = {
 
 
 def read_row(row: TrainingSample) -> tuple[Tensor, Tensor, list[float]]:
-    """Token ids, mask of the loss tokens without the first one, log probabilities of the engine at these."""
+    """Return token ids, the mask of loss tokens without the first token, and the engine's log probabilities of them."""
     ids = torch.from_numpy(np.frombuffer(row.record.token_ids, np.int32).astype(np.int64))
     mask = torch.from_numpy(np.frombuffer(row.record.loss_mask, np.uint8).astype(bool))
     mask[0] = False
@@ -82,7 +82,7 @@ def read_row(row: TrainingSample) -> tuple[Tensor, Tensor, list[float]]:
 
 
 def score(model: CausalLM, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Log probabilities and entropies of the loss tokens of one sequence, without batches."""
+    """Compute log probabilities and entropies of the loss tokens of one sequence, without batches."""
     log_p_TV = torch.log_softmax(model.compute_logits(model(ids[None, :-1]))[0], dim=-1)
     entropies_T = -(log_p_TV.exp() * log_p_TV).sum(-1)
     return log_p_TV.gather(1, ids[1:, None])[:, 0][mask[1:]], entropies_T[mask[1:]]
@@ -99,7 +99,7 @@ def compute_expected(name: str) -> tuple[float, dict[str, Tensor]]:
         logprobs, entropies = score(model, ids, mask)
         old = logprobs.tolist() if learner.loss.old_logprobs == "recomputed" else behaviour
         frozen = score(reference, ids, mask)[0].tolist() if learner.loss.kl_coef else ()
-        advantage = float(np.float32(row.advantage))  # the trainer holds advantages in float32
+        advantage = float(np.float32(row.advantage))  # the trainer has advantages in float32
         sequences.append(ReferenceSequence(logprobs, behaviour, old, advantage, row.group_id, list(entropies), frozen))
     loss = compute_reference_loss(sequences, learner, MAX_TOKENS)
     loss.backward()
@@ -146,5 +146,5 @@ def test_metrics_that_depend_on_the_data_are_refused() -> None:
     run = small_run(loss=f"{PLUGINS}:compute_loss_with_changing_metrics", micro_batch_tokens=40)
     trainer = Trainer(trainable_model(), run, RankGroup())
     trainer.start_stage("rl")
-    with pytest.raises(UnusableInput, match=r"learner\.loss: a micro batch has the metrics metric_"):
+    with pytest.raises(UnusableInput, match=r"learner\.loss: metrics differ between micro batches: metric_"):
         trainer.run_rl_step(rl_sequences(0))

@@ -10,7 +10,7 @@ from asterism.policies.losses.policy_loss import LossOutput
 
 @pytest.fixture
 def reduced(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The tensors that a reduction sends."""
+    """Collect the tensors that a reduction sends."""
     sent: list[Tensor] = []
 
     def all_reduce(_ranks: RankGroup, values: Tensor, _operation: object) -> Tensor:

@@ -1,4 +1,4 @@
-"""learner.memory.offload: the device has no memory of weights and moments between steps, and training gives the same bits."""
+"""Tests of learner.memory.offload: between steps the device has no weights and moments, and training gives the same bits."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def train(folder: Path, ranks: int, **learner: Any) -> Outcome:
 
 
 def read_tensor_files(outcome: Outcome, step: int) -> dict[str, bytes]:
-    """Weights, moments and random states, as they are saved: equal states give equal bytes."""
+    """Read the saved weights, moments and random states: equal states have equal bytes."""
     folder = get_tensors_folder(outcome.folder / f"step_{step:06d}")
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
@@ -55,7 +55,7 @@ def read_tensor_files(outcome: Outcome, step: int) -> dict[str, bytes]:
 def test_a_state_that_moves_between_steps_trains_and_saves_the_same_bits(
     ranks: int, dtype: str, tmp_path: Path
 ) -> None:
-    """On two ranks FSDP pads one of the shards of 97 vocabulary rows."""
+    """On two ranks FSDP pads a shard of the 97 vocabulary rows."""
     kept = train(tmp_path / "kept", ranks, dtype=dtype)
     moved = train(tmp_path / "moved", ranks, dtype=dtype, offload="between_steps")
     torch.testing.assert_close(moved.parameters, kept.parameters, rtol=0, atol=0)
@@ -103,14 +103,14 @@ def make_offloading_run(path: Path) -> tuple[RunConfig, RunFolder]:
 
 
 def count_moved(rank: LearnerRank) -> int:
-    """The tensors in main memory, after a check that none of them has memory on the device."""
+    """Count the tensors in main memory, and check that these tensors have no memory on the device."""
     moved = rank._offload._moved  # pyright: ignore[reportPrivateUsage]
     assert all(each.on_device.untyped_storage().nbytes() == 0 for each in moved)
     return len(moved)
 
 
 def train_steps(rank: LearnerRank, folder: RunFolder, *steps: int) -> list[str]:
-    """Digests of the published weights."""
+    """Train steps; return the digests of the published weights."""
     results = [rank.train(step, store_batch(folder.batches, step, rows(step))) for step in steps]
     return [result.published.digest for result in results if result.published is not None]
 

@@ -1,4 +1,4 @@
-"""The learner's files of accepted groups: each rank reads its own samples, on any node."""
+"""Tests of the learner's files of accepted groups: each rank reads its own samples, on any node."""
 
 import json
 import subprocess
@@ -51,7 +51,7 @@ def test_a_truncated_file_is_reported_with_the_trajectory(tmp_path: Path) -> Non
         last.load()
 
 
-def test_a_part_that_arrives_again_replaces_the_file(tmp_path: Path) -> None:
+def test_a_duplicate_part_replaces_the_file(tmp_path: Path) -> None:
     store_batch(tmp_path, 1, [replace(each, advantage=9.0) for each in rows(1, groups=2)])
     assert [each.load().advantage for each in store_batch(tmp_path, 1, rows(1, groups=2))] == [
         each.advantage for each in rows(1, groups=2)
@@ -110,7 +110,7 @@ def test_parts_of_a_group_are_bounded_and_keep_every_row(lengths: list[int]) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks_per_node", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_ranks_on_other_nodes_receive_their_samples(ranks_per_node: int, tmp_path: Path) -> None:
-    """Two nodes; only the first one has the files."""
+    """Of two nodes, only the first node has the files."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     module = ["-m", "tests.engine.learner.exchange_ranks", str(ranks_per_node), str(tmp_path)]
     root = Path(__file__).parents[3]

@@ -1,4 +1,4 @@
-"""Checkpoints of a trainer: resumed training, the background write, and the exported model."""
+"""Tests of a trainer's checkpoints: resumed training, the background write, and the exported model."""
 
 import errno
 import threading
@@ -46,7 +46,7 @@ def tokenizer(tmp_path: Path) -> Path:
 
 
 class WriteGate:
-    """Stops the background thread of a checkpoint before it reads the tensors."""
+    """A gate that stops the background thread of a checkpoint before it reads the tensors."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._is_open = threading.Event()
@@ -74,7 +74,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteGate]:
 
 @pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_resumed_training_gives_the_same_bits(stage: str, tmp_path: Path, tokenizer: Path) -> None:
-    """The exported weights are rounded; training resumes from the exact ones."""
+    """The exported weights are rounded; training resumes from exact weights."""
     made = make_trainer(stage, export_dtype="bfloat16")
     steps = train_ranks.steps_of(stage)
     for step in range(2):
@@ -121,7 +121,7 @@ def test_damaged_tensors_without_a_manifest_are_reported_with_their_folder(
     made.save(tmp_path / "step_000000", tokenizer)
     made.finish_saving()
     (file,) = get_tensors_folder(tmp_path / "step_000000").glob("*.distcp")
-    (tmp_path / "step_000000" / MANIFEST_NAME).unlink()  # as an older version has written it
+    (tmp_path / "step_000000" / MANIFEST_NAME).unlink()  # older versions wrote no manifest
     file.unlink() if damage == "missing" else file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(CheckpointError, match=r"step_000000/trainer/tensors: "):
         make_trainer().load(tmp_path / "step_000000")
@@ -194,7 +194,7 @@ def test_a_second_checkpoint_waits_for_the_first(tmp_path: Path, tokenizer: Path
     assert committed == ["first", "second"]
 
 
-def test_only_a_complete_checkpoint_has_its_name(
+def test_only_a_complete_checkpoint_has_its_final_name(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_trainer()
@@ -282,7 +282,7 @@ def test_equal_trainers_write_equal_bytes_in_any_folder(stage: str, tmp_path: Pa
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_the_export_loads_in_transformers(tmp_path: Path, tokenizer: Path, *, is_tied: bool) -> None:
-    """In the default type, which is float32 here, and in several shards."""
+    """The export has the default dtype, which is float32 here, and several shards."""
     made = make_trainer(model=trainable_model(is_tied=is_tied))
     made.run_rl_step(rl_sequences(0))
     made.save(tmp_path / "step_000001", tokenizer, max_shard_bytes=40_000)

@@ -1,4 +1,4 @@
-"""Checkpoints of processes: their memory, and kills while they save."""
+"""Tests of processes that save checkpoints: their memory, and kills during saves."""
 
 import os
 import random
@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from asterism.engine.export.hf_export import BUCKET_BYTES
 from asterism.engine.learner.checkpoints import list_saved_steps, restore_replaced_checkpoints
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import build_sharded_model
 from asterism.engine.learner.trainer import Trainer
 from asterism.engine.model.hf_checkpoint import load_model
-from asterism.engine.model.hf_export import BUCKET_BYTES
 from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.saving_ranks import SavingReport
 from tests.engine.learner.test_sharding import MB, make_config, write_model
@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_saving_300_mb_takes_a_rank_its_share_and_two_buckets(ranks: int, tmp_path: Path) -> None:
-    """Of weights, without the moments of the optimizer, which are twice as large."""
+def test_saving_300_mb_needs_memory_for_a_share_and_two_buckets(ranks: int, tmp_path: Path) -> None:
+    """The 300 MB are weights, without the optimizer's moments, which are twice as large."""
     model = write_model(tmp_path / "model", make_config(num_layers=11, vocab_size=40_001))
     assert model.num_bytes > 300 * MB
     (tmp_path / "out").mkdir()
@@ -41,7 +41,7 @@ def test_saving_300_mb_takes_a_rank_its_share_and_two_buckets(ranks: int, tmp_pa
 
 
 def kill_while_saving(checkpoint: Path, out: Path, num_checkpoints: int, delay_s: float) -> list[str]:
-    """Kill the saving process `delay_s` after this number of checkpoints. Returns the names that it has reported."""
+    """Kill the saving process `delay_s` after this number of checkpoints; return the names that it has printed."""
     module = ["-m", "tests.engine.learner.saving_ranks", "loop", str(checkpoint), str(out)]
     process = subprocess.Popen(
         [sys.executable, *module], stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -58,7 +58,7 @@ def kill_while_saving(checkpoint: Path, out: Path, num_checkpoints: int, delay_s
 
 
 def load_newest(out: Path) -> int:
-    """Restores what a kill has interrupted, and loads all complete checkpoints. Returns the newest step."""
+    """Restore interrupted replacements and load all complete checkpoints; return the newest step."""
     restore_replaced_checkpoints(out)
     for step in list_saved_steps(out):
         checkpoint = out / f"step_{step:06d}"

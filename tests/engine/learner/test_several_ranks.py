@@ -1,4 +1,4 @@
-"""Training on 1, 2 and 4 ranks gives the same gradients and weights, however the parameters are sharded."""
+"""Tests: training on 1, 2 and 4 ranks gives the same gradients and weights, with any sharding of parameters."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ CASES = [*((stage, is_tied) for stage in ("sft", "rl", "recomputed") for is_tied
 
 class Outcome(msgspec.Struct):
     parameters: dict[str, Tensor]
-    gradients: dict[str, Tensor]  # of the first update: the ranks have equal weights
+    gradients: dict[str, Tensor]  # gradients of the first update, before which all ranks have equal weights
     metrics: list[dict[str, float]]
     state: dict[str, Any]
 
@@ -36,7 +36,7 @@ def read_outcome(script: RankScript) -> Outcome:
 
 
 def train(ranks: int, *scripts: RankScript) -> list[Outcome]:
-    """In one set of rank processes; a single rank without a mesh runs in this process."""
+    """Run all scripts in one set of rank processes, or in this process for a single rank without a mesh."""
     if ranks == 1 and scripts[0].learner.get("dtype", "float32") == "float32":
         for script in scripts:
             run_script(script, RankGroup())
@@ -46,13 +46,13 @@ def train(ranks: int, *scripts: RankScript) -> list[Outcome]:
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[float, float]:
-    """The norm and the largest element of the difference of all elements, relative to the norm of `one`."""
+    """Return the norm and the largest element of the difference, relative to the norm of `one`."""
     x, y = (torch.cat([each[name].double().flatten() for name in one]) for each in (one, other))
     return float((x - y).norm() / x.norm()), float((x - y).abs().max() / x.norm())
 
 
 def are_equal(one: Outcome, other: Outcome) -> bool:
-    """In float32. Parameters with a gradient near 0 are left out: Adam divides it by its root, with its rounding."""
+    """Compare in float32, without elements with gradients near 0: Adam amplifies the rounding of their gradients."""
     _, largest = differences(one.gradients, other.gradients)
     bound = 1e-7 * max(float(gradient.abs().max()) for gradient in one.gradients.values())
     kept = {name: gradient.abs() > bound for name, gradient in one.gradients.items()}
@@ -86,7 +86,7 @@ def make_scripts(folder: Path, chunk_tokens: int = 0, **learner: Any) -> list[Ra
 def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(
     ranks: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The ranks compute logits of different numbers of chunks."""
+    """The ranks have different numbers of chunks of logits."""
     alone = train(1, *make_scripts(tmp_path / "alone"))
     together = train(ranks, *make_scripts(tmp_path / "together", chunk_tokens=5, micro_batch_tokens=40, **options))
     for (stage, is_tied), one, several in zip(CASES, alone, together, strict=True):
@@ -100,7 +100,7 @@ def test_gradients_and_parameters_do_not_depend_on_ranks_and_micro_batches(
 
 @pytest.mark.nightly
 def test_compiled_layers_of_two_ranks_give_the_same_update(tmp_path: Path) -> None:
-    """With recomputed activations in one case, experts in another, and adapters with a reference in the last one."""
+    """The cases have recomputed activations, experts, or adapters with a reference."""
 
     def make_cases(name: str, **settings: Any) -> list[RankScript]:
         plain = [
@@ -131,7 +131,7 @@ def test_two_copies_of_two_shards_give_the_same_update(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_bfloat16_computes_with_float32_weights_gradients_and_moments(ranks: int, tmp_path: Path) -> None:
-    cases = (0, 1, 4, 5)  # with the same old log probabilities in both types
+    cases = (0, 1, 4, 5)  # cases with the same old log probabilities in both dtypes
     exact, rounded = (
         [make_scripts(tmp_path / dtype, dtype=dtype)[case] for case in cases] for dtype in ("float32", "bfloat16")
     )
@@ -150,7 +150,7 @@ def test_bfloat16_computes_with_float32_weights_gradients_and_moments(ranks: int
     [(2, 1), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in [(1, 2), (2, 4), (4, 1)])],
 )
 def test_a_checkpoint_is_resumable_with_another_number_of_ranks(first: int, second: int, tmp_path: Path) -> None:
-    """The export is rounded, and written by all ranks."""
+    """The export is rounded, and all ranks write it."""
     (straight,) = train(1, RankScript("rl", str(tmp_path / "straight"), end=4))
     exports = {"export_dtype": "bfloat16"}
     middle = RankScript("rl", str(tmp_path / "middle"), end=2, saves=True, max_shard_bytes=20_000, learner=exports)

@@ -1,4 +1,4 @@
-"""A rank loads only its own part of a model, and has only its shards after a forward pass."""
+"""Tests: a rank loads only its own part of a model, and has only its shards after a forward pass."""
 
 import json
 import math
@@ -28,12 +28,12 @@ MB = 10**6
 
 class WrittenModel(NamedTuple):
     folder: Path
-    sums: dict[str, float]  # over the elements of each tensor
-    num_bytes: int  # in float32
+    sums: dict[str, float]  # sum of the elements of each tensor
+    num_bytes: int  # size in float32
 
 
 def write_model(folder: Path, config: DecoderConfig) -> WrittenModel:
-    """Random weights in bfloat16, in two files with an index."""
+    """Write random weights in bfloat16, in two files with an index."""
     generator = torch.Generator().manual_seed(0)
     names = list(config.compute_weight_shapes().items())
     weight_map: dict[str, str] = {}
@@ -50,7 +50,7 @@ def write_model(folder: Path, config: DecoderConfig) -> WrittenModel:
 
 
 def make_config(num_layers: int, vocab_size: int) -> DecoderConfig:
-    """The vocabulary is odd, so that shards differ in size."""
+    """Make a config. With an odd `vocab_size`, shards differ in size."""
     return DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=512,
@@ -79,7 +79,7 @@ def check_report(report: RankReport, model: WrittenModel, ranks: int, most_bytes
 
 
 @slow
-def test_a_rank_loads_its_shards_and_has_only_these_after_a_forward_pass(tmp_path: Path) -> None:
+def test_a_rank_loads_and_after_a_forward_pass_has_only_its_shards(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", make_config(num_layers=4, vocab_size=20_001))  # 135 MB
     first, second = probe(2, model.folder, tmp_path / "out", dtype="bfloat16", collective_timeout_s=77)
     for report in (first, second):
@@ -93,7 +93,7 @@ def test_a_rank_loads_its_shards_and_has_only_these_after_a_forward_pass(tmp_pat
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_loading_300_mb_takes_a_rank_its_share_and_two_blocks(ranks: int, tmp_path: Path) -> None:
+def test_loading_300_mb_needs_memory_for_a_share_and_two_blocks(ranks: int, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", make_config(num_layers=11, vocab_size=40_001))
     assert model.num_bytes > 300 * MB
     for report in probe(ranks, model.folder, tmp_path / "out"):

@@ -1,4 +1,4 @@
-"""The metadata of a checkpoint's tensors can name no other class and no other folder."""
+"""Tests: the metadata of a checkpoint's tensors cannot refer to other classes or other folders."""
 
 import os
 import pickle
@@ -28,7 +28,7 @@ def tensors(tmp_path: Path) -> Path:
 
 
 class Payload:
-    """Runs a command when it is unpickled."""
+    """An object that calls a function when it is unpickled."""
 
     def __init__(self, call: Callable[..., object], *arguments: object) -> None:
         self._call = call, arguments
@@ -64,7 +64,7 @@ def test_a_call_of_another_function_is_refused_and_does_not_run(
     assert not mark.exists()
 
 
-def test_a_call_within_good_metadata_is_refused(tensors: Path, tmp_path: Path) -> None:
+def test_a_call_within_valid_metadata_is_refused(tensors: Path, tmp_path: Path) -> None:
     metadata = read_metadata(tensors)
     metadata.planner_data = Payload(os.mkdir, str(tmp_path / "mark"))
     replace_metadata(tensors, metadata)
@@ -74,7 +74,7 @@ def test_a_call_within_good_metadata_is_refused(tensors: Path, tmp_path: Path) -
 
 
 def test_pickled_objects_instead_of_tensors_are_refused(tensors: Path) -> None:
-    """DCP would read them with torch.load(weights_only=False)."""
+    """DCP would read pickled objects with torch.load(weights_only=False)."""
     metadata = read_metadata(tensors)
     metadata.state_dict_metadata["model.weight"] = BytesStorageMetadata()
     replace_metadata(tensors, metadata)

@@ -43,7 +43,7 @@ def test_the_cold_start_lowers_the_training_loss() -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_a_model_that_replaces_that_of_the_cold_start_has_the_settings_of_its_layers() -> None:
+def test_a_model_that_replaces_the_cold_starts_model_gets_the_settings_of_layers() -> None:
     made = Trainer(trainable_model(), small_run(activation_checkpointing="full", compile=True), ONE)
     made.model = trainable_model()
     made.start_stage("rl")
@@ -51,7 +51,7 @@ def test_a_model_that_replaces_that_of_the_cold_start_has_the_settings_of_its_la
 
 
 @pytest.mark.parametrize(("advantage", "sign"), [(1.0, 1), (-1.0, -1)])
-def test_a_step_raises_the_probability_of_good_answers_and_lowers_that_of_bad_ones(advantage: float, sign: int) -> None:
+def test_a_step_makes_good_answers_more_likely_and_bad_answers_less_likely(advantage: float, sign: int) -> None:
     made = trainer(minibatches=1, warmup_steps=0)
     batch = [build_rl_sequence(_on_policy(made, row(index, 0, seed=9, advantage=advantage))) for index in range(4)]
     before = made.run_rl_step(batch)
@@ -61,7 +61,7 @@ def test_a_step_raises_the_probability_of_good_answers_and_lowers_that_of_bad_on
 
 
 def _on_policy(made: Trainer, before: TrainingSample) -> TrainingSample:
-    """The row with the log probabilities of the trainer's current policy."""
+    """Return the row with the log probabilities of the trainer's current policy."""
     ids = torch.from_numpy(np.frombuffer(before.record.token_ids, np.int32).astype(np.int64))
     with torch.no_grad():
         log_p_TV = torch.log_softmax(made.model.compute_logits(made.model(ids[None, :-1]))[0], dim=-1)
@@ -88,7 +88,7 @@ def test_clipping_acts_from_the_second_minibatch_on() -> None:
 def test_micro_batches_of_any_size_give_the_same_update() -> None:
     small, large = trainer(micro_batch_tokens=40), trainer(micro_batch_tokens=100_000)
     metrics = [made.run_rl_step(rl_sequences(0)) for made in (small, large)]
-    torch.testing.assert_close(parameters(small), parameters(large), rtol=0, atol=2e-5)  # an update is 5e-4
+    torch.testing.assert_close(parameters(small), parameters(large), rtol=0, atol=2e-5)  # one update: 5e-4
     assert metrics[0].pop("fill") > 0.7 > 0.1 > metrics[1].pop("fill")
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 
@@ -136,7 +136,7 @@ def test_the_learning_rate_follows_its_schedule() -> None:
     assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3, 5 / 6 * 1e-3, 2 / 3 * 1e-3, 0.5e-3])
 
 
-def test_recomputed_log_probabilities_are_those_before_the_step() -> None:
+def test_recomputed_log_probabilities_come_from_the_weights_before_the_step() -> None:
     settings: dict[str, float | str] = {"minibatches": 4, "warmup_steps": 0, "correction": "none"}
     without_change = trainer(lr=1e-12, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))
     recomputed = trainer(lr=0.05, old_logprobs="recomputed", **settings).run_rl_step(rl_sequences(0))

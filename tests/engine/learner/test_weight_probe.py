@@ -1,4 +1,4 @@
-"""The learner's probe: its prompts, and log probabilities that equal those of whole logits, also on several ranks."""
+"""Tests of the learner's probe: its prompts, and its log probabilities on one and on several ranks."""
 
 from pathlib import Path
 
@@ -38,14 +38,14 @@ def compute_dense(model: CausalLM, prompt: NDArray[np.int32]) -> float:
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_the_figures_are_the_highest_log_probabilities_after_each_prompt(is_tied: bool) -> None:
+def test_the_probe_has_the_highest_log_probability_after_each_prompt(is_tied: bool) -> None:
     model, prompts = trainable_model(is_tied=is_tied), [random_ids(length, length) for length in (1, 7, 30)]
     found = compute_highest_logprobs(model, prompts, RankGroup())
     assert found.tolist() == pytest.approx([compute_dense(model, prompt) for prompt in prompts], abs=1e-5)
     assert not found.requires_grad
 
 
-def test_prompts_end_before_tokens_that_the_policy_was_unsure_of() -> None:
+def test_prompts_end_before_unlikely_tokens() -> None:
     ids, mask = np.arange(200, dtype=np.int32), np.zeros(200, np.bool_)
     mask[100:] = True
     logprobs = np.where(np.isin(np.arange(200), (120, 150)), -1.0, -0.01).astype(np.float32)

@@ -1,4 +1,4 @@
-"""All ranks publish a model together: each writes its own rows, and none holds more than a bucket of others."""
+"""Tests: all ranks publish a model together; each rank writes its own rows, and buffers one bucket of other rows."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def assert_holds(published: WeightsPublished, expected: dict[str, Tensor]) -> No
         pytest.param(4, 2, "float32", {"dp_replicate": 2}, id="a copy on each node"),
     ],
 )
-def test_the_published_weights_are_those_of_all_ranks(
+def test_the_published_weights_have_the_rows_of_all_ranks(
     ranks: int, ranks_per_node: int, dtype: str, learner: dict[str, str | int], tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "model", small_config(vocab_size=101, tie_word_embeddings=False))
@@ -71,8 +71,8 @@ def test_the_published_weights_are_those_of_all_ranks(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
-def test_publishing_300_mb_takes_a_rank_two_buckets(ranks_per_node: int, tmp_path: Path) -> None:
-    """A rank has its share of the weights already, so the rest of the bound is for two buckets and 150 MB."""
+def test_publishing_300_mb_needs_memory_for_two_buckets(ranks_per_node: int, tmp_path: Path) -> None:
+    """A rank has its share of the weights already: the bound covers two buckets and a margin."""
     model = write_model(tmp_path / "model", make_config(num_layers=11, vocab_size=40_001))
     assert model.num_bytes > 300 * MB
     publication = publish_on(2, ranks_per_node, model.folder, tmp_path / "out", "bfloat16", {})

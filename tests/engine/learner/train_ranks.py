@@ -1,4 +1,4 @@
-"""`python -m tests.engine.learner.train_ranks SCRIPTS`: steps of one stage per script, on all ranks that torchrun starts."""
+"""`python -m tests.engine.learner.train_ranks SCRIPTS`: runs steps of one stage per script on all ranks of torchrun."""
 
 import json
 import sys
@@ -43,16 +43,16 @@ class RankScript(msgspec.Struct, frozen=True):
     out: str  # folder for parameters.pt, gradients.pt, metrics.json, state.json and `checkpoint`
     first: int = 0
     end: int = 5
-    saves: bool = False  # a checkpoint at the end; of a new model with adapters also that of step 0
-    max_shard_bytes: int = 5 * 10**9  # of its export
-    checkpoint: str = ""  # to resume from; empty: a new model
-    is_tied: bool = True  # the new model
-    learner: dict[str, Any] = {}  # settings
-    chunk_tokens: int = 0  # their logits are computed at once; 0: those of all tokens
+    saves: bool = False  # saves a checkpoint at the end; for a new model with adapters also at step 0
+    max_shard_bytes: int = 5 * 10**9  # limit for shards of the export
+    checkpoint: str = ""  # checkpoint to resume from; empty: a new model
+    is_tied: bool = True  # whether the new model is tied
+    learner: dict[str, Any] = {}  # settings of [learner]
+    chunk_tokens: int = 0  # tokens for which logits are computed at once; 0: all tokens
 
 
 class RecordingTrainer(Trainer):
-    """Keeps the gradients of its first update."""
+    """A trainer that keeps the gradients of its first update."""
 
     gradients: dict[str, Tensor] | None = None
 
@@ -112,7 +112,7 @@ def add_adapters_after_cold_start(trainer: RecordingTrainer, ranks: RankGroup, r
 
 
 def describe_state(trainer: RecordingTrainer) -> dict[str, Any]:
-    """Forms of the parameters, and the dtypes of the last update's gradients and of the optimizer's tensors."""
+    """Describe the parameters, and the dtypes of the last update's gradients and of the optimizer's tensors."""
     states = [state for optimizer in trainer._optimizers for state in optimizer.state.values()]  # pyright: ignore[reportPrivateUsage]
     moments = [value for state in states for name, value in state.items() if name != "step"]
     return {
@@ -146,7 +146,7 @@ def run_script(script: RankScript, ranks: RankGroup) -> None:
 
 def main(encoded: str) -> None:
     torch.set_num_threads(1)
-    warnings.filterwarnings("error", "FSDP2-wrapped module")  # of outputs that are views
+    warnings.filterwarnings("error", "FSDP2-wrapped module")  # a warning about outputs that are views
     scripts = msgspec.json.decode(encoded, type=list[RankScript])
     ranks = join_ranks(small_run(**scripts[0].learner).learner)
     for script in scripts:

@@ -1,4 +1,4 @@
-"""Random sequences and rows to train on, for the tests of the trainer and the learner."""
+"""Random sequences and rows for tests of the trainer and of the learner."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +13,7 @@ from asterism.configs.algorithm import RlConfig, SftConfig
 from asterism.configs.machines import EngineConfig
 from asterism.configs.schema import RunConfig
 from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.export.hf_export import save_model
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.batches.sample_files import StoredSequence, list_sequences
 from asterism.engine.learner.batches.training_sequence import (
@@ -21,15 +22,14 @@ from asterism.engine.learner.batches.training_sequence import (
     build_training_sequence,
 )
 from asterism.engine.model.causal_lm import CausalLM
-from asterism.engine.model.hf_checkpoint import save_model
 from tests.engine.learner.learner_settings import make_learner
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_config, small_model, write_tokenizer
 
-torch.set_num_threads(1)  # for small products more threads are slower
+torch.set_num_threads(1)  # small products are slower with more threads
 
 
 def small_run(**learner: Any) -> RunConfig:
-    """Learning rates are high, so that a wrong update is visible; micro batches are small, so that there are several."""
+    """Configure a run with high learning rates, which make a wrong update visible, and several micro batches."""
     settings = {
         "lr": 1e-3,
         "warmup_steps": 2,
@@ -83,7 +83,7 @@ def replace_tokens(sample: TrainingSample, **changes: bytes) -> TrainingSample:
 
 
 def rows(step: int, groups: int = 5, size: int = 4) -> list[TrainingSample]:
-    """Rows of the step with versions of the synchronous algorithm."""
+    """Return rows of the step with versions of the synchronous algorithm."""
     version = max(step - 1, 0)
     numbers = range(groups * size)
     return [row(number, number // size, step, version=version) for number in numbers]
@@ -94,7 +94,7 @@ def rl_sequences(step: int, groups: int = 5, size: int = 4) -> list[TrainingSequ
 
 
 def batch_messages(step: int, samples: Sequence[TrainingSample]) -> list[GroupAccepted | BatchReady]:
-    """What the group buffer sends: the groups, and then the batch."""
+    """Return the messages that the group buffer sends: the groups, then the batch."""
     groups: dict[int, list[TrainingSample]] = {}
     for sample in samples:
         groups.setdefault(sample.group_id, []).append(sample)
@@ -127,7 +127,7 @@ def sequences(step: int, count: int = 12) -> list[TrainingSequence]:
 
 
 def write_initial_checkpoint(folder: Path) -> None:
-    """A transformers folder with a model and its tokenizer."""
+    """Write a transformers folder with a model and its tokenizer."""
     tokenizer = folder.parent / "tokenizer"
     write_tokenizer(tokenizer)
     model = small_model(config=small_config(vocab_size=280))

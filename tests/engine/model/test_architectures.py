@@ -1,4 +1,4 @@
-"""Every architecture equals that of transformers: names, logits, gradients and saved folders."""
+"""Tests: every architecture equals its transformers version in names, logits, gradients and saved folders."""
 
 import json
 from pathlib import Path
@@ -22,9 +22,9 @@ from tests.engine.model.transformers_reference import (
 )
 from tests.engine.tiny_models import save_small_model, small_architecture, small_config, small_model
 
-TOLERANCE = 1e-6  # of the largest value; measured: 7e-7 for logits, 2e-7 for gradients
+TOLERANCE = 1e-6  # relative to the largest value; measured: 7e-7 for logits, 2e-7 for gradients
 
-# Excerpts of published files: Qwen2.5-7B in the layout of transformers 4, Llama 3.1 8B, Qwen3-30B-A3B.
+# excerpts of published files: Qwen2.5-7B in the layout of transformers 4, Llama 3.1 8B, Qwen3-30B-A3B.
 QWEN2_5: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "attention_dropout": 0.0,
@@ -135,7 +135,7 @@ def test_the_original_context_of_yarn_defaults_to_the_longest_context() -> None:
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_weight_shapes_equal_those_of_the_model(model_type: str) -> None:
+def test_weight_shapes_equal_the_shapes_of_the_models_parameters(model_type: str) -> None:
     for tied in (True, False):
         config = small_architecture(model_type, tie_word_embeddings=tied)
         found = {name: tuple(parameter.shape) for name, parameter in CausalLM(config).named_parameters()}
@@ -154,10 +154,10 @@ def test_weight_shapes_equal_those_of_the_model(model_type: str) -> None:
         (LLAMA_3_1, {"quantization_config": {"bits": 4}}, "quantization_config is .*; only None is supported"),
         (LLAMA_3_1, {"rope_scaling": {"rope_type": "llama3"}}, r"missing required field `factor`.*rope_scaling"),
         (QWEN2_5, {"use_sliding_window": True}, "use_sliding_window is True; only False is supported"),
-        (QWEN2_5, {"rope_scaling": {"type": "mrope"}}, "rope_parameters is 'mrope'; only 'default', 'linear'"),
-        (QWEN3_MOE, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_parameters is 'dynamic'; only"),
+        (QWEN2_5, {"rope_scaling": {"type": "mrope"}}, "rope_type is 'mrope'; only 'default', 'linear'"),
+        (QWEN3_MOE, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type is 'dynamic'; only"),
         (QWEN3_MOE, {"num_experts": None}, r"missing required field `num_experts` - at `\$\.experts`"),
-        (QWEN3_MOE, {"num_experts_per_tok": 129}, "num_experts_per_tok is 129 of num_experts 128"),
+        (QWEN3_MOE, {"num_experts_per_tok": 129}, "num_experts_per_tok is 129, but num_experts is 128"),
         (QWEN3_MOE, {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters differ by layer"),
     ],
 )
@@ -204,7 +204,7 @@ def test_initial_biases_are_0() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 @pytest.mark.parametrize(("scaling", "tied"), [*((name, True) for name in SCALINGS), ("default", False)])
-def test_logits_gradients_and_saved_weights_equal_those_of_transformers(
+def test_logits_gradients_and_saved_weights_equal_transformers(
     tmp_path: Path, model_type: str, scaling: str, tied: bool
 ) -> None:
     config = scaled_architecture(model_type, scaling, tie_word_embeddings=tied)
@@ -242,7 +242,7 @@ def test_rotary_tables_have_the_bits_of_transformers(tmp_path: Path, scaling: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"normalizes_weights": False}, {"sparse_step": 2}, {"experts_per_token": 1}])
-def test_options_of_experts_have_the_meaning_of_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_options_of_experts_mean_the_same_as_in_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
     experts = ExpertsConfig(**{"num_experts": 6, "experts_per_token": 2, "expert_size": 24, **options})
     config = small_architecture("qwen3_moe", experts=experts, vocab_size=280)
     assert config.has_experts(0) == ("sparse_step" not in options)

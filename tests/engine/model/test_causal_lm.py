@@ -1,4 +1,4 @@
-"""The model for training, and the fields of Qwen3's config.json; test_architectures.py compares with transformers."""
+"""Tests of the model for training and of Qwen3's config.json; test_architectures.py compares with transformers."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ def test_the_rope_base_is_read_in_the_layouts_of_transformers_4_and_5() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope"}}, "rope_parameters is 'longrope'"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "su", "factor": 2}}, "rope_parameters is 'su'"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope"}}, "rope_type is 'longrope'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "su", "factor": 2}}, "rope_type is 'su'"),
         ({"use_sliding_window": True}, "use_sliding_window is True"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .'sliding_attention'."),
         ({"attention_bias": True}, "attention_bias is True"),
@@ -70,7 +70,7 @@ def test_a_seed_gives_the_same_weights() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_scores_of_a_forward_pass_are_those_of_its_logits(tied: bool) -> None:
+def test_the_scores_of_a_forward_pass_follow_from_its_logits(tied: bool) -> None:
     model = small_model(config=small_config(tie_word_embeddings=tied))
     generator = torch.Generator().manual_seed(0)
     token_ids_BT = torch.randint(0, VOCABULARY, (2, 9), generator=generator)

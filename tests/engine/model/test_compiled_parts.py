@@ -1,4 +1,4 @@
-"""Compiled layers give the gradients of the others, and are compiled once for all lengths."""
+"""Tests: compiled layers give the gradients of eager layers, and are compiled once for all lengths."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,8 +18,8 @@ from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
 
 pytestmark = [
     pytest.mark.slow,  # compiles for about 20 s; needs g++
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # which torch's compiler reads
-    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),  # and uses
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # torch's compiler reads it
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),  # torch's compiler uses it
 ]
 CHECKPOINTING = get_args(Checkpointing)
 LENGTHS = (60, 4, 36)
@@ -28,7 +28,7 @@ OTHER_LENGTHS = ((7,), (1,), (2, 3, 5, 90), (300, 200))
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
-    """A part is compiled at most 8 times in a process."""
+    """Reset torch's compiler, because torch limits the compilations of a part in a process."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -42,7 +42,7 @@ def score(model: CausalLM, lengths: Sequence[int]) -> Tensor:
 
 
 def compute_gradient(model: CausalLM, lengths: Sequence[int]) -> Tensor:
-    """Of the mean log probability, with respect to all parameters in one vector."""
+    """Return the gradient of the mean log probability for all parameters, in one vector."""
     gradients = torch.autograd.grad(score(model, lengths).mean(), list(model.parameters()))
     return torch.cat([each.flatten() for each in gradients])
 
@@ -66,10 +66,10 @@ def test_compiled_layers_give_the_same_gradients_for_all_lengths(model_type: str
         assert any(not torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_each_part_and_mode_of_a_process_has_a_budget_of_compilations_of_its_own(
+def test_each_part_and_mode_has_a_separate_limit_of_compilations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The cold start, RL with frozen weights, and passes without gradients, with each mode of checkpointing."""
+    """Cases: cold start, RL with frozen weights, and passes without gradients, with each mode of checkpointing."""
     compile_eagerly = partial(torch.compile, backend="eager")
     monkeypatch.setattr(compiled_parts.torch, "compile", compile_eagerly)
     compiled_parts._compile.cache_clear()  # pyright: ignore[reportPrivateUsage]
@@ -88,7 +88,7 @@ def test_each_part_and_mode_of_a_process_has_a_budget_of_compilations_of_its_own
     compiled_parts._compile.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
-def test_passes_without_gradients_have_compiled_code_of_their_own() -> None:
+def test_passes_without_gradients_have_separate_compiled_code() -> None:
     model = small_model(config=small_architecture("qwen3"), std=0.1).requires_grad_(True)
     expected = score(model, LENGTHS)
     model.set_compiled(True)

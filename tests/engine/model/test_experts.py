@@ -1,4 +1,4 @@
-"""Routing, grouped products and the load of experts; test_architectures.py compares with transformers."""
+"""Tests of routing, grouped products and the load of experts; test_architectures.py compares with transformers."""
 
 from collections.abc import Collection
 from typing import Any
@@ -28,7 +28,7 @@ LOGITS = torch.tensor([[3.0, 1.0, 2.0, 0.0], [0.0, 1.0, 2.0, 3.0], [5.0, 0.0, 4.
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uses torch's grouped product, as on a GPU; on a CPU torch computes it in a loop."""
+    """Use torch's grouped product, as on a GPU; on a CPU torch computes it in a loop."""
 
     def always(device: torch.device, dtype: torch.dtype, sizes: Collection[int]) -> bool:
         return True
@@ -45,7 +45,7 @@ def build_layer(seed: int = 0, config: ExpertsConfig = CONFIG) -> SparseMlp:
 
 
 def run_and_collect_gradients(layer: SparseMlp, x: Tensor) -> dict[str, Tensor]:
-    """The output, and the gradients of the input and of each parameter."""
+    """Return the output, and the gradients of the input and of each parameter."""
     x = x.clone().requires_grad_(True)
     out = layer(x)
     (out * torch.arange(out.numel()).view_as(out).sin()).sum().backward()
@@ -54,7 +54,7 @@ def run_and_collect_gradients(layer: SparseMlp, x: Tensor) -> dict[str, Tensor]:
 
 
 def compute_densely(layer: SparseMlp, x: Tensor) -> Tensor:
-    """Every expert for every token, weighted by the router."""
+    """Compute every expert for every token, and sum the selected experts with the router's weights."""
     weights, chosen = layer.gate(x).softmax(-1).topk(layer.config.experts_per_token)
     outputs = torch.stack([expert(x) for expert in layer.experts], dim=-2)
     picked = outputs.gather(-2, chosen[..., None].expand(*chosen.shape, x.shape[-1]))
@@ -80,7 +80,7 @@ def _fields(config: ExpertsConfig) -> dict[str, int | bool | tuple[int, ...]]:
     return {name: getattr(config, name) for name in config.__struct_fields__}
 
 
-def test_the_layer_equals_every_expert_for_every_token() -> None:
+def test_the_layer_equals_a_dense_computation_of_all_experts() -> None:
     layer, x = build_layer(), torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(1))
     assert_close(layer(x), compute_densely(layer, x), rtol=1e-5)
 
@@ -96,7 +96,7 @@ def test_experts_without_tokens_get_gradients_of_0() -> None:
     assert gradients.keys() == {"output", "input", *dict(layer.named_parameters())}
 
 
-def test_frozen_experts_pass_the_gradient_on_without_products_for_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_experts_compute_no_gradients_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(1))
     expected = run_and_collect_gradients(build_layer(), x)
     frozen = build_layer()
@@ -131,7 +131,7 @@ def test_wider_weights_get_the_gradients_of_their_narrow_copies(stored: torch.dt
     assert all(torch.equal(wide[name], each.to(wide[name].dtype)) for name, each in narrow.items())
 
 
-def test_conversions_of_weights_are_as_many_for_more_experts() -> None:
+def test_the_number_of_conversions_does_not_depend_on_the_number_of_experts() -> None:
     x = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
 
     def count(num_experts: int) -> int:
@@ -144,7 +144,7 @@ def test_conversions_of_weights_are_as_many_for_more_experts() -> None:
 
 
 class ConversionCounter(TorchDispatchMode):
-    """Counts operations that copy tensors into another dtype."""
+    """A counter of operations that copy tensors into another dtype."""
 
     conversions = 0
 

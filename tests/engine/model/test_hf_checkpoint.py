@@ -1,4 +1,4 @@
-"""Checkpoints are transformers folders and are written atomically."""
+"""Tests: checkpoints are transformers folders and are written atomically."""
 
 import json
 import os
@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from asterism.engine.export.hf_export import save_model
 from asterism.engine.model import hf_checkpoint
-from asterism.engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config, save_model
+from asterism.engine.model.hf_checkpoint import CheckpointError, load_model, load_model_config
 from asterism.engine.model.model_config import UnsupportedModel
 from tests.engine.tiny_models import random_ids, save_small_model, small_config, small_model, write_tokenizer
 
@@ -178,8 +179,8 @@ def test_transformers_loads_the_folder_with_the_same_logits(tmp_path: Path, toke
     )
 
 
-def test_the_end_of_a_turn_of_another_chat_format_is_kept(tmp_path: Path) -> None:
-    """Llama 3's tokenizer has no ChatML tokens; its configuration names the tokens that end a turn."""
+def test_the_end_of_turn_tokens_of_another_chat_format_are_kept(tmp_path: Path) -> None:
+    """Llama 3's tokenizer has no ChatML tokens; its configuration contains the tokens that end a turn."""
     source = tmp_path / "tokenizer"
     write_tokenizer(source)
     text = (source / "tokenizer.json").read_text().replace("<|im_end|>", "<|eot_id|>")
@@ -194,7 +195,7 @@ def test_the_end_of_a_turn_of_another_chat_format_is_kept(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("mask", [0o077, 0o000])
-def test_the_files_are_readable_for_all_users_whatever_the_umask(tmp_path: Path, tokenizer: Path, mask: int) -> None:
+def test_the_files_are_readable_for_all_users_with_any_umask(tmp_path: Path, tokenizer: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         save_model(tmp_path / "model", CONFIG, small_model(config=CONFIG).state_dict(), tokenizer)

@@ -1,4 +1,4 @@
-"""Activation checkpointing keeps fewer tensors and gives the same gradients."""
+"""Tests: activation checkpointing keeps fewer tensors and gives the same gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from asterism.engine.model.packed_attention import build_segments
 from asterism.policies.losses.token_scores import ScoredTokens
 from tests.engine.tiny_models import VOCABULARY, small_architecture, small_model
 
-pytestmark = pytest.mark.slow  # torch's checkpoint imports its compiler, in about a second
+pytestmark = pytest.mark.slow  # torch.utils.checkpoint imports torch's compiler, in about a second
 LENGTHS = (60, 4, 36)
 
 
@@ -28,7 +28,7 @@ def compute_gradients(model: CausalLM, recomputed: Checkpointing, count: Callabl
 
 
 class SavedBytes:
-    """Counts the activations that the forward pass keeps outside of checkpoints."""
+    """A counter of the bytes of activations that the forward pass keeps outside of checkpoints."""
 
     def __init__(self, model: CausalLM) -> None:
         self.total = 0

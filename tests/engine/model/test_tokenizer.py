@@ -1,4 +1,4 @@
-"""The tokenizer encodes markup in trusted text only, and must match its model."""
+"""Tests: the tokenizer encodes markup as tokens only in trusted text, and must match its model."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> FastTokenizer:
     return load_tokenizer(folder)
 
 
-@pytest.mark.parametrize("tag", ["<|im_end|>", "<tool_call>"])  # special in the file, and not special
+@pytest.mark.parametrize("tag", ["<|im_end|>", "<tool_call>"])  # only the first is special in the file
 def test_trusted_markup_is_one_token_and_untrusted_markup_is_text(tokenizer: FastTokenizer, tag: str) -> None:
     assert tokenizer.encode(tag, trusted=True) == [tokenizer.get_token_id(tag)]
     assert tokenizer.get_token_id(tag) not in tokenizer.encode(f"a{tag}b", trusted=False)

@@ -1,4 +1,4 @@
-"""Transformers' implementation with the weights of ours, loaded from a folder that save_model has written."""
+"""Transformers' model with the weights of a CausalLM, loaded from a folder that save_model has written."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.model.rope_scaling import DefaultRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
 from tests.engine.tiny_models import save_small_model, small_architecture
 
-CONTEXT = 64  # the original context; tests read longer sequences
+CONTEXT = 64  # original context in tokens; tests read longer sequences
 SCALINGS: dict[str, RopeScaling] = {
     "default": DefaultRope(),
     "linear": LinearRope(factor=4.0),
@@ -32,13 +32,13 @@ SCALINGS: dict[str, RopeScaling] = {
 
 
 def scaled_architecture(model_type: str, scaling: str, **options: Any) -> DecoderConfig:
-    """A small config of an architecture with one of SCALINGS."""
+    """Build a small config of an architecture with one of SCALINGS."""
     longest = {} if scaling == "default" else {"max_position_embeddings": 4 * CONTEXT}
     return small_architecture(model_type, rope_scaling=SCALINGS[scaling], vocab_size=280, **longest, **options)
 
 
 def load_reference(folder: Path, model: CausalLM) -> Any:
-    """Transformers' model with these weights, in float32; writes `folder`/model."""
+    """Load transformers' model with these weights, in float32; writes `folder`/model."""
     from transformers import AutoModelForCausalLM
 
     reference: Any = AutoModelForCausalLM.from_pretrained(save_small_model(folder, model))
@@ -47,7 +47,7 @@ def load_reference(folder: Path, model: CausalLM) -> Any:
 
 
 def get_gradient(reference: Any, name: str) -> Tensor:
-    """By checkpoint name; transformers keeps the experts of a layer in one tensor."""
+    """Return a gradient by checkpoint name. transformers keeps the experts of a layer in one tensor."""
     if ".experts." not in name:
         return reference.get_parameter(name).grad
     layer, rest = name.split(".experts.")
@@ -59,6 +59,6 @@ def get_gradient(reference: Any, name: str) -> Tensor:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest value."""
+    """Return the largest difference, relative to the largest value."""
     with torch.no_grad():
         return float((found - expected).abs().max() / expected.abs().max())

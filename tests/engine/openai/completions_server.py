@@ -12,6 +12,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.model.tokenizer import load_tokenizer
@@ -125,9 +126,7 @@ class CompletionsServer:
             next(self._numbers),
             np.array(ids, np.int32),
             body["max_tokens"],
-            temperature=body["temperature"],
-            top_p=body["top_p"],
-            top_k=max(0, body.get("top_k", 0)),
+            sampling=Sampling(temperature=body["temperature"], top_p=body["top_p"], top_k=max(0, body.get("top_k", 0))),
             stop_token_ids=tuple(stops),
             seed=body["seed"],
         )

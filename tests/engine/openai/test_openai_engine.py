@@ -12,6 +12,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, Engine, EngineFailure, GenerationRequest, RequestRefused, WeightsRefused
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.engine.openai.completions_api import CompletionChoice, CompletionChunk, CompletionOutput
@@ -120,7 +121,7 @@ async def test_a_server_that_takes_only_text_gets_text_and_its_text_is_tokenized
     stop = tokenizer.end_of_turn_id
     async with bench.engine() as (engine, _):
         found = await engine.generate(
-            ask(engine, "<|im_start|>user", stop_token_ids=(stop,), temperature=100.0, seed=3)
+            ask(engine, "<|im_start|>user", stop_token_ids=(stop,), sampling=Sampling(temperature=100.0), seed=3)
         )
         *probes, asked = bench.server.bodies
         assert [isinstance(each["prompt"], str) for each in probes] == [False, True, False, True]
@@ -129,7 +130,7 @@ async def test_a_server_that_takes_only_text_gets_text_and_its_text_is_tokenized
         assert stop not in found.token_ids[:-1]
         assert all(map(math.isnan, found.logprobs))
         with pytest.raises(RequestRefused, match="top_k is 5, which the server does not accept"):
-            await engine.generate(ask(engine, "a", top_k=5))
+            await engine.generate(ask(engine, "a", sampling=Sampling(top_k=5)))
 
 
 async def test_a_server_that_ignores_the_stop_tokens_is_stopped_at_the_next_token(

@@ -8,17 +8,9 @@ from typing import Any
 
 import pytest
 
+from asterism.engine.http.errors import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
 from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.http_api import (
-    FinishedByLength,
-    GenerateRequest,
-    GenerateResponse,
-    InvalidResponse,
-    SamplingParams,
-    ServerStatusError,
-    ServerTimeout,
-    ServerUnreachable,
-)
+from asterism.engine.sglang.http_api import FinishedByLength, GenerateRequest, GenerateResponse, SamplingParams
 from tests.engine.sglang.fake_server import (
     LENGTH,
     FakeServer,

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from asterism.engine.contract import EngineFailure
+from asterism.engine.http.errors import ServerTimeout
 from asterism.engine.sglang.client import SGLangClient
-from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse, ServerTimeout
+from asterism.engine.sglang.http_api import GenerateRequest, GenerateResponse
 from tests.engine.sglang.fake_server import FakeServer, make_full_response, refusing, streaming
 from tests.engine.sglang.scenes import make_request, running_engine
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from asterism.engine.contract import EngineFailure, RequestRefused
-from asterism.engine.sglang.http_api import GenerateResponse, InvalidResponse, ServerStatusError, ServerTimeout
+from asterism.engine.http.errors import InvalidResponse, ServerStatusError, ServerTimeout
+from asterism.engine.sglang.http_api import GenerateResponse
 from asterism.engine.sglang.responses import RequestOutput, build_generation, to_engine_failure
 from tests.engine.sglang.fake_server import ABORTED, LENGTH, STOPPED, make_response
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asterism.engine.contract import EngineFailure, RequestRefused
-from asterism.engine.sglang.http_api import InvalidResponse
+from asterism.engine.http.errors import InvalidResponse
 from tests.engine.sglang.fake_server import (
     LENGTH,
     STOPPED,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
 from asterism.bus.transport.curve_auth import generate_key, load_key
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, WeightsRefused
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher
@@ -118,7 +119,7 @@ async def running_engine(
 
 async def generate(engine: EmbeddedEngine, temperature: float) -> list[Generation]:
     requests = [
-        GenerationRequest(number, random_ids(9, number), TOKENS, temperature=temperature, seed=number)
+        GenerationRequest(number, random_ids(9, number), TOKENS, Sampling(temperature=temperature), seed=number)
         for number in range(SEQUENCES)
     ]
     return await asyncio.gather(*map(engine.generate, requests))

@@ -3,6 +3,7 @@
 import pytest
 
 from asterism.policies.dialogue.call_blocks import iter_call_blocks, replace_call_blocks
+from asterism.policies.dialogue.json_calls import JSON_CALLS
 
 CODE = '{"name": "t", "arguments": {"code": "%s"}}'
 
@@ -22,8 +23,8 @@ CODE = '{"name": "t", "arguments": {"code": "%s"}}'
 def test_a_tag_in_a_string_does_not_end_the_block(code: str) -> None:
     content = "\n" + CODE % code + "\n"
     text = f"a<tool_call>{content}</tool_call>b<tool_call>{content}</tool_call>"
-    assert [block.content for block in iter_call_blocks(text)] == [content, content]
-    assert replace_call_blocks(text, lambda block: "-") == "a-b-"
+    assert [block.content for block in iter_call_blocks(text, JSON_CALLS)] == [content, content]
+    assert replace_call_blocks(text, JSON_CALLS, lambda block: "-") == "a-b-"
 
 
 @pytest.mark.parametrize(
@@ -44,12 +45,6 @@ def test_a_tag_in_a_string_does_not_end_the_block(code: str) -> None:
     ],
 )
 def test_without_a_whole_object_the_next_closing_tag_or_the_text_ends_the_block(text: str, contents: list[str]) -> None:
-    blocks = list(iter_call_blocks(text))
+    blocks = list(iter_call_blocks(text, JSON_CALLS))
     assert [block.content for block in blocks] == contents
     assert [block.is_closed for block in blocks] == ["</tool_call>" in text[block.start :] for block in blocks]
-
-
-@pytest.mark.parametrize("unit", ['{"', '{"a": "', "[[", '"', "{}", '{""', '{"}', "[1,", '{"\\"'])
-def test_repeated_openings_are_read_in_linear_time(unit: str) -> None:
-    """Quadratic time would need minutes."""
-    assert len(list(iter_call_blocks(f"<tool_call>{unit}" * 20_000))) == 1

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asterism.configs.dialogue_options import DialogueConfig
-from asterism.policies.dialogue.chat_format import build_dialogue_format, format_tool_call
+from asterism.policies.dialogue.chat_format import CALL_FORMATS, build_dialogue_format
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall, parse_assistant_turn
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.tasks.math_python import MATH_PYTHON
@@ -17,12 +18,13 @@ from asterism.tasks.math_python import MATH_PYTHON
 FORMAT = build_dialogue_format(DialogueConfig(), MATH_PYTHON)
 
 
+@pytest.mark.parametrize("name", CALL_FORMATS)
+@example("[" * 1000 + '\\" {' * 100, "")  # brackets in a string are no nesting
 @given(st.text(), st.text())
-def test_formatted_calls_parse_back(code: str, stdin: str) -> None:
-    text = format_tool_call("python_code_with_standard_io", {"code": code, "input": stdin})
-    assert parse_assistant_turn(text, FORMAT).calls == (
-        ToolCall("python_code_with_standard_io", {"code": code, "input": stdin}),
-    )
+def test_formatted_calls_parse_back(name: str, code: str, stdin: str) -> None:
+    dialogue = build_dialogue_format(DialogueConfig(tool_call_format=name), MATH_PYTHON)
+    call = ToolCall("python_code_with_standard_io", {"code": code, "input": stdin})
+    assert parse_assistant_turn(dialogue.calls.format_call(call.tool, call.arguments), dialogue).calls == (call,)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +67,6 @@ def test_any_model_output_fits_a_message(text: str) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=AssistantTurn) == said
 
 
-def test_brackets_in_a_string_are_no_nesting() -> None:
-    code = "[" * 1000 + '\\" {' * 100
-    (call,) = parse_assistant_turn(format_tool_call("jupyter_code", {"code": code}), FORMAT).calls
-    assert call == ToolCall("jupyter_code", {"code": code})
-
-
 def test_without_tools_a_turn_has_no_calls() -> None:
     text = format_tool_call("jupyter_code", {"code": "1"}) + "\\boxed{2}"
     assert parse_assistant_turn(text, build_dialogue_format(DialogueConfig(tools=()), MATH_PYTHON)) == AssistantTurn(
@@ -93,11 +89,6 @@ def test_a_stop_token_is_no_part_of_the_turn(stop: str) -> None:
     assert parse_assistant_turn(text + stop, dialogue).calls == (ToolCall("jupyter_code", {"code": "1"}),)
 
 
-def test_a_call_that_is_never_closed_is_still_a_call() -> None:
-    (read,) = parse_assistant_turn('<tool_call>\n{"name": "jupyter_code", "argu', FORMAT).calls
-    assert isinstance(read, MalformedCall)
-
-
 @pytest.mark.parametrize(
     ("text", "num_calls"),
     [
@@ -108,10 +99,12 @@ def test_a_call_that_is_never_closed_is_still_a_call() -> None:
         ("<tool_call>{}<tool_call>{}</tool_call>", 1),
     ],
 )
-def test_an_ignored_unclosed_call_is_no_call(text: str, num_calls: int) -> None:
+def test_an_unclosed_call_fails_or_is_ignored(text: str, num_calls: int) -> None:
     dialogue = build_dialogue_format(DialogueConfig(unclosed_call="ignore"), MATH_PYTHON)
     calls = parse_assistant_turn(text, dialogue).calls
     assert [isinstance(call, MalformedCall) and not call.is_decoded for call in calls] == [True] * num_calls
+    is_unclosed = text in ("<tool_call>{}", "<tool_call>{}</tool_call><tool_call>", "</tool_call>{}<tool_call>")
+    assert len(parse_assistant_turn(text, FORMAT).calls) == num_calls + is_unclosed
 
 
 @pytest.mark.parametrize(
@@ -162,15 +155,11 @@ _LINES = Path(__file__).with_name("bug_reports.jsonl").read_text(encoding="utf-8
 REPORTS = {report["id"]: report for report in map(json.loads, _LINES)}
 
 
-@pytest.mark.parametrize("name", ["box-01", "box-04"])
-def test_the_boxes_of_public_reports_are_read(name: str) -> None:
+@pytest.mark.parametrize("name", ["box-01", "box-04", "box-07"])
+def test_the_boxes_of_public_reports_are_read_and_a_cut_last_one_is_no_answer(name: str) -> None:
     turn = parse_assistant_turn(REPORTS[name]["input"], FORMAT)
-    assert (turn.answer, turn.has_complete_answer) == (REPORTS[name]["expected"], True)
-
-
-def test_a_cut_last_box_of_a_public_report_is_no_answer() -> None:
-    turn = parse_assistant_turn(REPORTS["box-07"]["input"], FORMAT)
-    assert (turn.answer, turn.has_complete_answer) == (None, False)
+    answer = None if name == "box-07" else REPORTS[name]["expected"]
+    assert (turn.answer, turn.has_complete_answer) == (answer, answer is not None)
 
 
 def test_a_closing_tag_in_the_code_of_a_public_report_does_not_end_its_call() -> None:
@@ -190,15 +179,13 @@ def test_calls_with_any_tags_in_their_codes_parse_back(codes: list[str], separat
     assert parse_assistant_turn(text.removesuffix("</tool_call>"), FORMAT).calls == expected
 
 
-def test_repeated_openings_are_parsed_in_linear_time() -> None:
+UNITS = ("", '\\"' * 9, '{"', "{", '{"a": "', "[[", '"', "{}", '{""', '{"}', "[1,", '{"\\"')
+
+
+@pytest.mark.parametrize(
+    "opening", ["\\boxed{", "<answer>", "<answer>\\boxed{", *(f"<tool_call>{unit}" for unit in UNITS)]
+)
+def test_repeated_openings_are_parsed_in_linear_time(opening: str) -> None:
     """Quadratic time would need minutes: each opening would be compared with all later text."""
-    for opening in (
-        "\\boxed{",
-        "<answer>",
-        "<answer>\\boxed{",
-        "<tool_call>",
-        "<tool_call>" + '\\"' * 9,
-        '<tool_call>{"',
-        "<tool_call>{",
-    ):
-        assert parse_assistant_turn(opening * 4_000, FORMAT).answer is None
+    turn = parse_assistant_turn(opening * 20_000, FORMAT)
+    assert (turn.answer, len(turn.calls)) == (None, opening.startswith("<tool_call>"))

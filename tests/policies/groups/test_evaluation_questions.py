@@ -3,7 +3,7 @@
 from collections import Counter
 
 from asterism.bus.messages import BufferCursor, EvaluationRequested, RunFailed, RunStarted, StartGroup, TrajectoryFailed
-from asterism.configs.algorithm import EvaluationConfig, EvaluationSetConfig
+from asterism.configs.algorithm import EvaluationConfig, EvaluationSetConfig, Sampling
 from asterism.configs.schema import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
@@ -23,7 +23,7 @@ def one(name: str, samples: int = 1, questions: int = 0, every: int = 0) -> Eval
 
 
 def ask(run: RunConfig, counts: tuple[int, ...], label: str = "end_sampled", version: int = 0) -> list[PlannedAnswer]:
-    return EvaluationQuestions(run, counts).list_answers(EvaluationRequested(label, 1.0, 9, version))
+    return EvaluationQuestions(run, counts).list_answers(EvaluationRequested(label, Sampling(), 9, version))
 
 
 def test_each_question_of_a_set_has_its_number_of_samples() -> None:
@@ -73,7 +73,7 @@ def test_a_set_without_an_interval_is_evaluated_only_at_start_and_end() -> None:
 def test_a_resumed_evaluation_starts_only_the_missing_answers_with_their_seeds() -> None:
     run = sets(one("aime", samples=3))
     problems = [TokenizedProblem(f"aime:{place}", "1", bytes(8), evaluation_set="aime") for place in range(2)]
-    request = EvaluationRequested("sampled", 1.0, 9, 0)
+    request = EvaluationRequested("sampled", Sampling(), 9, 0)
 
     def start(*answered: int) -> list[StartGroup]:
         buffer = GroupBuffer(run, ProblemSet((), ()), ProblemSet.of_one_task(problems))

@@ -23,7 +23,7 @@ from asterism.bus.messages import (
     StepRequested,
     TrajectoryFailed,
 )
-from asterism.configs.algorithm import EvaluationConfig, EvaluationSetConfig, RlConfig, RocConfig
+from asterism.configs.algorithm import GREEDY, EvaluationConfig, EvaluationSetConfig, RlConfig, RocConfig, Sampling
 from asterism.configs.schema import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.groups.group_buffer import GroupBuffer
@@ -88,7 +88,7 @@ def test_mixed_groups_go_to_the_learner_resampled_with_their_advantages() -> Non
     assert [row.advantage for row in rows] == pytest.approx([2**-0.5, -(2**-0.5)] * 2, abs=1e-5) or sorted(
         row.advantage for row in rows
     ) == pytest.approx([-(2**-0.5)] * 2 + [2**-0.5] * 2, abs=1e-5)
-    assert get_collected(effects).counts.groups == 2
+    assert get_collected(effects).counts.totals.groups == 2
 
 
 def test_plain_grpo_trains_on_the_whole_group() -> None:
@@ -105,7 +105,7 @@ def test_equal_rewards_are_rejected_and_refilled_up_to_the_limit() -> None:
     assert not list_starts(play(group_buffer, second, [0.0] * 4))  # the only refill is used
     effects = play(group_buffer, third, [1.0, 0.0, 1.0, 0.0])
     assert {row.group_id for row in get_batch(effects).samples} == {2}
-    assert get_collected(effects).counts.groups_rejected == 2
+    assert get_collected(effects).counts.totals.groups_rejected == 2
 
 
 def test_a_step_with_only_rejected_groups_ends() -> None:
@@ -118,9 +118,8 @@ def test_infrastructure_failures_are_excluded_and_counted_by_cause() -> None:
     group_buffer, first, second = begin_step()
     play(group_buffer, first, [1.0, None, 0.0, 1.0])
     step = get_collected(play(group_buffer, second, [0.0, 1.0, 0.0, 0.0]))
-    assert step.counts.trajectories == 7
-    assert step.counts.trajectories_failed == 1
-    assert step.counts.positives == 3
+    totals = step.counts.totals
+    assert (totals.trajectories, totals.trajectories_failed, totals.positives) == (7, 1, 3)
     assert step.failures == {"sandbox": 1}
 
 
@@ -134,7 +133,7 @@ def test_a_step_without_any_result_fails_the_run_with_the_first_cause() -> None:
 
 def test_an_evaluation_without_any_result_fails_the_run_with_the_first_cause() -> None:
     group_buffer = buffer()
-    groups = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("end_greedy", 0.0, 2, 0))))
+    groups = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("end_greedy", GREEDY, 2, 0))))
     play(group_buffer, groups[0], [None])
     failure = get_failure(play(group_buffer, groups[1], [None]))
     assert failure == "every trajectory of evaluation end_greedy failed, 2 in all. The first: sandbox: gone"
@@ -167,7 +166,7 @@ def test_a_resumed_buffer_continues_where_the_step_ended() -> None:
 
 def test_an_evaluation_asks_each_question_once_and_excludes_failures() -> None:
     group_buffer = buffer()
-    request = EvaluationRequested("start_greedy", 0.0, 2, 0)
+    request = EvaluationRequested("start_greedy", GREEDY, 2, 0)
     groups = list_starts(list(group_buffer.decide(0.0, request)))
     assert [group.problem for group in groups] == ["test:0", "test:1"]
     assert {group.purpose for group in groups} == {"evaluate"}
@@ -176,7 +175,7 @@ def test_an_evaluation_asks_each_question_once_and_excludes_failures() -> None:
     assert isinstance(effects[0].message, FailureReported)
     answer = effects[1].message
     assert isinstance(answer, EvaluationFinished)
-    assert (answer.questions, answer.positives, answer.failed) == (2, 1, 1)
+    assert (answer.totals.ended, answer.totals.positives, answer.totals.trajectories_failed) == (2, 1, 1)
 
 
 def test_the_first_failure_of_each_kind_is_reported_with_its_row() -> None:
@@ -201,31 +200,32 @@ def test_the_first_failure_of_each_kind_is_reported_with_its_row() -> None:
 
 def test_an_evaluation_runs_alongside_a_step_and_counts_only_its_own_trajectories() -> None:
     group_buffer = buffer()
-    request = EvaluationRequested("step_sampled", 0.6, 2, 3, 0.9, 20)
+    sampling = Sampling(temperature=0.6, top_p=0.9, top_k=20)
+    request = EvaluationRequested("step_sampled", sampling, 2, 3)
     questions = list_starts(list(group_buffer.decide(0.0, request)))
-    assert {(each.temperature, each.top_p, each.top_k) for each in questions} == {(0.6, 0.9, 20)}
+    assert {each.sampling for each in questions} == {sampling}
     groups = list_starts(list(group_buffer.decide(0.0, StepRequested(1, 0))))
-    assert {(each.temperature, each.top_p, each.top_k) for each in groups} == {(1.0, 1.0, 0)}
+    assert {each.sampling for each in groups} == {Sampling()}
     play(group_buffer, groups[0], [1.0, 0.0, 1.0, 0.0])
     play(group_buffer, questions[0], [1.0])
     collected = get_collected(play(group_buffer, groups[1], [1.0, 0.0, 1.0, 0.0]))
-    assert collected.counts.trajectories == 8
+    assert collected.counts.totals.trajectories == 8
     answer = play(group_buffer, questions[1], [0.0])[0].message
     assert isinstance(answer, EvaluationFinished)
-    assert (answer.questions, answer.positives, answer.version) == (2, 1, 3)
+    assert (answer.totals.ended, answer.totals.positives, answer.version) == (2, 1, 3)
     assert answer.first_group_id == questions[0].group_id
 
 
 def test_two_evaluations_do_not_overlap() -> None:
     group_buffer = buffer()
-    group_buffer.decide(0.0, EvaluationRequested("step_sampled", 1.0, 2, 1))
+    group_buffer.decide(0.0, EvaluationRequested("step_sampled", Sampling(), 2, 1))
     with pytest.raises(ProtocolError, match="still being collected"):
-        group_buffer.decide(0.0, EvaluationRequested("step_sampled", 1.0, 2, 2))
+        group_buffer.decide(0.0, EvaluationRequested("step_sampled", Sampling(), 2, 2))
 
 
 def test_an_evaluation_counts_tokens_of_other_weights() -> None:
     group_buffer = buffer()
-    (group,) = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("step_sampled", 1.0, 1, 2))))
+    (group,) = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("step_sampled", Sampling(), 1, 2))))
     effects = group_buffer.decide(0.0, make_finished(0, 2, 2, 3, group_id=group.group_id))
     answer = effects[0].message
     assert isinstance(answer, EvaluationFinished)
@@ -242,7 +242,7 @@ def test_an_evaluation_counts_each_set_by_its_name_and_limit() -> None:
     easy, hard = ([replace(problem, evaluation_set=name) for problem in TEST] for name in ("easy", "hard"))
     test = ProblemSet([*easy, *hard], (3, 3))
     group_buffer = GroupBuffer(replace(RUN, evaluation=options), ProblemSet.of_one_task(TRAIN), test)
-    groups = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("step_sampled", 1.0, 2, 0))))
+    groups = list_starts(list(group_buffer.decide(0.0, EvaluationRequested("step_sampled", Sampling(), 2, 0))))
     assert [(group.evaluation_set, group.problem) for group in groups] == [
         ("easy", "test:0"),
         ("easy", "test:1"),
@@ -261,7 +261,7 @@ def test_an_evaluation_counts_each_set_by_its_name_and_limit() -> None:
 def test_an_evaluation_uses_no_training_problem() -> None:
     group_buffer = buffer()
     before = group_buffer.state.cursor.position
-    group_buffer.decide(0.0, EvaluationRequested("start_greedy", 0.0, 3, 0))
+    group_buffer.decide(0.0, EvaluationRequested("start_greedy", GREEDY, 3, 0))
     assert group_buffer.state.cursor.position == before
 
 
@@ -291,8 +291,8 @@ def test_every_step_ends_and_its_counts_add_up(data: st.DataObject) -> None:
         for refill in list_starts(effects):
             started += refill.size
             pending += [(refill, place) for place in range(refill.size)]
-    counts, rows = get_collected(effects).counts, get_batch(all_effects).samples
-    assert counts.trajectories + counts.trajectories_failed == started
+    counts, rows = get_collected(effects).counts.totals, get_batch(all_effects).samples
+    assert counts.ended == started
     assert counts.groups * 4 == started
     accepted = counts.groups - counts.groups_rejected - counts.groups_lost
     assert len({row.group_id for row in rows}) == accepted <= 3

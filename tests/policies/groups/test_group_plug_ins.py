@@ -61,7 +61,7 @@ def test_a_filter_rejects_groups_and_they_are_replaced(plug_in: Path) -> None:
     assert [send.message.verdict for send in effects if isinstance(send.message, GroupJudged)] == ["rejected"]
     effects = driver.end(1, 0, rewards=(0.75, 1.0, 1.0, 1.0))
     assert len(driver.batches[0].samples) == 4
-    assert get_collected(effects).counts.groups_rejected == 1
+    assert get_collected(effects).counts.totals.groups_rejected == 1
 
 
 @pytest.mark.parametrize("name", ["all", "accept_all"])

@@ -48,7 +48,8 @@ def test_aborted_trajectories_are_neither_answers_nor_failures() -> None:
     driver.request_step(1)
     driver.end(0, 0)
     step = get_collected(driver.end(1, 0))
-    assert (step.counts.trajectories, step.counts.trajectories_failed, step.failures) == (4, 0, {})
+    totals = step.counts.totals
+    assert (totals.trajectories, totals.trajectories_failed, step.failures) == (4, 0, {})
     assert not driver.decide(TrajectoryAborted(4, 2, STEP_ENDED, 7))
     (send,) = driver.decide(TrajectoryAborted(5, 2, STEP_ENDED, 0))
     assert isinstance(send.message, LengthsMeasured)
@@ -124,7 +125,7 @@ def test_stale_carried_groups_are_masked_or_dropped() -> None:
         effects = driver.end(1, 0, 1, 2)
         if rule == "drop":
             assert len(driver.batches) == num_before  # lost with its group: the step still needs another
-            assert driver.buffer.state.steps[3].counts.groups_lost == 1
+            assert driver.buffer.state.steps[3].counts.totals.groups_lost == 1
             assert driver.buffer.state.steps[3].staleness == staleness
         else:
             assert len(driver.batches[num_before].samples) == rows

@@ -132,7 +132,7 @@ class TestFilters:
         effects = driver.end(0, 0, 0, rewards=(0.0, 1.0, 0.0, 1.0))
         assert driver.batches[0].samples == ()
         counts = get_collected(effects).counts
-        assert (counts.groups_lost, counts.trajectories, counts.dropped) == (1, 4, {"repeated": 4})
+        assert (counts.totals.groups_lost, counts.totals.trajectories, counts.dropped) == (1, 4, {"repeated": 4})
         assert compute_step_metrics(StepTimes(step=1, counts=counts), 1.0)["trajectories_dropped: repeated"] == 4.0
 
     @pytest.mark.parametrize("setting", ["repeated_ngram_tokens=1025", "repeated_ngram_limit=0", "overlong=mask"])

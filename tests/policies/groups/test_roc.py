@@ -64,12 +64,6 @@ def test_reversed_and_nested_answer_tags_are_a_violation_in_the_report_as_well()
         assert compute_format_penalty(trajectory, "report") == compute_format_penalty(trajectory, "release") == 1.0
 
 
-def test_in_a_log_without_spans_each_open_tag_stands_for_one() -> None:
-    old = finished(0, 1.0, opens=2, spans=-1, turns=4)
-    assert compute_format_penalty(old, "report") == 0.25
-    assert compute_format_penalty(old, "release") == pytest.approx(1 / 3)
-
-
 def test_the_release_counts_the_whole_response_and_the_report_the_assistants_text() -> None:
     counts = ReleaseCounts(4, 1, answer_opens=3, answer_closes=3, answer_spans=3, turns=8)
     trajectory = finished(0, 1.0, calls=1, failed=1, turns=2, release=counts)

@@ -13,7 +13,6 @@ from asterism.bus.messages import (
     AnyMessage,
     BatchReady,
     Envelope,
-    EvaluationFinished,
     FailureReported,
     GroupAccepted,
     GroupJudged,
@@ -28,8 +27,8 @@ from asterism.configs.schema import RunConfig
 from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
 from asterism.policies.recipe import Recipe
+from asterism.policies.recorder import Recorder
 from asterism.policies.step_evaluations import EvaluationPlan
-from asterism.policies.step_metrics import Recorder
 from tests.batches import BatchAssembler, CompleteBatch
 
 RECORDINGS = Path(__file__).parent / "synchronous"  # of whole runs, by the purely synchronous code
@@ -88,17 +87,8 @@ class RecordedBatch(msgspec.Struct, array_like=True):
 
 
 def without_loads(effects: Sequence[Envelope]) -> list[Envelope]:
-    """Recordings have WeightsLoaded at the recorder, the recipe's RunFinished to the launcher, no GroupJudged, and
-    evaluations without their version. Batches are compared on their own."""
+    """Recordings have WeightsLoaded at the recorder, the recipe's RunFinished to the launcher, and no GroupJudged.
+    Batches are compared on their own."""
     left_out = WeightsLoaded | WeightsSynced | GroupJudged | GroupAccepted | BatchReady
     kept = [effect for effect in effects if not isinstance(effect.message, left_out)]
-    return [
-        replace(effect, to="") if isinstance(effect.message, RunFinished) else _without_version(effect)
-        for effect in kept
-    ]
-
-
-def _without_version(effect: Envelope) -> Envelope:
-    if not isinstance(effect.message, EvaluationFinished):
-        return effect
-    return replace(effect, message=replace(effect.message, version=-1, first_group_id=-1, other_version_tokens=0))
+    return [replace(effect, to="") if isinstance(effect.message, RunFinished) else effect for effect in kept]

@@ -19,7 +19,7 @@ from asterism.bus.messages import (
 )
 from asterism.configs.health_options import HealthConfig
 from asterism.policies.health.evaluation_drop import EvaluationPoint, count_standard_errors
-from asterism.policies.step_metrics import Recorder
+from asterism.policies.recorder import Recorder
 
 QUESTIONS = 200
 
@@ -33,10 +33,10 @@ class RecordedRun:
 
     def train(self, reward: float) -> None:
         self._step += 1
-        counts = StepCounts(groups=16, trajectories=128, reward=128 * reward, positives=int(128 * reward))
+        totals = TaskCounts(groups=16, trajectories=128, reward=128 * reward, positives=int(128 * reward))
         events = (
             StepRequested(self._step, self._step - 1),
-            StepCollected(self._step, 64, counts, {}, BufferCursor()),
+            StepCollected(self._step, 64, StepCounts(totals), {}, BufferCursor()),
             StepTrained(self._step, {"updates": 2.0, "updates_skipped": 0.0}),
             WeightsSynced(self._step),
         )
@@ -44,9 +44,8 @@ class RecordedRun:
 
     def evaluate(self, label: str, accuracy: float, sets: dict[str, TaskCounts] | None = None) -> None:
         positives = round(QUESTIONS * accuracy)
-        event = EvaluationFinished(
-            label, QUESTIONS, positives, 0, 100, float(positives), sets=sets or {}, version=self._step
-        )
+        totals = TaskCounts(trajectories=QUESTIONS, positives=positives, reward=positives, response_tokens=100)
+        event = EvaluationFinished(label, self._step, totals, sets=sets or {})
         self._add_reports(self.recorder.decide(float(self._step), event))
 
     def _add_reports(self, *effects: object) -> None:

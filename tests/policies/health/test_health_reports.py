@@ -21,13 +21,16 @@ from asterism.bus.messages import (
     StepCounts,
     StepRequested,
     StepTrained,
+    TaskCounts,
     WeightsSynced,
 )
 from asterism.configs.health_options import HealthConfig
 from asterism.policies.decider import Send
-from asterism.policies.step_metrics import Recorder
+from asterism.policies.recorder import Recorder
 
-TOO_LONG = StepCounts(groups=2, trajectories=8, positives=4, reward=4.0, endings={"length": 6, "answered": 2})
+TOO_LONG = StepCounts(
+    TaskCounts(groups=2, trajectories=8, positives=4, reward=4.0), endings={"length": 6, "answered": 2}
+)
 
 
 def list_step_events(step: int, counts: StepCounts = TOO_LONG) -> list[AnyMessage]:

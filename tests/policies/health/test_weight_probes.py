@@ -21,8 +21,8 @@ from asterism.bus.messages.steps import WeightProbe
 from asterism.configs.health_options import HealthConfig
 from asterism.policies.health.weight_probes import WeightProbes
 from asterism.policies.recipe import Recipe
+from asterism.policies.recorder import Recorder
 from asterism.policies.step_evaluations import EvaluationPlan
-from asterism.policies.step_metrics import Recorder
 
 HEALTH = HealthConfig()
 PROMPTS = 16

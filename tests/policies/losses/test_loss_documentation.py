@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from asterism.configs.load import load_run
-from asterism.policies.groups.advantages import load_advantage_estimator, load_group_filter
+from asterism.policies.groups.advantages import load_advantage_estimator
+from asterism.policies.groups.group_filters import load_group_filter
 from asterism.policies.losses import load_policy_loss
 from tests.policies.losses.loss_inputs import build_loss_input
 

@@ -8,7 +8,8 @@ from asterism.bus.messages import TrajectoryFinished
 from asterism.configs.algorithm import RlConfig, RocConfig
 from asterism.configs.schema import RunConfig
 from asterism.configs.success import SuccessRule
-from asterism.policies.groups.advantages import compute_advantages, has_unequal_rewards
+from asterism.policies.groups.advantages import compute_advantages
+from asterism.policies.groups.group_filters import has_unequal_rewards
 from asterism.policies.groups.roc import compute_error_penalty, compute_format_penalty
 from asterism.policies.groups.selection import SelectionRules, select_rows
 from tests.policies.release.golden import Case, Group, build_roc, build_trajectory, list_documented_rows, read_groups

@@ -3,7 +3,6 @@
 from typing import TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from asterism.bus.messages import (
     OPENING_CALL,
@@ -27,7 +26,7 @@ from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.tools.task_description import TaskDescription, TaskKind
 from asterism.policies.tools.tool_schema import ToolSchema
-from tests.fakes import PROMPT, TOKENIZER, generated, rules
+from tests.fakes import TOKENIZER, generated, rules, start_group
 
 M = TypeVar("M")
 FIRST, SECOND = "executor-0/1", "executor-1/1"
@@ -89,7 +88,7 @@ class Conversation:
 
 
 def make_group(task: str, size: int = 1, group_id: int = 0, first: int = 0) -> StartGroup:
-    return replace(StartGroup(group_id, "train", "q:1", "2", PROMPT, size, first, 1.0, 5), row=ROW, task=task)
+    return start_group(size, first, group_id=group_id, row=ROW, task=task)
 
 
 def find(sends: list[Send], kind: type[M]) -> M:

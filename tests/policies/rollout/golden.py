@@ -30,7 +30,6 @@ from asterism.bus.messages import (
     ProtocolError,
     ReleaseCounts,
     SessionRestored,
-    StartGroup,
     TrajectoryFailed,
     TrajectoryFinished,
     TurnFailed,
@@ -43,7 +42,7 @@ from asterism.policies.decider import Send
 from asterism.policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
 from asterism.policies.rollout.rollout import Rollout
 from asterism.tasks.math_python import MATH_PYTHON
-from tests.fakes import TOKENIZER, generated, rules
+from tests.fakes import TOKENIZER, generated, rules, start_group
 
 PROMPT_FORMAT = build_dialogue_format(DialogueConfig(tools=("jupyter_code",)), MATH_PYTHON)
 DIALOGUES = Path(__file__).parent / "dialogues"
@@ -97,7 +96,7 @@ class Conversation:
         match kind:
             case "start":
                 prompt = encode_segments(TOKENIZER, build_prompt_segments(text, PROMPT_FORMAT))
-                return StartGroup(0, "train", "q:1", "2", ids_to_bytes(prompt), 1, 7, 1.0, 5)
+                return start_group(prompt_ids=ids_to_bytes(prompt))
             case "lease":
                 engine, _, tokens = rest.partition(" ")
                 new_tokens = int(tokens) if tokens else 10_000

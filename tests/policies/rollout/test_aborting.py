@@ -18,7 +18,6 @@ from asterism.bus.messages import (
     Output,
     ProtocolError,
     SessionEnded,
-    StartGroup,
     TrajectoryAborted,
     TrajectoryFailed,
     TrajectoryFinished,
@@ -27,7 +26,7 @@ from asterism.bus.messages import (
 )
 from asterism.policies.decider import Send
 from asterism.policies.rollout.rollout import Rollout
-from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
+from tests.fakes import ANSWER, CALL, generated, rules, start_group
 
 EXECUTOR = "executor-0/1"
 ABORT = GroupAborted(0, 0, 1, "the step ended without it")
@@ -36,7 +35,7 @@ ABORT = GroupAborted(0, 0, 1, "the step ended without it")
 def rollout(*events: AnyMessage, size: int = 1) -> Rollout:
     made = Rollout({"": rules()})
     made.decide(0.0, ExecutorJoined(EXECUTOR, 4))
-    made.decide(0.0, StartGroup(0, "train", "q:1", "2", PROMPT, size, 0, 1.0, 5))
+    made.decide(0.0, start_group(size, 0))
     for event in events:
         made.decide(1.0, event)
     return made
@@ -114,7 +113,7 @@ def test_an_abort_during_grading_stops_it_and_the_grade_is_late() -> None:
 
 def test_an_aborted_trajectory_no_longer_waits_for_an_executor() -> None:
     made = Rollout({"": rules()})
-    for event in (StartGroup(0, "train", "q:1", "2", PROMPT, 1, 0, 1.0, 5), granted(), generated(0, 0, CALL)):
+    for event in (start_group(1, 0), granted(), generated(0, 0, CALL)):
         made.decide(0.0, event)
     assert made.waiting_for_executor
     assert len(ends(list(made.decide(2.0, ABORT)))) == 1

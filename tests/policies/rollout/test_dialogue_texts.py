@@ -10,7 +10,6 @@ from asterism.bus.messages import (
     ExecutorJoined,
     LeaseGranted,
     Output,
-    StartGroup,
     TokenRecord,
     TrajectoryFailed,
     bytes_to_ids,
@@ -20,7 +19,7 @@ from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer
 from asterism.policies.rollout.rollout import Rollout
 from asterism.tasks.math_python import MATH_PYTHON
-from tests.fakes import CALL, PROMPT, TOKENIZER, generated, rules
+from tests.fakes import CALL, TOKENIZER, generated, rules, start_group
 
 
 class Play:
@@ -31,7 +30,7 @@ class Play:
         renderer = make_renderer(TOKENIZER, build_dialogue_format(dialogue, MATH_PYTHON))
         self.rollout = Rollout({"": rules(renderer=renderer)})
         self.rollout.decide(1.0, ExecutorJoined("executor-0", 1))
-        self.rollout.decide(2.0, StartGroup(0, "train", "q:1", "2", PROMPT, 1, 7, 1.0, 5))
+        self.rollout.decide(2.0, start_group())
         self.turn = 0
 
     def generate(self, text: str) -> list[object]:

@@ -5,10 +5,10 @@ from msgspec.structs import replace
 
 from asterism.bus.messages import LeaseGranted, LeaseRequested, StartGroup, TrajectoryFinished, TurnRequested
 from asterism.policies.rollout.rollout import Rollout
-from tests.fakes import PROMPT, generated, rules
+from tests.fakes import generated, rules, start_group
 from tests.policies.rollout.conversations import find
 
-TRAINING = StartGroup(0, "train", "q:1", "2", PROMPT, 1, 0, 1.0, 5)
+TRAINING = start_group(1, 0)
 EVALUATION = replace(TRAINING, purpose="evaluate")
 
 

@@ -25,14 +25,13 @@ from asterism.bus.messages import (
     ProtocolError,
     RunStarted,
     SessionRestored,
-    StartGroup,
     TrajectoryFailed,
 )
 from asterism.policies.decider import Send
 from asterism.policies.rollout.call_transitions import keeps_effects
 from asterism.policies.rollout.executor_placement import ExecutorPlacement
 from asterism.policies.rollout.rollout import Rollout
-from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
+from tests.fakes import ANSWER, CALL, generated, rules, start_group
 
 
 class Process:
@@ -40,7 +39,7 @@ class Process:
 
     def __init__(self, trajectories: int, *joined: ExecutorJoined) -> None:
         self.rollout = Rollout({"": rules()})
-        self.decide(StartGroup(0, "train", "q:1", "2", PROMPT, trajectories, 0, 1.0, 5))
+        self.decide(start_group(trajectories, 0))
         for number in range(trajectories):
             self.grant(number)
         for event in joined:

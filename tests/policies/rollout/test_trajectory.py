@@ -40,13 +40,13 @@ from asterism.bus.messages import (
 )
 from asterism.policies.decider import Send
 from asterism.policies.rollout.rollout import Rollout
-from tests.fakes import ANSWER, CALL, PROMPT, generated, rules
+from tests.fakes import ANSWER, CALL, PROMPT, generated, rules, start_group
 
 SAYINGS = (CALL, ANSWER, "nothing", "<tool_call>{</tool_call>", CALL + CALL, "")
 
 
 def group(size: int = 2, first: int = 0, group_id: int = 0) -> StartGroup:
-    return StartGroup(group_id, "train", "q:1", "2", PROMPT, size, first, 1.0, 5)
+    return start_group(size, first, group_id=group_id)
 
 
 class TrajectoryMachine(RuleBasedStateMachine):
@@ -312,7 +312,7 @@ TestTrajectoryMachine.settings = settings(stateful_step_count=40)
 
 
 def test_a_group_cannot_be_started_twice_nor_after_it_has_ended() -> None:
-    rollout = start_group()
+    rollout = start_rollout()
     with pytest.raises(ProtocolError, match="already started"):
         rollout.decide(0.0, group())
     rollout.decide(0.0, GroupAborted(0, 0, 2, "not needed"))
@@ -324,7 +324,7 @@ def test_a_group_cannot_be_started_twice_nor_after_it_has_ended() -> None:
     assert set(rollout.trajectories) == {2, 3}
 
 
-def start_group(size: int = 2) -> Rollout:
+def start_rollout(size: int = 2) -> Rollout:
     rollout = Rollout({"": rules()})
     rollout.decide(0.0, group(size))
     return rollout
@@ -335,7 +335,7 @@ def granted(tid: int, lease: int, engine: str = "generator-0", life: int = 1) ->
 
 
 def test_a_turn_fails_when_a_second_engine_leaves() -> None:
-    rollout = start_group(size=1)
+    rollout = start_rollout(size=1)
     for lease, name in enumerate(("generator-0", "generator-1"), 1):
         rollout.decide(0.0, granted(0, lease, name))
         effects = rollout.decide(1.0, EngineLeft(name, f"{name} was killed"))
@@ -347,7 +347,7 @@ def test_a_turn_fails_when_a_second_engine_leaves() -> None:
 def test_siblings_have_distinct_seeds_that_do_not_depend_on_ids(seed: int, first: int) -> None:
     def seeds(first_id: int) -> list[int]:
         rollout = Rollout({"": rules()})
-        start = StartGroup(0, "train", "q", "2", PROMPT, 4, first_id, 1.0, seed)
+        start = start_group(4, first_id, seed=seed)
         rollout.decide(0.0, start)
         return [trajectory.seed for trajectory in rollout.trajectories.values()]
 

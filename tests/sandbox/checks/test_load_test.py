@@ -19,7 +19,7 @@ from benchmarks.support.sandbox.probes import make_cell_probes, make_mixed_probe
 
 
 class ScriptedSandbox:
-    """`answers` are by code; other code is an infrastructure failure."""
+    """A sandbox with `answers` by code; any other code is an infrastructure failure."""
 
     def __init__(self, answers: dict[str, CodeOutcome]) -> None:
         self._answers = answers
@@ -40,7 +40,7 @@ def make_ok(text: str) -> CodeOk:
     return CodeOk(Output(text))
 
 
-def test_a_closed_loop_keeps_a_fixed_number_of_calls_in_flight_and_checks_each_answer():
+def test_a_closed_loop_has_a_fixed_number_of_calls_in_flight_and_checks_each_answer():
     sandbox = ScriptedSandbox({"print(1+1)": make_ok("2\n")})
     figures = asyncio.run(run_closed_loop(sandbox, make_program_probes("print", range(100)), 7)).compute_figures()
     assert sandbox.max_running == 7
@@ -104,7 +104,7 @@ def test_out_of_order_answers_to_cells_of_one_notebook_are_counted():
     assert tally.compute_figures().out_of_order == 1
 
 
-def test_a_mixed_load_has_separate_figures_for_every_kind_of_call():
+def test_the_figures_of_a_mixed_load_are_separate_for_every_kind_of_call():
     probes = make_mixed_probes(healthy=950)
     tally = CallTally()
     for probe in probes:

@@ -1,4 +1,4 @@
-"""Generates texts of numbers in documented forms, and changes one character of each."""
+"""Generates texts of numbers in documented forms, and changes one character of each text."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -11,7 +11,7 @@ UNITS = ("", "", "", "", "\\text{ cm}", " km/h", "\\%", "^\\circ", " apples", "\
 
 class Mutation(NamedTuple):
     truth: str
-    value: Fraction  # of the truth
+    value: Fraction  # value of the truth
     number: str  # the changed number, without its unit
     unit: str
 
@@ -39,7 +39,7 @@ def _change(text: str, random: Random) -> str:
             return text[:place] + random.choice(CHARACTERS) + text[place + 1 :]
 
 
-Generated = tuple[str, Fraction, bool]  # text, value, whether nothing may follow it
+Generated = tuple[str, Fraction, bool]  # text, value, whether nothing may follow the text
 
 
 def _whole(random: Random) -> Generated:

@@ -1,4 +1,4 @@
-"""Reads the parts of a number, a sign, digits or a power, from a text; plain_evaluator composes them to forms."""
+"""Reads the parts of a number (a sign, digits or a power) from a text; plain_evaluator combines them to forms."""
 
 from fractions import Fraction
 
@@ -6,7 +6,7 @@ DIGITS = "0123456789"
 
 
 class Scanner:
-    """Reads one part of a form after the other; a method that cannot read returns None and stays at its place."""
+    """A reader of one part after the other. A method that cannot read its part returns None and keeps the place."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -33,7 +33,7 @@ class Scanner:
         return self.take("+", "-") or ""
 
     def integer(self) -> int | None:
-        """Digits, or groups of three digits behind one separator."""
+        """Read digits, or groups of three digits behind one separator."""
         start, head = self.place, self.digits()
         if not head:
             return None
@@ -51,7 +51,7 @@ class Scanner:
         return int("".join(groups))
 
     def exponent(self) -> int | None:
-        """A whole number, in braces, in brackets or plain."""
+        """Read a whole number, in braces, in brackets or plain."""
         start = self.place
         opening = self.take("{", "(") or ""
         if opening == "{":
@@ -81,7 +81,7 @@ class Scanner:
         return Fraction(base)
 
     def side(self, is_digit_allowed: bool = True) -> Fraction | None:
-        r"""One side of `\frac`: a digit, or braces with a signed power."""
+        r"""Read one side of `\frac`: a digit, or braces with a signed power."""
         self.take(" ")
         if self.take("{"):
             self.take(" ")

@@ -3,11 +3,11 @@
 import ast
 from fractions import Fraction
 
-NAMELESS = ("\\left", "\\right", "\\boxed", "\\fbox", "\\phantom")  # in no left side of an equation
+NAMELESS = ("\\left", "\\right", "\\boxed", "\\fbox", "\\phantom")  # commands that no left side of an equation contains
 
 
 def is_name(side: str) -> bool:
-    """Whether brackets are balanced, and the text outside them has the characters of a name."""
+    """Return whether brackets are balanced, and the text outside them has the characters of a name."""
     outside, depth = "", 0
     for character in side:
         closes = character in ")]}"

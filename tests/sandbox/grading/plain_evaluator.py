@@ -1,6 +1,6 @@
-"""Evaluates the documented forms of a number (docs/grading.md) without the grader: a scanner over characters.
+"""Evaluates the documented forms of a number (docs/grading.md) without the grader, by a scanner over characters.
 
-The fuzz test compares it with the grader, so it imports nothing of the grader and of math-verify.
+The fuzz test compares this evaluator with the grader, so that it imports nothing of the grader and of math-verify.
 """
 
 from fractions import Fraction
@@ -21,14 +21,14 @@ FRAMES = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**")
 class Value(NamedTuple):
     number: Fraction
     unit: str = ""  # "%", "dollar", "'" or "^\\circ"
-    num_decimals: int = 0  # of a plain decimal
+    num_decimals: int = 0  # decimals of a plain decimal number
     is_fraction: bool = False
     base: int = 0
     modulus: int = 0
 
 
 def evaluate(text: str, is_followed: bool = False) -> Value | None:
-    """Return the value of a text that is one documented form; `is_followed` by a unit, it has nothing around it."""
+    """Return the value of a text that is one documented form; with `is_followed` by a unit, it has nothing around it."""
     for character, plain in CHARACTERS.items():
         text = text.replace(character, plain)
     scanner, plain = Scanner(text), ""
@@ -182,7 +182,7 @@ def _finish(scanner: Scanner, value: Value) -> Value | None:
 
 
 def _decimal(scanner: Scanner) -> Value | None:
-    """A decimal, a repeating decimal, or a number times a power of ten."""
+    """Read a decimal, a repeating decimal, or a number times a power of ten."""
     whole = scanner.integer()
     if scanner.take("."):
         digits = scanner.digits()
@@ -306,7 +306,7 @@ def _plain_fraction(scanner: Scanner) -> Value | None:
 
 
 def _bracket_power(scanner: Scanner) -> Value | None:
-    r"""A signed whole number or a fraction in brackets with an exponent."""
+    r"""Read a signed whole number or a fraction in brackets with an exponent."""
     if not scanner.take("("):
         return None
     scanner.take(" ")
@@ -348,7 +348,7 @@ def _integer(scanner: Scanner) -> Value | None:
 
 
 def _evaluate_equation(text: str) -> Value | None:
-    """A name or arithmetic, an equals sign outside brackets, and a number."""
+    """Evaluate an equation: a name or arithmetic, an equals sign outside brackets, and a number."""
     sides, depth = [""], 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")

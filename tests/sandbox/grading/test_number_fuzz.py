@@ -1,4 +1,4 @@
-"""Numbers with one changed character: the grader and an independent evaluator agree."""
+"""The grader and an independent evaluator agree on numbers with one changed character."""
 
 from collections import Counter
 from fractions import Fraction
@@ -13,7 +13,7 @@ SEED = 20_261_128
 
 
 def is_documented_form(mutation: Mutation) -> bool:
-    """Whether the changed text is a documented form of the truth's value."""
+    """Return whether the changed text is a documented form of the truth's value."""
     given = evaluate(mutation.number, is_followed=bool(mutation.unit))
     if given is None or (mutation.unit and (given.unit or given.modulus or given.base)):
         return False
@@ -27,7 +27,7 @@ def is_documented_form(mutation: Mutation) -> bool:
 
 
 def rounds(given: Value, mutation: Mutation) -> bool:
-    """Whether a decimal of four digits, also from the first nonzero one, rounds a fraction without a finite decimal."""
+    """Return whether a decimal rounds a fraction. It needs four decimals, and four digits from the first nonzero one."""
     value, rest = mutation.value, mutation.value.denominator
     for factor in (2, 5):
         while rest % factor == 0:
@@ -52,7 +52,7 @@ def find_disagreements(count: int, seed: int) -> tuple[list[tuple[str, str, bool
     return found, verdicts
 
 
-def test_a_changed_character_of_a_thousand_numbers_changes_the_verdict_or_keeps_the_number() -> None:
+def test_the_grader_and_the_evaluator_agree_on_a_thousand_changed_numbers() -> None:
     disagreements, verdicts = find_disagreements(1000, SEED)
     assert disagreements == []
     assert verdicts[True] > 20
@@ -61,6 +61,6 @@ def test_a_changed_character_of_a_thousand_numbers_changes_the_verdict_or_keeps_
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_changed_character_of_twenty_thousand_numbers_changes_the_verdict_or_keeps_the_number() -> None:
+def test_the_grader_and_the_evaluator_agree_on_twenty_thousand_changed_numbers() -> None:
     disagreements, _ = find_disagreements(20_000, SEED + 1)
     assert disagreements == []

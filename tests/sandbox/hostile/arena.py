@@ -25,9 +25,9 @@ LIMITS: dict[str, Any] = {
     "container_memory_mib": 2048,
     "notebook_memory_share": 1.0,  # no notebook is evicted, even on a full machine
 }
-_NEIGHBOUR = 1  # trajectory id
-MAX_REPEATS = 2  # a busy machine causes a timeout, but hardly three in a row
-_SETTLE_S = 20.0  # for the removal of a call's leftovers; later ones fail the test
+_NEIGHBOUR = 1  # trajectory id of the neighbour
+MAX_REPEATS = 2  # repeats after a timeout: a busy machine causes one, but hardly three in a row
+_SETTLE_S = 20.0  # time for the removal of a call's leftovers; later ones fail the test
 _MARKER = "secret of a neighbour"
 
 _OPEN_NEIGHBOUR = f"""
@@ -50,9 +50,9 @@ class Encounter(NamedTuple):
     """The results of a hostile program and of its neighbours."""
 
     outcomes: dict[Form, CodeOutcome | SandboxFailure]
-    later: CodeOutcome | SandboxFailure | None  # of a later cell of the hostile notebook
+    later: CodeOutcome | SandboxFailure | None  # outcome of a later cell of the hostile notebook
     neighbours: list[str]  # outcome of each call of the neighbour
-    unharmed: list[str]  # the same without a hostile program
+    unharmed: list[str]  # outcomes of the neighbour's calls without a hostile program
     leftovers: dict[str, Any]
 
     def has_unexpected_timeout(self, hostile: Hostile) -> bool:
@@ -62,7 +62,7 @@ class Encounter(NamedTuple):
 
 
 class Arena:
-    """`backend` and `namespaces` as in the configuration."""
+    """A sandbox with a neighbour. `backend` and `namespaces` are those of the configuration."""
 
     def __init__(
         self, runner: asyncio.Runner, backend: str, namespaces: str, time_limit_s: float, folder: Path
@@ -76,7 +76,7 @@ class Arena:
         self._trajectories = itertools.count(100)
 
     def open(self) -> None:
-        """Puts a secret into the executor's environment and into a world-readable file."""
+        """Put a secret into the executor's environment and into a world-readable file."""
         os.environ["ASTERISM_HOSTILE_TEST"] = f"asterism_executor {self.secret}"
         self._secret_file.write_text(self.secret)
         self._secret_file.chmod(0o644)
@@ -91,18 +91,18 @@ class Arena:
         return bool(self.client.isolation.namespaces)
 
     def meet(self, hostile: Hostile) -> Encounter:
-        """Repeats an encounter with a timeout that the program may not cause."""
+        """Run a hostile program; repeat an encounter with a timeout that the program may not cause."""
         encounter = self.run(self._meet(hostile))
         for _ in range(MAX_REPEATS):
             if not encounter.has_unexpected_timeout(hostile):
                 break
             encounter = self.run(self._meet(hostile))
         if encounter.leftovers or encounter.neighbours != encounter.unharmed:
-            self.record_state()  # the next program is not to blame
+            self.record_state()  # otherwise, the next program would be blamed
         return encounter
 
     def record_state(self) -> None:
-        """Records the current state, which later programs must not change."""
+        """Record the current state, which later programs must not change."""
 
         async def record() -> None:
             self._before = await self._wait_until_settled(None)
@@ -111,7 +111,7 @@ class Arena:
         self.run(record())
 
     def inspect_state(self) -> tuple[list[str], dict[str, Any]]:
-        """(outcomes of the neighbours' calls, leftovers)"""
+        """Return (outcomes of the neighbours' calls, leftovers)."""
 
         async def inspect() -> tuple[list[str], dict[str, Any]]:
             outcomes = [await self._ask_notebook(), await self._ask_program()]
@@ -162,7 +162,7 @@ class Arena:
         return repr(await self._outcome(self.client.program(_PROGRAM, f'"{_MARKER}"\n', _NEIGHBOUR)))
 
     async def _wait_until_settled(self, before: Footprint | None) -> Footprint:
-        """Waits until there are no leftovers; without `before`, until there are no changes."""
+        """Wait until there are no leftovers; without `before`, until there are no changes."""
         deadline = asyncio.get_running_loop().time() + _SETTLE_S
         last = None
         while True:

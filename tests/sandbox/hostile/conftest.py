@@ -47,9 +47,9 @@ def arena(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module", params=PARAMETERS)
 def arena_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Arena]]:
-    """An arena for programs that end by themselves, and one for programs that may reach the time limit.
+    """Make an arena for programs that end by their own code, and one for programs that may reach the time limit.
 
-    Only the second has a short limit: most of the suite's time passes in waiting for it.
+    Only the second arena has a short limit: most of the suite's time passes in waiting for it.
     """
     with open_arenas(request.param, tmp_path_factory.mktemp("executor"), 2.0, 0.25) as arenas:
         yield arenas

@@ -1,8 +1,8 @@
-"""The descriptors of a call: its pipes, and the harness's socket for answers."""
+"""Attacks on the descriptors of a call: its pipes, and the harness's socket for answers."""
 
 from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, raised, timed_out
 
-# "a", bytes of the outcome's text, nonce, cells; then the outcome's text. See asterism.sandbox.inside.wire.call_wire.
+# "a", bytes of the outcome's text, nonce, cells; then the text. See asterism.sandbox.inside.wire.call_wire.
 _ANSWER = "import os, struct\ndef answer(text, nonce): return struct.pack('<cIQI', b'a', len(text), nonce, 1) + text\n"
 
 _FORGE = (
@@ -41,7 +41,7 @@ _HARM_THEIR_OWN_CALL = {
         """,
 }
 
-# Programs that the server kills for their frames. It reads a program's answer after its end or at the time limit.
+# Programs that the server kills for their frames. It reads a program's answer at its exit or at the time limit.
 _FILL_THE_SOCKET = {
     "answers with guessed nonces": _ANSWER + "for nonce in range(2000): os.write(3, answer(b'ok', nonce))",
     "writes garbage to the harness's socket": "import os\nfor _ in range(1600): os.write(3, b'\\xa5' * 65536)",

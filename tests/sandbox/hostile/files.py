@@ -1,9 +1,9 @@
-"""The folder of a call: its size, links out of it, and trees that are hard to remove."""
+"""Attacks on the folder of a call: its size, links out of it, and trees that are hard to remove."""
 
 from asterism.sandbox.inside.call import run_code
 from tests.sandbox.hostile.record import NEIGHBOUR_FOLDERS, hostile, ok, printed, raised, timed_out
 
-# Programs that print each escape: they must print nothing.
+# Programs that print each escape, so that they must print nothing.
 _PRINT_EACH_ESCAPE = {
     "writes outside its folder": """
         import os, sys

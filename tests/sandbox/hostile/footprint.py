@@ -1,4 +1,4 @@
-"""A sandbox's processes, descriptors, files and sockets, to compare before and after a program."""
+"""Measures a sandbox's processes, descriptors, files and sockets, for a comparison before and after a program."""
 
 import contextlib
 import os
@@ -11,24 +11,23 @@ from tests.sandbox.conftest import Client
 
 _FOLDERS = ("tmp", "var/tmp", "dev/shm", "run/lock", "scratch")
 _NOBODY = 65534
-_FIRST_CALL_UID = 2_000_000_000  # calls get uids from here on where root has no namespaces
+_FIRST_CALL_UID = 2_000_000_000  # first uid of calls if root has no namespaces
 _MARK = "hostile"  # name, up to a dot, of all foreign files that hostile programs create
-_MAX_GROWTH_MIB = 48  # of a server's memory: buffers of large calls
+_MAX_GROWTH_MIB = 48  # allowed growth of a server's memory, for buffers of large calls
 
 
 class Footprint(NamedTuple):
     servers: tuple[int, ...]  # pids of fork servers, grader, container inits
-    calls: int  # number of their descendants
+    calls: int  # number of the servers' descendants that run calls
     descriptors_here: int
     descriptors_of_servers: tuple[int, ...]
-    resident_mib: tuple[int, ...]  # of the servers
+    resident_mib: tuple[int, ...]  # resident memory of each server
     files: frozenset[str]
-    own_folders: int  # of calls that cannot mount a folder
+    own_folders: int  # folders of calls that cannot mount a folder
     sockets: frozenset[str]
 
 
 def find_leftovers(before: Footprint, after: Footprint) -> dict[str, Any]:
-    """The leftovers by kind."""
     leftovers: dict[str, Any] = {}
     if after.servers != before.servers:
         leftovers["dead servers"] = set(before.servers) - set(after.servers)
@@ -61,13 +60,12 @@ def take(client: Client) -> Footprint:
 
 
 def list_container_pids(client: Client) -> list[int]:
-    """Process 1 of each container, as a pid of this machine."""
+    """Return process 1 of each container, as a pid of this machine."""
     host: Any = client.sandbox._host  # pyright: ignore[reportPrivateUsage]
     return [container.pid for container in getattr(host, "live_containers", ())]
 
 
 def read_container_secrets(client: Client) -> list[str]:
-    """The secrets that authenticate the containers' processes."""
     found: list[str] = []
     for pid in list_container_pids(client):
         for variable in Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0"):
@@ -78,19 +76,19 @@ def read_container_secrets(client: Client) -> list[str]:
 
 
 def find_owners(client: Client, name: str) -> list[int]:
-    """The processes with a file of this name in their working folder."""
+    """Return the processes with a file of this name in their working folder."""
     descendants = family(*client.sandbox.server_pids)
     return [pid for pid in descendants if is_running(pid) and Path(f"/proc/{pid}/cwd/{name}").exists()]
 
 
 def _list_servers(started: int) -> list[int]:
-    """The process and, in namespaces, its child in another one, the actual server."""
+    """Return the process and, with namespaces, its child in another namespace, the actual server."""
     children = [pid for pid in family(started)[1:] if _read_parent(pid) == started]
     return [started, *(pid for pid in children if _read_namespace(pid) != _read_namespace(started))]
 
 
 def _read_namespace(pid: int) -> str:
-    """Of its pids; empty if it has ended."""
+    """Return the pid namespace of a process; empty if the process has ended."""
     with contextlib.suppress(OSError):
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     return ""
@@ -117,13 +115,13 @@ def _measure_resident_mib(pid: int) -> int:
 def _list_private_folders() -> list[Path]:
     found: list[Path] = []
     for scratch in Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*"):
-        with contextlib.suppress(FileNotFoundError):  # another process has removed its own
+        with contextlib.suppress(FileNotFoundError):  # another process has removed its folder
             found += scratch.glob(f"*-{os.getpid()}-*")
     return found
 
 
 def _list_files(root: str) -> list[str]:
-    """Files in world-writable folders that belong to calls or have the mark."""
+    """Return the files in world-writable folders that belong to calls or have the mark."""
     found: list[str] = []
     for folder in _FOLDERS:
         with contextlib.suppress(OSError), os.scandir(f"{root}/{folder}") as entries:
@@ -136,7 +134,7 @@ def _list_files(root: str) -> list[str]:
 
 
 def _list_sockets(pid: int | str) -> list[str]:
-    """Unix sockets: all in a server's network namespace, else those with the mark."""
+    """Return the Unix sockets of a server's own network namespace; in a shared one, those with the mark."""
     with contextlib.suppress(OSError):
         own = Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
         lines = [line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]

@@ -1,4 +1,4 @@
-"""The harness in the call's own process: a program's changes there affect only its own call."""
+"""Attacks on the harness in the call's own process: they affect only their own call."""
 
 from asterism.sandbox.inside.call.call_process import CallIsolation
 from asterism.sandbox.inside.call.notebook_process import NotebookProcess
@@ -11,7 +11,7 @@ from asterism.sandbox.inside.wire.call_wire import CallRequest
 from asterism.sandbox.inside.wire.server_settings import ServerSettings
 from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, printed, raised, timed_out
 
-# The attributes of the harness that attacks use, by class. tests/sandbox/test_hostile_catalogue.py checks them.
+# Attributes of the harness that attacks use, by class. tests/sandbox/test_hostile_catalogue.py checks them.
 ATTACKED: dict[type, tuple[str, ...]] = {
     ForkServer: ("_executor", "_poll", "_processes_by_fd", "_processes_by_call"),
     WarmProcesses: ("_waiting", "_notebooks"),
@@ -106,7 +106,7 @@ HARNESS = [
     hostile(
         "replaces os._exit",
         "import os, time\nos._exit = lambda code: time.sleep(60)\nprint('x')",
-        ok(),  # its answer counts, and its process is killed
+        ok(),  # the answer counts, and the process is killed
         keeps_notebook=False,
         outlives_answer=True,
     ),

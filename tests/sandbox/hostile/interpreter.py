@@ -1,4 +1,4 @@
-"""The interpreter: crashes, recursion, exits, hostile exceptions, code that is hard to compile."""
+"""Attacks on the interpreter: crashes, recursion, exits, hostile exceptions, code that is hard to compile."""
 
 from asterism.sandbox.inside.call import run_code
 from tests.sandbox.hostile.record import (
@@ -267,7 +267,7 @@ INTERPRETER = [
 ]
 
 _ONE_LINE = "x = 1; " * 140_000
-TEXTS = [  # any outcome is allowed, as long as no other call is harmed
+TEXTS = [  # any outcome is allowed if no other call is harmed
     hostile("is a line of a megabyte", _ONE_LINE, *any_outcome()),
     hostile("is a sum of many thousand", "+".join(["1"] * 300_000), *any_outcome()),
     *[

@@ -1,4 +1,4 @@
-"""Memory and CPU: blocks, maps, pipes, sockets, large numbers, patterns."""
+"""Attacks on memory and CPU: blocks, maps, pipes, sockets, large numbers, patterns."""
 
 from tests.sandbox.hostile.record import any_outcome, hostile, ok, out_of_memory, printed, raised, timed_out
 

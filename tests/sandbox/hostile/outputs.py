@@ -1,4 +1,4 @@
-"""Output: too much, invalid text, and text that imitates the protocol or the prompt."""
+"""Hostile output: too much, invalid text, and text that imitates the protocol or the prompt."""
 
 from tests.sandbox.hostile.record import hostile, ok, printed, raised, timed_out
 

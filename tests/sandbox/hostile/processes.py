@@ -1,4 +1,4 @@
-"""Processes and threads: fork bombs, daemons, other programs, and privilege escalation."""
+"""Attacks by processes and threads: fork bombs, daemons, other programs, and privilege escalation."""
 
 from tests.sandbox.hostile.record import any_outcome, died, hostile, ok, out_of_memory, printed, raised, timed_out
 

@@ -1,4 +1,4 @@
-"""Mounts the interpreter in a public folder, for root's calls, which run as other users."""
+"""Mounts the interpreter in a public folder, for calls of root, which run as other users."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from asterism.sandbox.inside.wire.command import list_import_folders
 
 @contextlib.contextmanager
 def public_interpreter() -> Iterator[None]:
-    """For root: bind-mounts the interpreter and its packages below world-accessible folders."""
+    """Bind-mount the interpreter and its packages below world-accessible folders, if this process is root."""
     places = [sys.base_prefix, *[folder for folder in list_import_folders() if not folder.startswith(sys.base_prefix)]]
     if os.getuid() != 0 or not any(_is_private(Path(place)) for place in places):
         yield
@@ -30,7 +30,7 @@ def public_interpreter() -> Iterator[None]:
         return moved[place] + path[len(place) :]
 
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as mounts:
-        mounts.callback(folder.rmdir)  # not rmtree: an unmount may fail
+        mounts.callback(folder.rmdir)  # not rmtree, because an unmount may fail
         for place, target in moved.items():
             Path(target).mkdir()
             mounts.callback(Path(target).rmdir)

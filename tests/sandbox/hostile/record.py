@@ -10,11 +10,11 @@ Form = Literal["program", "cell"]  # a stateless call, or a cell of a notebook t
 # Placeholders in the code, which the arena fills in.
 SECRET_FILE = "@SECRET_FILE@"  # a world-readable file
 NEIGHBOURS = "@NEIGHBOURS@"  # pids of this machine: the neighbour's notebook, servers, the test
-NEIGHBOUR_FOLDERS = "@NEIGHBOUR_FOLDERS@"  # paths
+NEIGHBOUR_FOLDERS = "@NEIGHBOUR_FOLDERS@"  # paths to the neighbour's folder
 
 
 class Ending(NamedTuple):
-    """An allowed outcome. A field that is not set allows any value."""
+    """An allowed outcome. A field without a value allows any value."""
 
     kind: type[CodeOutcome]
     stdout: str | None = None
@@ -39,7 +39,7 @@ class Ending(NamedTuple):
 
 
 def printed(stdout: str) -> Ending:
-    """Success, with exactly this output."""
+    """Return success with exactly this output."""
     return Ending(CodeOk, stdout)
 
 
@@ -66,14 +66,14 @@ def died(exit_code: int | None = None, stdout: str | None = None) -> Ending:
 class Hostile(NamedTuple):
     name: str
     code: str
-    ends: tuple[Ending, ...]  # the allowed outcomes
+    ends: tuple[Ending, ...]  # allowed outcomes of a program
     ends_as_cell: tuple[Ending, ...]
     forms: tuple[Form, ...]
     stdin: str
-    keeps_notebook: bool  # a later cell finds `kept`; False: the program may harm its own notebook
-    shows: bool  # the cell prints the value of its last expression
-    signals_others: bool  # dangerous without pid namespaces and separate users
-    reaches_limit: bool  # its process may live until the time limit
+    keeps_notebook: bool  # whether a later cell finds `kept`; False: the program may harm its own notebook
+    shows: bool  # whether the cell prints the value of its last expression
+    signals_others: bool  # whether it is dangerous without pid namespaces and separate users
+    reaches_limit: bool  # whether its process may live until the time limit
 
     def list_ends(self, form: Form) -> tuple[Ending, ...]:
         return self.ends if form == "program" else self.ends_as_cell
@@ -99,5 +99,5 @@ def hostile(
 
 
 def any_outcome() -> tuple[Ending, ...]:
-    """For a program that can harm only itself, in ways that depend on the interpreter."""
+    """Return the outcomes of a program that can harm only itself, in ways that depend on the interpreter."""
     return (ok(), raised(), timed_out(), out_of_memory(), died())

@@ -1,4 +1,4 @@
-"""Signals, timers, limits and priorities, of the program itself and of its neighbours."""
+"""Signals, timers, limits and priorities of the program itself and of its neighbours."""
 
 from tests.sandbox.hostile.record import NEIGHBOURS, died, hostile, ok, printed, raised, timed_out
 
@@ -46,7 +46,7 @@ SIGNALS = [
     hostile(
         "stops itself",
         "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('still here')",
-        printed("still here\n"),  # as process 1 of a namespace
+        printed("still here\n"),  # as process 1 of a namespace, which ignores the signal
         timed_out(""),
     ),
     hostile(
@@ -185,7 +185,7 @@ SIGNALS = [
             signal.setitimer(timer, 0.01, 0.01)
         while True: pass
         """,
-        timed_out(""),  # process 1 of a namespace ignores them
+        timed_out(""),  # process 1 of a namespace ignores these signals
         died(-14),
         died(-26),
         died(-27),

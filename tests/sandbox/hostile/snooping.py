@@ -14,7 +14,7 @@ _EXPECTED_ENVIRONMENT = (
 )
 _CONTAINERS = tuple(kind.__name__ for kind in (CallProcess, ForkServer, OutputPipe, FrameReader))
 
-# Programs that print a list of the foreign data in their reach: it must be empty.
+# Programs that print a list of the foreign data in their reach: the list must be empty.
 _LIST_FOREIGN_DATA = {
     "reads the environment, arguments and memory of processes": f"""
         import os

@@ -1,4 +1,4 @@
-"""Hostile programs concurrently, in sequence, and as graded answers do not harm the service."""
+"""Hostile programs, concurrent or in sequence, and hostile answers do not harm the service."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ def test_concurrent_long_codes_and_inputs_do_not_kill_the_fork_server(arena: Are
             await client.sandbox.end_notebook(60 + number)
 
     arena.run(scenario(arena.client))
-    arena.record_state()  # servers keep buffers for the calls that wait; a leak grows again
+    arena.record_state()  # servers keep buffers for waiting calls; a leak would grow again
     _play(arena, scenario)
 
 
@@ -81,7 +81,7 @@ def test_a_cell_cannot_answer_a_later_cell(arena: Arena) -> None:
     _play(arena, scenario)
 
 
-def test_a_cell_that_dies_only_in_its_replay_is_a_crash_of_the_code(arena: Arena) -> None:
+def test_a_cell_that_crashes_only_in_its_replay_is_a_crash_of_the_code(arena: Arena) -> None:
     """Code must not be able to fake an infrastructure failure."""
 
     async def scenario(client: Client) -> None:
@@ -124,7 +124,7 @@ def test_an_answer_that_is_code_is_graded_as_text(arena: Arena, answer: str) -> 
     _play(arena, scenario)
 
 
-def test_each_arena_has_its_protections(arena: Arena) -> None:
+def test_each_arena_has_the_protections_of_its_kind(arena: Arena) -> None:
     assert arena.has_namespaces == (arena.namespaces == "auto"), arena.client.isolation.missing
     assert arena.client.isolation.seccomp
     assert arena.client.isolation.backend == arena.backend
@@ -148,13 +148,13 @@ def test_a_sandbox_that_closes_during_hostile_programs_leaves_no_processes(name:
         assert len(started) > 5
         assert [pid for pid in started if is_running(pid)] == []
 
-    before = list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*"))  # of the current arena
+    before = list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*"))  # the arena's
     asyncio.run(scenario())
     assert list(Path("/tmp").glob(f"asterism-{os.getuid()}-calls-*/*-{os.getpid()}-*")) == before
 
 
 def _play(arena: Arena, scenario: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-    """Runs the scenario, then checks the neighbours and leftovers."""
+    """Run the scenario, then check the neighbours and leftovers."""
     arena.run(scenario(arena.client))
     neighbours, leftovers = arena.inspect_state()
     assert neighbours == arena.unharmed

@@ -1,4 +1,4 @@
-"""Programs that the process backend cannot stop without user namespaces; `doctor` warns of each.
+"""Programs that the process backend cannot stop without user namespaces; `doctor` warns of each program.
 
 Landlock stops some of them; versions are ABI versions (asterism.sandbox.inside.isolation.landlock).
 """
@@ -12,8 +12,8 @@ _NEVER = 1_000
 
 class KnownEscape(NamedTuple):
     reason: str
-    warning: str  # part of `doctor`'s warning
-    ends: tuple[Ending, ...]  # its outcomes without namespaces
+    warning: str  # part of the warning that `doctor` prints
+    ends: tuple[Ending, ...]  # outcomes without namespaces
     landlock_stops_since: int = _NEVER
 
 
@@ -49,6 +49,6 @@ _SIGNALS = NotRun("it would kill the tests, which run as the same user", 6)
 
 
 def get_skip_reason(name: str, signals_others: bool, calls_are_users: bool, landlock: int) -> str:
-    """Empty if the program can run."""
+    """Return the reason for a skip; empty if the program can run."""
     not_run = NOT_RUN.get(name) or (_SIGNALS if signals_others and not calls_are_users else None)
     return not_run.reason if not_run is not None and landlock < not_run.landlock_stops_since else ""

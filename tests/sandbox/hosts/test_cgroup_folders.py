@@ -1,4 +1,4 @@
-"""The folders of cgroup version 2, as plain files: memory is enabled only where no process is."""
+"""Tests of cgroup folders of version 2, as plain files: memory is enabled only in folders without processes."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from asterism.sandbox.hosts.cgroup_folders import CgroupFolder
 
 @pytest.fixture
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cgroup of a process 7. The kernel fills new cgroups with files."""
+    """Make the cgroup of a process 7. As in a kernel, new cgroups have files."""
     make = os.mkdir
 
     def make_cgroup(path: Path, mode: int = 0o777) -> None:
@@ -27,13 +27,13 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return parent
 
 
-def test_the_processes_of_a_container_move_before_its_memory_is_divided(parent: Path) -> None:
+def test_the_processes_of_a_container_are_moved_before_memory_is_enabled(parent: Path) -> None:
     folder = CgroupFolder(7, "calls", may_move=True)
     assert (parent / "asterism-processes" / "cgroup.procs").read_text() == "7"
     assert [(path / "cgroup.subtree_control").read_text() for path in (parent, folder.path)] == ["+memory"] * 2
 
 
-def test_the_neighbours_of_an_executor_stay_in_their_cgroup_unless_it_is_delegated(
+def test_neighbours_of_an_executor_are_moved_only_in_a_delegated_cgroup(
     parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     CgroupFolder(7, "one")
@@ -58,10 +58,10 @@ def test_each_fork_server_gets_the_descriptor_of_its_own_folder(parent: Path) ->
         folder.hand_over(9, os.getuid(), ours)
         assert socket.recv_fds(theirs, 1, 1)[:2] == (b"\0", [])
         theirs.close()
-        folder.hand_over(9, os.getuid(), ours)  # a fork server that has ended is not an error
+        folder.hand_over(9, os.getuid(), ours)  # a fork server that has ended causes no error
 
 
-def test_a_cgroup_without_a_memory_controller_is_refused_and_stays_as_it_was(parent: Path) -> None:
+def test_a_cgroup_without_a_memory_controller_is_refused_and_unchanged(parent: Path) -> None:
     (parent / "cgroup.subtree_control").unlink()
     (parent / "cgroup.subtree_control").mkdir()
     with pytest.raises(OSError, match="subtree_control"):

@@ -1,4 +1,4 @@
-"""The local host: a process that cannot be started, and the session of a starting one."""
+"""Tests of the local host: a process that cannot be started, and the session of a starting process."""
 
 import asyncio
 import errno
@@ -14,11 +14,11 @@ from asterism.sandbox.inside.wire.server_settings import ServerSettings
 SETTINGS = ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1)
 
 
-def test_a_starting_process_is_out_of_reach_of_the_terminal() -> None:
+def test_a_starting_process_is_not_in_the_session_of_the_terminal() -> None:
     async def launch() -> None:
         process = await LocalHost().launch("asterism.sandbox.inside.server.boot", SETTINGS)
         try:
-            assert os.getsid(process.pid) == process.pid  # before its first line of code
+            assert os.getsid(process.pid) == process.pid  # the session is new before the first line of code runs
         finally:
             process.kill()
             await process.wait()

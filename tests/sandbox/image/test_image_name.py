@@ -19,10 +19,10 @@ from packaging.utils import canonicalize_name
 
 from asterism import sandbox
 from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
+from asterism.sandbox.hosts.docker.docker_host import compute_image_name, read_sources
 from asterism.sandbox.image import build_image, debian_base, image_context
 from asterism.sandbox.image.docker_cli import get_engine_architecture, remove_other_tags, run_docker
 from asterism.sandbox.image.finish_image import MODIFIED_AT, compile_all, strip_setuid
-from asterism.sandbox.image.image_context import compute_image_name, read_sources
 
 FOLDER = Path(sandbox.__file__).resolve().parent
 NO_ENGINE = "unix:///nonexistent/docker.sock"
@@ -30,14 +30,14 @@ Commands = Callable[..., Path]
 
 
 def pins(path: Path) -> dict[str, str]:
-    """Versions by package; lines of hashes are indented."""
+    """Return versions by package; lines of hashes are indented."""
     lines = [line.removesuffix(" \\") for line in path.read_text().splitlines() if not line.startswith(("#", " "))]
     return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    """Replaces all commands on PATH with the given shell scripts."""
+    """Replace all commands on PATH by the given shell scripts."""
     folder = tmp_path / "commands"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -94,7 +94,7 @@ class TestPackages:
         with pytest.raises(UnusableInput, match=r"(?s)Hashes are required in --require-hashes mode.*mpmath==1\.3\.0"):
             image_context.install_packages(requirements, tmp_path / "packages", "amd64")
 
-    def test_the_base_is_named_by_digest(self):
+    def test_the_base_image_is_pinned_by_digest(self):
         text = (FOLDER / "image" / "Dockerfile").read_text()
         assert re.search(r"^ARG BASE=python:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
 
@@ -108,7 +108,7 @@ class TestMessages:
         assert build_image.main(list(arguments)) == EXIT_UNUSABLE
         return caplog.records[-1].getMessage()
 
-    def test_a_missing_engine_is_reported_with_its_address(self, caplog: Any, monkeypatch: pytest.MonkeyPatch):
+    def test_the_error_for_a_missing_engine_names_its_address(self, caplog: Any, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("DOCKER_HOST", NO_ENGINE)
         assert f"no engine at {NO_ENGINE}" in self.build_and_read_error(caplog)
 
@@ -131,7 +131,7 @@ class TestMessages:
         ],
         ids=["no docker", "no debootstrap", "no root", "debootstrap fails", "docker fails"],
     )
-    def test_a_local_build_names_the_cause_of_its_failure(
+    def test_the_error_of_a_local_build_names_the_cause(
         self, caplog: Any, monkeypatch: Any, commands: Commands, scripts: dict[str, str], uid: int, message: str
     ):
         monkeypatch.setattr(build_image, "get_engine_architecture", lambda: "amd64")
@@ -141,7 +141,7 @@ class TestMessages:
 
 
 class TestParts:
-    def test_older_images_lose_their_names_unless_a_container_uses_them(self, commands: Commands):
+    def test_names_of_older_images_are_removed_unless_a_container_uses_them(self, commands: Commands):
         folder = commands(
             docker='[ "$2 $3" = "rm name:used" ] && exit 1; [ "$2" = rm ] && echo $3 >> "$PATH/log"; '
             '[ "$2" = ls ] && echo "name:new name:used name:old name:<none>"; exit 0'
@@ -149,7 +149,7 @@ class TestParts:
         assert remove_other_tags("name", "name:new") == ["name:old"]
         assert (folder / "log").read_text() == "name:old\n"
 
-    def test_the_same_files_give_the_same_tar_with_any_times(self, tmp_path: Path):
+    def test_the_same_files_give_the_same_tar_whatever_their_times(self, tmp_path: Path):
         tars: list[bytes] = []
         for root, names in ((tmp_path / "a", "ba"), (tmp_path / "b", "ab")):
             root.mkdir()
@@ -185,7 +185,7 @@ class TestParts:
         (tmp_path / "module.py").write_text("x = 1\n")
         compile_all(tmp_path)
         (compiled,) = (tmp_path / "__pycache__").iterdir()
-        # PEP 552: by hash, unchecked.
+        # PEP 552: a pyc file with an unchecked hash.
         assert int.from_bytes(compiled.read_bytes()[4:8], "little") == 0b01
         assert {path.stat().st_mtime for path in (compiled, compiled.parent, tmp_path)} == {MODIFIED_AT}
 
@@ -197,7 +197,7 @@ def build_tar(root: Path, adapt: Any = lambda entry: entry) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_run_of_docker_tests_without_an_engine_is_a_usage_error():
+def test_docker_tests_without_an_engine_end_with_a_usage_error():
     command = [sys.executable, "-m", "pytest", "-m", "docker", __file__, "-p", "no:cacheprovider"]
     run = subprocess.run(command, env=os.environ | {"DOCKER_HOST": NO_ENGINE}, capture_output=True, text=True)
     assert run.returncode == pytest.ExitCode.USAGE_ERROR
@@ -238,19 +238,19 @@ class TestBuiltImage:
         locked = ("run", "--rm", "--network", "none", "--read-only", *options)
         return run_docker(*locked, "--entrypoint", "python3", compute_image_name(), "-B", "-c", code)
 
-    def test_it_is_under_300_mb(self):
+    def test_the_image_is_smaller_than_300_mb(self):
         assert int(run_docker("image", "inspect", "--format", "{{.Size}}", compute_image_name())) < 300e6
 
-    def test_it_runs_the_init_process_as_an_unprivileged_user(self):
+    def test_the_image_runs_the_init_process_as_an_unprivileged_user(self):
         config = json.loads(run_docker("image", "inspect", "--format", "{{json .Config}}", compute_image_name()))
         assert config["User"] == "65534:65534"
         assert config["Entrypoint"][-1] == "asterism.sandbox.inside.container_init"
 
-    def test_its_compiled_packages_work_on_a_read_only_root_without_network(self):
+    def test_compiled_packages_work_on_a_read_only_root_without_network(self):
         found = json.loads(self.run_inside(_TRY_PACKAGES, "--cap-drop", "ALL", "--security-opt", "no-new-privileges"))
         assert found == {"uid": 65534, "right": True, "compiled": True, "uncompiled": [], "writable": False}
 
-    def test_no_program_in_it_is_setuid(self):
+    def test_no_program_in_the_image_is_setuid(self):
         assert self.run_inside(_FIND_SETUID, "--user", "0") == ""
 
     @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""The init process of a container when the kernel refuses a fork."""
+"""The init process of a container reports a fork that the kernel refuses."""
 
 import errno
 import os

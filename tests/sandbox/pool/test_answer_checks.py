@@ -1,4 +1,4 @@
-"""Verdicts of generated and listed answers, with and without math-verify."""
+"""Tests of the verdicts on generated and listed answers, with and without math-verify."""
 
 import sys
 from collections import Counter
@@ -79,7 +79,7 @@ def test_the_configuration_decides_whether_a_restated_question_is_an_answer(
     assert judge_answer(answer, "683", accept) is verdict
 
 
-def test_no_rule_reads_an_answer_of_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rule_is_applied_to_an_answer_of_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = "4" * 5_000_000
     assert judge_answer(huge, f" {huge}\n", "number") is True
     monkeypatch.setattr("asterism.sandbox.pool.answer_checks.read_truth", None)
@@ -88,14 +88,14 @@ def test_no_rule_reads_an_answer_of_megabytes(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("truth", ["42", "x+1", "\\frac{1}{3}"])
-def test_most_bombs_are_wrong_without_an_evaluation(truth: str) -> None:
+def test_most_explosive_answers_are_wrong_without_an_evaluation(truth: str) -> None:
     verdicts = [judge_answer(bomb, truth, "any") for bomb in generate_bombs(1000, SEED)]
     assert True not in verdicts
     assert verdicts.count(False) > 600
 
 
 async def grade_bombs(start_sandbox: StartSandbox, bombs: Sequence[str], test_limit_s: float) -> None:
-    """Each one is graded, by the answer's fault if it exceeds a limit; none raises SandboxFailure."""
+    """Check that each answer is graded as wrong, even beyond a limit, and that none raises SandboxFailure."""
     async with start_sandbox(test_limit_s, grade_limit_s=1.0) as client:
         for bomb in bombs:
             grade = await client.grade(bomb, "123456789x+1")
@@ -106,7 +106,7 @@ async def grade_bombs(start_sandbox: StartSandbox, bombs: Sequence[str], test_li
 @pytest.mark.slow
 @pytest.mark.real_clock
 @pytest.mark.parametrize("start_sandbox", ["process"], indirect=True)
-async def test_no_bomb_is_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
+async def test_no_explosive_answer_is_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
     await grade_bombs(start_sandbox, generate_bombs(60, SEED), 120)
 
 
@@ -115,5 +115,5 @@ async def test_no_bomb_is_an_infrastructure_failure(start_sandbox: StartSandbox)
 @pytest.mark.real_clock
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("start_sandbox", ["process"], indirect=True)
-async def test_no_bomb_of_a_thousand_is_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
+async def test_none_of_a_thousand_explosive_answers_is_an_infrastructure_failure(start_sandbox: StartSandbox) -> None:
     await grade_bombs(start_sandbox, generate_bombs(1000, SEED), 1800)

@@ -1,4 +1,4 @@
-"""A grader process that cannot start, and its death."""
+"""Tests of a grader process that cannot start, and of its crash."""
 
 import asyncio
 import errno
@@ -30,7 +30,7 @@ def test_gradings_fail_immediately_if_the_grader_cannot_start() -> None:
 
 
 class _MortalConnection:
-    """A grader that grades correctly, or dies of the answer "fatal"."""
+    """A connection to a grader that grades correctly, but exits on the answer "fatal"."""
 
     pid = 1
     num_started = 0
@@ -54,7 +54,7 @@ class _MortalConnection:
         pass
 
 
-def test_a_request_fails_after_the_deaths_of_two_graders_and_others_are_graded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_fails_after_two_graders_crash_and_other_requests_are_graded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grader_client, "ServerConnection", _MortalConnection)
     monkeypatch.setattr(_MortalConnection, "num_started", 0)
 

@@ -1,4 +1,4 @@
-"""Slots, pings and restarts of fork servers, with scripted servers."""
+"""Tests of slots, pings and restarts of fork servers, with scripted servers."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ SETTINGS = ServerSettings("bare", False, (), 1.0, 1, 1, 1, 1)
 class ScriptedServer(asyncio.Protocol):
     """Implements asterism.sandbox.hosts.host.LaunchedProcess.
 
-    Answers immediately, except calls with the code "never".
+    The server answers immediately, except to calls with the code "never".
     """
 
     pid = 1
@@ -62,7 +62,7 @@ class ScriptedServer(asyncio.Protocol):
         self._transport.write(encode_frame({"id": number}))
 
     async def wait_running(self, num_calls: int) -> None:
-        """Returns when exactly `num_calls` calls are in flight."""
+        """Wait until exactly `num_calls` calls are in flight."""
         while len(self.running) != num_calls:
             self._changed.clear()
             await self._changed.wait()
@@ -110,7 +110,7 @@ class ScriptedHost:
 
 
 class NoSecondServer(ScriptedHost):
-    """The launch of the second server never returns."""
+    """A host on which the launch of the second server never returns."""
 
     launches = 0
 
@@ -140,7 +140,7 @@ class Caller:
 
 @asynccontextmanager
 async def open_pool(host: ScriptedHost, size: int) -> AsyncGenerator[ServerPool]:
-    """The test starts it."""
+    """Make a pool that the test starts."""
     pool = ServerPool(host, SETTINGS, size)
     try:
         async with asyncio.timeout(30):
@@ -217,7 +217,7 @@ async def test_an_overtaken_call_frees_its_slot(overtaking: int, is_long: bool, 
 async def test_a_server_never_exceeds_its_bound_and_waiting_calls_start_in_order(call: Caller):
     endless = start_endless_calls(call, MAX_CALLS_PER_SERVER + 2)
     await call.server.wait_running(MAX_CALLS_PER_SERVER)
-    for _ in range(20):  # checks for long calls
+    for _ in range(20):  # time for checks for long calls
         await asyncio.sleep(0.001)
     assert call.server.running == set(range(1, MAX_CALLS_PER_SERVER + 1))
     call.server.answer(7)
@@ -244,7 +244,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 async def run_loop_turns(number: int) -> None:
-    """Lets in-flight frames arrive."""
+    """Let frames in flight arrive."""
     for _ in range(number):
         await asyncio.sleep(0)
 
@@ -257,7 +257,7 @@ async def call_any(pool: ServerPool) -> Frame:
         pool.release(server)
 
 
-async def test_all_servers_are_replaced_when_they_die_simultaneously():
+async def test_all_servers_are_replaced_when_they_exit_simultaneously():
     size = 16
     host = ScriptedHost()
     async with open_pool(host, size) as pool:
@@ -268,9 +268,9 @@ async def test_all_servers_are_replaced_when_they_die_simultaneously():
         assert (await call_any(pool))["id"] == 1
 
 
-async def test_a_server_that_dies_while_others_start_is_replaced():
+async def test_a_server_that_exits_while_others_start_is_replaced():
     class FirstServerDies(ScriptedHost):
-        """The second server starts after the greeting and the death of the first one."""
+        """A host on which the second server starts after the greeting and the exit of the first one."""
 
         launches = 0
 

@@ -9,6 +9,7 @@ from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.policies.dialogue.json_calls import JSON_CALLS
 from asterism.policies.dialogue.parse_turn import MalformedCall, ToolCall, parse_assistant_turn
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_arguments import ArgumentError, check_arguments
@@ -106,7 +107,7 @@ def test_a_turn_closes_the_reasoning_that_the_prefill_opens() -> None:
 def test_turns_of_a_text_file_are_separated_by_lines_of_dashes(tmp_path: Path) -> None:
     file = tmp_path / "turns.txt"
     file.write_text("one\ntwo\n---\n\nthree {size}\n---\n")
-    script = read_turn_script(file)
+    script = read_turn_script(file, JSON_CALLS)
     assert script.turns == ("one\ntwo", "three {size}")
     assert fill_columns(script, PROBLEM).turns == ("one\ntwo", "three 3")
 
@@ -114,7 +115,7 @@ def test_turns_of_a_text_file_are_separated_by_lines_of_dashes(tmp_path: Path) -
 def test_a_line_of_json_is_a_text_a_message_or_a_call(tmp_path: Path) -> None:
     file = tmp_path / "turns.jsonl"
     file.write_text('"{ground_truth}"\n\n{"role": "assistant", "content": "b"}\n{"name": "stop", "arguments": {}}\n')
-    script = fill_columns(read_turn_script(file), PROBLEM)
+    script = fill_columns(read_turn_script(file, JSON_CALLS), PROBLEM)
     assert script.turns == ("42", "b", '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>')
 
 
@@ -125,15 +126,15 @@ def test_a_line_without_a_turn_is_refused_with_its_number(tmp_path: Path, line: 
     file = tmp_path / "turns.jsonl"
     file.write_text(f'"a"\n{line}\n')
     with pytest.raises(UnusableInput, match=r"--turns .*/turns\.jsonl: line 2: no turn; expected"):
-        read_turn_script(file)
+        read_turn_script(file, JSON_CALLS)
 
 
 def test_a_missing_or_empty_file_of_turns_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match=r"cannot be read"):
-        read_turn_script(tmp_path / "turns.txt")
+        read_turn_script(tmp_path / "turns.txt", JSON_CALLS)
     (tmp_path / "empty.txt").write_text("---\n")
     with pytest.raises(UnusableInput, match=r"has no turns"):
-        read_turn_script(tmp_path / "empty.txt")
+        read_turn_script(tmp_path / "empty.txt", JSON_CALLS)
 
 
 def test_a_bare_answer_has_no_tags() -> None:

@@ -10,8 +10,9 @@ import polars
 import pytest
 
 from asterism.analysis.evaluation.answer_records import AnswerRecord
-from asterism.analysis.evaluation.exchange_formats import SamplingFacts, build_trace
+from asterism.analysis.evaluation.exchange_formats import build_trace
 from asterism.analysis.evaluation.trace_outcomes import OUTCOME_NAMES, read_outcomes
+from asterism.configs.algorithm import Sampling
 from asterism.configs.errors import UnusableInput
 from asterism.engine.data.data_files import DatasetError
 from asterism.tasks.curation.difficulty_filter import FilterReport, Unvisited, filter_rows
@@ -38,7 +39,7 @@ def build_line(row: int, reward: float | None, name: str = "train.jsonl", **chan
         response_tokens=100,
     )
     record = msgspec.structs.replace(record, **changes)
-    trace = build_trace(record, f"What is {row} + 1?", "model", SamplingFacts(1.0, 1.0, 0), "0.1")
+    trace = build_trace(record, f"What is {row} + 1?", "model", Sampling(), "0.1")
     return msgspec.json.encode(trace) + b"\n"
 
 

@@ -26,7 +26,7 @@ from tests.tasks.hosting.hosts import refuse_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
-# The shape of TRL, docs/source/grpo_trainer.md, "Agent training with environments": the state lives in the instance,
+# The shape of trl/docs/source/grpo_trainer.md, "Agent training with environments": the state lives in the instance,
 # and the reward function reads it from `environments`.
 TRL_ENVIRONMENT = '''
 class IncrementEnv:
@@ -52,7 +52,7 @@ def reward_counter(completions, environments, amount, **kwargs):
     return [1.0 if env.counter == wanted else 0.0 for env, wanted in zip(environments, amount)]
 '''
 
-# The shape of verl, docs/preparation/reward_function.rst and verl/utils/reward_score/gsm8k.py.
+# The shape of verl/docs/preparation/reward_function.rst and verl/utils/reward_score/gsm8k.py.
 VERL_REWARD = """
 import re
 

@@ -24,7 +24,7 @@ ROLLOUT = FinishedRollout(
 )
 
 
-# TRL, docs/source/grpo_trainer.md: shapes of its four examples.
+# trl/docs/source/grpo_trainer.md: shapes of its four examples.
 def reward_by_tokens(completion_ids, **kwargs):
     return [float(len(ids)) for ids in completion_ids]
 
@@ -54,7 +54,7 @@ def reward_that_logs(completions, log_metric=None, log_extra=None):
     return [0.25]
 
 
-# verl, docs/preparation/reward_function.rst and verl/utils/reward_score/gsm8k.py: the same shape.
+# verl/docs/preparation/reward_function.rst and verl/utils/reward_score/gsm8k.py: the same shape.
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     found = re.findall(r"#### (\-?[0-9\.\,]+)", solution_str)
     return 1.0 if found and found[-1] == ground_truth else 0.0

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from asterism.actors.cli.chat.chat_session import ChatSampling, ChatSession, ChatTask
+from asterism.actors.cli.chat.chat_session import ChatSampling, ChatSession
 from asterism.bus.messages import AnswerSubmitted, CodeOk, CodeRequested, EnvironmentCalled, EnvironmentOutcome, Output
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, TokenListener
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.policies.dialogue.chat_format import TURN_END, TextTokenizer
@@ -14,10 +15,12 @@ from asterism.policies.rollout.trajectory import Rules
 from asterism.sandbox.contract import CodeResult, Grade, SandboxFailure
 from asterism.tasks.hosting.host_pool import CallResult
 from asterism.tasks.hosting.task_services import TaskServices
+from asterism.tasks.solo.solo_driver import SoloTask
 from tests.fakes import TOKENIZER, rules
 
 ENDLESS = "..."  # a turn or program that ends only when it is stopped
 BROKEN = "broken"  # a turn or program that fails
+SAMPLING = Sampling(temperature=0.5, top_p=0.9, top_k=3)
 
 
 class ScriptedLines:
@@ -156,10 +159,10 @@ class ScriptedChat:
         self.engine, self.sandbox, self.view = ScriptedEngine(texts), ScriptedSandbox(), RecordedView()
         self.services = ScriptedServices(outcomes or {})
         self.rules: Rules = rules(**rule_changes)
-        task = ChatTask("", self.rules, TOKENIZER, self.services, row)
-        sampling = ChatSampling(temperature=0.5, top_p=0.9, top_k=3, seed=7)
+        task = SoloTask("", self.rules, TOKENIZER, self.services, self.sandbox)
+        sampling = ChatSampling(SAMPLING, seed=7)
         self.session = ChatSession(
-            *(task, self.engine, self.sandbox, sampling, context_tokens, self.view),  # pyright: ignore[reportArgumentType]
+            *(task, row, self.engine, sampling, context_tokens, self.view),  # pyright: ignore[reportArgumentType]
         )
 
     def read_prompt(self, number: int) -> str:

@@ -15,7 +15,7 @@ from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema
-from tests.actors.cli.chat.scripted_chats import BROKEN, ENDLESS, ScriptedChat
+from tests.actors.cli.chat.scripted_chats import BROKEN, ENDLESS, SAMPLING, ScriptedChat
 from tests.fakes import END, TOKENIZER
 
 THOUGHT = "Hm.</reason>\n"
@@ -37,7 +37,7 @@ async def test_the_tokens_of_a_conversation_are_those_of_a_cold_start_with_its_t
     last = chat.engine.requests[-1].token_ids.tolist()
     assert learned.token_ids == [*last, *TOKENIZER.encode(ANSWER, trusted=True), END]
     assert [request.seed for request in chat.engine.requests] == [chat.engine.requests[0].seed] * 5
-    assert {(each.temperature, each.top_p, each.top_k) for each in chat.engine.requests} == {(0.5, 0.9, 3)}
+    assert {each.sampling for each in chat.engine.requests} == {SAMPLING}
 
 
 async def test_calls_and_results_are_shown_as_the_model_reads_them() -> None:
@@ -53,8 +53,9 @@ async def test_calls_and_results_are_shown_as_the_model_reads_them() -> None:
     assert all(text in chat.view.text for text in read)
 
 
-async def test_an_interrupt_ends_an_answer_and_keeps_its_tokens() -> None:
-    chat = ScriptedChat("I count: 1 2 3...", ANSWER)
+@pytest.mark.parametrize("others", [(), tuple(TOKENIZER.encode("Z", trusted=True))], ids=["", "another-stop-token"])
+async def test_an_interrupted_answer_keeps_its_tokens_and_ends_as_in_a_cold_start(others: tuple[int, ...]) -> None:
+    chat = ScriptedChat("I count: 1 2 3...", ANSWER, stop_token_ids=(*others, END))
     answering = asyncio.ensure_future(chat.session.answer("count"))
     await chat.engine.endless_turn_began.wait()
     chat.session.interrupt()
@@ -63,17 +64,6 @@ async def test_an_interrupt_ends_an_answer_and_keeps_its_tokens() -> None:
     assert (await chat.session.answer("more")).ending == "answered"
     prompt = chat.read_prompt(1)
     assert "<reason>I count: 1 2 3...<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n" in prompt
-
-
-async def test_an_interrupted_turn_ends_as_in_a_cold_start_although_another_token_stops_turns_too() -> None:
-    other = TOKENIZER.encode("Z", trusted=True)[0]
-    chat = ScriptedChat("I count: 1 2 3...", ANSWER, stop_token_ids=(other, END))
-    answering = asyncio.ensure_future(chat.session.answer("count"))
-    await chat.engine.endless_turn_began.wait()
-    chat.session.interrupt()
-    await answering
-    await chat.session.answer("more")
-    assert "3...<|im_end|>\n<|im_start|>user\nmore" in chat.read_prompt(1)
 
 
 async def test_an_interrupt_stops_a_call_and_the_model_reads_that() -> None:

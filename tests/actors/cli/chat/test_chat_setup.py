@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from asterism.actors.cli.chat.chat_session import ChatSampling, ChatSession, ChatTask
+from asterism.actors.cli.chat.chat_session import ChatSampling, ChatSession
 from asterism.actors.cli.chat.chat_setup import ChatOptions, ChatParts, build_services, load_parts
 from asterism.actors.engines.checkpoint_argument import parse_checkpoint_argument
+from asterism.configs.algorithm import Sampling
 from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
 from asterism.tasks.checking.task_check import write_byte_tokenizer
+from asterism.tasks.solo.solo_driver import SoloTask
 from tests.actors.cli.chat.scripted_chats import RecordedView, ScriptedEngine, ScriptedSandbox
 
 COUNTER = '''
@@ -64,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, **changes: Any) -> ChatParts:
-    unset = dict.fromkeys(ChatOptions._fields)
+    unset = {**dict.fromkeys(ChatOptions._fields), "sampling": {}}
     given = {"config": folder / "run.toml", "tokenizer": folder, "overrides": (), "task": "counter", "row": 0}
     return load_parts(parse_checkpoint_argument(URL), ChatOptions(**{**unset, **given, **changes}))
 
@@ -78,8 +80,8 @@ async def test_a_task_of_the_user_answers_calls_in_its_host_process(folder: Path
     answer = "</reason><answer>8</answer>"
     engine, sandbox = ScriptedEngine([add, answer, add, answer], parts.tokenizer), ScriptedSandbox()
     view, services = RecordedView(parts.tokenizer), build_services(parts, sandbox)
-    task = ChatTask(parts.task.name, parts.rules, parts.tokenizer, services, parts.row)
-    session = ChatSession(task, engine, sandbox, ChatSampling(1.0, 1.0, 0, 0), 5000, view)  # pyright: ignore[reportArgumentType]
+    task = SoloTask(parts.task.name, parts.rules, parts.tokenizer, services, sandbox)
+    session = ChatSession(task, parts.row, engine, ChatSampling(Sampling(), 0), 5000, view)  # pyright: ignore[reportArgumentType]
     try:
         assert (await session.answer("Count.")).ending == "answered"
         assert "[environment]  The counter is at 0, and the target is 7.\n" in view.text

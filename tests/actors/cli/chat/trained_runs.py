@@ -12,11 +12,11 @@ from asterism.configs.load import load_run, write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.engine.data.task_inputs import build_task_formats, write_task_descriptions
+from asterism.engine.export.hf_export import save_model
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
-from asterism.engine.model.hf_checkpoint import save_model
 from asterism.engine.model.model_config import build_tiny_config
 from asterism.engine.model.tokenizer import load_tokenizer
-from asterism.policies.dialogue.chat_format import format_tool_call
+from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.tasks import DEFAULT_TASK
 from asterism.tasks.tiny.prepare import prepare
 

@@ -143,12 +143,6 @@ class TestManagedServers:
         detail = find_unusable("GPU memory", *cuda)
         assert detail.startswith(f"{key}: each GPU needs 0.12 MiB for weights and ")
 
-    def test_an_unsupported_version_is_named_with_supported_ones(
-        self, tmp_path: Path, settings: tuple[str, ...]
-    ) -> None:
-        interpreter(tmp_path / "python", version="0.4.1")
-        assert find_unusable("sglang.python", *settings).endswith("has SGLang 0.4.1; supported: 0.5.23")
-
     def test_an_occupied_port_of_any_engine_is_reported(self, settings: tuple[str, ...], port: int) -> None:
         with socket.create_server(("127.0.0.1", port + 10)):
             assert found(*settings)["sglang.port"].status == "ok"
@@ -186,11 +180,6 @@ class TestExternalServers:
             "engine.kv_tokens = 9000",
             f"model.checkpoint = {checkpoint}",
         ]
-
-    def test_an_unsupported_server_version_is_reported(self) -> None:
-        with answering(make_info(version="0.9.9")) as url:
-            detail = find_unusable("sglang.external_urls[0]", *SERVED, attach(url))
-        assert detail == f"sglang.external_urls[0] = {url}: SGLang 0.9.9 is not supported; supported: 0.5.23"
 
     def test_another_kind_of_server_is_reported_by_index(self) -> None:
         with answering(make_info()) as url, answering(None) as other:

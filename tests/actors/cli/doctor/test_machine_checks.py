@@ -27,9 +27,9 @@ from asterism.actors.cli.main import app
 from asterism.actors.launch.checks import input_checks
 from asterism.actors.launch.claim_run_folder import RunFolderError, check_disk_space
 from asterism.configs.schema import RunConfig, SandboxConfig
-from asterism.sandbox import docker_probe
 from asterism.sandbox.contract import Isolation, SandboxFailure
-from asterism.sandbox.docker_probe import DockerProbeResult, probe_docker
+from asterism.sandbox.hosts.docker import docker_probe
+from asterism.sandbox.hosts.docker.docker_probe import DockerProbeResult, probe_docker
 from tests.actors.cli.golden_text import assert_matches_golden
 
 COMPLETE = Isolation("docker", ("user", "pid"), True, (), landlock=7)

@@ -215,7 +215,7 @@ def test_a_fork_has_the_determinism_of_its_run(
         "asterism.actors.cli.log.fork_command.suppress_logs", lambda: None
     )  # its change of structlog would last
     monkeypatch.setattr(
-        "asterism.actors.engines.embedded_factory.EmbeddedEngine",
+        "asterism.engine.inference.embedded_factory.EmbeddedEngine",
         lambda *parts, strict, **more: made.append(("engine", strict)),
     )
     number = answered(folder, 0).trajectory_id

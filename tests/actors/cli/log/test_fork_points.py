@@ -15,10 +15,10 @@ from asterism.actors.cli.log.fork_points import (
 )
 from asterism.actors.cli.log.show_command import print_story
 from asterism.analysis.event_logs.describe import TextContext
-from asterism.bus.messages import CodeOk, Output, StartGroup
+from asterism.bus.messages import CodeOk, Output
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from tests.fakes import CALL, PROMPT, generated, text_context
+from tests.fakes import CALL, generated, start_group, text_context
 from tests.recorded import Recording
 
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     recording = Recording(folder)
     recording.begin()
-    recording.tell("rollout-0", StartGroup(0, "train", "q:1", "2", PROMPT, 1, 7, 1.0, 5))
+    recording.tell("rollout-0", start_group())
     for number, version in enumerate((2, 2, 3)):
         (turn,) = recording.turns
         recording.turns.clear()
@@ -104,7 +104,7 @@ def test_the_latest_trajectory_of_a_number_counts(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     recording = Recording(folder)
     recording.begin()
-    start = StartGroup(0, "train", "q:1", "2", PROMPT, 1, 7, 1.0, 5)
+    start = start_group()
     recording.tell("rollout-0", start)
     (turn,) = recording.turns
     recording.tell("rollout-0", generated(7, 0, "</reason><answer>\\boxed{2}</answer>", lease=turn.lease))

@@ -8,12 +8,12 @@ import pytest
 from asterism.actors.cli.log.show_command import format_story
 from asterism.bus.codec import decode
 from asterism.bus.event_log.reader import read_events
-from asterism.bus.messages import EngineJoined, StartGroup, TrajectoryFinished, bytes_to_ids, ids_to_bytes
+from asterism.bus.messages import EngineJoined, TrajectoryFinished, bytes_to_ids, ids_to_bytes
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import DialogueConfig
 from tests.actors.cli.golden_text import assert_matches_golden
-from tests.fakes import CALL, PROMPT, TOKENIZER, generated, text_context
+from tests.fakes import CALL, TOKENIZER, generated, start_group, text_context
 from tests.recorded import Recording
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     recording = Recording(folder, response_tokens=60)
     recording.tell("head/arbiter", EngineJoined("generator-0", 64, 16, 0))
-    recording.tell("rollout-0", StartGroup(0, "train", "q:1", "2", ids_to_bytes([65, 66]), 2, 7, 1.0, 5))
+    recording.tell("rollout-0", start_group(2, prompt_ids=ids_to_bytes([65, 66])))
     (first,) = recording.turns
     recording.now += 2.0
     recording.tell("rollout-0", generated(first.trajectory_id, 0, "I give up", lease=first.lease))
@@ -42,7 +42,7 @@ def test_the_story_has_every_text_that_the_model_read(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     recording = Recording(folder, max_calls_per_turn=2)
     recording.begin()
-    recording.tell("rollout-0", StartGroup(0, "train", "q:1", "2", PROMPT, 1, 7, 1.0, 5))
+    recording.tell("rollout-0", start_group())
     (turn,) = recording.turns
     recording.turns.clear()
     recording.tell("rollout-0", generated(7, 0, f"<tool_call>{{</tool_call>{CALL}", lease=turn.lease))

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from asterism.actors.cli.main import app
 from asterism.actors.cli.serving.export_command import ExportOptions, export_run, export_step
 from asterism.actors.engines.checkpoint_argument import RunStep, find_run_step
+from asterism.configs.algorithm import GREEDY
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import MANIFEST_NAME
 from asterism.configs.load import write_resolved
@@ -37,7 +38,7 @@ from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.learner_rank import LearnerRank
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.tasks import MATH_PYTHON
-from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_model
+from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
 from tests.engine.learner.learner_runs import make_run, no_report, sweep_runs
 from tests.engine.learner.learner_settings import change_learner
 from tests.engine.learner.training_examples import rows, store_batch
@@ -129,7 +130,7 @@ async def test_transformers_and_the_engine_generate_the_same_greedy_tokens(tmp_p
     await engine.start()
     try:
         stops = renderer.stop_token_ids
-        request = GenerationRequest(0, np.array(prompt, np.int32), NEW_TOKENS, temperature=0, stop_token_ids=stops)
+        request = GenerationRequest(0, np.array(prompt, np.int32), NEW_TOKENS, GREEDY, stop_token_ids=stops)
         ours = (await engine.generate(request)).token_ids.tolist()
     finally:
         await engine.close()

@@ -11,7 +11,7 @@ from asterism.configs.algorithm import RocConfig, SftConfig
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import DataConfig, ModelConfig, RlConfig, RunConfig
-from asterism.engine.chat.chat_files import ServingFacts
+from asterism.engine.export.chat_files import ServingFacts
 from tests.engine.learner.learner_settings import make_learner
 
 FACTS = ServingFacts(tool_call_parser="", reasoning_parser="", context_tokens=4096, tools=[])

@@ -27,12 +27,12 @@ from asterism.configs.load import load_run, write_resolved
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
 from asterism.configs.sglang_options import SGLangConfig
-from asterism.engine.chat.chat_files import ServingFacts, read_serving_facts
 from asterism.engine.data.task_inputs import write_task_descriptions
+from asterism.engine.export.chat_files import ServingFacts, read_serving_facts
 from asterism.engine.sglang.http_api import SUPPORTED_VERSIONS
 from asterism.engine.sglang.server.chat_server import ChatServer, build_chat_argv
 from asterism.tasks import MATH_PYTHON
-from tests.engine.chat.family_folders import FAMILY_KINDS, write_family_model
+from tests.engine.export.family_folders import FAMILY_KINDS, write_family_model
 
 FACTS = ServingFacts("qwen25", "", 100, [{"type": "function", "function": {"name": "it's"}}])
 # A stand-in for the interpreter: it has a version of SGLang, and as a server it writes its arguments to a file.

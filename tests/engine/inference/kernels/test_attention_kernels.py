@@ -1,4 +1,4 @@
-"""The attention kernels of both devices equal the formula."""
+"""Tests: the attention kernels of both devices equal the formula."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def drawn(*shape: int) -> Tensor:
 
 
 def mask() -> Tensor:
-    """The first row attends to one token, the last to all but one."""
+    """Build a mask: the first row attends to one token, the last row to all tokens except one."""
     places = torch.linspace(0, WIDTH - 2, ROWS).long()
     return torch.where(torch.arange(WIDTH) > places[:, None, None], float("-inf"), 0.0)
 
@@ -27,7 +27,7 @@ def mask() -> Tensor:
 @pytest.mark.parametrize("kernels", [BatchInvariantKernels(), SdpaKernels()])
 @pytest.mark.parametrize(("heads", "group"), [(1, 1), (2, 2), (2, 3), (1, 8)])
 @pytest.mark.parametrize("apart", [WIDTH, WIDTH + 32])
-def test_rows_with_separate_keys_attend_by_mask(kernels: AttentionKernels, heads: int, group: int, apart: int) -> None:
+def test_rows_with_separate_keys_follow_the_mask(kernels: AttentionKernels, heads: int, group: int, apart: int) -> None:
     q, both = drawn(ROWS * heads, group, SIZE), drawn(2, ROWS * heads, apart, SIZE)
     keys, values = both[:, :, :WIDTH].unbind(0)
     found = torch.full_like(q, float("nan"))
@@ -38,7 +38,7 @@ def test_rows_with_separate_keys_attend_by_mask(kernels: AttentionKernels, heads
 
 @pytest.mark.parametrize("kernels", [BatchInvariantKernels(), SdpaKernels()])
 @pytest.mark.parametrize(("heads", "group"), [(1, 1), (2, 2), (2, 3), (1, 8)])
-def test_rows_with_shared_keys_attend_up_to_their_mask(kernels: AttentionKernels, heads: int, group: int) -> None:
+def test_rows_with_shared_keys_follow_the_mask(kernels: AttentionKernels, heads: int, group: int) -> None:
     q, both = drawn(ROWS * heads, group, SIZE), drawn(2, heads, WIDTH, SIZE)
     found = torch.full_like(q, float("nan"))
     kernels.attend_shared(q, both[0], both[1], mask(), found)

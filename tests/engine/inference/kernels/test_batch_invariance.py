@@ -1,4 +1,4 @@
-"""A strict engine: a token's bits depend only on its own sequence, or the engine refuses to start."""
+"""Tests of strict engines: a token's bits depend only on its own sequence, or the engine does not start."""
 
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from asterism.configs.algorithm import Sampling
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore
@@ -29,12 +30,12 @@ CONFIG = small_config()
 
 
 def _multiply_rows(x_NK: Tensor, weights_KF: Tensor) -> Tensor:
-    """One product per row: batch-invariant on every machine."""
+    """Multiply each row separately, which is batch-invariant on every machine."""
     return torch.stack([weights_KF.t() @ row_K.clone() for row_K in x_NK])
 
 
 def _multiply_dependently(x_NK: Tensor, weights_KF: Tensor) -> Tensor:
-    """A product that differs in the last bits if there are more than 30 rows."""
+    """Multiply rows; with more than 30 rows, the last bits differ."""
     return _multiply_rows(x_NK, weights_KF) * (1.0 + 2.0**-23 * (len(x_NK) > 30))
 
 
@@ -49,7 +50,7 @@ BY_ROW, DEPENDENT = _build_matmul(_multiply_rows), _build_matmul(_multiply_depen
 
 
 class AttentionByRow:
-    """Attention of each row separately: batch-invariant. With `depends_on_batch`, the last bits depend on the batch."""
+    """Attention of each row separately. Unless `depends_on_batch`, it is batch-invariant."""
 
     def __init__(self, *, depends_on_batch: bool) -> None:
         self._factor = 1.0 + 2.0**-20 * depends_on_batch
@@ -96,7 +97,7 @@ def test_tiled_products_equal_plain_products(count: int) -> None:
 
 
 def odd_model(seed: int) -> CausalLM:
-    """Sizes that are not multiples of a register, three queries per key."""
+    """Build a model with sizes that are not multiples of a register, and three queries per key."""
     config = DecoderConfig(
         vocab_size=301,
         hidden_size=100,
@@ -113,7 +114,7 @@ def odd_model(seed: int) -> CausalLM:
 
 
 def turns(seed: int, vocabulary: int) -> list[list[GenerationRequest]]:
-    """One or two turns of twelve sequences with common prefixes and various sampling parameters."""
+    """Draw one or two turns of twelve sequences with common prefixes and various sampling parameters."""
     draw = random.Random(seed)
     shared = np.random.default_rng(seed).integers(0, vocabulary, 40, dtype=np.int32)
     return [_draw_turns(number, shared, vocabulary, draw) for number in range(12)]
@@ -124,9 +125,9 @@ def _draw_turns(number: int, shared: np.ndarray, vocabulary: int, draw: random.R
     ids = np.concatenate((shared[: draw.randrange(40)], own[: draw.randrange(1, 20)]))
     found: list[GenerationRequest] = []
     for turn in range(draw.choice([1, 2])):
-        temperature, top_k = draw.choice([1.0, 0.7, 0.0]), draw.choice([0, 0, 5])
+        sampling = Sampling(temperature=draw.choice([1.0, 0.7, 0.0]), top_k=draw.choice([0, 0, 5]))
         new_tokens = draw.randrange(1, 15)
-        found.append(GenerationRequest(number, ids, new_tokens, temperature=temperature, top_k=top_k, seed=turn))
+        found.append(GenerationRequest(number, ids, new_tokens, sampling, seed=turn))
         ids = np.concatenate((ids, own[20 : 20 + draw.randrange(1, 20)]))
     return found
 
@@ -144,7 +145,7 @@ def generated(
     prefill: int,
     seed: int,
 ) -> Outputs:
-    """Ids and logprobs of every turn. Arrivals, and releases of caches between turns, are random."""
+    """Return ids and logprobs of every turn. Arrivals, and releases of caches between turns, are random."""
     core = EngineCore(
         model, Capacity(pages * PAGE, PAGE, LONGEST), prefill_tokens=prefill, max_running=rows, matmul=products
     )

@@ -1,4 +1,4 @@
-"""Attention by variable-length kernels, computed by stand-ins: the tokens and logprobs of the training forward."""
+"""Tests: stand-ins for variable-length kernels give the tokens and logprobs of the training forward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from asterism.configs.algorithm import GREEDY
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.buffer_sizes import MAX_GATHER_BYTES
 from asterism.engine.inference.engine_core import EngineCore
@@ -25,7 +26,7 @@ Use = Callable[[Callable[..., Any], int], None]
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     def use_kernel(attention: Callable[..., Any], page_tokens: int) -> None:
-        """Select this kernel on a CPU; it reads pages of a multiple of `page_tokens`."""
+        """Select this kernel on a CPU; its pages have a multiple of `page_tokens`."""
         place = "asterism.engine.inference.kernels.block_table_attention"
         monkeypatch.setattr(f"{place}.select_flash", lambda *_: FlashKernel(attention))
         monkeypatch.setattr(f"{place}.PAGE_TOKENS_STEP", page_tokens)
@@ -34,17 +35,17 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 
 def assert_generates_as_trained(core: EngineCore, model: CausalLM) -> None:
-    """Prompts of several lengths, with common prefixes, in chunks, while other sequences run; and second turns."""
+    """Check prompts of several lengths with common prefixes, in chunks, while other sequences run; and second turns."""
     prompts = [random_ids(length, 1 + length // 30) for length in (3, 50, 9, 61, 64, 17, 40)]
-    requests = [GenerationRequest(number, ids, 12, temperature=0) for number, ids in enumerate(prompts)]
+    requests = [GenerationRequest(number, ids, 12, GREEDY) for number, ids in enumerate(prompts)]
     submit(core, requests[:3])
     for _ in range(2):
         core.step()
     found = generate(core, *requests[3:])
     for request in requests[:3]:
         ids = np.concatenate((request.token_ids, found[request.sequence_id].token_ids, random_ids(5, 9)))
-        requests.append(GenerationRequest(request.sequence_id + 20, ids, 12, temperature=0))
-        requests.append(GenerationRequest(request.sequence_id, ids, 12, temperature=0))
+        requests.append(GenerationRequest(request.sequence_id + 20, ids, 12, GREEDY))
+        requests.append(GenerationRequest(request.sequence_id, ids, 12, GREEDY))
     second = generate(core, *requests[7:])
     for asked, generations in ((requests[:7], found), (requests[7:], second)):
         for request in asked:
@@ -56,7 +57,7 @@ def assert_generates_as_trained(core: EngineCore, model: CausalLM) -> None:
 
 @pytest.mark.parametrize(("attention", "page_tokens"), [(varlen_2_11, 1), (varlen_2_13, PAGE + 1), (varlen_2_13, PAGE)])
 @pytest.mark.parametrize("prefill_tokens", [20, 512])
-def test_generations_are_those_of_the_training_forward(
+def test_generations_equal_the_training_forward(
     model: CausalLM, use: Use, attention: Callable[..., Any], page_tokens: int, prefill_tokens: int
 ) -> None:
     use(attention, page_tokens)
@@ -66,7 +67,7 @@ def test_generations_are_those_of_the_training_forward(
 
 
 @pytest.mark.parametrize("attention", [varlen_2_11, varlen_2_13])
-def test_graphs_with_overlapped_steps_give_the_same(use: Use, attention: Callable[..., Any]) -> None:
+def test_graphs_with_overlapped_steps_give_the_same_generations(use: Use, attention: Callable[..., Any]) -> None:
     use(attention, PAGE)
     model, capture = small_model(config=small_config(num_kv_heads=1)), Recorded()
     core = new_core(model, prefill_tokens=20, capture=capture, overlaps_steps=True)
@@ -93,13 +94,13 @@ def test_a_page_of_256_tokens_and_block_tables_select_the_kernel_that_reads_page
     assert select(None, 256) is PagedAttention
 
 
-def test_only_16_bits_on_cuda_use_the_flash_kernel() -> None:
+def test_only_16_bit_tensors_on_cuda_use_the_flash_kernel() -> None:
     assert select_flash(torch.device("cpu"), torch.bfloat16) is None
     assert select_flash(torch.device("cuda"), torch.float32) is None
     assert isinstance(select_flash(torch.device("cuda"), torch.bfloat16), FlashKernel)
 
 
-def test_logits_that_are_not_finite_leave_no_trace_in_the_pages(use: Use) -> None:
+def test_pages_of_non_finite_logits_are_cleared_before_reuse(use: Use) -> None:
     use(varlen_2_13, PAGE)
     broken, whole = small_model(), small_model()
     broken.get_parameter("model.layers.0.self_attn.v_proj.weight").fill_(float("inf"))
@@ -109,7 +110,7 @@ def test_logits_that_are_not_finite_leave_no_trace_in_the_pages(use: Use) -> Non
         pass
     core.release_cache(1)
     core.install_weights(1, whole.state_dict())
-    found = generate(core, GenerationRequest(2, random_ids(60, 2), 3, temperature=0))[2]
+    found = generate(core, GenerationRequest(2, random_ids(60, 2), 3, GREEDY))[2]
     assert_greedy(whole, random_ids(60, 2), found)
 
 
@@ -117,8 +118,8 @@ def test_logits_that_are_not_finite_leave_no_trace_in_the_pages(use: Use) -> Non
 def test_cached_prompts_are_gathered_in_groups_that_fit_the_buffer(
     model: CausalLM, use: Use, monkeypatch: pytest.MonkeyPatch, cached_tokens: int, num_keys: list[int]
 ) -> None:
-    """The buffer holds 96 tokens. Prompts without cached tokens need no gather, and take one call."""
-    seen: list[int] = []  # keys of each call; the last layer computes none for prompts
+    """The buffer has room for 96 tokens. Prompts without cached tokens need no gather and only one call."""
+    seen: list[int] = []  # number of keys of each call; the last layer has no call for prompts
 
     def attend(*args: Any, scale: float | None = None, window_size: tuple[int, int] = (-1, -1)) -> Any:
         seen.append(len(args[1]))
@@ -129,7 +130,7 @@ def test_cached_prompts_are_gathered_in_groups_that_fit_the_buffer(
     core = new_core(model, pages=128)
     generate(core, *(GenerationRequest(n, random_ids(cached_tokens, n), 2) for n in range(7) if cached_tokens))
     seen.clear()
-    requests = [GenerationRequest(n, random_ids(45, n), 6, temperature=0) for n in range(7)]
+    requests = [GenerationRequest(n, random_ids(45, n), 6, GREEDY) for n in range(7)]
     found = generate(core, *requests)
     assert seen == num_keys * (model.config.num_layers - 1)
     for asked in requests:

@@ -1,4 +1,4 @@
-"""Attention's blocks: a type for each source of keys and values."""
+"""Tests of attention's blocks, with a type for each source of keys and values."""
 
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ def test_running_sequences_are_dense_up_to_the_memory_limit_and_then_gathered(mo
     assert (gathered.first, gathered.end, gathered.width) == (0, 2, 32)
 
 
-def test_prompts_are_packed_with_a_kernel_for_them_and_else_share_gathered_pages() -> None:
+def test_prompts_are_packed_with_a_flash_kernel_and_otherwise_share_gathered_pages() -> None:
     [packed] = build_prompts(build_attention(FlashKernel(varlen_2_11)), tokens=40)
     assert isinstance(packed, PackedPrompts) and (packed.first, packed.end) == (2, 42)
     [shared] = build_prompts(build_attention(), tokens=40)

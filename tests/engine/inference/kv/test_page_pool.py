@@ -1,4 +1,4 @@
-"""Reference counts of the KV cache's pages: every page is counted once, however many sequences hold it."""
+"""Tests of the reference counts of the KV cache's pages: a page with several holders counts once."""
 
 import numpy as np
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Checkpoints of runs with adapters: their contents, the exported model, and resuming."""
+"""Tests of checkpoints of runs with adapters: their contents, the exported model, and resuming."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ TOKENS = torch.from_numpy(random_ids(24, seed=1))[None].long()
 
 
 def save_steps(folder: Path, **learner: Any) -> Trainer:
-    """Checkpoints of step 0, and of step 1 with large changes."""
+    """Save checkpoints of step 0, and of step 1 with large changes."""
     write_tokenizer(folder / "tokenizer")
     trainer = Trainer(adapted_model(is_trained=False), small_run(**SETTINGS, **learner), RankGroup())
     trainer.start_stage("rl")
@@ -81,7 +81,7 @@ def read_peft_files(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]
 
 
 def test_the_export_in_transformers_equals_base_plus_adapter(tmp_path: Path) -> None:
-    """By the names and the definition of peft's files, without peft."""
+    """The test reads peft's files by their names and definition, without peft."""
     trainer = save_steps(tmp_path)
     config, tensors = read_peft_files(tmp_path / "step_000001")
     assert config["base_model_name_or_path"] == str(tmp_path / "step_000000")
@@ -111,7 +111,7 @@ def test_the_export_in_transformers_equals_base_plus_adapter(tmp_path: Path) -> 
 def test_peft_adds_the_adapter_to_the_first_export(tmp_path: Path) -> None:
     trainer = save_steps(tmp_path)
     start = AutoModelForCausalLM.from_pretrained(tmp_path / "step_000000")
-    from peft import PeftModel  # takes a second
+    from peft import PeftModel  # the import takes a second
 
     merged = PeftModel.from_pretrained(start, str(tmp_path / "step_000001" / "adapter")).merge_and_unload()
     for name, weights in merge_adapters(trainer.model).items():
@@ -167,7 +167,7 @@ def make_lora_run(path: Path, sft_steps: int, **learner: Any) -> tuple[RunConfig
 def read_published(
     published: WeightsPublished | None, folder: RunFolder, *, is_adapted: bool = False
 ) -> dict[str, Tensor]:
-    """The weights of an engine. `is_adapted`: adapters are published."""
+    """Load the published weights as an engine does. `is_adapted`: adapters are published."""
     assert published is not None
     shapes = load_model(folder.checkpoints / "init").state_dict()
     loaded = {name: torch.zeros_like(each) for name, each in shapes.items()}
@@ -183,7 +183,7 @@ def assert_equal_weights(found: dict[str, Tensor], expected: dict[str, Tensor]) 
 
 
 def train_steps(rank: LearnerRank, folder: RunFolder, steps: range) -> dict[str, Tensor]:
-    """The weights that the last step publishes."""
+    """Train steps; return the weights that the last step publishes."""
     published = None
     for step in steps:
         published = rank.train(step, store_batch(folder.batches, step, rows(step))).published
@@ -193,13 +193,13 @@ def train_steps(rank: LearnerRank, folder: RunFolder, steps: range) -> dict[str,
 
 @pytest.fixture(autouse=True)
 def sweep(tmp_path: Path) -> Iterator[None]:
-    """The launcher's cleanup at a run's end."""
+    """Clean up as the launcher does at a run's end."""
     yield
     shutil.rmtree(RunFolder(tmp_path / "run").shared_memory, ignore_errors=True)
 
 
-def test_runs_that_publish_adapters_or_merged_weights_have_equal_engines(tmp_path: Path) -> None:
-    """Also a run that resumes without the slots of the killed learner, or with them."""
+def test_engines_get_equal_weights_from_adapters_and_from_merged_weights(tmp_path: Path) -> None:
+    """The cases include a run that resumes with, or without, the slots of the killed learner."""
     merged_run, merged_folder = make_lora_run(tmp_path / "merged", sft_steps=2)
     merged = LearnerRank(merged_run, merged_folder, RankGroup())
     run, folder = make_lora_run(tmp_path, sft_steps=2, publish="adapters")
@@ -235,8 +235,8 @@ def test_runs_that_publish_adapters_or_merged_weights_have_equal_engines(tmp_pat
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.5])
 @pytest.mark.parametrize("sft_steps", [0, 2])
-def test_a_resumed_run_equals_an_uninterrupted_one(sft_steps: int, kl_coef: float, tmp_path: Path) -> None:
-    """From the first checkpoint, and from a later one."""
+def test_a_resumed_run_equals_an_uninterrupted_run(sft_steps: int, kl_coef: float, tmp_path: Path) -> None:
+    """The run resumes from the first checkpoint, and from a later checkpoint."""
     run, folder = make_lora_run(tmp_path, sft_steps, kl_coef=kl_coef)
     straight = LearnerRank(run, folder, RankGroup())
     started = read_published(straight.start(None, no_report).published, folder)

@@ -1,4 +1,4 @@
-"""LoRA: the layers, the learner's steps, and the published weights."""
+"""Tests of LoRA: the layers, the learner's steps, and the published weights."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def compute_logits(model: Any) -> Tensor:
 # ---------------------------------------------------------------- layers
 
 
-def test_untrained_adapters_change_nothing_and_merged_ones_compute_the_same_logits() -> None:
+def test_untrained_adapters_change_nothing_and_merged_adapters_give_the_same_logits() -> None:
     base = small_model(config=small_architecture("qwen3", vocab_size=280))
     assert torch.equal(compute_logits(adapted_model(is_trained=False)), compute_logits(base))
     adapted = adapted_model()
@@ -59,7 +59,7 @@ def test_experts_are_refused_with_the_targets_to_use() -> None:
 
 
 @pytest.mark.parametrize("targets", [(), ("all", "q_proj"), ("q_proj", "q_proj")])
-def test_targets_are_all_or_different_projections(targets: Any) -> None:
+def test_lora_targets_are_all_or_distinct_projections(targets: Any) -> None:
     with pytest.raises(ValueError, match="targets must be"):
         make_learner(targets=targets)
 
@@ -67,7 +67,7 @@ def test_targets_are_all_or_different_projections(targets: Any) -> None:
 # ---------------------------------------------------------------- training
 
 
-def test_a_step_changes_the_adapters_only_and_has_moments_for_them_only() -> None:
+def test_a_step_changes_only_adapters_and_has_moments_only_for_adapters() -> None:
     model = adapted_model()
     before = {name: each.clone() for name, each in model.named_parameters()}
     trainer = Trainer(model, small_run(**SETTINGS), RankGroup())
@@ -88,7 +88,7 @@ def make_scripts(folder: Path, **learner: Any) -> list[RankScript]:
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_adapters_and_their_gradients_do_not_depend_on_the_ranks(ranks: int, tmp_path: Path) -> None:
-    """With more ranks than rows of A, too."""
+    """One case has more ranks than rows of A."""
     alone, together = train(1, *make_scripts(tmp_path / "one")), train(ranks, *make_scripts(tmp_path / "several"))
     for one, several in zip(alone, together, strict=True):
         assert {name.rsplit(".", 2)[1] for name in one.gradients} == {"lora_A", "lora_B"}

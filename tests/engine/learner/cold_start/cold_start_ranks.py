@@ -1,6 +1,6 @@
 """`python -m tests.engine.learner.cold_start.cold_start_ranks RUN_FOLDER OUT`: the cold start on all ranks of torchrun.
 
-Writes for each rank the number of encoded texts, the dialogues of the first steps, and the metrics of all steps.
+Each rank writes the number of encoded texts, the dialogues of the first steps, and the metrics of all steps.
 """
 
 import json
@@ -18,7 +18,7 @@ from asterism.engine.model.tokenizer import FastTokenizer
 
 
 def count_encoded_texts() -> list[str]:
-    """The texts that this process encodes from now on."""
+    """Return a list that collects the texts that this process encodes from now on."""
     texts: list[str] = []
     encode = FastTokenizer.encode
 

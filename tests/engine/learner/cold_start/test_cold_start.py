@@ -1,4 +1,4 @@
-"""The cold start on one rank and on two: tokens, validation, losses by file."""
+"""Tests of the cold start on one and on two ranks: tokens, validation, losses by file."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def swept_path(tmp_path: Path) -> Iterator[Path]:
 
 
 def write_sums(path: Path, start: int, count: int, word: str = "makes") -> None:
-    """Dialogues of different lengths."""
+    """Write dialogues of different lengths."""
     with path.open("w") as file:
         for number in range(start, start + count):
             answer = f"<reason>{'One more. ' * (number % 5)}</reason>\nThat {word} <answer>{number + 1}</answer>."
@@ -44,7 +44,7 @@ def write_sums(path: Path, start: int, count: int, word: str = "makes") -> None:
 
 
 def make_cold_start(path: Path, *, ranks: int = 1, **sft: Any) -> tuple[RunConfig, RunFolder]:
-    """With 40 dialogues."""
+    """Make a run with 40 dialogues."""
     run, folder = make_run(path, ranks=ranks)
     write_sums(folder.data / "sft.jsonl", 0, 40)
     run = replace(run, sft=replace(run.sft, **sft))
@@ -64,7 +64,7 @@ def start_steps(run: RunConfig, folder: RunFolder) -> tuple[RunConfig, ColdStart
 
 
 def run_cold_start(run: RunConfig, folder: RunFolder) -> list[dict[str, float]]:
-    """The metrics of all steps."""
+    """Run all steps; return their metrics."""
     run, steps = start_steps(run, folder)
     return [steps.run_next() for _ in range(run.sft.steps)]
 
@@ -97,7 +97,7 @@ def test_a_second_start_encodes_nothing_and_has_the_same_dialogues(
         {"mixture": (SftFileConfig(name="some", data="$RUN/data/sft.jsonl", calls="python"),)},
     ],
 )
-def test_other_settings_and_other_data_have_token_files_of_their_own(swept_path: Path, sft: dict[str, Any]) -> None:
+def test_other_settings_and_other_data_have_separate_token_files(swept_path: Path, sft: dict[str, Any]) -> None:
     run, folder = make_cold_start(swept_path)
     open_here(run, folder)
     open_here(replace(run, sft=replace(run.sft, **sft)), folder)
@@ -125,7 +125,7 @@ def test_a_damaged_token_file_is_refused_with_a_remedy(swept_path: Path) -> None
         open_here(run, folder)
 
 
-def test_the_loss_mask_of_a_stored_dialogue_is_that_of_its_rows(swept_path: Path) -> None:
+def test_a_stored_dialogue_has_the_loss_mask_of_its_row(swept_path: Path) -> None:
     run, folder = make_cold_start(swept_path)
     (each,) = open_here(replace(run, sft=replace(run.sft, batch_size=1)), folder).get_batch(0)
     loaded = each.load()
@@ -200,10 +200,10 @@ def test_the_validation_loss_falls_and_held_out_dialogues_are_never_trained_on(s
 
 
 @pytest.mark.slow
-def test_the_validation_of_the_training_data_equals_the_training_loss_before_the_first_update(
+def test_the_validation_loss_of_the_training_data_equals_the_training_loss(
     swept_path: Path,
 ) -> None:
-    """Both are means over the same tokens: one with an update, one before it."""
+    """Both losses are means over the same tokens; the learning rate is near 0."""
     path = swept_path / "run" / "data" / "sft.jsonl"
     run, folder = make_cold_start(swept_path, batch_size=40, steps=2, warmup_steps=1, validation=str(path))
     run = replace(run, sft=replace(run.sft, lr=1e-12, muon_lr=1e-12))
@@ -232,7 +232,7 @@ def test_the_loss_of_a_mixture_is_the_mean_of_the_losses_of_its_files(swept_path
 
 
 @pytest.mark.slow
-def test_a_step_has_at_most_its_tokens(swept_path: Path) -> None:
+def test_tokens_per_step_limits_the_dialogues_of_a_step(swept_path: Path) -> None:
     run, folder = make_cold_start(swept_path, tokens_per_step=400, steps=3)
     dialogues = open_here(run, folder)
     tokens = [sum(each.num_tokens for each in dialogues.get_batch(step)) for step in range(3)]
@@ -254,7 +254,7 @@ def test_a_share_that_leaves_nothing_to_train_on_is_refused(swept_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_ranks_tokenize_the_data_once_and_train_as_one(swept_path: Path) -> None:
+def test_two_ranks_tokenize_the_data_once_and_train_as_one_rank(swept_path: Path) -> None:
     sft = {"steps": 3, "batch_size": 8, "validation_share": 0.2, "validation_every": 3}
     reports: dict[int, list[dict[str, Any]]] = {}
     for count in (1, 2):

@@ -1,4 +1,4 @@
-"""The order of the cold start's dialogues, and their division into steps."""
+"""Tests of the order of the cold start's dialogues, and of their division into steps."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_a_cold_start_without_sequences_is_refused() -> None:
         SftSampler([3, 0], [1, 1], StepSize(4), 0)
 
 
-def test_files_of_a_mixture_alternate_by_weight_with_epochs_of_their_own() -> None:
+def test_files_of_a_mixture_alternate_by_weight_with_separate_epochs() -> None:
     sizes, weights = [5, 30, 7], [1, 2.5, 0.5]
     order = SftSampler(sizes, weights, StepSize(8), seed=2)
     drawn = [index for step in range(20) for index in order.get_batch(step)]
@@ -42,7 +42,7 @@ def make_token_sampler(lengths: list[int], tokens: int) -> SftSampler:
     return SftSampler([len(lengths)], [1.0], StepSize(64, tokens), 2, np.array(lengths))
 
 
-def test_a_step_takes_dialogues_up_to_the_tokens_of_a_step_in_the_same_order() -> None:
+def test_steps_by_tokens_take_dialogues_in_the_same_order_up_to_the_limit() -> None:
     lengths = [7, 30, 5, 41, 12, 3, 20, 9, 60, 1]
     sampler = make_token_sampler(lengths, 50)
     steps = [sampler.get_batch(step) for step in range(40)]
@@ -65,7 +65,7 @@ def test_steps_by_tokens_are_a_function_of_seed_and_step() -> None:
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1.0, 5), (2.0, 10), (0.5, 3), (1.1, 6), (0.01, 1)])
-def test_epochs_are_steps_with_as_many_dialogues_as_all_files_have(epochs: float, steps: int) -> None:
+def test_an_epoch_has_as_many_dialogues_as_all_files(epochs: float, steps: int) -> None:
     assert SftSampler([10, 10], [1, 3], StepSize(4), seed=0).count_steps(epochs) == steps
 
 

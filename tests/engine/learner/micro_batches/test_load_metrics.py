@@ -1,4 +1,4 @@
-"""Metrics of a step's speed, against counts by hand."""
+"""Tests of the metrics of a step's speed, compared with counts by hand."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.engine.tiny_models import small_architecture, small_config
 
 
 def test_fill_and_imbalance_of_two_ranks() -> None:
-    """One round: 30 tokens on rank 0 and 10 on rank 1, with attention 30 + 90 and 10 + 10."""
+    """In one round rank 0 has 30 tokens, which cost 30 + 90 with attention, and rank 1 has 10, which cost 10 + 10."""
     sequences = [sequence(31), sequence(11)]
     found = compute_plan_metrics([(sequences, [[[0]], [[1]]])], 40, attention_tokens=10.0)
     assert found == pytest.approx({"fill": 0.5, "imbalance": 1 - 70 / 120})
@@ -44,7 +44,7 @@ def test_only_the_experts_that_a_token_uses_count() -> None:
     assert count_forward_flops(config).per_token == pytest.approx(2 * (layers - experts + experts * 3 / 8))
 
 
-def test_attention_costs_as_much_as_the_products_at_the_length_of_the_cost() -> None:
+def test_attention_costs_as_much_as_the_products_at_attention_tokens() -> None:
     flops = count_forward_flops(small_config())
     length = flops.attention_tokens
     assert length * (flops.per_token + flops.per_scored_token) == pytest.approx(length**2 / 2 * flops.per_pair)

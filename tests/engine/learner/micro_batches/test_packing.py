@@ -1,4 +1,4 @@
-"""Micro batches are full and equally expensive on all ranks."""
+"""Tests: micro batches are full and equally expensive on all ranks."""
 
 from collections.abc import Sequence
 
@@ -20,13 +20,13 @@ def sequence(length: int, counted: bool = True) -> TrainingSequence:
 
 
 def draw_lengths(count: int, seed: int) -> list[int]:
-    """Of long responses, at most 14,336 tokens."""
+    """Draw lengths of long responses, at most 14,336 tokens."""
     draws = np.random.default_rng(seed).standard_normal(count)
     return np.minimum(7000 * np.exp(0.5 * draws), 14_336).astype(int).tolist()
 
 
 def compute_costs(lengths: Sequence[int], shares: list[list[list[int]]]) -> np.ndarray:
-    """[ranks, micro batches]"""
+    """Compute costs, [ranks, micro batches]."""
     tokens = [length - 1 for length in lengths]
     costs = [token * (1 + token / ATTENTION_TOKENS) for token in tokens]
     return np.array([[sum(costs[index] for index in indices) for indices in share] for share in shares])
@@ -63,8 +63,8 @@ def test_micro_batches_of_long_sequences_are_full_and_cost_the_same_on_all_ranks
     assert costs.mean(0).sum() / costs.max(0).sum() > 0.94
 
 
-def test_attention_counts_in_the_cost() -> None:
-    """Two ranks: one sequence of 100 tokens costs as much as three of 50 if attention of 100 tokens costs twice as much."""
+def test_the_cost_of_a_sequence_includes_attention() -> None:
+    """With attention, a sequence of 100 tokens costs as much as three of 50, so that each rank has one micro batch."""
     sequences = [sequence(length + 1) for length in (100, 50, 50, 50)]
     assert split_micro_batches(sequences, 2, 150, attention_tokens=50.0) == [[[0]], [[1, 2, 3]]]
     assert split_micro_batches(sequences, 2, 150) == [[[0, 3]], [[1, 2]]]

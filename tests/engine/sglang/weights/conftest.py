@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from asterism.bus.messages import WeightsPublished
-from asterism.engine.sglang.weights import WeightTransport
+from asterism.engine.sglang.weights import TransportParts, WeightTransport, build_transport
 from asterism.engine.sglang.weights.checksums import ChecksumRegistry
-from asterism.engine.sglang.weights.disk_transport import DiskTransport
-from asterism.engine.sglang.weights.ipc_transport import IpcTransport
-from asterism.engine.sglang.weights.transports import ProcessGroupTransport, TensorTransport
 from asterism.engine.weight_transfer.weight_layout import load_layout
 from tests.engine.sglang.weights.fake_weight_server import FakeWeightServer
 from tests.engine.sglang.weights.update_scenes import SMALL_BUCKET, Make, publish
@@ -43,14 +40,7 @@ def make(checkpoint: Path, tmp_path: Path) -> Make:
         device: str = "cpu",
     ) -> WeightTransport:
         layout, checksums = load_layout(checkpoint, dtype), ChecksumRegistry(tmp_path / "checksums", "sglang-0")
-        match name:
-            case "disk":
-                return DiskTransport(layout, checksums, folder / "for_server")
-            case "tensor":
-                return TensorTransport(layout, checksums, bucket)
-            case "ipc":
-                return IpcTransport(layout, checksums, bucket, torch.device(device))
-            case _:
-                return ProcessGroupTransport(layout, checksums, bucket, timeout_s=timeout_s, response_timeout_s=0.1)
+        options = (folder / "for_server", bucket, torch.device(device), "gloo", timeout_s, 0.1)
+        return build_transport(name, TransportParts(layout, checksums, *options))
 
     return make_transport

@@ -1,4 +1,4 @@
-"""Connections without a valid secret or a container, a gate without free descriptors, owner identities."""
+"""Tests of connections without a valid secret, a gate without free descriptors, and a cancelled start."""
 
 import asyncio
 import errno
@@ -30,7 +30,7 @@ async def send_and_read_to_end(gate: ConnectionGate, payload: bytes) -> bytes:
 @pytest.mark.parametrize(
     "payload", [b"\x01\x00\x00\x00x", b"\x02\x00\x00\x0012", LENGTH.pack(1 << 20), encode_frame({"secret": "a guess"})]
 )
-async def test_the_gate_closes_a_connection_without_a_valid_secret_and_accepts_the_next(payload: bytes) -> None:
+async def test_the_gate_closes_a_connection_without_a_valid_secret_and_accepts_another_one(payload: bytes) -> None:
     unhandled: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     frames: list[Frame] = []
@@ -76,7 +76,7 @@ async def test_a_cancelled_start_closes_the_connection_of_the_container() -> Non
 
     class SlowEngine(DockerEngine):
         async def start(self, spec: ContainerSpec) -> str:
-            """The init process connects before the engine answers."""
+            """Connect as the init process before the engine answers."""
             assert host._on_connection({"secret": spec.environment[SECRET_VARIABLE]}, connection)  # pyright: ignore
             starting.cancel()
             return await asyncio.Event().wait() or "never"

@@ -1,4 +1,4 @@
-"""Calls to a Docker engine that hangs, and cancelled container starts, with a fake engine."""
+"""Tests of calls to a Docker engine that hangs, and of cancelled container starts, with a fake engine."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ async def test_requests_to_an_engine_that_hangs_time_out(tmp_path: Path, monkeyp
 async def serve_engine(
     folder: Path, answer: Callable[[str], Awaitable[tuple[int, str]]]
 ) -> AsyncGenerator[DockerEngine]:
-    """A client of a fake engine. `answer` maps a request line to a status and a JSON body."""
+    """Run a fake engine with a client. `answer` maps a request line to a status and a JSON body."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
@@ -83,7 +83,7 @@ async def test_a_cancelled_start_removes_the_container_that_the_engine_still_cre
         assert removed.is_set()
 
 
-async def test_a_listed_container_that_the_engine_does_not_know_does_not_exist(tmp_path: Path) -> None:
+async def test_a_listed_container_without_details_is_left_out(tmp_path: Path) -> None:
     async def answer(request: str) -> tuple[int, str]:
         if "/containers/json" in request:
             return (

@@ -1,4 +1,4 @@
-"""Calls and leftovers after a failure of a container, its init process or the executor."""
+"""Tests of calls and leftovers after a failure of a container, its init process or the executor."""
 
 import asyncio
 import contextlib
@@ -18,11 +18,11 @@ from asterism.bus.messages import CodeOk, CodeRequested, Output
 from asterism.bus.process.scratch_lock import holding_scratch, name_owner
 from asterism.configs.schema import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import CodeResult, SandboxFailure
-from asterism.sandbox.docker_probe import get_engine_address
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from asterism.sandbox.hosts.docker import docker_host
 from asterism.sandbox.hosts.docker.docker_api import DockerEngine
 from asterism.sandbox.hosts.docker.docker_host import ContainerHost
+from asterism.sandbox.hosts.docker.docker_probe import get_engine_address
 from tests.processes import wait_for_end
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.real_clock]
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.real_clock]
 
 @asynccontextmanager
 async def run_containers(**settings: Any) -> AsyncGenerator[tuple[ForkServerSandbox, ContainerHost]]:
-    """A sandbox on fresh containers, none of which may be left at the end."""
+    """Run a sandbox on fresh containers; none may be left at the end."""
     config = SandboxConfig(backend="docker", **settings)
     host = ContainerHost(config, run="test")
     sandbox = ForkServerSandbox(host, config, seed=7)
@@ -64,7 +64,7 @@ async def run_all(sandbox: ForkServerSandbox, calls: list[CodeRequested]) -> lis
 
 
 async def wait_for_answer(sandbox: ForkServerSandbox) -> CodeResult:
-    """The first result of a recovering sandbox; there may be infrastructure failures before it."""
+    """Return the first result of a recovering sandbox; infrastructure failures may precede it."""
     while True:
         with contextlib.suppress(SandboxFailure):
             return await sandbox.run(make_program("print(6 * 7)", 99))
@@ -75,7 +75,7 @@ def run_docker(*arguments: str) -> str:
 
 
 def stop_container(failure: str, container_id: str) -> None:
-    """`failure`: "kill" or "pause". The freezer of cgroup v1 can fail while processes fork: try again."""
+    """Kill or pause a container. The freezer of cgroup v1 can fail while processes fork: then retry."""
     for attempts_left in reversed(range(20)):
         try:
             run_docker(failure, container_id)
@@ -86,7 +86,7 @@ def stop_container(failure: str, container_id: str) -> None:
 
 
 @pytest.mark.parametrize("failure", ["kill", "pause"])
-async def test_a_killed_or_frozen_container_costs_infrastructure_failures_and_is_replaced(
+async def test_a_killed_or_frozen_container_causes_infrastructure_failures_and_is_replaced(
     monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
     async with run_containers(time_limit_s=500.0) as (sandbox, host):
@@ -96,10 +96,10 @@ async def test_a_killed_or_frozen_container_costs_infrastructure_failures_and_is
         in_flight = asyncio.create_task(run_all(sandbox, calls))
         await sandbox.run(make_program("print(1)", 1000))
         stop_container(failure, before.id)
-        monkeypatch.setattr(docker_host, "_HEARTBEAT_TIMEOUT_S", 2.0)  # only now: a busy machine may delay an answer
+        monkeypatch.setattr(docker_host, "_HEARTBEAT_TIMEOUT_S", 2.0)  # not earlier: a busy machine may delay an answer
         results = await in_flight
         assert len(results) == 305
-        assert all(isinstance(result, SandboxFailure) for result in results[:5])  # in flight when it fails
+        assert all(isinstance(result, SandboxFailure) for result in results[:5])  # calls in flight at the failure
         assert {result.outcome for result in results if isinstance(result, CodeResult)} <= {CodeOk(Output("1\n"))}
         assert (await wait_for_answer(sandbox)).outcome == CodeOk(Output("42\n"))
         (after,) = host.live_containers
@@ -116,7 +116,7 @@ async def test_a_notebook_is_rebuilt_after_its_container_was_killed() -> None:
         assert again.outcome == first.outcome
 
 
-async def test_one_of_two_containers_continues_when_the_other_dies() -> None:
+async def test_one_of_two_containers_continues_when_the_other_is_killed() -> None:
     async with run_containers(containers=2, fork_servers=2) as (sandbox, host):
         assert len({container.pid for container in host.live_containers}) == 2
         os.kill(host.live_containers[0].pid, signal.SIGKILL)
@@ -151,7 +151,7 @@ async def test_a_container_out_of_memory_kills_only_its_largest_calls() -> None:
         small = await run_all(sandbox, [make_program("print(2)", 10 + number) for number in range(50)])
         assert [result.outcome for result in small if isinstance(result, CodeResult)] == [CodeOk(Output("2\n"))] * 50
         results = await hogs
-        # Each is below its own limit: what the kernel killed is tried again, and no outcome.
+        # Each call is below its own limit: calls that the kernel kills are retried and have no outcome.
         assert {type(result.outcome) for result in results if isinstance(result, CodeResult)} <= {CodeOk}
         after = await sandbox.run(CodeRequested(500, 1, "jupyter_code", "value + 1", ""))
         assert after.outcome == CodeOk(Output("42\n"))
@@ -194,7 +194,7 @@ asyncio.run(main())
 
 
 def kill_an_executor() -> tuple[str, str]:
-    """The container and the folder of a killed executor without live processes."""
+    """Kill an executor, wait for the end of its processes, and return its container and its folder."""
     with subprocess.Popen([sys.executable, "-c", _EXECUTOR], stdout=subprocess.PIPE, text=True) as executor:
         assert executor.stdout is not None
         container_id, folder, *pids = _read_report(executor.stdout)
@@ -252,7 +252,7 @@ async def test_the_container_has_no_privileges_and_no_network() -> None:
 
 
 def _read_report(stdout: IO[str]) -> list[str]:
-    """The line that begins with "here"; log lines precede it."""
+    """Return the words of the line that begins with "here"; log lines precede it."""
     for line in stdout:
         if line.startswith("here "):
             return line.split()[1:]

@@ -30,7 +30,7 @@ def make_program(code: str, trajectory: int) -> CodeRequested:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
-def test_the_sandbox_survives_a_restart_of_the_engine(engine: Engine, how: signal.Signals) -> None:
+def test_the_sandbox_continues_after_a_restart_of_the_engine(engine: Engine, how: signal.Signals) -> None:
     async def scenario() -> None:
         host = ContainerHost(SandboxConfig(), run="test")
         sandbox = ForkServerSandbox(host, SandboxConfig())
@@ -55,7 +55,6 @@ def test_the_sandbox_survives_a_restart_of_the_engine(engine: Engine, how: signa
 
 
 async def wait_for_outcome(sandbox: ForkServerSandbox) -> object:
-    """The first outcome of a recovering sandbox."""
     while True:
         with contextlib.suppress(SandboxFailure):
             return (await sandbox.run(make_program("print(6 * 7)", 99))).outcome

@@ -1,4 +1,4 @@
-"""Cells have what interactive Python has: `_`, and `await` outside functions."""
+"""Cells have features of interactive Python: `_`, and `await` outside functions."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.sandbox.conftest import StartSandbox
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
 
-async def test_the_last_shown_value_is_the_underscore(start_sandbox: StartSandbox) -> None:
+async def test_the_underscore_is_the_last_shown_value(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         failing = (await client.cell("_")).outcome
         assert isinstance(failing, CodeRaised)
@@ -16,7 +16,7 @@ async def test_the_last_shown_value_is_the_underscore(start_sandbox: StartSandbo
         await client.printed("6 * 7")
         assert await client.printed("x = 1\nNone\nprint(_)\n_ + 1") == "42\n43\n"
         assert await client.printed("print(_)") == "43\n"
-        await client.printed("for _ in range(3): pass")  # a name of the code's own hides it
+        await client.printed("for _ in range(3): pass")  # a variable of the code hides `_`
         assert await client.printed("1 + 1\n_") == "2\n"
 
 
@@ -49,7 +49,7 @@ async def test_a_cell_may_await_outside_functions(start_sandbox: StartSandbox) -
         assert await client.printed("asyncio.run(double(7))") == "14\n"
 
 
-async def test_an_error_behind_an_await_has_the_frames_of_the_code_alone(start_sandbox: StartSandbox) -> None:
+async def test_the_traceback_of_an_awaited_error_has_only_frames_of_the_code(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         await client.printed("async def fail():\n    raise ValueError('no')")
         failing = (await client.cell("x = 1\nawait fail()")).outcome
@@ -72,7 +72,7 @@ async def test_a_program_cannot_await_outside_functions_as_in_python(start_sandb
         assert failing.error == "SyntaxError: 'await' outside function"
 
 
-async def test_output_of_awaiting_cells_is_that_of_other_cells(start_sandbox: StartSandbox) -> None:
+async def test_cells_with_await_print_as_other_cells(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         code = "import asyncio\nprint('a')\nawait asyncio.sleep(0)\nNone"
         assert (await client.cell(code)).outcome == CodeOk(Output("a\n"))

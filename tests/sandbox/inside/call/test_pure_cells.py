@@ -1,4 +1,4 @@
-"""Recognition of pure cells."""
+"""Tests of the recognition of pure cells."""
 
 import builtins
 import io
@@ -50,7 +50,7 @@ IMPURE = (
     "foreign = 1",  # the replaced value may have a finalizer
     "of_foreign",
     "int(shadowed)",
-    "max(1, 2)",  # shadows the builtin
+    "max(1, 2)",  # `max` shadows the builtin
     "__builtins__",
     "assert n",
     "n: int = 1",
@@ -72,7 +72,7 @@ NAMES: dict[str, Any] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def patch_interpreter() -> Iterator[None]:
-    """As in a notebook process: no tracing, and the original standard output."""
+    """Patch the interpreter as in a notebook process: no tracing, and the original standard output."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("asterism.sandbox.inside.call.pure_cells.TextIOWrapper", type(sys.stdout))
         patch.setattr(sys, "gettrace", lambda: None)

@@ -1,4 +1,4 @@
-"""Programs and cells use the standard streams as in an ordinary interpreter, and no cell ends the output of later cells."""
+"""Programs and cells use the standard streams as in an ordinary interpreter; no cell ends the output of later cells."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 _LINES = Path(__file__).with_name("bug_reports.jsonl").read_text(encoding="utf-8").splitlines()
 REPORTS = {report["id"]: report["input"] for report in map(json.loads, _LINES)}
 
-# Their output equals that of an ordinary interpreter with pipes.
+# Programs with the same output as in an ordinary interpreter with pipes.
 PROGRAMS = {
     "reconfigure": REPORTS["stdout-01"]["code"],
     "a wrapper of the buffer": REPORTS["stdout-03"]["code"],
@@ -57,7 +57,7 @@ INPUT = "first é\nsecond\n"
 
 
 async def run_usually(code: str) -> Output:
-    """The output of an interpreter with pipes."""
+    """Return the output of an interpreter with pipes."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-X", "utf8", "-c", code, stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
@@ -67,7 +67,7 @@ async def run_usually(code: str) -> Output:
     return Output(stdout, stderr)
 
 
-async def test_the_output_of_a_program_is_that_of_an_ordinary_interpreter(start_sandbox: StartSandbox) -> None:
+async def test_a_program_has_the_output_of_an_ordinary_interpreter(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         for name, code in PROGRAMS.items():
             assert (await client.program(code, INPUT)).outcome == CodeOk(await run_usually(code)), name
@@ -78,7 +78,7 @@ async def test_cells_use_the_streams_as_programs_do_and_later_cells_still_print(
         for trajectory, (name, code) in enumerate(PROGRAMS.items()):
             if "input()" in code or "stdin" in code or "open(0)" in code:  # cells have an empty input
                 continue
-            if "newline=" in code:  # later cells keep what a cell has configured
+            if "newline=" in code:  # later cells keep the configuration of an earlier cell
                 continue
             usual = await run_usually(code)
             for _ in range(2):
@@ -88,7 +88,7 @@ async def test_cells_use_the_streams_as_programs_do_and_later_cells_still_print(
                 assert later.outcome == CodeOk(Output("", "e\n")), name
 
 
-# Each is one cell, with its own output, or None if it fails.
+# By name: a cell, and its own output, or None if it fails.
 BREAKING = {
     "closes the object": (REPORTS["stdout-07"]["cells"][0], ""),
     "closes both objects": ("import sys; sys.stdout.close(); sys.stderr.close()", ""),
@@ -140,13 +140,13 @@ async def test_a_logger_and_a_wrapper_of_an_earlier_cell_keep_their_streams(star
         )
 
 
-async def test_an_input_that_a_cell_has_set_stays_for_later_cells(start_sandbox: StartSandbox) -> None:
+async def test_later_cells_read_an_input_that_a_cell_has_set(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         await client.printed("import io, sys; sys.stdin = io.StringIO('a\\nb')")
         assert await client.printed("input(), input()") == "('a', 'b')\n"
 
 
-async def test_streams_are_usable_behind_a_rollback(start_sandbox: StartSandbox) -> None:
+async def test_streams_are_usable_after_a_rollback(start_sandbox: StartSandbox) -> None:
     async with start_sandbox() as client:
         await client.printed("x = [1]; import os, sys; os.close(1)")
         await client.cell("sys.stdout.close(); os._exit(3)")

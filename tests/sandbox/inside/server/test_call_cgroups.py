@@ -1,4 +1,4 @@
-"""The cgroups of calls, on plain files with the names and contents of each cgroup version."""
+"""Tests of calls' cgroups, on plain files with the names and contents of each cgroup version."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ VERSIONS: dict[str, dict[str, str]] = {
 
 
 class Kernel:
-    """Fills new folders with the files of a cgroup, and refuses to remove those with processes."""
+    """A kernel that fills new folders with the files of a cgroup, and keeps folders with processes."""
 
     def __init__(self, folder: Path, version: str) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ class _FakeOs:
         return getattr(os, name)
 
 
-def test_a_cgroup_holds_a_quarter_more_than_a_call_and_a_checkpoint_only_if_the_state_fits_twice(
+def test_a_cgroup_has_a_quarter_more_memory_than_a_call_and_a_checkpoint_needs_half_of_it(
     kernel: Kernel, cgroups: CallCgroups
 ) -> None:
     cgroup = cgroups.acquire()
@@ -101,21 +101,21 @@ def test_a_cgroup_holds_a_quarter_more_than_a_call_and_a_checkpoint_only_if_the_
     assert not cgroup.has_room_for_checkpoint()
 
 
-def test_a_kill_is_the_fault_of_the_limit_that_was_hit(kernel: Kernel, cgroups: CallCgroups) -> None:
+def test_the_culprit_of_a_kill_is_the_limit_that_was_hit(kernel: Kernel, cgroups: CallCgroups) -> None:
     cgroup = cgroups.acquire()
     assert cgroup.find_culprit() is None
     kernel.kill(cgroup.name, num_killed=0, num_limit_hits=3)  # memory was reclaimed
     assert cgroup.find_culprit() is None
     kernel.kill(cgroup.name, num_killed=1, num_limit_hits=4)
     assert [cgroup.find_culprit(), cgroup.find_culprit()] == ["call", "call"]
-    kernel.kill(cgroup.name, num_killed=2, num_limit_hits=4)  # of another process that could not allocate
+    kernel.kill(cgroup.name, num_killed=2, num_limit_hits=4)  # the kernel kills another process that could not allocate
     assert cgroup.find_culprit() == "call"
     cgroup.begin_call()
     kernel.kill(cgroup.name, num_killed=3, num_limit_hits=4)
     assert cgroup.find_culprit() == "machine"
 
 
-def test_only_a_cgroup_without_rests_serves_another_call(kernel: Kernel, cgroups: CallCgroups) -> None:
+def test_only_a_cgroup_without_leftover_memory_is_reused(kernel: Kernel, cgroups: CallCgroups) -> None:
     clean, full, killed = [cgroups.acquire() for _ in range(3)]
     kernel.set_use(clean.name, 20 * MIB)
     kernel.set_use(full.name, 50 * MIB)

@@ -1,4 +1,4 @@
-"""Output pipes and answers of calls."""
+"""Tests of output pipes and of answers of calls."""
 
 import os
 import socket
@@ -34,7 +34,7 @@ def test_cut_output_ends_with_a_whole_character_and_counts_the_rest(text: str, l
 
 @contextmanager
 def running_cell() -> Generator[tuple[CallProcess, socket.socket]]:
-    """The first call of a notebook, and the notebook's end of its socket."""
+    """Return the first call of a notebook, and the notebook's end of its socket."""
     control, inside = socket.socketpair()
     pipes = [OutputPipe(os.open(os.devnull, os.O_RDONLY), 0) for _ in range(2)]
     with control, inside:
@@ -60,7 +60,7 @@ def test_only_the_first_call_of_a_process_counts_from_its_report() -> None:
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_notebook_cannot_lose_its_state_after_the_code_has_begun(has_begun: bool) -> None:
+def test_a_notebook_cannot_report_a_lost_state_after_the_code_has_begun(has_begun: bool) -> None:
     with running_cell() as (process, inside):
         started = struct.pack("<cddII", b"s", 0.0, 0.0, os.getpid(), 0)
         inside.send((started if has_begun else b"") + struct.pack("<cIQI", b"a", 4, 7, 0) + b"lost")

@@ -1,4 +1,4 @@
-"""Processes that end during a look of the fork server."""
+"""Tests of processes that end while the fork server reads them."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ def processes() -> Iterator[ProcessTree]:
     os.close(fd)
 
 
-def test_a_process_that_ends_during_a_look_has_no_descriptors(
+def test_a_process_that_ends_during_a_listing_has_no_descriptors(
     processes: ProcessTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert str(Path(__file__)) not in processes.list_descriptors(os.getpid()).values()

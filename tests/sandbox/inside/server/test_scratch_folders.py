@@ -1,4 +1,4 @@
-"""Removal of the folders of calls."""
+"""Tests of the removal of calls' folders."""
 
 import os
 from pathlib import Path

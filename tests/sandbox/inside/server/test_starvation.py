@@ -1,4 +1,4 @@
-"""The decision between a model's mistake and a machine that gave a call no CPU."""
+"""Tests of the decision between a model's mistake and a machine that gave a call no CPU."""
 
 import os
 import threading
@@ -24,10 +24,10 @@ SECONDS = st.floats(0, 100)
     ("clock_s", "waited_s", "stopped_s", "starved"),
     [
         (4.0, 3.75, 0.0, True),  # 0.25 s of CPU time
-        (4.0, 0.0, 0.0, False),  # an endless loop or a sleep on a free machine
-        (4.0, 2.9, 0.0, False),  # 1.1 s of its own
+        (4.0, 0.0, 0.0, False),  # an endless loop or a sleep on an idle machine
+        (4.0, 2.9, 0.0, False),  # 1.1 s of its own time
         (4.0, 3.1, 0.0, True),
-        (4.0, 1.6, 1.6, True),  # both
+        (4.0, 1.6, 1.6, True),  # both kinds of load from outside
         (1.0, 0.0, 0.0, False),
     ],
 )
@@ -41,11 +41,11 @@ def test_a_call_is_starved_if_its_own_time_is_below_the_limit(
     ("threads", "total_cpu_s", "outside_s"),
     [
         ([], 0.0, 0.0),
-        ([ThreadTimes(0.2, 3.8)], 0.2, 3.8),  # alone: all of its wait
+        ([ThreadTimes(0.2, 3.8)], 0.2, 3.8),  # a thread alone: all of its wait is from outside
         ([ThreadTimes(1.0, 3.0)] * 4, 4.0, 0.0),  # four own threads on one CPU
-        ([ThreadTimes(0.5, 3.5)] * 16, 8.0, 0.0),  # sixteen on two CPUs
-        ([ThreadTimes(0.1, 2.1), ThreadTimes(0.1, 1.8)], 0.2, 3.7),  # one after the other on a starved machine
-        ([ThreadTimes(0.01, 0.0), ThreadTimes(0.1, 3.8)], 0.11, 3.79),  # one sleeps until its starved child ends
+        ([ThreadTimes(0.5, 3.5)] * 16, 8.0, 0.0),  # sixteen own threads on two CPUs
+        ([ThreadTimes(0.1, 2.1), ThreadTimes(0.1, 1.8)], 0.2, 3.7),  # two threads in turn on a starved machine
+        ([ThreadTimes(0.01, 0.0), ThreadTimes(0.1, 3.8)], 0.11, 3.79),  # a thread sleeps until its starved child ends
         ([ThreadTimes(0.1, 1.0)], 3.1, 0.0),  # children that have ended used the CPU
     ],
 )
@@ -56,19 +56,19 @@ def test_a_wait_that_the_calls_own_threads_cause_counts_as_its_own(
 
 
 @given(st.lists(st.builds(ThreadTimes, SECONDS, SECONDS), max_size=8))
-def test_no_more_than_the_waits_comes_from_outside(threads: list[ThreadTimes]) -> None:
+def test_the_wait_from_outside_is_at_most_the_total_wait(threads: list[ThreadTimes]) -> None:
     outside_s = compute_outside_wait_s(threads, sum(each.cpu_s for each in threads))
     assert 0 <= outside_s <= sum(each.waited_s for each in threads)
 
 
 @given(st.integers(1, 4), st.integers(1, 64), SECONDS)
-def test_threads_that_wait_for_each_other_alone_do_not_wait_for_others(cpus: int, num: int, wall_s: float) -> None:
+def test_threads_that_wait_only_for_each_other_have_no_wait_from_outside(cpus: int, num: int, wall_s: float) -> None:
     running = min(cpus, num) / num
     threads = [ThreadTimes(wall_s * running, wall_s * (1 - running))] * num
     assert compute_outside_wait_s(threads, wall_s * running * num) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_wait_that_has_not_ended_is_found_until_its_thread_has_run() -> None:
+def test_a_pending_wait_is_found_until_its_thread_has_run() -> None:
     waits = PendingWaits[str]()
     waiting, other = ThreadTimes(0.1, 0.2, thread=7, is_runnable=True), ThreadTimes(0.0, 0.0, thread=8)
     assert waits.find_since("a", 1.0, [waiting, other]) == 1.0
@@ -95,7 +95,7 @@ def test_a_stop_in_which_other_calls_use_the_cpu_is_load_of_the_sandbox() -> Non
 
 def test_a_stop_in_which_no_call_gets_a_cpu_is_load_from_outside() -> None:
     ledger = StopLedger[str](num_running=2)
-    ledger.add_cpu(50.0)  # before the stop
+    ledger.add_cpu(50.0)  # CPU time before the stop
     ledger.begin_stop("a")
     ledger.add_cpu(0.4)
     ledger.end_stop("a", 3.0)

@@ -1,4 +1,4 @@
-"""Time slices of long calls."""
+"""Tests of the time slices of long calls."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from asterism.sandbox.inside.server.time_slices import SLICE_CPU_S, TimeSlices
 
 
-def test_a_long_call_that_used_its_slice_yields_to_a_waiting_one():
+def test_a_long_call_that_used_its_slice_stops_for_a_waiting_call():
     slices: TimeSlices[str] = TimeSlices(1)
     assert slices.update("first", 0.01, 0, busy=True) == ([], [])
     assert slices.update("second", 0.01, 0, busy=True) == (["second"], [])
@@ -17,7 +17,7 @@ def test_a_long_call_that_used_its_slice_yields_to_a_waiting_one():
     assert slices.remove("second") == ([], ["first"])
 
 
-def test_among_long_calls_with_equally_many_slices_the_largest_one_runs_first():
+def test_on_a_tie_of_slices_the_long_call_with_the_most_memory_runs_first():
     slices: TimeSlices[str] = TimeSlices(1)
     for name, memory in (("runs", 0), ("small", 1), ("large", 9), ("middle", 5)):
         slices.update(name, 0.0, memory, busy=True)
@@ -37,7 +37,7 @@ def test_a_sleeping_long_call_takes_no_slice():
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["busy", "idle", "remove"]), st.floats(0, 1))),
     st.integers(1, 3),
 )
-def test_as_many_busy_long_calls_run_as_the_limit_allows(
+def test_the_limit_of_busy_long_calls_is_used_and_never_exceeded(
     events: list[tuple[int, str, float]], num_running: int
 ) -> None:
     slices: TimeSlices[int] = TimeSlices(num_running)

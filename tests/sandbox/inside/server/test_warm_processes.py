@@ -1,4 +1,4 @@
-"""Users of forked processes: a user that becomes free goes to the end of the queue."""
+"""Users of forked processes: a free user goes to the end of the queue."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ SETTINGS = ServerSettings("bare", True, (), 1.0, 1, 1, 1, 1)
 
 
 class PausingZygote:
-    """Forks processes that wait to be killed."""
+    """A zygote that forks processes that wait to be killed."""
 
     def fork(self, fds: Sequence[int], uid: int | None, folder: str | None, *, is_notebook: bool) -> int:
         pid = os.fork()
@@ -45,7 +45,7 @@ def end(warm: WarmProcesses, child: CallProcess) -> None:
     warm.release(child)
 
 
-def test_a_free_user_comes_last(warm: WarmProcesses) -> None:
+def test_a_free_user_goes_to_the_end_of_the_queue(warm: WarmProcesses) -> None:
     users: list[int | None] = []
     for _ in range(6):
         child = warm.fork()
@@ -54,7 +54,7 @@ def test_a_free_user_comes_last(warm: WarmProcesses) -> None:
     assert users == [2_500_000_001, 2_500_000_002, 2_500_000_003] * 2
 
 
-def test_calls_beyond_the_number_of_users_share_the_last_one(warm: WarmProcesses) -> None:
+def test_calls_beyond_the_number_of_users_share_the_last_user(warm: WarmProcesses) -> None:
     children = [warm.fork() for _ in range(5)]
     assert [child.uid for child in children] == [2_500_000_000 + number for number in (1, 2, 3, 4, 4)]
     for child in children:
@@ -65,7 +65,7 @@ def test_calls_beyond_the_number_of_users_share_the_last_one(warm: WarmProcesses
         end(warm, child)
 
 
-def test_a_process_that_cannot_be_watched_leaves_nothing(warm: WarmProcesses) -> None:
+def test_a_discarded_process_leaves_no_descriptor_and_no_zombie(warm: WarmProcesses) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     child = warm.fork()
     warm.discard(child)

@@ -1,4 +1,4 @@
-"""Frames on a byte stream."""
+"""Tests of frames on a byte stream."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from asterism.sandbox.inside.wire.frames import BrokenStream, FrameReader, encod
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text() | st.integers())), st.integers(1, 7))
-def test_frames_arrive_whole_from_a_stream_in_any_chunks(frames: list[dict[str, object]], size: int) -> None:
+def test_frames_are_complete_whatever_the_chunks_of_the_stream(frames: list[dict[str, object]], size: int) -> None:
     stream = b"".join(encode_frame(frame) for frame in frames)
     reader = FrameReader()
     received = [frame for start in range(0, len(stream), size) for frame in reader.feed(stream[start : start + size])]

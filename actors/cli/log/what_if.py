@@ -1,0 +1,66 @@
+"""The frame of `asterism log roc`, `log regrade` and `log fork`: what would a finished run have done otherwise?
+
+A what-if recomputes a part of the run under other conditions, and compares it with what happened:
+
+    class OtherFilters(NamedTuple):             # implements WhatIf
+        tables = ("roc",)                       # --set may change these tables of the configuration
+        def recompute(self, conditions): ...    # a Struct with both sides, which --json writes whole
+        def show(self, result, console): ...    # the comparison for the terminal; returns the exit code
+
+    code = answer_what_if(OtherFilters(), folder, ["roc.penalty=release"], json_path, console)
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+from rich.console import Console
+
+from asterism.actors.cli.console import check_json_path, print_line, write_json
+from asterism.configs.load import list_differences, load_run, load_with_overrides
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+
+Result = TypeVar("Result", bound=msgspec.Struct)
+
+
+class Conditions(NamedTuple):
+    folder: RunFolder
+    other: RunConfig  # the run's configuration with the overrides
+
+    @property
+    def run(self) -> RunConfig:
+        return load_run(self.folder.config)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """`key: value in the run -> other value`"""
+        return tuple(list_differences(self.run, self.other))
+
+
+def print_heading(console: Console, run: str, action: str, settings: Sequence[str]) -> None:
+    chosen = "; ".join(settings) or "the run's own settings"
+    print_line(console, f"{run}, {action} with {chosen}")
+
+
+class WhatIf(Protocol[Result]):
+    @property
+    def tables(self) -> tuple[str, ...]: ...
+
+    def recompute(self, conditions: Conditions) -> Result:
+        """Raises UnusableInput."""
+        ...
+
+    def show(self, result: Result, console: Console) -> int: ...
+
+
+def answer_what_if(
+    what_if: WhatIf[Result], folder: RunFolder, overrides: Sequence[str], json_path: Path | None, console: Console
+) -> int:
+    """Raises UnusableInput, before the work starts for another key or an unwritable file."""
+    check_json_path(json_path)
+    result = what_if.recompute(Conditions(folder, load_with_overrides(folder.config, overrides, what_if.tables)))
+    exit_code = what_if.show(result, console)
+    write_json(json_path, result)
+    return exit_code

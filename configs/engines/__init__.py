@@ -1,0 +1,1 @@
+"""The tables of engine kinds and of the ways in which new weights reach them."""

@@ -1,1 +1,0 @@
-"""The files with which other programs chat with a trained model."""

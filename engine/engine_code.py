@@ -1,0 +1,87 @@
+"""The code of a kind of engine: the entry of its package, which asterism.configs.engines.engine_kinds names.
+
+A module with an EngineCode imports no torch. Parts that need torch, or that few commands use, are import paths.
+"""
+
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from asterism.configs.engines.engine_kinds import ENGINE_KINDS, Servers
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.engine.contract import Engine
+
+
+class EngineStart(NamedTuple):
+    """The arguments of a factory."""
+
+    run: RunConfig
+    folder: RunFolder
+    process: str  # the generator
+    version: int  # of the checkpoint's weights
+    on_engine_lost: Callable[[str], object]  # with the cause; its caller closes the engine
+    incarnation: int = 1  # counts the generator's starts
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder.expand_path(self.run.model.checkpoint)
+
+
+class EngineCheck(NamedTuple):
+    """A check of `asterism doctor`. `check` returns a description; UnusableInput means that a run would fail."""
+
+    key: str
+    check: Callable[[], str]
+    remedy: str = ""
+
+
+class EvaluatedModels(NamedTuple):
+    """The models of running servers. An evaluation that is resumed must find the same."""
+
+    run: RunConfig  # with the names of the models
+    description: Mapping[str, Any]  # for the provenance, next to the URLs
+
+
+# By key: a check that returns a description, or raises UnusableInput. The checkpoint is None if the run creates it.
+InputChecks = Mapping[str, Callable[[], str]]
+
+
+def list_no_checks(run: RunConfig, checkpoint: Path | None) -> InputChecks:
+    return {}
+
+
+def describe_no_servers(run: RunConfig) -> Servers:
+    return Servers()
+
+
+class EngineCode(NamedTuple):
+    factory: str  # import path: (EngineStart) -> Engine
+    describe_servers: Callable[[RunConfig], Servers] = describe_no_servers  # ValueError: tables that do not match
+    list_input_checks: Callable[[RunConfig, Path | None], InputChecks] = list_no_checks  # before a run starts
+    machine_checks: str = ""  # import path: (RunConfig, Path | None) -> Iterable[EngineCheck], of `asterism doctor`
+    find_models: str = ""  # import path: (RunConfig) -> EvaluatedModels, for `asterism eval` of running servers
+
+    def build(self, start: EngineStart) -> Engine:
+        return pkgutil.resolve_name(self.factory)(start)
+
+    def list_machine_checks(self, run: RunConfig, checkpoint: Path | None) -> Iterable[EngineCheck]:
+        """The checks depend on each other: each is made before the next one is asked for."""
+        return pkgutil.resolve_name(self.machine_checks)(run, checkpoint) if self.machine_checks else ()
+
+
+EMBEDDED = EngineCode(
+    "asterism.engine.inference.embedded_factory:build_engine",
+    machine_checks="asterism.engine.inference.embedded_factory:list_machine_checks",
+)
+
+
+def load_engine_code(run: RunConfig) -> EngineCode:
+    return ENGINE_KINDS[run.engine.kind].load_code()
+
+
+def find_evaluated_models(run: RunConfig) -> EvaluatedModels:
+    """Ask the running servers of the run; without any there is no model. Raises UnusableInput, which names the server."""
+    path = load_engine_code(run).find_models
+    return pkgutil.resolve_name(path)(run) if path and run.servers.urls else EvaluatedModels(run, {})

@@ -1,0 +1,62 @@
+"""Errors of requests to an inference server, and the errors that a server's response describes.
+
+EngineFailure            of asterism.engine.contract
+  ServerUnreachable      connection refused or broken; `request_sent`: the server may have received the request
+  ServerTimeout          no response within the timeout
+  ServerStatusError      an HTTP status other than 200, with the server's message
+  InvalidResponse        a response that no supported server sends
+"""
+
+import msgspec
+
+from asterism.engine.contract import EngineFailure
+
+
+class ServerUnreachable(EngineFailure):
+    def __init__(self, message: str, *, request_sent: bool) -> None:
+        super().__init__(message)
+        self.request_sent = request_sent
+
+
+class ServerTimeout(EngineFailure):
+    def __init__(self, message: str, waited_s: float) -> None:
+        super().__init__(message)
+        self.waited_s = waited_s
+
+
+class ServerStatusError(EngineFailure):
+    def __init__(self, path: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
+        """`retry_after_s`: for which the server asks to wait."""
+        super().__init__(f"the server refused {path}: {status} {message}")
+        self.status, self.message, self.retry_after_s = status, message, retry_after_s
+
+
+class InvalidResponse(EngineFailure):
+    pass
+
+
+class _ErrorDetail(msgspec.Struct):
+    message: str = ""
+    code: int | str | None = None  # a status; OpenAI's API has names
+
+
+class _ErrorResponse(msgspec.Struct):
+    """The three error formats of servers: {"error": {...}}, {"error": "..."} and {"message": ...}."""
+
+    error: _ErrorDetail | str | None = None
+    message: str = ""
+
+
+def parse_error(content: bytes) -> tuple[int | None, str] | None:
+    """The error's status, if included, and its message; None if the content is not an error."""
+    try:
+        response = msgspec.json.decode(content, type=_ErrorResponse)
+    except ValueError:  # also of UTF-8
+        return None
+    match response.error:
+        case _ErrorDetail(message=message, code=code):
+            return code if isinstance(code, int) else None, message
+        case str(message):
+            return None, message
+        case None:
+            return (None, response.message) if response.message else None

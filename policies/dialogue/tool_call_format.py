@@ -1,0 +1,45 @@
+"""The form in which a model writes its tool calls: one record per form.
+
+A further form costs a module with its record and a line in the table
+`asterism.policies.dialogue.chat_format.CALL_FORMATS`; the key `dialogue.tool_call_format` chooses it by name.
+`asterism.policies.dialogue.json_calls` is the example to copy:
+
+    calls = dialogue.calls                                 # the record of a task's dialogues
+    text = calls.format_call("jupyter_code", {"code": "6 * 7"})
+    [block] = iter_call_blocks(text, calls)                # asterism.policies.dialogue.call_blocks
+    calls.read_call(block.content, dialogue.tools)         # {"name": "jupyter_code", "arguments": {...}}
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from asterism.policies.tools.tool_schema import ToolSchema
+
+
+class ToolCallFormat(NamedTuple):
+    """A call is a block: an opening tag, the content, and a closing tag.
+
+    The content may contain both tags, for example in a program. A turn may hold several blocks, and the last one may
+    lack its closing tag. A block without a whole content is a malformed call: the model reads its error as the result.
+    """
+
+    name: str  # in dialogue.tool_call_format
+    opening: str
+    closing: str
+    instruction: str  # follows the schemas of the tools in the system text
+    # The text of a call, tags included. `read_call` reads it back.
+    format_call: Callable[[str, dict[str, Any]], str]
+    # (text, begin of a content): the position behind a whole content and its blanks, or None if it is not whole.
+    # The time for all blocks of a text must grow linearly with its length.
+    skip_content: Callable[[str, int], int | None]
+    # (content without outer blanks, tools): what should be an object with "name" and "arguments"; the caller checks
+    # it. Raises ValueError with the text that the model reads. A form without types converts values by the schemas.
+    read_call: Callable[[str, Sequence[ToolSchema]], object]
+    # Jinja that prints a call for the exported chat template: `function.name`, and `function.arguments`, an object or
+    # its JSON text.
+    template: str
+    sglang_parser: str  # of SGLang's --tool-call-parser; empty: no parser fits
+
+    def wrap(self, content: str) -> str:
+        """Return the content between the tags, each on a line of its own."""
+        return f"{self.opening}\n{content}\n{self.closing}"

@@ -1,0 +1,30 @@
+"""The choice of the groups to train on."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from asterism.configs.algorithm import RlConfig
+from asterism.configs.import_path import load_object
+
+# A deterministic function of the rewards of a group: it runs in a decider, which replays repeat.
+GroupFilter = Callable[[Sequence[float]], bool]  # whether to train on the group
+
+
+def has_unequal_rewards(rewards: Sequence[float]) -> bool:
+    """Equal rewards have no advantage, and so no gradient. Source: DAPO, arXiv 2503.14476, section 3.2."""
+    return len(set(rewards)) > 1
+
+
+def keep_all(_rewards: Sequence[float]) -> bool:
+    """The loss of a group with equal rewards has no gradient, but a mean over the batch counts its tokens."""
+    return True
+
+
+FILTERS: dict[str, GroupFilter] = {"unequal_rewards": has_unequal_rewards, "all": keep_all}
+
+
+def load_group_filter(rl: RlConfig) -> GroupFilter:
+    """Raises UnusableInput."""
+    if rl.group_filter in FILTERS:
+        return FILTERS[rl.group_filter]
+    return cast(GroupFilter, load_object(rl.group_filter, "rl.group_filter"))

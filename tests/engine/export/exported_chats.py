@@ -1,0 +1,58 @@
+"""Exported folders, and the token ids that a cold start and the exported chat template give to the same dialogue."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
+from asterism.engine.export.chat_files import build_served_chat, write_chat_files
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.tasks import MATH_PYTHON
+from tests.engine.export.family_folders import FamilyKind, write_family_tokenizer
+
+OWN_TEXTS = "Use it \u2603.\n{tools}\nEnd."
+DIALOGUES = {
+    "default": DialogueConfig(),
+    "think": DialogueConfig(prefill="<think>\n", instruction=""),
+    "plain": DialogueConfig(prefill="", turn_separator="", system=OWN_TEXTS, instruction='Say "\\boxed{}"\n\n'),
+    "no system": DialogueConfig(system="", tools=(), prefill="Well: "),
+}
+
+
+def export_chat(folder: Path, kind: FamilyKind, config: DialogueConfig) -> Any:
+    """The exported tokenizer, as transformers loads it."""
+    write_family_tokenizer(folder, kind)
+    (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type, "eos_token_id": 0}))
+    run = RunConfig(name="r", dialogue=config)
+    write_chat_files(folder, build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, folder))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None = None, **options: Any) -> list[int]:
+    return tokenizer.apply_chat_template(messages, tools=tools, return_dict=False, **options)
+
+
+def tokenize_rows(
+    folder: Path, kind: FamilyKind, config: DialogueConfig, rows: Sequence[dict[str, Any]]
+) -> list[TokenizedDialogue]:
+    """As a cold start reads them: each row has the prompt of the run, or one of its columns."""
+    tokenizer = load_tokenizer(write_family_tokenizer(folder / "original", kind))
+    path, formats = folder / "rows.jsonl", {"": build_dialogue_format(config, MATH_PYTHON)}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(iter_sft_dialogues(path, tokenizer, formats))
+
+
+def assert_same_ids(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, learned: TokenizedDialogue) -> None:
+    """Of the whole dialogue, and of the prompt of each turn."""
+    assert render(tokenizer, messages, tools) == learned.token_ids
+    mask = learned.loss_mask
+    starts = [at for at in range(1, len(mask)) if mask[at - 1 : at + 1] == [0, 1]]
+    turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    for at, place in zip(starts, turns, strict=True):
+        assert render(tokenizer, messages[:place], tools, add_generation_prompt=True) == learned.token_ids[:at]

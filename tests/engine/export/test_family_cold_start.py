@@ -1,0 +1,290 @@
+"""Cold-start dialogues of runs with dialogue.renderer have the token ids of the exported template and of a rollout."""
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asterism.configs.algorithm import SftConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.data_files import BadRows, DatasetError
+from asterism.engine.data.sft_dialogues import PLAIN_FILE, TokenizedDialogue, count_sft_dialogues, iter_sft_dialogues
+from asterism.engine.data.task_inputs import build_family_dialogues, build_task_formats
+from asterism.engine.data.token_files import DialogueSource
+from asterism.engine.model.family_renderer import FamilyRenderer
+from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
+from asterism.tasks import MATH_PYTHON
+from tests.engine.data.public_layouts import PUBLIC_ROWS, SEVERAL_CALLS_ROWS, THOUGHT
+from tests.engine.export.exported_chats import render
+from tests.engine.export.family_folders import FAMILY_KINDS, write_family_tokenizer
+from tests.engine.export.family_runs import CONFIGS, EMPTY_REASONING, TOOL, make_family_dialogue, make_family_run
+from tests.engine.export.random_dialogues import make_text
+from tests.engine.model.test_family_renderer import FAMILIES, HOSTILE, make_tokenizer
+
+NUM_DIALOGUES = 60  # for each of the configurations
+QUESTION, ANSWER = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}
+CALL = {"type": "function", "function": {"name": TOOL, "arguments": {"code": "1 + 1"}}}
+CALL_TURN = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "2"}
+KIMI = [f"<|{text}|>" for text in ("im_user", "im_assistant", "im_system", "im_middle", "im_end", "tool_call_end")]
+KIMI += [f"<|tool_call{text}_begin|>" for text in ("s_section", "", "_argument")] + ["<|tool_calls_section_end|>"]
+
+
+class ColdStart:
+    """Reads rows as the cold start of a run with this table [dialogue]."""
+
+    def __init__(self, folder: Path, config: DialogueConfig, tokenizer: FastTokenizer | None = None) -> None:
+        kind = FAMILY_KINDS[config.renderer.replace("-", "")] if tokenizer is None else None
+        self.tokenizer = tokenizer or load_tokenizer(write_family_tokenizer(folder / "tokenizer", kind))
+        run, descriptions = RunConfig(name="r", dialogue=config), {"": MATH_PYTHON}
+        self.formats = build_task_formats(run, descriptions)
+        self.families = build_family_dialogues(run, descriptions, self.tokenizer)
+        self.path = folder / "rows.jsonl"
+
+    def read(self, rows: Sequence[Any], bad_rows: BadRows | None = None) -> list[TokenizedDialogue]:
+        self.path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        found = iter_sft_dialogues(self.path, self.tokenizer, self.formats, PLAIN_FILE, bad_rows, self.families)
+        dialogues = list(found)
+        read_again = count_sft_dialogues(self.path, self.formats, 10**6, PLAIN_FILE, bad_rows, self.families)
+        assert len(dialogues) == read_again
+        return dialogues
+
+    def read_one(self, *messages: Any) -> TokenizedDialogue:
+        (dialogue,) = self.read([{"messages": messages}])
+        return dialogue
+
+    def decode_turns(self, dialogue: TokenizedDialogue) -> list[str]:
+        """The texts under the loss, one for each turn."""
+        pairs = groupby(zip(dialogue.loss_mask, dialogue.token_ids, strict=True), key=lambda pair: pair[0])
+        return [self.tokenizer.decode([each for _, each in part]) for is_trained, part in pairs if is_trained]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_dialogue_has_the_tokens_of_its_rollout(tmp_path: Path, name: str) -> None:
+    """A last turn before a question without reasoning has the empty reasoning of the template."""
+    run, cold_start = make_family_run(tmp_path, name), ColdStart(tmp_path, CONFIGS[name])
+    num_turns = 0
+    for seed in range(NUM_DIALOGUES):
+        messages = make_family_dialogue(run, seed, make_text)
+        trained, turns = run.train(messages)
+        expected, mask, end = [], [], 0
+        for turn in turns:
+            is_last = turn.place + 1 == len(messages) or messages[turn.place + 1]["role"] == "user"
+            has_none = run.thinks and is_last and "reasoning_content" not in messages[turn.place]
+            generated = [*(run.encode(EMPTY_REASONING) if has_none else []), *trained[turn.start : turn.end]]
+            expected += [*trained[end : turn.start], *generated]
+            mask += [*[0] * (turn.start - end), *[1] * len(generated)]
+            end = turn.end
+        learned = cold_start.read_one(*messages)
+        assert (learned.token_ids, learned.loss_mask) == (expected, mask)
+        num_turns += len(turns)
+    assert num_turns > 2 * NUM_DIALOGUES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3", "llama3", "llama3 later"])
+def test_a_dialogue_has_the_tokens_of_the_exported_template(tmp_path: Path, name: str) -> None:
+    """With one question: templates leave out the reasoning before the last one."""
+    run, cold_start = make_family_run(tmp_path, name), ColdStart(tmp_path, CONFIGS[name])
+    num_compared = 0
+    for seed in range(NUM_DIALOGUES):
+        messages = make_family_dialogue(run, seed, make_text)
+        if sum(message["role"] == "user" for message in messages) > 1 and not run.is_llama:
+            continue
+        whole = cold_start.read_one(*messages).token_ids
+        assert render(run.exported, messages) == [*whole, *([] if run.is_llama else run.encode("\n"))]
+        num_compared += 1
+    assert num_compared > 10
+
+
+@pytest.mark.parametrize("rows", [PUBLIC_ROWS, SEVERAL_CALLS_ROWS])
+@pytest.mark.parametrize("thinks", [True, False])
+def test_public_layouts_are_read_in_the_format_of_qwen3(tmp_path: Path, rows: dict[str, Any], thinks: bool) -> None:
+    """All layouts of the same dialogue give the same turns, after the row's own system text and tools."""
+    has_reasoning = rows is SEVERAL_CALLS_ROWS
+    parameters = {"enable_thinking": thinks}
+    cold_start = ColdStart(tmp_path, DialogueConfig(renderer="qwen3", renderer_parameters=parameters))
+    if has_reasoning and not thinks:
+        with pytest.raises(
+            DatasetError, match=r"row 1, field `messages\[2\]`: the turn cannot follow .*; remove its reasoning"
+        ):
+            cold_start.read(list(rows.values()))
+        return
+    dialogues = cold_start.read(list(rows.values()))
+    turns = [cold_start.decode_turns(dialogue) for dialogue in dialogues]
+    assert len(turns) == len(rows) and all(each == turns[0] for each in turns)
+    assert turns[0][0].startswith(f"<think>\n{THOUGHT.strip()}\n</think>\n\n" if has_reasoning else "<tool_call>\n")
+    assert "get_weather" in turns[0][0]
+    for dialogue in dialogues:
+        text = cold_start.tokenizer.decode(dialogue.token_ids)
+        assert text.count("# Tools") == 1 and "You are a weather service." in text and "boxed" not in text
+    assert len({tuple(dialogue.token_ids) for dialogue in dialogues}) == 1
+
+
+def test_public_layouts_are_read_in_the_format_of_llama_3(tmp_path: Path) -> None:
+    dialogues = ColdStart(tmp_path, DialogueConfig(renderer="llama-3")).read(list(PUBLIC_ROWS.values()))
+    assert len({tuple(dialogue.token_ids) for dialogue in dialogues}) == 1
+
+
+@pytest.mark.parametrize(
+    ("turn", "problem"),
+    [
+        ({**CALL_TURN, "content": "I add."}, r"the format of llama-3 has no place for the text before a call"),
+        ({**ANSWER, "reasoning_content": "I add."}, r"the format of llama-3 has no place for the reasoning"),
+        ({**CALL_TURN, "tool_calls": [CALL, CALL]}, r"llama-3: .*only supports a single tool call"),
+        ({**ANSWER, "content": '<tool_call>{"name": 1}</tool_call>'}, r"content\.name`: unknown function 1"),
+        ({**ANSWER, "content": "<tool_call>some</tool_call>"}, r"content`: <tool_call> contains no JSON"),
+        ({**ANSWER, "content": "<tool_call>{}</tool_call> It is 2."}, r"content`: a text follows a call"),
+        ({**CALL_TURN, "tool_calls": [{"name": TOOL, "arguments": '{"code": "\\udc00"}'}]}, "no Unicode text"),
+        (
+            {**CALL_TURN, "tool_calls": [{"name": TOOL, "arguments": f'{{"code": {"[" * 900}{"]" * 900}}}'}]},
+            "nested too deeply",
+        ),
+    ],
+)
+def test_a_turn_that_the_format_cannot_express_makes_its_row_unusable(
+    tmp_path: Path, turn: dict[str, Any], problem: str
+) -> None:
+    bad_rows = BadRows(2, "sft.max_bad_rows")
+    cold_start = ColdStart(tmp_path, DialogueConfig(tools=(TOOL,), renderer="llama-3"))
+    assert len(cold_start.read([{"messages": [QUESTION, turn]}, {"messages": [QUESTION, ANSWER]}], bad_rows)) == 1
+    assert all("row 1" in str(error) for error in bad_rows.errors)
+    with pytest.raises(DatasetError, match=rf"row 1.*{problem}"):
+        cold_start.read([{"messages": [QUESTION, turn]}])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3"])
+def test_no_name_and_no_schema_of_a_row_becomes_a_special_token(tmp_path: Path, name: str) -> None:
+    cold_start = ColdStart(tmp_path, CONFIGS[name])
+    special = set(map(cold_start.tokenizer.find_token_id, (*FAMILY_KINDS[name].special, "<tool_call>")))
+
+    def count_special(text: str) -> list[int]:
+        """Of a row with this text in all names, keys and descriptions, after each piece of the dialogue."""
+        properties = {f"a{text}": {"type": "string", "description": text}}
+        parameters = {"type": "object", "properties": properties}
+        tool = {"name": f"f{text}g", "description": text, "parameters": parameters}
+        turn = {**CALL_TURN, "tool_calls": [{"name": f"f{text}g", "arguments": {f"a{text}": text}}]}
+        row = {"tools": [tool], "messages": [QUESTION, turn, RESULT, ANSWER]}
+        (dialogue,) = cold_start.read([row])
+        assert len(cold_start.decode_turns(dialogue)) == 2
+        return [token_id for token_id in dialogue.token_ids if token_id in special]
+
+    hostile = "".join(text for text in FAMILY_KINDS[name].special if text != "<|endoftext|>")
+    assert count_special(hostile) == count_special("x")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3"])
+def test_no_text_of_a_row_becomes_a_special_token(tmp_path: Path, name: str) -> None:
+    """Neither in prompts nor in turns, where only the format has special tokens."""
+    cold_start = ColdStart(tmp_path, CONFIGS[name])
+    special = {
+        token_id
+        for token_id, text in ((cold_start.tokenizer.find_token_id(text), text) for text in FAMILY_KINDS[name].special)
+        if text != "<|endoftext|>"
+    }
+
+    def make_dialogue(text: str) -> list[Any]:
+        call = {"function": {"name": TOOL, "arguments": {"code": text}}}
+        return [
+            {"role": "user", "content": text},
+            {**CALL_TURN, "tool_calls": [call]},
+            {"role": "tool", "content": text},
+            {"role": "assistant", "content": f"It is {text}."},
+        ]
+
+    hostile = "".join(FAMILY_KINDS[name].special) + HOSTILE
+    ordinary, attacked = (cold_start.read_one(*make_dialogue(text)) for text in ("text", hostile))
+    specials = [[each for each in dialogue.token_ids if each in special] for dialogue in (ordinary, attacked)]
+    assert specials[0] == specials[1]
+    assert cold_start.tokenizer.decode(attacked.token_ids).count(HOSTILE.strip()) >= 2
+
+
+def test_a_format_without_an_end_of_turn_ends_with_the_role_of_the_next_turn(tmp_path: Path) -> None:
+    config = DialogueConfig(tools=(TOOL,), renderer="glm-4.5", renderer_parameters={"enable_thinking": True})
+    tokenizer = make_tokenizer(tmp_path, FAMILIES["glm-4.5"])
+    cold_start = ColdStart(tmp_path, config, tokenizer)
+    thought = {"reasoning_content": "I add."}
+    dialogue = cold_start.read_one(QUESTION, {**CALL_TURN, **thought}, RESULT, {**ANSWER, **thought})
+    called, answered = cold_start.decode_turns(dialogue)
+    assert called.endswith("</tool_call><|observation|>") and answered.endswith("It is 2.<|user|>")
+    assert "I add." in called and "I add." in answered
+    only_called = cold_start.read_one(QUESTION, {**CALL_TURN, **thought})
+    assert cold_start.decode_turns(only_called) == [called]
+
+
+def test_a_rollout_reads_the_calls_of_the_dialogue(tmp_path: Path) -> None:
+    run = make_family_run(tmp_path, "qwen3")
+    learned = ColdStart(tmp_path, CONFIGS["qwen3"]).read_one(QUESTION, CALL_TURN, RESULT, ANSWER)
+    start = learned.loss_mask.index(1)
+    end = learned.loss_mask.index(0, start)
+    token_ids = b"".join(each.to_bytes(4, "little") for each in learned.token_ids[:end])
+    (call,) = run.renderer.parse_turn(token_ids, start).calls
+    assert call.arguments == {"code": "1 + 1"}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_results_have_the_ids_of_their_calls_in_the_format_of_kimi(tmp_path: Path) -> None:
+    """It renders the id of a call in place of the name, with the number of the call in the dialogue."""
+    tokenizer = make_tokenizer(tmp_path, [*KIMI, "[BOS]", "[EOS]", "<|endoftext|>"])
+    cold_start = ColdStart(tmp_path, DialogueConfig(tools=(TOOL,), renderer="kimi-k2"), tokenizer)
+    dialogue = cold_start.read_one(QUESTION, CALL_TURN, RESULT, CALL_TURN, RESULT, ANSWER)
+    first, second, _ = cold_start.decode_turns(dialogue)
+    text = tokenizer.decode(dialogue.token_ids)
+    for turn, call_id in ((first, f"functions.{TOOL}:0"), (second, f"functions.{TOOL}:1")):
+        assert f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>" in turn
+        assert f"Return of {call_id}" in text
+
+
+def test_a_turn_from_which_a_rollout_reads_other_calls_is_unusable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold_start = ColdStart(tmp_path, CONFIGS["qwen3"])
+    monkeypatch.setattr(FamilyRenderer, "read_called_names", lambda *_: ["other"])
+    with pytest.raises(DatasetError, match=r"messages\[1\]`: a rollout in the format of qwen3 would read other calls"):
+        cold_start.read_one(QUESTION, CALL_TURN, RESULT, ANSWER)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3 quick", "llama3"])
+@pytest.mark.parametrize("blank", ["", " ", "\n\n"])
+def test_blank_reasoning_and_blank_texts_before_calls_are_left_out(tmp_path: Path, name: str, blank: str) -> None:
+    cold_start = ColdStart(tmp_path, CONFIGS[name])
+    plain = cold_start.read_one(QUESTION, CALL_TURN, RESULT, ANSWER)
+    thought = {**ANSWER, "content": f"<think>{blank}</think>\n\nIt is 2."}
+    assert cold_start.read_one(QUESTION, {**CALL_TURN, "content": blank}, RESULT, thought) == plain
+
+
+def test_other_parameters_of_a_renderer_need_another_token_file(tmp_path: Path) -> None:
+    digests = set[str]()
+    for date in ("01 Feb 2027", "02 Feb 2027"):
+        config = DialogueConfig(tools=(TOOL,), renderer="llama-3", renderer_parameters={"date_string": date})
+        cold_start = ColdStart(tmp_path, config)
+        cold_start.read_one(QUESTION, ANSWER)
+        source = DialogueSource(
+            cold_start.path, cold_start.tokenizer, cold_start.formats, PLAIN_FILE, SftConfig(), cold_start.families
+        )
+        digests.add(source.compute_digest())
+    assert len(digests) == 2
+
+
+def test_a_system_text_that_describes_tools_is_not_described_again(tmp_path: Path) -> None:
+    cold_start = ColdStart(tmp_path, DialogueConfig(renderer="qwen3"))
+    row = dict(next(iter(PUBLIC_ROWS.values())))
+    described = {"role": "system", "content": "Call <tools>\n{}\n</tools>."}
+    (dialogue,) = cold_start.read([{**row, "messages": [described, *row["messages"][1:]]}])
+    text = cold_start.tokenizer.decode(dialogue.token_ids)
+    assert "Call <tools>" in text and "# Tools" not in text
+    assert "get_weather" in cold_start.decode_turns(dialogue)[0]
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnusableInput, match='"auto" cannot continue a dialogue'):
+        ColdStart(
+            tmp_path,
+            DialogueConfig(renderer="auto"),
+            load_tokenizer(write_family_tokenizer(tmp_path / "t", FAMILY_KINDS["qwen3"])),
+        )

@@ -1,0 +1,126 @@
+"""Runs with dialogue.renderer export the template of the model's family, with the texts of the run as its defaults."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.schema import RunConfig
+from asterism.engine.data.task_inputs import build_renderer
+from asterism.engine.export.chat_files import ServedChat, build_served_chat, write_chat_files
+from asterism.engine.model.tokenizer import load_tokenizer
+from asterism.policies.dialogue.chat_format import build_dialogue_format
+from asterism.tasks import MATH_PYTHON
+from tests.engine.export.family_folders import FAMILY_KINDS, write_family_tokenizer
+from tests.engine.export.family_templates import QWEN3_TEMPLATE
+
+CONFIGS = {
+    "default": DialogueConfig(tools=("jupyter_code",), renderer="qwen3"),
+    "quick": DialogueConfig(
+        tools=("jupyter_code",), renderer="qwen3", system="", renderer_parameters={"enable_thinking": False}
+    ),
+    "own texts": DialogueConfig(tools=(), renderer="qwen3", system="Be 'brief' \u2603.", instruction=""),
+    "llama": DialogueConfig(tools=("jupyter_code",), renderer="llama-3"),
+    "llama later": DialogueConfig(tools=(), renderer="llama-3", renderer_parameters={"date_string": "01 Feb 2027"}),
+}
+PARSERS = {"qwen3": ("qwen25", "qwen3"), "llama-3": ("llama3", "")}
+QUESTION = {"role": "user", "content": "1 + 1?"}
+
+
+def write_source(folder: Path, family: str = "qwen3") -> Path:
+    """The template is in tokenizer_config.json, as in Qwen's folders."""
+    kind = FAMILY_KINDS[family]
+    write_family_tokenizer(folder, kind)
+    (folder / "config.json").write_text(json.dumps({"model_type": kind.model_type}))
+    return folder
+
+
+def replace_template(folder: Path, template: str | None) -> Path:
+    path = folder / "tokenizer_config.json"
+    fields: dict[str, Any] = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "chat_template": template}))
+    return folder
+
+
+def build_chat(folder: Path, config: DialogueConfig) -> ServedChat:
+    run = RunConfig(name="r", dialogue=config)
+    return build_served_chat(run, run.resolved_tasks[0], MATH_PYTHON, folder)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_prompt_is_that_of_the_run(tmp_path: Path, name: str) -> None:
+    config = CONFIGS[name]
+    source = write_source(tmp_path, config.renderer.replace("-", ""))
+    wanted = build_renderer(config, MATH_PYTHON, load_tokenizer(source)).render_prompt(QUESTION["content"])
+    chat = build_chat(source, config)
+    write_chat_files(source, chat)
+    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    assert tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True, return_dict=False) == wanted
+    assert build_chat(source, config).template == chat.template  # of an export of the export
+    thinking = tokenizer.apply_chat_template(
+        [QUESTION], tokenize=False, add_generation_prompt=True, enable_thinking=True
+    )
+    assert "<think>" not in thinking
+    calls, reasoning = PARSERS[config.renderer]
+    reasoning = "" if name == "quick" else reasoning  # SGLang's parser would take a whole answer for reasoning
+    assert (chat.facts.tool_call_parser, chat.facts.reasoning_parser) == (calls if config.tools else "", reasoning)
+
+
+def test_texts_of_a_request_replace_those_of_the_run(tmp_path: Path) -> None:
+    source = write_source(tmp_path)
+    write_chat_files(source, build_chat(source, CONFIGS["default"]))
+    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    tool = {"type": "function", "function": {"name": "look_up"}}
+    system = {"role": "system", "content": "Mine."}
+    text = tokenizer.apply_chat_template([system, QUESTION], tools=[tool], tokenize=False)
+    assert "Mine." in text and "look_up" in text
+    assert "jupyter_code" not in text and "helpful" not in text
+
+
+def test_a_question_of_several_parts_gets_the_instruction(tmp_path: Path) -> None:
+    chat = build_chat(write_source(tmp_path), CONFIGS["default"])
+    template = chat.template.replace(QWEN3_TEMPLATE, "{{ messages | tojson }}")
+    assert template != chat.template
+    write_chat_files(tmp_path, chat._replace(template=template))
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    parts = [{"type": "text", "text": "1 + 1?"}]
+    system, question = json.loads(tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False))
+    assert system["role"] == "system"
+    instruction = build_dialogue_format(CONFIGS["default"], MATH_PYTHON).instruction
+    assert [part["text"] for part in question["content"]] == [instruction, "1 + 1?"]
+    developer = {"role": "developer", "content": "Mine."}
+    assert json.loads(tokenizer.apply_chat_template([developer, QUESTION], tokenize=False))[0] == developer
+
+
+def test_an_instruct_model_of_a_thinking_family_needs_no_reasoning_parser(tmp_path: Path) -> None:
+    """As Qwen3-4B-Instruct-2507: its template opens no <think>."""
+    template = QWEN3_TEMPLATE.replace("<think>", "").replace("</think>", "")
+    source = replace_template(write_source(tmp_path), template)
+    assert build_chat(source, CONFIGS["default"]).facts.reasoning_parser == ""
+
+
+def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnusableInput, match=r"has no chat template.*add the template of the model's family"):
+        build_chat(replace_template(write_source(tmp_path), None), CONFIGS["default"])
+
+
+@pytest.mark.parametrize("renderer", ["qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3-vl"])
+def test_no_renderer_of_qwen_fits_the_tokenizer_of_qwen25(tmp_path: Path, renderer: str) -> None:
+    """It has no tokens for reasoning and results: a run with Qwen2.5 has the roles and tags of ChatML."""
+    config = DialogueConfig(tools=("jupyter_code",), renderer=renderer)
+    with pytest.raises(UnusableInput, match=rf"{renderer} does not fit .*'<(think|tool_response)>' not found"):
+        build_chat(write_source(tmp_path, "qwen2.5"), config)
+
+
+def test_an_export_without_a_renderer_replaces_the_template_of_the_family(tmp_path: Path) -> None:
+    source = write_source(tmp_path, "qwen2.5")
+    question = [QUESTION]
+    before: Any = AutoTokenizer.from_pretrained(source)
+    assert "You are Qwen" in before.apply_chat_template(question, tokenize=False)
+    write_chat_files(source, build_chat(source, DialogueConfig()))
+    after: Any = AutoTokenizer.from_pretrained(source)
+    assert "You are Qwen" not in after.apply_chat_template(question, tokenize=False)

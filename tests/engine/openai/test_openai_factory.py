@@ -1,0 +1,79 @@
+"""[openai] is only for evaluations, before which all servers must serve one model, with room for a trajectory."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from asterism.configs.algorithm import EvaluationConfig
+from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.errors import UnusableInput
+from asterism.configs.load import load_run
+from asterism.configs.machines import EngineConfig, OpenAIConfig
+from asterism.configs.schema import ModelConfig, RunConfig
+from asterism.engine.openai.openai_factory import find_served_model
+from tests.engine.openai.completions_server import MODEL, CompletionsServer
+from tests.engine.tiny_models import save_small_model
+
+pytestmark = pytest.mark.real_clock
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small_model(tmp_path_factory.mktemp("model"))
+
+
+def make_run(model: Path, *urls: str, name: str = "") -> RunConfig:
+    return RunConfig(
+        name="served",
+        model=ModelConfig(str(model)),
+        dialogue=DialogueConfig(prompt_tokens=32, response_tokens=64),
+        engine=EngineConfig("openai", num_engines=len(urls), kv_tokens=0),
+        openai=OpenAIConfig(urls, name),
+        evaluation=EvaluationConfig(only=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("engine.kind=openai", 'openai.urls=["http://a/v1"]'), 'engine.kind = "openai" is only for `asterism eval`'),
+        (("engine.kind=openai", "evaluation.only=true"), "openai.urls must name one server per engine, .* it names 0"),
+        (('openai.urls=["a/v1"]',), '`openai`: urls must hold URLs of servers, such as .*: "a/v1"'),
+        (("openai.api_key_variable=",), "`openai`: api_key_variable must name an environment variable"),
+    ],
+)
+def test_training_and_unusable_settings_are_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UnusableInput, match=message):
+        load_run(None, ("name=served", *overrides))
+
+
+async def find(run: RunConfig) -> str:
+    return await asyncio.to_thread(find_served_model, run)
+
+
+async def test_the_servers_name_their_model(model: Path) -> None:
+    servers = [CompletionsServer(model, dialect, 96) for dialect in ("vllm", "llama.cpp")]
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(each.serving()) for each in servers]
+        assert await find(make_run(model, *urls)) == MODEL
+        servers[1].model = "other"
+        with pytest.raises(
+            UnusableInput, match=f"different models, small at {urls[0]}, other at {urls[1]}; .* --model"
+        ):
+            await find(make_run(model, *urls))
+        with pytest.raises(UnusableInput, match=f"{urls[1]}: the server has no model 'small'; it serves other"):
+            await find(make_run(model, *urls, name="small"))
+        longer = replace(make_run(model, urls[0]), dialogue=DialogueConfig(prompt_tokens=33, response_tokens=64))
+        with pytest.raises(UnusableInput, match=r"accepts sequences of 96 tokens, but .* response_tokens = 97"):
+            await find(longer)
+        limited = replace(make_run(model, urls[0]), evaluation=EvaluationConfig(response_tokens=65, only=True))
+        with pytest.raises(
+            UnusableInput, match=r"96 tokens, but dialogue.prompt_tokens \+ evaluation.response_tokens = 97"
+        ):
+            await find(limited)
+        assert await find(replace(longer, evaluation=EvaluationConfig(response_tokens=63, only=True))) == MODEL
+    with pytest.raises(UnusableInput, match=rf"^openai.urls: {urls[0]}: /v1/models: "):
+        await find(make_run(model, urls[0]))

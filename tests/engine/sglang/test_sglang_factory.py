@@ -1,0 +1,145 @@
+"""The configuration determines an engine's server, log, weight transport and stop timeout."""
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asterism.actors.runtime.wiring import get_stop_timeout_s
+from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS, WeightTransfer
+from asterism.configs.load import load_run
+from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema import RunConfig
+from asterism.configs.sglang_options import SGLangConfig
+from asterism.engine.engine_code import EngineStart
+from asterism.engine.model.lora.lora_options import LoraOptions
+from asterism.engine.sglang import sglang_factory
+from asterism.engine.sglang.server.external_server import ExternalServer
+from asterism.engine.sglang.server.managed_server import TERM_GRACE_S
+from asterism.engine.sglang.sglang_engine import LONG_STREAM_INTERVAL, SHORT_STREAM_INTERVAL
+from asterism.engine.sglang.weights.adapters import AdapterTransport
+from asterism.engine.sglang.weights.disk_transport import DiskTransport
+from tests.engine.tiny_models import small_model
+
+FOLDER = RunFolder(Path("/runs/demo"))
+
+
+class BuiltEngine:
+    """Builds an engine and records its arguments in `arguments`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, process: str, *settings: str, incarnation: int = 1) -> None:
+        run = load_run(None, ["name=demo", "engine.kind=sglang", "engine.num_engines=3", *settings])
+        arguments: dict[str, Any] = {}
+
+        def engine(server: object, weights: object, **options: object) -> None:
+            arguments.update(options, server=server, weights=weights)
+
+        def layout(model: Path, dtype: object) -> None:
+            arguments.update(dtype=dtype)
+
+        def started(wanted: object, **options: object) -> None:
+            arguments.update(options, requirements=wanted)
+
+        monkeypatch.setattr(sglang_factory, "SGLangEngine", engine)
+        monkeypatch.setattr(sglang_factory, "load_layout", layout)
+        if not run.sglang.external_urls:
+            monkeypatch.setattr(sglang_factory, "SGLangServer", started)
+        sglang_factory.build_engine(EngineStart(run, FOLDER, process, -1, print, incarnation))
+        self.arguments: dict[str, Any] = arguments
+
+
+def test_a_server_has_the_index_of_its_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = BuiltEngine(monkeypatch, "generator-2").arguments
+    assert arguments["log"] == FOLDER.logs / "sglang-2.log"
+    assert arguments["scratch"] == FOLDER.sockets / "sglang-2"
+    assert (arguments["index"], arguments["version"]) == (2, -1)
+
+
+def test_on_a_joined_node_the_log_is_a_different_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = BuiltEngine(monkeypatch, "generator-0@1").arguments
+    assert arguments["log"] == FOLDER.logs / "sglang-0@1.log"
+    assert arguments["index"] == 0  # the port is local to the machine
+
+
+def test_an_engine_attaches_to_the_server_at_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    attach = 'sglang.external_urls=["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3/"]'
+    server = BuiltEngine(monkeypatch, "generator-2", attach).arguments["server"]
+    assert isinstance(server, ExternalServer)
+    assert server.url == "http://127.0.0.1:3"
+
+
+def test_a_later_incarnation_waits_for_its_external_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    def attached(wanted: object, *, index: int, is_restart: bool) -> None:
+        made.append(is_restart)
+
+    monkeypatch.setattr(sglang_factory, "ExternalServer", attached)
+    for incarnation in (1, 2):
+        BuiltEngine(
+            monkeypatch,
+            "generator-0",
+            'sglang.external_urls=["http://127.0.0.1:1"]',
+            "engine.num_engines=1",
+            incarnation=incarnation,
+        )
+    assert made == [False, True]
+
+
+@pytest.mark.parametrize(("transport", "transfer"), WEIGHT_TRANSFERS.items())
+def test_the_configured_weight_transport_is_used(
+    monkeypatch: pytest.MonkeyPatch, transport: str, transfer: WeightTransfer
+) -> None:
+    settings = (f"sglang.weights={transport}", "engine.dtype=bfloat16")
+    arguments = BuiltEngine(monkeypatch, "generator-0", *settings).arguments
+    assert isinstance(arguments["weights"], pkgutil.resolve_name(transfer.transport))
+    assert str(arguments["dtype"]) == "torch.bfloat16"
+
+
+def test_published_adapters_need_a_server_with_lora(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_factory, "build_empty_model", lambda _: small_model())
+    adapters = ("learner.lora.rank=4", 'learner.lora.targets=["o_proj"]', "learner.lora.publish=adapters")
+    for settings, lora in ((adapters, LoraOptions(4, 32.0, ("o_proj",))), (adapters[:2], None)):
+        arguments = BuiltEngine(monkeypatch, "generator-0", *settings).arguments
+        assert arguments["requirements"].lora == lora
+        assert isinstance(arguments["weights"], AdapterTransport if lora else DiskTransport)
+
+
+@pytest.mark.parametrize(
+    ("setting", "interval"),
+    [
+        ("rl.max_staleness=0", LONG_STREAM_INTERVAL),
+        ("rl.max_staleness=1", SHORT_STREAM_INTERVAL),
+        ("rl.group_oversampling=1.5", SHORT_STREAM_INTERVAL),
+    ],
+)
+def test_streams_are_fine_grained_only_if_turns_can_be_interrupted(
+    monkeypatch: pytest.MonkeyPatch, setting: str, interval: int
+) -> None:
+    assert BuiltEngine(monkeypatch, "generator-0", "rl.prompts=8", setting).arguments["stream_interval"] == interval
+
+
+def test_a_generators_stop_timeout_exceeds_its_servers() -> None:
+    served, embedded = load_run(None, ["name=a", "engine.kind=sglang"]), RunConfig(name="a")
+    assert get_stop_timeout_s(served, "generator-0@1") > 2 * TERM_GRACE_S
+    assert get_stop_timeout_s(served, "learner") == get_stop_timeout_s(embedded, "generator-0") < 2 * TERM_GRACE_S
+
+
+def test_a_servers_start_does_not_reset_the_restart_count() -> None:
+    served = RunConfig(
+        name="a",
+        engine=load_run(None, ["name=a", "engine.kind=sglang"]).engine,
+        sglang=SGLangConfig(startup_timeout_s=7.0),
+    )
+    assert served.servers.startup_timeout_s == 7.0
+    assert RunConfig(name="a").servers.startup_timeout_s == 0.0
+
+
+@pytest.mark.slow
+def test_a_process_imports_no_engine_before_it_builds_one() -> None:
+    """Head and rollout processes run the same program."""
+    code = "import asterism.actors.process, sys; sys.exit(bool({'torch', 'aiohttp', 'asterism.engine.sglang.sglang_engine'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
