@@ -23,6 +23,7 @@ from asterism.configs.loading.config_layers import (
     resolve_paths,
 )
 from asterism.configs.loading.error_messages import ConfigLayer, explain_validation_error, format_value
+from asterism.configs.loading.renamed_keys import find_renamings, migrate
 from asterism.configs.loading.stage_layers import StageConfig, choose_stage, pop_stages
 from asterism.configs.run_folder import RunFolder
 from asterism.configs.schema import RunConfig
@@ -45,6 +46,7 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     if preset := _pop_preset(layers):
         layers.insert(0, preset)
     for layer in layers:
+        _replace_former_names(layer, path)
         check_keys(layer.source, layer.table)
         resolve_paths(layer.table, layer.folder, layer.source)
     merged: dict[str, Any] = {}
@@ -62,6 +64,19 @@ def load_run(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     except UnusableInput as error:
         raise ConfigError(f"{path or _NO_FILE}: {error}") from None
     return run
+
+
+def _replace_former_names(layer: ConfigLayer, path: Path | None) -> None:
+    """In the configuration of a run folder; raise ConfigError for former names in a layer of the user."""
+    renamings = find_renamings(layer.table)
+    if path is not None and layer.source == str(path) and RunFolder(path.parent).events.is_dir():
+        migrate(layer.table)
+    elif renamings:
+        old, new = renamings[0]
+        remedy = (
+            "" if layer.source.startswith("--") else f"; `asterism config --migrate {layer.source}` rewrites the file"
+        )
+        raise ConfigError(f"{layer.source}: `{old}` is named `{new}` now{remedy}")
 
 
 def check_tiny(run: RunConfig) -> None:

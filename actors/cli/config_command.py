@@ -10,8 +10,11 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
+from asterism.configs.atomic_write import write_atomically
 from asterism.configs.load import load_run
+from asterism.configs.loading.config_layers import ConfigError, read_layer
 from asterism.configs.loading.error_messages import format_value
+from asterism.configs.loading.renamed_keys import find_renamings, migrate_text
 from asterism.configs.schema import RunConfig
 from asterism.configs.schema_tree import find_section, get_field_types, is_table_array
 
@@ -34,6 +37,22 @@ def print_config(config: Path | None, overrides: Sequence[str], console: Console
         values = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
         for table in values or (None,):
             _print_table(heading, section, table, console)
+
+
+def migrate_file(file: Path, console: Console) -> None:
+    """Rewrite a file with former names. Raises ConfigError for a file that cannot be read or rewritten."""
+    layer = read_layer(file)
+    renamings = find_renamings(layer.table)
+    if renamings:
+        try:
+            migrated = migrate_text(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            names = ", ".join(f"{each.old} -> {each.new}" for each in renamings)
+            raise ConfigError(f"{file}: {error}; rename by hand: {names}") from None
+        write_atomically(file, migrated.encode())
+    for old, new in renamings:
+        console.print(f"{old} -> {new}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{file}: {len(renamings)} names replaced", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_table(heading: str, section: type[msgspec.Struct], table: object, console: Console) -> None:

@@ -1,6 +1,5 @@
 """The `asterism` command: the arguments and help texts of its subcommands."""
 
-import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +14,7 @@ from asterism.actors.cli.console import ending_without_output, escape_controls, 
 from asterism.actors.cli.data.data_commands import data_app
 from asterism.actors.cli.log.subcommands import JsonOption, RunArgument, SetOption, log_app
 from asterism.actors.cli.metrics_commands import metrics_app
+from asterism.actors.cli.sandbox_app import ConfigOption, sandbox_app
 from asterism.actors.cli.serving.serving_commands import add_serving_commands
 from asterism.actors.cli.task_commands import task_app
 from asterism.bus.process.waiting import forward_to_sigint
@@ -35,17 +35,7 @@ app.add_typer(task_app, name="task", rich_help_panel="Prepare")
 app.add_typer(data_app, name="data", rich_help_panel="Prepare")
 app.add_typer(metrics_app, name="metrics", rich_help_panel="Look")
 app.add_typer(analyze_app, name="analyze", rich_help_panel="Look")
-sandbox_app = typer.Typer(help="Serve, try, measure and check the sandbox without a run.", no_args_is_help=True)
 app.add_typer(sandbox_app, name="sandbox", rich_help_panel="Machines")
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Configuration file in TOML (default: built-in defaults)."),
-]
-AtOption = Annotated[
-    Path | None,
-    typer.Option("--at", metavar="FOLDER", help="Use the sandbox served in this folder (default: start one)."),
-]
 
 WorkloadArgument = Annotated[
     str,
@@ -215,11 +205,22 @@ def plan(
 def show_config(
     config: Annotated[Path | None, typer.Argument(help="Configuration file in TOML (default: none).")] = None,
     override: SetOption = None,
+    migrate: Annotated[
+        Path | None,
+        typer.Option(
+            "--migrate",
+            metavar="FILE",
+            help="Rewrite a file with former names of keys and import paths, and print nothing else.",
+        ),
+    ] = None,
 ) -> None:
     """Print all keys of a configuration with their values and descriptions."""
-    from asterism.actors.cli.config_command import print_config
+    from asterism.actors.cli.config_command import migrate_file, print_config
 
-    print_config(config, override or [], make_console())
+    if migrate is not None:
+        migrate_file(migrate, make_console())
+    else:
+        print_config(config, override or [], make_console())
 
 
 @app.command(rich_help_panel="Look")
@@ -323,65 +324,6 @@ def keys(
     console = make_console()
     console.print(f"{escape(str(path))}: copy it to every node and keep it secret", soft_wrap=True)
     console.print(f"public key: {escape(load_key(path).public.decode())}", soft_wrap=True)
-
-
-@sandbox_app.command()
-def serve(
-    at: Annotated[
-        Path | None,
-        typer.Option(
-            "--at",
-            metavar="FOLDER",
-            help="Private folder for the sandbox's sockets (default: asterism-sandbox in $XDG_RUNTIME_DIR).",
-        ),
-    ] = None,
-    config: ConfigOption = None,
-    override: SetOption = None,
-) -> None:
-    """Serve sandbox calls to processes of the same user, until Ctrl-C."""
-    from asterism.actors.cli.sandbox_commands import load_config_or_defaults
-    from asterism.actors.sandbox_service.sandbox_client import get_default_folder
-    from asterism.actors.sandbox_service.sandbox_server import serve_sandbox
-
-    folder = at or get_default_folder(os.environ)
-    serve_sandbox(load_config_or_defaults(config, override or []), folder, make_console())
-
-
-@sandbox_app.command()
-def shell(at: AtOption = None, config: ConfigOption = None, override: SetOption = None) -> None:
-    """Open a notebook in the sandbox and show the output as a model reads it. Ctrl-D exits."""
-    from asterism.actors.cli.sandbox_commands import load_config_or_defaults, open_shell, suppress_logs
-
-    suppress_logs()
-    open_shell(load_config_or_defaults(config, override or []), at, make_console())
-
-
-@sandbox_app.command(name="bench")
-def bench_sandbox(
-    at: AtOption = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Approximate duration of the benchmark.")] = 20,
-    config: ConfigOption = None,
-    override: SetOption = None,
-) -> None:
-    """Measure calls per second and latencies.
-
-    The last line of the output has the figures as JSON.
-    """
-    import json
-
-    from asterism.actors.cli.sandbox_commands import load_config_or_defaults, run_benchmark, suppress_logs
-
-    suppress_logs()
-    typer.echo(json.dumps(run_benchmark(load_config_or_defaults(config, override or []), at, seconds, make_console())))
-
-
-@sandbox_app.command(name="doctor")
-def diagnose_sandbox(config: ConfigOption = None, override: SetOption = None) -> None:
-    """Run code that tries to escape and report the result. Exit with 1 if an attempt succeeds."""
-    from asterism.actors.cli.sandbox_commands import examine_sandbox, load_config_or_defaults, suppress_logs
-
-    suppress_logs()
-    raise typer.Exit(0 if examine_sandbox(load_config_or_defaults(config, override or []), make_console()) else 1)
 
 
 def main() -> None:

@@ -10,20 +10,12 @@ from typing import Any
 
 from asterism.bus.codec import MalformedFrame, decode
 from asterism.bus.event_log.compression import decompress_frame
-from asterism.bus.event_log.records import (
-    READABLE_VERSIONS,
-    SCHEMA_VERSION,
-    Decision,
-    Event,
-    RemovedEvents,
-    compute_checksum,
-)
+from asterism.bus.event_log.records import SCHEMA_VERSION, Decision, Event, RemovedEvents, compute_checksum
 from asterism.bus.messages import Envelope
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import DamagedFile, check_file
 
 _COLUMNS = "e.seq, time, actor, sender, epoch, number, kind, trajectory, frame"
-_NO_CHECKSUM = -1  # value for a log that was created with checksums: all its events have one
 _IN_TRAJECTORY_OR_GROUP = (
     "e.seq IN (SELECT seq FROM events WHERE trajectory = ? UNION SELECT seq FROM groups WHERE first <= ? AND last >= ?)"
 )
@@ -72,38 +64,23 @@ def read_events(
 def _select_events(
     path: Path, connection: sqlite3.Connection, where: str, values: Sequence[Any]
 ) -> Generator[tuple[Event, Decision | None]]:
-    last_unchecked = _find_last_unchecked(connection)
-    checksum = "NULL" if last_unchecked is None else "e.checksum"
-    columns = f"{_COLUMNS}, {checksum}, effects, state"
+    columns = f"{_COLUMNS}, e.checksum, effects, state"
     query = f"SELECT {columns} FROM events e LEFT JOIN decisions d ON e.seq = d.seq WHERE {where} ORDER BY e.seq"
     for *row, found, effects, state in connection.execute(query, values):
-        _check_row(path, row, found, last_unchecked)
+        _check_row(path, row, found)
         decision = None if effects is None else Decision(row[0], effects, state)
         yield Event._make((*row[:8], _decompress(path, row[0], row[8]))), decision
 
 
-def _find_last_unchecked(connection: sqlite3.Connection) -> int | None:
-    """Return the last event without a checksum; None if no event has one, as in a log of version 4."""
-    values = dict(connection.execute("SELECT key, value FROM meta"))
-    if values["schema_version"] != str(SCHEMA_VERSION):
-        return None
-    found = values.get("last_unchecked", "")
-    return int(found) if found.isdecimal() else _NO_CHECKSUM
-
-
-def _check_row(log: Path, row: Sequence[Any], checksum: int | None, last_unchecked: int | None) -> None:
+def _check_row(log: Path, row: Sequence[Any], checksum: int) -> None:
     """Raise UnusableLog for a row that differs from its checksum."""
-    if last_unchecked is None or (checksum is None and row[0] <= last_unchecked):
-        return
     if checksum != compute_checksum(row):
         raise UnusableLog(f"{log}: event {row[0]} is damaged: it differs from its checksum")
 
 
 def _check_groups(log: Path, connection: sqlite3.Connection) -> None:
-    last_unchecked = _find_last_unchecked(connection)
-    if last_unchecked is not None:
-        for *row, checksum in connection.execute("SELECT seq, first, last, checksum FROM groups"):
-            _check_row(log, row, checksum, last_unchecked)
+    for *row, checksum in connection.execute("SELECT seq, first, last, checksum FROM groups"):
+        _check_row(log, row, checksum)
 
 
 def decode_event(log: Path, event: Event) -> Envelope:
@@ -185,6 +162,9 @@ def _is_empty(path: Path, connection: sqlite3.Connection) -> bool:
     if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return True
     found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    if found is not None and found[0] not in map(str, READABLE_VERSIONS):
-        raise UnusableLog(f"{path}: event log of schema version {found[0]}, this program reads {SCHEMA_VERSION}")
+    if found is not None and found[0] != str(SCHEMA_VERSION):
+        raise UnusableLog(
+            f"{path}: event log of schema version {found[0]}, this program reads {SCHEMA_VERSION}; read it with the "
+            "version of Asterism that wrote it"
+        )
     return found is None

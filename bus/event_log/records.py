@@ -1,8 +1,7 @@
 """Records and tables of an event log.
 
-Version 5 has a checksum in each row of events and groups, so that a reader finds a damaged row. Logs of version 4
-are read without checksums; a resumed run adds the column, and the older rows have none. A damaged decision differs
-from the decision of a replay.
+Each row of events and groups has a checksum, so that a reader finds a damaged row. A damaged decision differs from the
+decision of a replay. Frames of version 6 have the messages of bus/messages; logs of earlier versions are refused.
 """
 
 from collections.abc import Sequence
@@ -11,9 +10,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-SCHEMA_VERSION = 5
-READABLE_VERSIONS = (4, SCHEMA_VERSION)
-CHECKED_TABLES = ("events", "groups")
+SCHEMA_VERSION = 6
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
@@ -26,14 +23,14 @@ CREATE TABLE IF NOT EXISTS events (
     kind TEXT NOT NULL,           -- class of the message
     trajectory INTEGER,           -- NULL if the message concerns none or several
     frame BLOB NOT NULL,          -- envelope as received: asterism.bus.event_log.compression
-    checksum INTEGER              -- of the other columns; NULL in rows of version 4
+    checksum INTEGER NOT NULL     -- of the other columns
 );
 CREATE INDEX IF NOT EXISTS events_trajectory ON events (trajectory) WHERE trajectory IS NOT NULL;
 CREATE TABLE IF NOT EXISTS groups (
     seq INTEGER PRIMARY KEY,      -- event that concerns several trajectories
     first INTEGER NOT NULL,       -- first trajectory
     last INTEGER NOT NULL,
-    checksum INTEGER
+    checksum INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS groups_first ON groups (first, last);
 CREATE TABLE IF NOT EXISTS decisions (

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from asterism.bus.event_log.compression import compress_frame, store_uncompressed
 from asterism.bus.event_log.records import (
-    CHECKED_TABLES,
-    READABLE_VERSIONS,
     SCHEMA,
     SCHEMA_VERSION,
     Decision,
@@ -169,18 +167,6 @@ def _open(path: Path) -> sqlite3.Connection:
     with connection:
         connection.execute("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
     found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()[0]
-    if int(found) not in READABLE_VERSIONS:
+    if found != str(SCHEMA_VERSION):
         raise sqlite3.DatabaseError(f"event log of schema version {found}, this program reads {SCHEMA_VERSION}")
-    if int(found) < SCHEMA_VERSION:
-        _add_checksum_columns(connection)
     return connection
-
-
-def _add_checksum_columns(connection: sqlite3.Connection) -> None:
-    """Add the columns; rows of an older version get no checksum."""
-    with connection:
-        for table in CHECKED_TABLES:
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
-        last = connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0]
-        connection.execute("INSERT INTO meta VALUES ('last_unchecked', ?)", (str(last),))
-        connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION),))

@@ -1,0 +1,151 @@
+"""Former names are refused with the present ones, rewritten in files, and read in run folders."""
+
+import tomllib
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from asterism.actors.cli.config_command import migrate_file
+from asterism.configs.load import load_run
+from asterism.configs.loading.config_layers import ConfigError
+from asterism.configs.loading.renamed_keys import RENAMED_KEYS, migrate, migrate_text
+from asterism.configs.schema import RunConfig
+from asterism.configs.schema_tree import find_annotation
+
+OLD = """# a run
+name = "r"
+rl = { rollouts = 4, prompts = 2 }
+
+[learner]
+ranks = 2
+# a slow rate
+lr = 1e-5  # 3e-5 diverges
+loss = "gspo"
+loss_mean = "sequence"
+lora_rank = 4
+betas = [
+  0.9,
+  0.99,
+]
+
+[evaluation]
+temperature = 0.6
+top_p = 1.0  # as in training
+
+[[tasks]]
+name = "t"
+import = "tasks.bridges.mcp_tools:McpTools"
+data = "rows.jsonl"
+reward.functions = { tests = "tasks.rewards.unit_tests:score", own = "tasks.mine:score" }
+
+[[stages]]
+name = "a"
+learner.warmup_steps = 0
+"""
+NEW = """# a run
+name = "r"
+rl = { rollouts = 4, prompts = 2 }
+
+[learner]
+ranks = 2
+# a slow rate
+optimizer.lr = 1e-5  # 3e-5 diverges
+loss.function = "gspo"
+loss.mean = "sequence"
+lora.rank = 4
+optimizer.betas = [
+  0.9,
+  0.99,
+]
+
+[evaluation]
+sampling.temperature = 0.6
+
+[[tasks]]
+name = "t"
+import = "asterism.tasks.bridges.mcp_tools:McpTools"
+data = "rows.jsonl"
+reward.functions = { tests = "asterism.tasks.rewards.unit_tests:score", own = "tasks.mine:score" }
+
+[[stages]]
+name = "a"
+learner.optimizer.warmup_steps = 0
+"""
+
+
+def test_every_present_name_is_a_key_and_every_former_name_is_none() -> None:
+    assert [new for new in RENAMED_KEYS.values() if find_annotation(RunConfig, new.split(".")) is None] == []
+    former = [old for old in RENAMED_KEYS if find_annotation(RunConfig, old.split(".")) is not None]
+    assert former == ["learner.loss"]  # a table now
+
+
+def test_a_file_is_rewritten_with_its_comments(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(OLD)
+    output = StringIO()
+    migrate_file(tmp_path / "run.toml", Console(file=output, width=200))
+    assert (tmp_path / "run.toml").read_text() == NEW
+    assert "learner.lr -> learner.optimizer.lr\n" in output.getvalue()
+    migrate_file(tmp_path / "run.toml", Console(file=output, width=200))
+    assert (tmp_path / "run.toml").read_text() == NEW
+    assert output.getvalue().endswith(": 0 names replaced\n")
+
+
+def test_tables_of_one_line_are_rewritten() -> None:
+    assert migrate_text("learner = { lr = 1, ranks = 2 }\n") == "learner = { optimizer.lr = 1, ranks = 2 }\n"
+
+
+def test_a_file_that_lines_cannot_express_is_refused_unchanged(tmp_path: Path) -> None:
+    text = '"learner" = { "lr" = 1 }\n'
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"rename by hand: learner.lr -> learner.optimizer.lr"):
+        migrate_file(tmp_path / "run.toml", Console(file=StringIO()))
+    assert (tmp_path / "run.toml").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        (
+            'name = "r"\n[learner]\nlr = 1',
+            [],
+            "`learner.lr` is named `learner.optimizer.lr` now; `asterism config --migrate ",
+        ),
+        (
+            'name = "r"',
+            ["learner.lora_rank=4"],
+            "--set learner.lora_rank=4: `learner.lora_rank` is named `learner.lora.rank` now",
+        ),
+        (
+            'name = "r"\n[learner.loss]\nfunction = "policies.losses.grpo:compute_grpo_loss"',
+            [],
+            "`policies.losses.grpo:compute_grpo_loss` is named `asterism.policies.losses.grpo:compute_grpo_loss` now",
+        ),
+    ],
+)
+def test_a_former_name_is_refused_with_the_present_one(
+    tmp_path: Path, text: str, overrides: list[str], message: str
+) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_run(tmp_path / "run.toml", overrides)
+    assert message in str(error.value)
+
+
+def test_the_configuration_of_an_earlier_run_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    text = (
+        'name = "r"\n[learner]\nlr = 0.5\n[evaluation]\ntemperature = 0.0\ntop_k = 3\n[sampling]\ntemperature = 0.7\n'
+    )
+    (tmp_path / "config.toml").write_text(text)
+    run = load_run(tmp_path / "config.toml")
+    assert run.learner.optimizer.lr == 0.5
+    assert run.evaluation.sampling is not None
+    assert (run.evaluation.sampling.temperature, run.evaluation.sampling.top_k) == (0.7, 3)
+
+
+def test_a_parsed_configuration_is_migrated_as_its_text_is() -> None:
+    table = tomllib.loads(OLD)
+    migrate(table)
+    assert table == tomllib.loads(NEW)
