@@ -38,9 +38,9 @@ from asterism.bus.transport.address_book import load_network
 from asterism.bus.transport.zeromq import make_zeromq_bus_factory
 from asterism.configs.atomic_write import raising_disk_errors, write_atomically
 from asterism.configs.load import load_run
-from asterism.configs.machines import SandboxConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import SandboxConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Engine, EngineFailure
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.engine_code import EngineStart, load_engine_code

@@ -14,7 +14,7 @@ from asterism.bus.event_log.reader import decode_event, list_removed_events, rea
 from asterism.bus.messages import StartGroup
 from asterism.configs.integrity.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.learner.best_checkpoint import read_best_checkpoint
 from asterism.engine.model.weight_files import count_parameters

@@ -27,7 +27,7 @@ from asterism.bus.messages import BatchGroup, BatchReady, Message, Shutdown, Ste
 from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.groups.selection import split_accepted_group
 from benchmarks.support.loop_lag import measuring_lag

@@ -31,7 +31,7 @@ import zmq.asyncio
 from asterism.bus.bus import Bus
 from asterism.bus.codec import decode
 from asterism.bus.transport.zeromq import open_zmq_bus
-from asterism.configs.schema import BusConfig as BusConfig
+from asterism.configs.schema.machines import BusConfig as BusConfig
 from benchmarks.event_log import measure_log_events_per_s, measure_story_ms
 from benchmarks.support.echo_peer import MEASURER, MESSAGE, PEER, format_peer_name, plain_endpoint
 from benchmarks.support.process_memory import read_resident_mib

@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
 
-from asterism.configs.learner_options import LearnerConfig, LossConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.learner_config import LearnerConfig, LossConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.trainer import Trainer

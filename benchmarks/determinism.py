@@ -20,7 +20,8 @@ import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from asterism.configs.schema import RunConfig, TinyConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.kernels.attention_kernels import select_kernels

@@ -43,10 +43,10 @@ from asterism.bus.messages import (
     TrajectoryFinished,
     TurnGenerated,
 )
-from asterism.configs.algorithm import Sampling
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import DataConfig, ModelConfig, RunConfig
+from asterism.configs.schema.algorithm import Sampling
+from asterism.configs.schema.run_config import DataConfig, ModelConfig, RunConfig
 from asterism.engine.data.task_inputs import write_task_descriptions
 from asterism.tasks import DEFAULT_TASK
 from asterism.tasks.tiny import tiny_tokenizer as tokenizer

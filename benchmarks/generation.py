@@ -39,7 +39,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from asterism.configs.schema import TinyConfig
+from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.contract import Capacity
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights

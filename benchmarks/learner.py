@@ -36,9 +36,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from asterism.configs.algorithm import RlConfig
-from asterism.configs.learner_options import LearnerConfig, LossConfig, MemoryConfig
-from asterism.configs.schema import RunConfig, TinyConfig
+from asterism.configs.schema.algorithm import RlConfig
+from asterism.configs.schema.learner_config import LearnerConfig, LossConfig, MemoryConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup, join_ranks, leave_ranks
 from asterism.engine.learner.micro_batches.packing import split_micro_batches

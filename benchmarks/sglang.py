@@ -53,8 +53,8 @@ from msgspec.structs import replace
 
 from asterism.bus.messages import WeightsPublished
 from asterism.configs.errors import UnusableInput
-from asterism.configs.machines import EngineConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.contract import EngineFailure, GenerationRequest, WeightsRefused
 from asterism.engine.model.hf_checkpoint import load_model_config
 from asterism.engine.sglang.client import SGLangClient

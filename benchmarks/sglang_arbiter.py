@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from asterism.analysis.simulation.workload import WorkloadShape, draw_workload
 from asterism.configs.errors import UnusableInput
-from asterism.configs.machines import EngineConfig
+from asterism.configs.schema.machines import EngineConfig
 from asterism.engine.contract import EngineFailure
 from asterism.engine.sglang.server.compatibility import ServerRequirements
 from asterism.engine.sglang.server.managed_server import SGLangServer

@@ -39,7 +39,7 @@ from statistics import mean
 from msgspec.structs import replace
 
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from benchmarks.support.tiny_run import (
     from_checkpoint,
     run_cold_start,

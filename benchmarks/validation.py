@@ -29,7 +29,7 @@ from asterism.analysis.simulation.simulate import simulate
 from asterism.analysis.utilization.report import compute_utilization
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.arbiter.arbiter import PolicyName
 from benchmarks.support.policies_flag import make_policies_parser
 from benchmarks.support.tiny_run import from_checkpoint, launch

@@ -34,7 +34,7 @@ from asterism.bus.messages import WeightsPublished
 from asterism.bus.transport.curve_auth import generate_key, load_key
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.weight_publisher import WeightPublisher
 from asterism.engine.weight_transfer.weight_client import WeightsFetcher
 from benchmarks.support.local_transfer import measure_local_transfer

@@ -26,9 +26,9 @@ from asterism.configs.loading.error_messages import ConfigLayer, explain_validat
 from asterism.configs.loading.renamed_keys import find_renamings, migrate
 from asterism.configs.loading.stage_layers import StageConfig, choose_stage, pop_stages
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import PRESET_KEY, STAGE_KEY
-from asterism.configs.tiny_options import DEMO_TOOL, check_demo_dialogue
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import PRESET_KEY, STAGE_KEY
+from asterism.configs.schema.tiny import DEMO_TOOL, check_demo_dialogue
 from asterism.configs.toml_text import encode_table
 
 _NO_FILE = Path("the defaults")

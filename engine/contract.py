@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asterism.bus.messages import TurnGenerated, TurnRequested, WeightsPublished
-from asterism.configs.algorithm import Sampling
-from asterism.configs.dialogue_options import MAX_STOP_TOKENS as MAX_STOP_TOKENS
+from asterism.configs.schema.algorithm import Sampling
+from asterism.configs.schema.dialogue import MAX_STOP_TOKENS as MAX_STOP_TOKENS
 
 
 class EngineFailure(Exception):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from asterism.configs.engines.engine_kinds import ENGINE_KINDS, Servers
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Engine
 
 

@@ -15,7 +15,7 @@ from statistics import fmean
 import msgspec
 
 from asterism.bus.messages import StepCollected, StepOutcome
-from asterism.configs.algorithm import EarlyStoppingConfig
+from asterism.configs.schema.algorithm import EarlyStoppingConfig
 from asterism.policies.task_counts import compute_mean_reward, divide
 
 

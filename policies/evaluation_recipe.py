@@ -12,7 +12,7 @@ import msgspec
 
 from asterism.bus.addresses import BUFFER
 from asterism.bus.messages import AnyMessage, EngineLeft, EvaluationFinished, ProtocolError, RunFinished, RunStarted
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.step_evaluations import EvaluationPlan
 

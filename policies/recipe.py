@@ -50,7 +50,7 @@ from asterism.bus.messages import (
     WeightsPublished,
     WeightsSynced,
 )
-from asterism.configs.algorithm import EarlyStoppingConfig
+from asterism.configs.schema.algorithm import EarlyStoppingConfig
 from asterism.policies.decider import Send
 from asterism.policies.early_stopping import EarlyStopping, compute_last_step, describe_outcome
 from asterism.policies.step_evaluations import EvaluationPlan, StepEvaluations

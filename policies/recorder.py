@@ -28,7 +28,7 @@ from asterism.bus.messages import (
     WeightsSynced,
     name_evaluation,
 )
-from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema.health import HealthConfig
 from asterism.policies.decider import Send
 from asterism.policies.health.health_monitor import Finding, HealthState, check_evaluation, check_step
 from asterism.policies.health.weight_probes import WeightProbes

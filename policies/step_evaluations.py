@@ -17,8 +17,8 @@ from typing import NamedTuple
 import msgspec
 
 from asterism.bus.messages import EvaluationRequested, GpuMemoryRequested, WeightsPublished
-from asterism.configs.algorithm import GREEDY, Sampling
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import GREEDY, Sampling
+from asterism.configs.schema.run_config import RunConfig
 
 START_LABELS = ("start_sampled", "start_greedy")
 END_LABELS = ("end_sampled", "end_greedy")

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from asterism.bus.messages import ComponentSum, TaskCounts, TrajectoryFailed, TrajectoryFinished, Verdict
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.success import SuccessRule
 
 Counts = TypeVar("Counts", bound=msgspec.Struct)  # all fields are numbers
 

@@ -25,7 +25,7 @@ from asterism.bus.messages import (
     CodeTimedOut,
     Output,
 )
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.policies.seeded_random import mix
 from asterism.sandbox.call_retries import MAX_ATTEMPTS, CallRetries
 from asterism.sandbox.contract import CodeResult, Grade, Isolation, SandboxFailure

@@ -3,7 +3,7 @@
 import asyncio
 from typing import NoReturn
 
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import Isolation, SandboxFailure
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from asterism.sandbox.hosts.docker.docker_host import ContainerHost

@@ -6,8 +6,8 @@ from typing import cast
 
 from asterism.analysis.event_logs.describe import TaskTexts, TextContext
 from asterism.bus.messages import EvaluationFinished, StartGroup, TaskCounts, TurnGenerated, ids_to_bytes
-from asterism.configs.algorithm import Sampling
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.algorithm import Sampling
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.dialogue.chat_format import (
     PROTOCOL_TAGS,
     TURN_END,

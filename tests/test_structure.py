@@ -107,7 +107,7 @@ def test_no_function_name_ends_in_of() -> None:
 
 
 def test_every_struct_of_the_schema_is_a_config() -> None:
-    files = ("schema", "algorithm", "machines", "dialogue_options", "sglang_options", "task_options")
-    schema = [ROOT / "configs" / f"{file}.py" for file in files]
+    files = ("run_config", "algorithm", "learner_config", "machines", "dialogue", "sglang", "tasks")
+    schema = [ROOT / "configs" / "schema" / f"{file}.py" for file in files]
     names = {node.name for path, node in definitions(ast.ClassDef) if path in schema}
     assert {name for name in names if not name.endswith("Config")} == {"Sampling"}  # a field of messages as well

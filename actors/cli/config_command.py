@@ -15,8 +15,8 @@ from asterism.configs.load import load_run
 from asterism.configs.loading.config_layers import ConfigError, read_layer
 from asterism.configs.loading.error_messages import format_value
 from asterism.configs.loading.renamed_keys import find_renamings, migrate_text
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import find_section, get_field_types, is_table_array
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import find_section, get_field_types, is_table_array
 
 _COMMENT_COLUMN = 44
 _FIELD = re.compile(r"^    (\w+): ")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from asterism.actors.launch.checks.input_checks import read_memory_bytes
 from asterism.analysis.planning.plan_inputs import GPUS, PlannedMachines
 from asterism.analysis.simulation.cluster_model import GpuSpec
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 _MEASURED_S = 1.0  # of each rate
 _MATRIX_SIZES = {"cpu": 1024, "cuda": 8192}

@@ -15,7 +15,7 @@ from asterism.analysis.planning.run_plan import RunPlan, build_plan
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.model.model_config import DecoderConfig, build_tiny_config, load_model_config
 
 _TINY_VOCABULARY = 512  # the generated tokenizer has fewer entries

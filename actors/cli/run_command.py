@@ -35,7 +35,7 @@ from asterism.configs.atomic_write import DiskError, raising_disk_errors, write_
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run, load_stages
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.tools.task_description import TaskDescription, choose_accuracy_label
 
 

@@ -24,7 +24,7 @@ from asterism.bus.addresses import EXECUTOR
 from asterism.bus.messages import CodeRequested
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.dialogue.tool_results import format_result
 from asterism.sandbox.checks.escape_test import EscapeFinding, run_escape_attempts
 from asterism.sandbox.checks.load_test import (

@@ -21,8 +21,8 @@ from asterism.actors.cli.log.subcommands import JsonOption
 from asterism.configs.errors import UnusableInput
 
 if TYPE_CHECKING:  # the imports take a second, and each command imports this file
-    from asterism.configs.schema import RunConfig
-    from asterism.configs.task_options import TaskConfig
+    from asterism.configs.schema.run_config import RunConfig
+    from asterism.configs.schema.tasks import TaskConfig
     from asterism.policies.tools.task_description import TaskDescription
     from asterism.tasks.checking.play import PlayedTurn
     from asterism.tasks.checking.task_check import CheckedPlay, CheckedPrompt, TaskCheck

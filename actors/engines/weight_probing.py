@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 
 from asterism.bus.messages import WeightsPublished
-from asterism.configs.algorithm import GREEDY
+from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import EngineFailure, Generation, GenerationRequest
 
 PROBE_TIMEOUT_S = 30.0  # the run waits for the engine meanwhile

@@ -38,7 +38,7 @@ from asterism.bus.messages import (
     TrajectoryFinished,
 )
 from asterism.configs.atomic_write import raising_disk_errors, replacing_file
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.success import SuccessRule
 from asterism.policies.decider import Send
 from asterism.policies.dialogue.release_text import find_response_answer
 from asterism.policies.groups.evaluation_questions import PlannedAnswer

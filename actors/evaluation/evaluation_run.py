@@ -13,15 +13,15 @@ import msgspec
 from msgspec.structs import replace
 
 from asterism.actors.engines.checkpoint_argument import RUNS_FOLDER, CheckpointArgument, parse_checkpoint_argument
-from asterism.configs.algorithm import EarlyStoppingConfig, EvaluationConfig, EvaluationSetConfig
 from asterism.configs.errors import UnusableInput
-from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.load import expand_paths, load_run
-from asterism.configs.machines import BusConfig, ClusterConfig, EngineConfig, OpenAIConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import ModelConfig, RunConfig
-from asterism.configs.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, TaskName
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.algorithm import EarlyStoppingConfig, EvaluationConfig, EvaluationSetConfig
+from asterism.configs.schema.learner_config import LearnerConfig
+from asterism.configs.schema.machines import BusConfig, ClusterConfig, EngineConfig, OpenAIConfig
+from asterism.configs.schema.run_config import ModelConfig, RunConfig
+from asterism.configs.schema.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, TaskName
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.data.data_files import DatasetError, read_rows
 
 _KEYS = (*RunConfig.__struct_fields__, PRESET_KEY, STAGE_KEY, STAGES_KEY)

@@ -16,9 +16,9 @@ from asterism.analysis.evaluation.set_results import compute_metrics, compute_se
 from asterism.bus.addresses import HEAD
 from asterism.bus.event_log.reader import decode_event, find_epoch_start, read_events
 from asterism.bus.messages import AnyMessage, ComponentSum, MetricsRecorded, RunStarted, TaskCounts
-from asterism.configs.algorithm import EvaluationSetConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import EvaluationSetConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.groups.evaluation_questions import EvaluationQuestions

@@ -11,12 +11,12 @@ import msgspec
 
 from asterism.actors.engines.checkpoint_argument import CheckpointArgument
 from asterism.actors.evaluation.evaluation_run import DEFAULT_SET, hash_files
-from asterism.configs.algorithm import EvaluationSetConfig
 from asterism.configs.atomic_write import write_atomically
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import EvaluationSetConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.data_files import list_data_files
 from asterism.engine.model.weight_files import list_weight_files
 
@@ -29,7 +29,7 @@ class Provenance(msgspec.Struct, frozen=True):
 def compute_provenance(
     run: RunConfig, weights: Sequence[CheckpointArgument], served: Mapping[str, Any] | None = None
 ) -> Provenance:
-    """`served`: asterism.engine.engine_code.ServedModels.description. Reads all weight files, about a second per GB.
+    """`served`: asterism.engine.engine_code.EvaluatedModels.description. Reads all weight files, about a second per GB.
 
     Raises UnusableInput for a missing file.
     """

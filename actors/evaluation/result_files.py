@@ -22,11 +22,11 @@ from asterism.analysis.evaluation.set_results import (
     group_questions,
     split_by_difficulty,
 )
-from asterism.configs.algorithm import EvaluationSetConfig
 from asterism.configs.atomic_write import replacing_file, write_atomically
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.algorithm import EvaluationSetConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.datasets import QuestionReport, read_problems
 from asterism.engine.data.task_inputs import get_row_layout, read_task_descriptions
 from asterism.policies.evaluation_recipe import EVALUATED_VERSION

@@ -16,8 +16,8 @@ from asterism.bus.bus import Bus
 from asterism.bus.messages import Shutdown
 from asterism.bus.process.exit_reason import exit_reason_path, read_exit_reason
 from asterism.bus.process.parent_death import PARENT_PID_VARIABLE
-from asterism.configs.machines import SupervisionConfig
 from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema.machines import SupervisionConfig
 
 
 class ProcessDied(Exception):

@@ -18,7 +18,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import MANIFEST_NAME
 from asterism.configs.load import list_resume_conflicts, load_run, write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import read_task_descriptions, write_task_descriptions
 from asterism.policies.tools.task_description import TaskDescription
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from asterism.bus.addresses import name_learner_rank
 from asterism.bus.transport.address_book import TcpAddress
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.tasks import PREPARE_TINY
 
 WEIGHT_SERVER_PORT_OFFSET = 88  # from a node's first port; processes on the bus use the ports below

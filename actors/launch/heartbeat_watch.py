@@ -12,8 +12,8 @@ from typing import NamedTuple
 from asterism.bus.process.heartbeat import Heartbeat
 from asterism.bus.process.operations import RunningOperation, describe_operations, load_operations, operations_path
 from asterism.bus.process.waiting import SuspensionGuard
-from asterism.configs.machines import SupervisionConfig
 from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema.machines import SupervisionConfig
 
 _LATE_HEARTBEATS = 3  # a sender without a heartbeat for that many intervals is suspect if another one hangs
 

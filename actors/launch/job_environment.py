@@ -15,7 +15,7 @@ from asterism.actors.launch.host_address import find_host_address
 from asterism.actors.launch.join_handshake import JoinOptions
 from asterism.bus.transport.address_book import TcpAddress
 from asterism.configs.errors import UnusableInput
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 _RANGES = r"\[(\d+)(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"  # [03-07,09], of which 03 is the first
 _FIRST_NODE = re.compile(rf"((?:[^\[\],\s]|{_RANGES})+)(?:,|$)")

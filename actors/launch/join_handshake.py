@@ -14,7 +14,7 @@ from asterism.bus.transport.address_book import TcpAddress
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 PrintLine = Callable[[str], None]
 

@@ -64,7 +64,7 @@ from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.errors import EXIT_UNUSABLE
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.checkpoints import delete_checkpoints_after
 

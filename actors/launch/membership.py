@@ -45,7 +45,7 @@ from asterism.bus.process.waiting import SuspensionGuard
 from asterism.bus.transport.address_book import AddressBook, AddressEntry, TcpAddress, write_address_book
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 PORTS_PER_NODE = 100  # from its first port
 _ALL_INCARNATIONS = 2**31 - 1

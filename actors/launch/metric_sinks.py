@@ -20,9 +20,9 @@ from asterism.actors.sinks.sink_process import name_sink_process
 from asterism.bus.process.exit_reason import load_exit_reason
 from asterism.bus.process.waiting import wait_for_first
 from asterism.configs.errors import UnusableInput
-from asterism.configs.machines import SinkName
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import SinkName
+from asterism.configs.schema.run_config import RunConfig
 
 FIRST_PAUSE_S = 1.0  # before a sink is started again; doubled for each further failure in the run
 LONGEST_PAUSE_S = 60.0

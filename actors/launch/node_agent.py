@@ -43,7 +43,7 @@ from asterism.bus.transport.address_book import TcpAddress, load_network, write_
 from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.errors import EXIT_UNUSABLE
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 NodeEnding = Literal["over", "interrupted", "lost", "unanswered"]
 

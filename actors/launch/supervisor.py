@@ -23,7 +23,7 @@ from asterism.actors.launch.heartbeat_watch import Hang, HeartbeatWatch
 from asterism.bus.process.exit_reason import ExitReason, load_exit_reason
 from asterism.bus.process.heartbeat import Heartbeat
 from asterism.configs.errors import EXIT_UNUSABLE
-from asterism.configs.machines import SupervisionConfig
+from asterism.configs.schema.machines import SupervisionConfig
 
 
 def is_unusable_exit(incarnation: int, child: ChildProcess) -> bool:

@@ -13,7 +13,7 @@ from asterism.analysis.event_logs.merged_events import EventFilter, merge_events
 from asterism.bus.messages import AnswerSubmitted, EnvironmentRestored, RewardInput, StartGroup, TrajectoryFinished
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.datasets import QuestionReport, RowLayout, make_training_report, read_problems
 from asterism.engine.data.task_inputs import encode_row
 from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer

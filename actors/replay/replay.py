@@ -35,7 +35,7 @@ from asterism.bus.messages import (
 )
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Decider, Send
 from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.trajectory import Trajectory

@@ -9,7 +9,7 @@ import structlog
 from asterism.actors.replay.replay import DECIDING_PROCESSES, LogReplay, ReplayResult, find_log, sum_results
 from asterism.actors.runtime.wiring import build_deciders
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 FIRST_LOOK_S = 60.0  # a shorter run is replayed at its end
 _LOOK_INTERVAL_S = 5.0  # between two parts of the growing logs

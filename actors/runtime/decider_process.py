@@ -16,7 +16,7 @@ from asterism.bus.event_log.writer import EventLog
 from asterism.bus.messages import Envelope, RunStarted
 from asterism.bus.process.heartbeat import sending_heartbeats
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Decider
 
 

@@ -17,7 +17,7 @@ from asterism.bus.messages import StartGroup
 from asterism.configs.atomic_write import write_atomically
 from asterism.configs.integrity.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.groups.evaluation_questions import EvaluationQuestions
 from asterism.policies.groups.group_starter import TokenizedProblem
 from asterism.policies.groups.problem_order import ProblemOrder

@@ -9,7 +9,7 @@ from asterism.bus.event_log.reader import decode_event, read_events
 from asterism.bus.messages import BufferCursor, StepCollected, StepOutcome
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.checkpoints import (
     find_training_damage,
     is_resumable,

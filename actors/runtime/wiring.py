@@ -20,8 +20,8 @@ from asterism.bus.bus import Bus
 from asterism.bus.messages import EngineLeft, ids_to_bytes
 from asterism.configs.engines.engine_kinds import ENGINE_KINDS
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.data_files import DatasetError
 from asterism.engine.data.datasets import QuestionReport, make_training_report, read_problems
 from asterism.engine.data.task_inputs import build_renderer, encode_row, get_row_layout, read_task_descriptions

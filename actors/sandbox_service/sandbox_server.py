@@ -50,7 +50,7 @@ from asterism.bus.messages import (
 from asterism.bus.process.waiting import make_interrupt_event, wait_for_first
 from asterism.bus.transport.zeromq import get_socket_path, open_zmq_bus
 from asterism.configs.errors import UnusableInput
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.rollout.trajectory import GRADING_CALL
 from asterism.sandbox.contract import CodeResult, Grade, Isolation, Sandbox, SandboxFailure
 from asterism.sandbox.select_backend import make_sandbox

@@ -10,9 +10,9 @@ from msgspec import to_builtins
 
 from asterism.actors.sinks.metric_records import MetricRecord
 from asterism.configs.errors import UnusableInput
-from asterism.configs.machines import SinkName
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import SinkName
+from asterism.configs.schema.run_config import RunConfig
 
 # Of sglang and of tasks: variables of processes, and arguments of the user's code.
 SECRET_TABLES = ("environment", "variables", "parameters")

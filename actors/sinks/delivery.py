@@ -18,9 +18,9 @@ from asterism.actors.sinks.delivery_ledger import DeliveryLedger, NumberedLine
 from asterism.actors.sinks.metric_records import build_record
 from asterism.configs.atomic_write import write_atomically
 from asterism.configs.integrity.file_manifest import check_file
-from asterism.configs.machines import SinkName
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import SinkName
+from asterism.configs.schema.run_config import RunConfig
 
 POLL_S = 0.5  # between two reads of metrics.jsonl
 MAX_BATCH = 100  # records per write

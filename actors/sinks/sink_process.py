@@ -13,8 +13,8 @@ from asterism.actors.sinks.contract import open_sink
 from asterism.actors.sinks.delivery import deliver, load_backend_run, make_wait_until_terminated
 from asterism.bus.process.process_main import make_process_parser, run_process_main
 from asterism.configs.load import load_with_overrides
-from asterism.configs.machines import SinkName
 from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema.machines import SinkName
 
 NICENESS = 10  # the run's processes have precedence
 # Of the packages, which also report their own use.

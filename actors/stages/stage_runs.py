@@ -13,7 +13,7 @@ from asterism.configs.errors import UnusableInput
 from asterism.configs.load import expand_paths
 from asterism.configs.loading.stage_layers import StageConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import get_row_layout, read_task_descriptions
 from asterism.engine.learner.checkpoints import list_saved_steps
 

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from asterism.analysis.evaluation.answer_records import AnswerRecord
 from asterism.analysis.evaluation.set_results import SetResult
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 
 _ROLES = {"assistant": "assistant", "environment": "user"}  # the text of a tool's result has its own tags
 _TRACE_VERSION = 1

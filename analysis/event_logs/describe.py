@@ -27,7 +27,7 @@ from asterism.bus.messages import (
     TurnRequested,
     bytes_to_ids,
 )
-from asterism.configs.schema import DialogueConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.dialogue.chat_format import TextTokenizer
 from asterism.policies.dialogue.dialogue_renderer import DialogueRenderer
 from asterism.policies.dialogue.tool_results import format_result

@@ -15,7 +15,7 @@ frees the tensors above. tests/analysis/planning compares these numbers with the
 
 from typing import NamedTuple
 
-from asterism.configs.learner_options import Checkpointing
+from asterism.configs.schema.learner_config import Checkpointing
 from asterism.engine.model.model_config import DecoderConfig
 from asterism.policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, count_chunk_tokens
 

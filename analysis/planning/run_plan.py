@@ -12,7 +12,7 @@ from asterism.analysis.planning.plan_inputs import SEQUENCE_KEYS, PlanInputs
 from asterism.analysis.planning.resources import KeyChange, PlannedCount, PlannedResource
 from asterism.analysis.planning.step_seconds import StepSeconds, estimate_step
 from asterism.analysis.planning.storage_plan import plan_disk, plan_largest_message, plan_shared_memory
-from asterism.configs.learner_options import Checkpointing
+from asterism.configs.schema.learner_config import Checkpointing
 
 _ALTERNATIVES = 3  # changes that are listed for a resource
 _FRACTIONS = 16  # of a present value that are tried

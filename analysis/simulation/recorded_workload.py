@@ -40,7 +40,7 @@ from asterism.bus.messages import (
 )
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.arbiter.arbiter import PolicyName
 
 _MIN_INTERVALS = 4  # fewest intervals of work that determine the machine's speed

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from asterism.analysis.simulation.workload import TrajectoryPlan, Workload
 from asterism.bus.messages import StartGroup, TurnGenerated, TurnRequested
-from asterism.configs.algorithm import Sampling
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.algorithm import Sampling
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer
 from asterism.policies.dialogue.json_calls import format_tool_call

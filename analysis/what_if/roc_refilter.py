@@ -20,7 +20,7 @@ from asterism.bus.messages import (
 )
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.groups.selection import SelectionRules, select_fresh_trajectories, select_rows
 
 _KINDS = (RunStarted, TrajectoryFinished, GroupJudged, StepCollected, EvaluationFinished)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asterism.bus.messages import AnswerSubmitted
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.engine.data.datasets import read_problems
 from asterism.sandbox.contract import Sandbox, SandboxFailure
 from asterism.sandbox.select_backend import make_sandbox

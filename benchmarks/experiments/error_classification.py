@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asterism.bus.messages import CodeOutcome, CodeRequested
-from asterism.configs.dialogue_options import DialogueConfig
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
 from asterism.policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from asterism.policies.dialogue.tool_results import (

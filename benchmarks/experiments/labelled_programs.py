@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from asterism.configs.dialogue_options import ToolName
+from asterism.configs.schema.dialogue import ToolName
 from benchmarks.experiments.right_programs import ONLY_PROGRAMS_RIGHT, RIGHT_PROGRAMS
 from benchmarks.experiments.wrong_programs import (
     HIDDEN_FAILURES,

@@ -23,7 +23,7 @@ def _mix(shares: Mapping[str, float]) -> Settings:
 
 
 COLD_STARTS: Mapping[str, Settings] = {
-    "demo": (),  # tuned, so that plain GRPO keeps calls that fail: configs/tiny_options.py
+    "demo": (),  # tuned, so that plain GRPO keeps calls that fail: configs/schema/tiny.py
     "equal": _mix(_EQUAL),  # untuned: six behaviors with equal shares; the same code fails before a repair and a guess
     # Contrary to the tuned one: clean calls are frequent, and the same code fails before a guess.
     "clean": _mix(_CLEAN),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asterism.configs.tiny_options import TinyConfig
+from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.model.model_config import build_tiny_config
 from benchmarks.gpu.runs import DEMO, LARGE, QUICK
 from benchmarks.support.qwen3_models import read_qwen3

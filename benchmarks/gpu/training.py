@@ -10,10 +10,10 @@ import torch
 from asterism.analysis.planning.activation_memory import compute_activation_memory
 from asterism.analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
 from asterism.analysis.planning.model_size import measure_model
-from asterism.configs.algorithm import RlConfig
-from asterism.configs.learner_options import Checkpointing, LearnerConfig
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import replace_keys
+from asterism.configs.schema.algorithm import RlConfig
+from asterism.configs.schema.learner_config import Checkpointing, LearnerConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import replace_keys
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup, join_ranks
 from asterism.engine.learner.micro_batches.load_metrics import GIB, measure_peak_memory, reset_peak_memory

@@ -19,8 +19,8 @@ from asterism.bus.bus import Bus
 from asterism.bus.codec import encode
 from asterism.bus.messages import Envelope, StartGroup
 from asterism.bus.transport.zeromq import open_zmq_bus
-from asterism.configs.algorithm import Sampling
-from asterism.configs.schema import BusConfig as BusConfig
+from asterism.configs.schema.algorithm import Sampling
+from asterism.configs.schema.machines import BusConfig as BusConfig
 from benchmarks.support.process_memory import read_resident_mib
 
 PEER, MEASURER = "peer", "measurer"

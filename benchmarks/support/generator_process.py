@@ -16,7 +16,7 @@ import uvloop
 from asterism.actors.generator import Generator
 from asterism.analysis.simulation.workload import WorkloadShape, draw_workload
 from asterism.bus.transport.zeromq import open_zmq_bus
-from asterism.configs.machines import BusConfig
+from asterism.configs.schema.machines import BusConfig
 from asterism.engine.contract import Capacity
 from benchmarks.support.planned_lengths import PlannedEngine
 

@@ -26,7 +26,7 @@ from asterism.bus.process.structured_log import configure_logging
 from asterism.bus.transport.in_process import Hub, make_in_process_bus_factory
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner import learner
 from asterism.engine.learner.distributed import RankGroup
 

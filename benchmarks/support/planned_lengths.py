@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from asterism.analysis.simulation.synthetic_tokens import ANSWER_TOKEN, CALL_TOKEN
 from asterism.analysis.simulation.workload import TrajectoryPlan, Workload, WorkloadShape
 from asterism.bus.messages import StartGroup
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, EngineLoad, Generation, GenerationRequest, TokenListener
 from asterism.engine.inference.embedded import EmbeddedEngine
 

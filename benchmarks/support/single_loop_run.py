@@ -44,7 +44,7 @@ from asterism.bus.messages import (
 )
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.data.task_inputs import write_task_descriptions
 from asterism.engine.inference.engine_core import EngineCore

@@ -18,11 +18,11 @@ from asterism.actors.launch.display import make_display
 from asterism.actors.launch.launcher import Launcher, LogWriteFailure
 from asterism.bus.addresses import LAUNCHER
 from asterism.bus.process.structured_log import configure_logging
-from asterism.configs.algorithm import EvaluationConfig
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import DataConfig, ModelConfig, RunConfig
-from asterism.configs.schema_tree import replace_keys
+from asterism.configs.schema.algorithm import EvaluationConfig
+from asterism.configs.schema.run_config import DataConfig, ModelConfig, RunConfig
+from asterism.configs.schema.schema_tree import replace_keys
 from asterism.policies.tools.task_description import TaskDescription
 
 

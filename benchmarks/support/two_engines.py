@@ -38,8 +38,8 @@ from asterism.bus.messages import (
     TrajectoryFinished,
 )
 from asterism.bus.transport.zeromq import open_zmq_bus
-from asterism.configs.dialogue_options import DialogueConfig
-from asterism.configs.schema import BusConfig as BusConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import BusConfig as BusConfig
 from asterism.engine.contract import Capacity
 from asterism.policies.arbiter.arbiter import Arbiter, PolicyName
 from asterism.policies.decider import Send

@@ -33,7 +33,7 @@ from statistics import mean, median
 
 from msgspec.structs import replace
 
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from benchmarks.support.tiny_run import from_checkpoint, run_cold_start, run_over_processes
 from benchmarks.trl.trl_run import TrlFailed, build_settings, has_trl, run_trl
 

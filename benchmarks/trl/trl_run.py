@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments
 from asterism.tasks.math_python import MATH_PYTHON
 

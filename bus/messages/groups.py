@@ -7,7 +7,7 @@ import msgspec
 from asterism.bus.messages.environments import EnvironmentHistory
 from asterism.bus.messages.message import Message
 from asterism.bus.messages.tokens import TokenRecord
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 
 # Reasons for the end of a finished trajectory; a failed or aborted trajectory has a cause instead.
 # done: the task ended the trajectory, by ToolResult.stop or the `done` of a dialogue.

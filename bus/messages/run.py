@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from asterism.bus.messages.message import Message
-from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema.health import HealthConfig
 
 
 class BufferCursor(msgspec.Struct, frozen=True, array_like=True):

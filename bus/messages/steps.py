@@ -6,7 +6,7 @@ from asterism.bus.messages.groups import Ending, ToolCount
 from asterism.bus.messages.message import Message
 from asterism.bus.messages.run import BufferCursor
 from asterism.bus.messages.tokens import TokenRecord
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 
 
 class StepRequested(Message, frozen=True):

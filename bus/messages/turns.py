@@ -3,7 +3,7 @@
 from typing import Literal
 
 from asterism.bus.messages.message import Message
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 
 
 class TurnRequested(Message, frozen=True):

@@ -9,7 +9,7 @@ from asterism.bus.bus import Bus, BusFactory, Inbox
 from asterism.bus.lanes import LANES, Lane
 from asterism.bus.transport.packets import Ack, Packet
 from asterism.bus.transport.reliable_transport import LinkLimits, ReliableTransport
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 
 def make_in_process_bus_factory(run: RunConfig, hub: Hub) -> BusFactory:

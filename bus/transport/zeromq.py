@@ -33,7 +33,7 @@ from asterism.bus.transport.packets import (
 from asterism.bus.transport.reliable_transport import LinkLimits, ReliableTransport
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 _LINGER_MS = 500  # time that closing waits for unwritten acknowledgements
 _RECONNECT_MS = 20

@@ -13,8 +13,8 @@ from typing import Any, cast
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import check_file
 from asterism.configs.loading.error_messages import ConfigLayer, format_value
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import (
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import (
     PRESET_KEY,
     STAGE_KEY,
     STAGES_KEY,

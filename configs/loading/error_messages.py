@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import find_annotation, find_section, is_table_array
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import find_annotation, find_section, is_table_array
 from asterism.configs.toml_text import encode_value
 
 _TOML_TYPE_NAMES = {

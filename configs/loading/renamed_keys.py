@@ -77,7 +77,7 @@ def migrate_text(text: str) -> str:
 
 
 def _rename_keys(line: str, section: str) -> str:
-    """Return the line with present keys; empty for a key whose value is dropped."""
+    """Return the line with present keys; empty for a key with a dropped value."""
     if not (entry := _ENTRY.match(line)):
         return line
     prefix = f"{section}." if section else ""

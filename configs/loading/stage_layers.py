@@ -15,7 +15,7 @@ import msgspec
 
 from asterism.configs.loading.config_layers import ConfigError, check_keys, merge_by_name, resolve_paths
 from asterism.configs.loading.error_messages import ConfigLayer, format_value
-from asterism.configs.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, Section, TaskName, get_field_types
+from asterism.configs.schema.schema_tree import PRESET_KEY, STAGE_KEY, STAGES_KEY, Section, TaskName, get_field_types
 
 
 class StageConfig(Section, frozen=True, kw_only=True):

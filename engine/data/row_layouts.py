@@ -3,7 +3,7 @@
 import re
 from typing import Any, cast
 
-from asterism.configs.algorithm import SftFileConfig
+from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.engine.data.call_lists import convert_call_lists
 from asterism.engine.data.data_files import DatasetError, DatasetRow
 from asterism.engine.data.dialogue_messages import DIALOGUE_COLUMNS, RowDialogue, parse_dialogue

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from asterism.configs.algorithm import SftFileConfig
+from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.engine.data.data_files import DatasetError, DatasetRow, RowFields
 from asterism.engine.data.dialogue_messages import DatasetLocation, RowDialogue
 from asterism.policies.dialogue.chat_format import TURN_END, TURN_START, DialogueFormat, replace_prompt

@@ -10,7 +10,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
-from asterism.configs.algorithm import SftFileConfig
+from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.engine.data.data_files import BadRows, DatasetError, DatasetRow, RowDefect, RowFields, read_rows
 from asterism.engine.data.dialogue_calls import CallReader, DialogueCall, UnknownFunction
 from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import msgspec
 
 from asterism.configs.atomic_write import write_atomically
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.datasets import DatasetProblem, RowLayout
 from asterism.engine.data.family_dialogues import FamilyDialogues
 from asterism.engine.model.family_renderer import build_family_renderer

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import check_file
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.task_inputs import build_renderer, read_task_descriptions
 from asterism.engine.export.served_tokenizer import (
     BOUNDARY_LITERAL,

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import MAX_STOP_TOKENS
 from asterism.engine.inference.buffer_sizes import MIN_ROWS, pad_to_bucket
 from asterism.engine.inference.sampling import SamplingFlags, SamplingTensors, mix_seed, pack_sampling

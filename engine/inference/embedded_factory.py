@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from asterism.bus.addresses import parse_generator_index
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Capacity
 from asterism.engine.engine_code import EngineCheck, EngineStart
 from asterism.engine.inference.embedded import EmbeddedEngine, select_device

@@ -10,7 +10,7 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 
 
 class SamplingTensors(NamedTuple):

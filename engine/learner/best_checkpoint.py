@@ -13,7 +13,7 @@ import msgspec
 
 from asterism.configs.atomic_write import write_atomically
 from asterism.configs.integrity.file_manifest import check_file
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 
 class BestCheckpoint(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from torch.nn.utils import get_total_norm
 
 from asterism.bus.process.operations import OperationRecord
 from asterism.configs.errors import UnusableInput
-from asterism.configs.learner_options import LearnerConfig
+from asterism.configs.schema.learner_config import LearnerConfig
 
 # Ranks wait in a broadcast while rollouts are collected. A dead rank is detected by its closed connection.
 CONTROL_TIMEOUT = timedelta(days=7)

@@ -46,7 +46,7 @@ from asterism.bus.transport.zeromq import make_zeromq_bus_factory
 from asterism.configs.errors import EXIT_UNUSABLE
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.batches.sample_files import list_sequences
 from asterism.engine.learner.distributed import (

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from asterism.bus.messages import ProtocolError, WeightsPublished
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.export.chat_files import build_checkpoint_chat
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.batches.sample_exchange import exchange_samples

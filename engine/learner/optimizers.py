@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from asterism.configs.algorithm import SftConfig
-from asterism.configs.learner_options import LearnerConfig
+from asterism.configs.schema.algorithm import SftConfig
+from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.engine.learner.distributed import gather_full
 
 MOMENTUM = 0.95

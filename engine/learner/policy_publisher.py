@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from asterism.bus.messages import WeightsPublished
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher, build_publisher
 from asterism.engine.learner.batches.training_sequence import SequenceSource
 from asterism.engine.learner.checkpoints import ProbePrompts

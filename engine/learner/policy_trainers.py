@@ -6,7 +6,7 @@ import structlog
 
 from asterism.configs.integrity.file_manifest import DamagedFile
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.adapters.policy_models import PolicyModels
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.trainer import Trainer

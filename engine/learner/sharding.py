@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from asterism.configs.learner_options import LearnerConfig
+from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import fill_parameters

@@ -11,8 +11,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.learner_options import LearnerConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.learner_config import LearnerConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.export.chat_files import ServedChat
 from asterism.engine.export.hf_export import MAX_SHARD_BYTES
 from asterism.engine.learner.batches.minibatches import (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from asterism.configs.learner_options import Checkpointing
+from asterism.configs.schema.learner_config import Checkpointing
 from asterism.engine.model.compiled_parts import compile_head_kernels, run_compiled, run_eagerly
 from asterism.engine.model.experts import SparseMlp
 from asterism.engine.model.layers import Attention, Mlp, RmsNorm, UninitializedEmbedding, UninitializedLinear

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from asterism.configs.learner_options import Checkpointing
+from asterism.configs.schema.learner_config import Checkpointing
 from asterism.engine.model.recomputation import run_recomputed
 from asterism.policies.losses.head_kernels import FusedHeadKernels, HeadKernels
 

@@ -12,8 +12,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asterism.bus.messages import TokenRecord, bytes_to_ids
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.model.tokenizer import FastTokenizer
 from asterism.policies.dialogue.chat_format import DialogueFormat
 from asterism.policies.dialogue.parse_turn import (

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from asterism.configs.errors import UnusableInput
-from asterism.configs.tiny_options import TinyConfig
+from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.model.architectures import ARCHITECTURES, Architecture, find_problem
 from asterism.engine.model.rope_scaling import DefaultRope, RopeScaling, read_rope
 from asterism.engine.model.weight_files import CheckpointError, list_weight_files, read_json_object, read_weight_shapes

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from asterism.configs.learner_options import Checkpointing
+from asterism.configs.schema.learner_config import Checkpointing
 
 Result = TypeVar("Result")
 

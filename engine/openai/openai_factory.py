@@ -10,8 +10,8 @@ from asterism.bus.addresses import parse_generator_index
 from asterism.configs.engines.engine_kinds import Servers
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import require
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import require
 from asterism.engine.contract import EngineFailure
 from asterism.engine.engine_code import EngineCheck, EngineCode, EngineStart, EvaluatedModels
 from asterism.engine.model.tokenizer import load_tokenizer

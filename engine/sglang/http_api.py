@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import EngineFailure
 from asterism.engine.http.errors import InvalidResponse
 

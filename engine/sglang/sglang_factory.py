@@ -8,7 +8,7 @@ import torch
 
 from asterism.bus.addresses import parse_generator_index
 from asterism.configs.integrity.file_manifest import check_top_files
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.engine_code import EngineStart
 from asterism.engine.inference.embedded import select_device
 from asterism.engine.model.hf_checkpoint import build_empty_model

@@ -7,9 +7,9 @@ from asterism.configs.engines.engine_kinds import Servers
 from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
 from asterism.configs.errors import UnusableInput
 from asterism.configs.loading.secret_references import describe_references
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import require
-from asterism.configs.sglang_options import PORTS_PER_SERVER, SPARE_TOKENS
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import require
+from asterism.configs.schema.sglang import PORTS_PER_SERVER, SPARE_TOKENS
 from asterism.engine.engine_code import EngineCode, InputChecks
 from asterism.engine.model.model_config import load_model_config
 

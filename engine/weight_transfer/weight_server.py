@@ -23,7 +23,7 @@ from asterism.bus.transport.curve_auth import ClusterKey, ZapAuthenticator, load
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.weight_transfer.slot_file import (
     CHUNK_BYTES,
     MAX_REQUEST_BYTES,

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.dialogue.json_calls import JSON_CALLS
 from asterism.policies.dialogue.tool_call_format import ToolCallFormat
 from asterism.policies.tools.python_tools import TOOL_SCHEMAS

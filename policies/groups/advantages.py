@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from asterism.configs.algorithm import RlConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.import_path import load_object
+from asterism.configs.schema.algorithm import RlConfig
 
 EPSILON = 1e-6  # keeps the advantages finite for almost equal rewards
 

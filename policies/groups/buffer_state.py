@@ -24,7 +24,7 @@ from asterism.bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
 )
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.success import SuccessRule
 from asterism.policies.decider import Send
 from asterism.policies.groups.counts import StepLengths, add_trajectory, classify_failure, parse_failed_component
 from asterism.policies.groups.staleness import count_other_versions

@@ -17,7 +17,7 @@ from asterism.bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
 )
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.success import SuccessRule
 from asterism.policies.groups.selection import GroupSelection
 from asterism.policies.task_counts import add_by_name, add_components, add_counts, count_group, count_trajectory
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from asterism.bus.messages import EvaluationRequested
-from asterism.configs.algorithm import EvaluationSetConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import EvaluationSetConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.seeded_random import EVALUATE, mix
 
 

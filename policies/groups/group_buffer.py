@@ -36,7 +36,7 @@ from asterism.bus.messages import (
     TrajectoryFailed,
     TrajectoryFinished,
 )
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.groups.buffer_state import (
     AcceptedGroup,

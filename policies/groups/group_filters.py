@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from asterism.configs.algorithm import RlConfig
 from asterism.configs.import_path import load_object
+from asterism.configs.schema.algorithm import RlConfig
 
 # A deterministic function of the rewards of a group: it runs in a decider, which replays repeat.
 GroupFilter = Callable[[Sequence[float]], bool]  # whether to train on the group

@@ -7,8 +7,8 @@ import msgspec
 from msgspec.structs import replace
 
 from asterism.bus.messages import BufferCursor, EvaluationRequested, StartGroup
-from asterism.configs.algorithm import Sampling
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import Sampling
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.groups.buffer_state import OpenGroup
 from asterism.policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
 from asterism.policies.groups.problem_order import ProblemOrder

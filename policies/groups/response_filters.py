@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asterism.bus.messages import TrajectoryFinished
-from asterism.configs.algorithm import RlConfig
+from asterism.configs.schema.algorithm import RlConfig
 
 ResponseFilter = Literal["overlong", "repeated"]
 _BASE = np.uint64(6_364_136_223_846_793_005)  # odd, so that its powers keep all bits of a token

@@ -10,8 +10,8 @@ quirks included (docs/release.md).
 from collections.abc import Sequence
 
 from asterism.bus.messages import ReleaseCounts, TrajectoryFinished
-from asterism.configs.algorithm import RocConfig
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.algorithm import RocConfig
+from asterism.configs.schema.success import SuccessRule
 from asterism.policies.seeded_random import NEGATIVES, POSITIVES, draw_uniform, mix
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from asterism.bus.messages import GroupAccepted, GroupJudged, StartGroup, TrainingSample, TrajectoryFinished, Verdict
-from asterism.configs.algorithm import RlConfig, RocConfig
-from asterism.configs.schema import RunConfig
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.algorithm import RlConfig, RocConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.success import SuccessRule
 from asterism.policies.groups.advantages import AdvantageEstimator, load_advantage_estimator
 from asterism.policies.groups.group_filters import GroupFilter, load_group_filter
 from asterism.policies.groups.response_filters import compute_overlong_penalty, find_filter, list_filters

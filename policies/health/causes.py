@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.health_checks import HEALTH_CHECKS
 from asterism.policies.health.step_history import StepHistory
 

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.evaluation_drop import find_drop
 from asterism.policies.health.step_history import FAILURE_PREFIX, TOOL_PREFIX, StepHistory, is_finite, sum_finite
 from asterism.policies.health.weight_probes import UNMOVED_BELOW

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from asterism.configs.health_options import Action, HealthConfig
+from asterism.configs.schema.health import Action, HealthConfig
 from asterism.policies.health.causes import RankedCause, rank_causes
 from asterism.policies.health.health_checks import HEALTH_CHECKS
 from asterism.policies.health.step_history import StepHistory

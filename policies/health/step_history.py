@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import msgspec
 
-from asterism.configs.health_options import MAX_WINDOW_STEPS
+from asterism.configs.schema.health import MAX_WINDOW_STEPS
 from asterism.policies.health.evaluation_drop import MAX_POINTS, EvaluationPoint, list_points
 
 METRICS_READ = (

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from asterism.bus.messages import WeightsProbed
-from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.step_history import is_finite
 
 # Root mean squares in nats.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asterism.configs.learner_options import LearnerConfig
+from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.policies.losses.policy_loss import LossOutput, max_or_zero
 
 LARGE_DIFFERENCE = 1.0  # nats

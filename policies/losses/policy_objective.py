@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from asterism.configs.learner_options import LearnerConfig
+from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.policies.losses import load_policy_loss
 from asterism.policies.losses.mismatch import compute_correction, compute_mismatch_metrics
 from asterism.policies.losses.policy_loss import LossInput, LossOutput, compute_policy_metrics

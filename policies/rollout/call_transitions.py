@@ -31,7 +31,7 @@ from asterism.bus.messages import (
     digest_outcome,
     ids_to_bytes,
 )
-from asterism.configs.schema import DialogueConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.decider import Send
 from asterism.policies.dialogue.parse_turn import MalformedCall, ToolCall
 from asterism.policies.dialogue.tool_results import (

@@ -15,8 +15,8 @@ from typing import Protocol, cast
 from msgspec.structs import replace
 
 from asterism.bus.messages import ExecutorLeft, StartGroup, build_blank_record
-from asterism.configs.algorithm import RlConfig
 from asterism.configs.import_path import load_object
+from asterism.configs.schema.algorithm import RlConfig
 from asterism.policies.rollout import transitions
 from asterism.policies.rollout.endings import Transition
 from asterism.policies.rollout.trajectory import Rules, Trajectory, TrajectoryEvent

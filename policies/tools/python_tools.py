@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
-from asterism.configs.dialogue_options import ToolName
+from asterism.configs.schema.dialogue import ToolName
 from asterism.policies.tools.tool_schema import ToolSchema, build_tool_schema
 
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from asterism.configs.schema import RunConfig
-from asterism.configs.success import REWARD, SuccessRule
-from asterism.configs.task_options import GRADER_COMPONENT, RewardConfig, TaskConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.success import REWARD, SuccessRule
+from asterism.configs.schema.tasks import GRADER_COMPONENT, RewardConfig, TaskConfig
 from asterism.policies.tools.tool_schema import ToolSchema
 
 MATH = "math"  # in reward.functions: the sandbox's grader

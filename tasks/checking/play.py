@@ -25,7 +25,7 @@ from asterism.bus.messages import (
     digest_outcome,
     ids_to_bytes,
 )
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.engine.data.task_inputs import encode_row
 from asterism.policies.rollout import transitions

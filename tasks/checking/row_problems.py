@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.success import SuccessRule
 from asterism.policies.groups.counts import classify_failure
 from asterism.tasks.checking.play import Play
 from asterism.tasks.checking.row_scores import RowScores

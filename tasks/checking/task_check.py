@@ -11,11 +11,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import ModelConfig, RunConfig
-from asterism.configs.success import SuccessRule
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import ModelConfig, RunConfig
+from asterism.configs.schema.success import SuccessRule
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.data_files import DatasetError, list_data_files
 from asterism.engine.data.datasets import DatasetProblem, read_problems
 from asterism.engine.data.task_inputs import build_renderer, get_row_layout

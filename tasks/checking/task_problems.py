@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.success import SuccessRule
 from asterism.policies.dialogue.tool_results import FAILURE
 from asterism.policies.tools.python_tools import PYTHON_TOOLS
 from asterism.policies.tools.task_description import TaskDescription

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from asterism.bus.messages import AnswerSubmitted
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.select_backend import make_sandbox
 from asterism.tasks.checking.lazy_sandbox import LazySandbox

@@ -5,9 +5,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from asterism.configs.algorithm import SftConfig, SftFileConfig
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.algorithm import SftConfig, SftFileConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.data_files import BadRows
 from asterism.engine.data.datasets import make_training_report, read_problems
 from asterism.engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues

@@ -5,7 +5,7 @@ import time
 from typing import NamedTuple
 
 from asterism.bus.messages import AnswerSubmitted, add_by_name
-from asterism.configs.task_options import RewardConfig
+from asterism.configs.schema.tasks import RewardConfig
 from asterism.policies.tools.task_description import MATH, TaskDescription, list_reward_functions
 from asterism.sandbox.contract import CodeSandbox
 from asterism.tasks.hosting.host_pool import HostPool

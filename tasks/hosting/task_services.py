@@ -19,8 +19,8 @@ from asterism.bus.messages import (
 )
 from asterism.configs.loading.secret_references import resolve_references
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import RewardConfig, TaskConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import RewardConfig, TaskConfig
 from asterism.policies.tools.task_description import MATH, TaskDescription, TaskDescriptions, list_reward_functions
 from asterism.sandbox.contract import CodeSandbox, SandboxFailure
 from asterism.tasks import DEFAULT_TASK

@@ -10,8 +10,8 @@ from typing import Any
 from msgspec.structs import asdict
 
 from asterism.bus.messages import CodeOk, CodeOutcome, CodeRaised, Output
-from asterism.configs.dialogue_options import DialogueConfig, ToolName
-from asterism.configs.tiny_options import BehaviorShares
+from asterism.configs.schema.dialogue import DialogueConfig, ToolName
+from asterism.configs.schema.tiny import BehaviorShares
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from asterism.policies.dialogue.tool_results import format_malformed_call, format_result

@@ -24,7 +24,8 @@ from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
 from asterism.configs.integrity.file_manifest import list_files, write_manifest
 from asterism.configs.load import check_tiny, load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig, TinyConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.data.task_inputs import load_task_formats
 from asterism.engine.export.hf_export import save_model
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.data_files import BadRows, read_rows
 from asterism.engine.data.sft_dialogues import iter_sft_texts
 from asterism.policies.dialogue.chat_format import DialogueFormat

@@ -20,7 +20,7 @@ from asterism.bus.messages import (
     ids_to_bytes,
 )
 from asterism.bus.transport.in_process import Hub
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, EngineFailure, EngineLoad, Generation, GenerationRequest, WeightsRefused
 from tests.simulation.engines import FakeEngine
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from asterism.actors.process import pin_backend, record_isolation
-from asterism.configs.machines import SandboxConfig
 from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import Isolation
 
 AUTO = SandboxConfig(backend="auto")

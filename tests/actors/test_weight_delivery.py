@@ -27,7 +27,7 @@ from asterism.bus.messages import (
 )
 from asterism.bus.transport.in_process import Hub
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Capacity
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.learner.distributed import RankGroup

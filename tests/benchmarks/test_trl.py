@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from asterism.configs.load import load_run
-from asterism.configs.schema import DataConfig, ModelConfig
+from asterism.configs.schema.run_config import DataConfig, ModelConfig
 from asterism.policies.groups.selection import SelectionRules
 from benchmarks.trl.__main__ import EVERY_ROLLOUT, combine_figures, compute_figures, find_seconds_to_reward
 from benchmarks.trl.trl_run import TrlFailed, build_settings, run_trl

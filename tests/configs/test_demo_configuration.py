@@ -6,7 +6,7 @@ import pytest
 
 from asterism.configs.load import load_run
 from asterism.configs.loading.config_layers import ConfigError
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 
 @pytest.fixture

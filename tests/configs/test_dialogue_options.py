@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.load import load_run, write_resolved
 from asterism.configs.loading.config_layers import ConfigError
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
 
 
 def load(*overrides: str) -> RunConfig:

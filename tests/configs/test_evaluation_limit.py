@@ -4,7 +4,7 @@ import pytest
 
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 LIMITS = ("name=limited", "dialogue.prompt_tokens=100", "dialogue.response_tokens=400")
 TASKS = (

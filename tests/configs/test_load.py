@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from asterism.configs.algorithm import RlConfig, RocConfig, Sampling
 from asterism.configs.load import list_differences, load_run
 from asterism.configs.loading.config_layers import ConfigError
-from asterism.configs.schema import DataConfig, RunConfig, TinyConfig
+from asterism.configs.schema.algorithm import RlConfig, RocConfig, Sampling
+from asterism.configs.schema.run_config import DataConfig, RunConfig
+from asterism.configs.schema.tiny import TinyConfig
 
 
 @pytest.fixture

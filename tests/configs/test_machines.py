@@ -5,7 +5,7 @@ import pytest
 
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.weight_transfer.published_bytes import shares_gpu_weights
 
 ONE_GPU = Path("configs/qwen3_1.7b_1gpu.toml")

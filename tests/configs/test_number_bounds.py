@@ -10,8 +10,8 @@ import pytest
 
 from asterism.configs.load import load_run
 from asterism.configs.loading.config_layers import ConfigError
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import find_annotation, find_section, get_field_types
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import find_annotation, find_section, get_field_types
 
 
 def list_number_keys(section: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:

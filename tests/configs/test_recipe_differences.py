@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from asterism.configs.algorithm import EvaluationConfig, RlConfig, RocConfig, Sampling, SftConfig
-from asterism.configs.dialogue_options import DialogueConfig
-from asterism.configs.learner_options import LearnerConfig
 from asterism.configs.load import PRESETS_FOLDER, load_run
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import Section, find_annotation, find_section, get_field_types, is_table_array
-from asterism.configs.task_options import RewardConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig, RocConfig, Sampling, SftConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.learner_config import LearnerConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import Section, find_annotation, find_section, get_field_types, is_table_array
+from asterism.configs.schema.tasks import RewardConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "recipe-differences.md"

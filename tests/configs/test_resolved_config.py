@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asterism.configs.algorithm import EvaluationConfig, RlConfig, RocConfig, Sampling, SftConfig, SftFileConfig
 from asterism.configs.load import list_differences, list_resume_conflicts, load_run, write_resolved
-from asterism.configs.machines import ClusterConfig, SandboxConfig
-from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig, RocConfig, Sampling, SftConfig, SftFileConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import ClusterConfig, SandboxConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tiny import TinyConfig
 from tests.engine.learner.learner_settings import make_learner
 
 POSITIVE = st.integers(1, 2**40)

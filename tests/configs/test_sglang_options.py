@@ -6,8 +6,8 @@ import pytest
 
 from asterism.configs.load import list_differences, load_run, write_resolved
 from asterism.configs.loading.config_layers import ConfigError
-from asterism.configs.schema import RunConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.sglang import SGLangConfig
 
 BASE = ("name=a", "engine.kind=sglang")
 

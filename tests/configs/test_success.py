@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
-from asterism.configs.success import SuccessRule, parse_success
+from asterism.configs.schema.success import SuccessRule, parse_success
 
 
 def load(tmp_path: Path, *overrides: str):

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import GenerationRequest, RequestRefused, check_request
 
 GOOD = GenerationRequest(sequence_id=5, token_ids=np.array([1, 2, 3], np.int32), max_new_tokens=7)

@@ -14,7 +14,7 @@ import pytest
 from asterism.bus.messages import CodeOk, Output
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.sft_dialogues import count_sft_dialogues
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.tool_results import format_result

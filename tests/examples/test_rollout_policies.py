@@ -32,8 +32,8 @@ from asterism.bus.messages import (
     TurnRequested,
     bytes_to_ids,
 )
-from asterism.configs.algorithm import RlConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.algorithm import RlConfig
 from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.rollout.rollout_policy import IndependentTrajectories, load_rollout_policy
 from examples.rollout_policies import BestOfN, FixedTurns, TreeSearch

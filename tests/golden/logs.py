@@ -13,8 +13,8 @@ import msgspec
 from asterism.bus.codec import decode, encode
 from asterism.bus.event_log.records import Event
 from asterism.bus.messages import Envelope
-from asterism.configs.algorithm import EvaluationConfig, RlConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.schema.run_config import RunConfig
 from tests.simulation import nightly
 from tests.simulation.campaign import RUN, play
 from tests.simulation.world import Faults, World

@@ -16,9 +16,9 @@ from asterism.bus.lanes import select_lane
 from asterism.bus.messages import AnyMessage, BufferCursor, RunFinished, RunStarted, Shutdown
 from asterism.bus.process.heartbeat import Heartbeat, receiving_heartbeats
 from asterism.bus.transport.in_process import Hub, make_in_process_bus_factory
-from asterism.configs.machines import SupervisionConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import SupervisionConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from tests.golden.logs import read, rebuild_world
 

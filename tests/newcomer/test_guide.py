@@ -16,7 +16,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from asterism.configs.run_folder import RunFolder, StagesFolder
-from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tiny import TinyConfig
 from asterism.tasks.tiny.prepare import prepare
 from tests.actors.runs.running import ASTERISM, PATIENCE_S, metrics, read_conserved_summary
 from tests.newcomer.printed_commands import ROOT, find_need, list_printed_commands

@@ -17,7 +17,7 @@ from asterism.bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from asterism.configs.algorithm import EarlyStoppingConfig, Sampling
+from asterism.configs.schema.algorithm import EarlyStoppingConfig, Sampling
 from asterism.policies.early_stopping import EarlyStopping, describe_outcome
 from asterism.policies.recipe import Recipe
 from asterism.policies.step_evaluations import EvaluationPlan

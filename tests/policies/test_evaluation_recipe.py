@@ -12,8 +12,8 @@ from asterism.bus.messages import (
     RunStarted,
     StepRequested,
 )
-from asterism.configs.algorithm import GREEDY, EvaluationConfig, Sampling
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import GREEDY, EvaluationConfig, Sampling
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.evaluation_recipe import EvaluationRecipe
 from tests.fakes import evaluated

@@ -25,8 +25,8 @@ from asterism.bus.messages import (
     WeightsPublished,
     WeightsSynced,
 )
-from asterism.configs.algorithm import GREEDY, Sampling
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.algorithm import GREEDY, Sampling
+from asterism.configs.schema.success import SuccessRule
 from asterism.policies.groups.counts import add_trajectory
 from asterism.policies.recipe import Recipe
 from asterism.policies.recorder import Recorder

@@ -21,8 +21,8 @@ from asterism.bus.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from asterism.configs.algorithm import GREEDY, EvaluationConfig, RlConfig, Sampling
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import GREEDY, EvaluationConfig, RlConfig, Sampling
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.recipe import Recipe
 from asterism.policies.step_evaluations import EvaluationPlan
 from tests.fakes import evaluated

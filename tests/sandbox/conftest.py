@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asterism.bus.messages import AnswerSubmitted, CodeOk, CodeRequested
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import CodeResult, Grade, Isolation
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from asterism.sandbox.select_backend import make_sandbox

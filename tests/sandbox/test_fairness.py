@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asterism.bus.messages import CodeOk, CodeOutcome, CodeTimedOut
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import CodeResult
 from asterism.sandbox.inside.wire.command import build_python_command
 from tests.processes import family
@@ -30,7 +30,9 @@ REFUSALS = (
 @pytest.fixture
 def start_scarce(start_sandbox: StartSandbox, monkeypatch: pytest.MonkeyPatch) -> StartSandbox:
     """Start a fork server of this machine with few descriptors, or a container with few processes."""
-    monkeypatch.setattr("asterism.configs.machines.require", lambda *_: None)  # SandboxConfig refuses so few processes
+    monkeypatch.setattr(
+        "asterism.configs.schema.machines.require", lambda *_: None
+    )  # SandboxConfig refuses so few processes
     monkeypatch.setattr(
         "asterism.sandbox.hosts.local_host.build_python_command",
         lambda *arguments: ["/bin/sh", "-c", 'ulimit -n 80; exec "$@"', "sh", *build_python_command(*arguments)],

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from asterism.bus.messages import CodeOk, CodeRaised, CodeTimedOut, Output
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import CodeResult, SandboxFailure
 from asterism.sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running, wait_for_end
@@ -87,7 +87,7 @@ async def test_gradings_succeed_after_a_grader_hangs_or_is_killed(start_sandbox:
 _HOLDER = """
 import asyncio, sys
 from asterism.bus.messages import CodeRequested
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.select_backend import make_sandbox
 
 async def hold():

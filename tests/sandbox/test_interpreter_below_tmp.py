@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from asterism.bus.messages import CodeOk, CodeRaised, Output
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.hosts import local_host
 from asterism.sandbox.inside.wire.command import list_standard_folders
 from asterism.sandbox.select_backend import make_sandbox

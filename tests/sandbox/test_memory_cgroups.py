@@ -41,7 +41,7 @@ print(len(block))
 EXECUTOR = """
 import asyncio
 from asterism.bus.messages import CodeRequested
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.select_backend import make_sandbox
 
 async def main():

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from asterism.bus.messages import CodeOk, CodeRequested, Output
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.policies.rollout.call_transitions import keeps_effects
 from asterism.sandbox.fork_server_sandbox import _COMMITTED_KINDS, parse_outcome  # pyright: ignore[reportPrivateUsage]
 from asterism.sandbox.notebooks import NotebookTable

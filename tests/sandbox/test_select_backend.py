@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.hosts.docker import docker_host
 from asterism.sandbox.hosts.docker.docker_host import ContainerHost
 from asterism.sandbox.hosts.docker.docker_probe import DockerProbeResult

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asterism.bus.messages import CodeCrashed, CodeOk, CodeRequested, Output
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.preloads import Preload
 from tests.processes import family, is_running

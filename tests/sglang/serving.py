@@ -4,10 +4,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from asterism.configs.machines import EngineConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
-from asterism.configs.sglang_options import SPARE_TOKENS, SGLangConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.sglang import SPARE_TOKENS, SGLangConfig
+from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.sglang.server.compatibility import ServerRequirements
 from asterism.tasks.tiny.prepare import prepare
 from tests.sglang.environment import PYTHON

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
 from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
-from asterism.configs.machines import EngineConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import EngineFailure, WeightsRefused
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.trainer import Trainer

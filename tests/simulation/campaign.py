@@ -6,10 +6,11 @@ from typing import get_args
 from msgspec.structs import replace
 
 from asterism.bus.messages import RunFinished
-from asterism.configs.algorithm import EvaluationConfig, RlConfig, RocConfig
-from asterism.configs.machines import ArbiterConfig, BusConfig, EngineConfig, SandboxConfig
-from asterism.configs.schema import DialogueConfig, RunConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig, RocConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import ArbiterConfig, BusConfig, EngineConfig, SandboxConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.policies.arbiter.arbiter import PolicyName
 from tests.engine.learner.learner_settings import make_learner
 from tests.simulation.clock import run_virtually

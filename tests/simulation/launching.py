@@ -25,9 +25,9 @@ from asterism.bus.messages import (
     RunFinished,
     Shutdown,
 )
-from asterism.configs.machines import SupervisionConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import SupervisionConfig
+from asterism.configs.schema.run_config import RunConfig
 from tests.simulation.processes import SimulatedProcess
 
 _NEVER_S = 1e9

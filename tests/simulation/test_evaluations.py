@@ -16,10 +16,11 @@ from asterism.bus.messages import (
     StepRequested,
     TrajectoryFinished,
 )
-from asterism.configs.algorithm import EvaluationConfig, RlConfig
-from asterism.configs.machines import EngineConfig
-from asterism.configs.schema import DialogueConfig, RunConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from tests.engine.learner.learner_settings import make_learner
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check, check_the_counts, launches, messages

@@ -20,9 +20,10 @@ from asterism.bus.messages import (
     TrajectoryFinished,
     bytes_to_ids,
 )
-from asterism.configs.algorithm import EvaluationConfig, RlConfig
-from asterism.configs.machines import EngineConfig, SandboxConfig
-from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import EngineConfig, SandboxConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.rollout.rollout import Rollout
 from tests.fakes import TOKENIZER
 from tests.simulation.clock import run_virtually

@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from asterism.bus.messages import RunFinished
-from asterism.configs.algorithm import EvaluationConfig, RlConfig
-from asterism.configs.machines import EngineConfig
-from asterism.configs.schema import ArbiterConfig as ArbiterSection
-from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import ArbiterConfig as ArbiterSection
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.arbiter.arbiter import PolicyName
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import (

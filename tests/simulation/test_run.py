@@ -11,9 +11,10 @@ from asterism.actors.runtime.decider_loop import compute_state_fingerprint
 from asterism.bus.addresses import HEAD, ROLLOUT
 from asterism.bus.codec import decode
 from asterism.bus.messages import ProtocolError, RunFinished, StartGroup
-from asterism.configs.algorithm import EvaluationConfig, RlConfig
-from asterism.configs.machines import EngineConfig
-from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.arbiter.arbiter import Arbiter
 from tests.simulation.clock import Deadlock, run_virtually
 from tests.simulation.invariants import replay

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from asterism.bus.addresses import HEAD, ROLLOUT
 from asterism.bus.messages import AnyMessage, MetricsRecorded, RunFinished, StartGroup, StepCollected
-from asterism.configs.algorithm import EvaluationConfig, RlConfig
-from asterism.configs.machines import EngineConfig
-from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.run_config import RunConfig
 from tests.engine.learner.learner_settings import make_learner
 from tests.simulation.clock import run_virtually
 from tests.simulation.invariants import check, check_the_counts, launches, messages

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from asterism.bus.addresses import HEAD, ROLLOUT
 from asterism.bus.codec import decode
 from asterism.bus.messages import EnvironmentRestored, StartGroup, TrajectoryFailed, TrajectoryFinished, bytes_to_ids
-from asterism.configs.machines import BusConfig
-from asterism.configs.schema import DialogueConfig
-from asterism.configs.task_options import RewardConfig, TaskConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import BusConfig
+from asterism.configs.schema.tasks import RewardConfig, TaskConfig
 from asterism.policies.rollout.rollout import Rollout
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.policies.tools.tool_schema import ToolSchema

@@ -34,8 +34,8 @@ from asterism.bus.messages import (
     ids_to_bytes,
 )
 from asterism.bus.transport.reliable_transport import LinkLimits
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.policies.decider import Decider
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem

@@ -24,7 +24,7 @@ from asterism.bus.messages import (
 )
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.sandbox.select_backend import make_sandbox
 from asterism.tasks.hosting.task_services import TaskServices, build_task_services

@@ -26,7 +26,7 @@ from asterism.bus.messages import (
     bytes_to_ids,
     ids_to_bytes,
 )
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Engine, EngineFailure, GenerationRequest
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.engine.data.task_inputs import encode_row

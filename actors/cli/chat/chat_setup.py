@@ -16,8 +16,8 @@ from asterism.actors.sandbox_service.sandbox_client import SandboxClient
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import ModelConfig, RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.run_config import ModelConfig, RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.contract import Engine, EngineFailure
 from asterism.engine.data.datasets import DatasetProblem, make_training_report, read_problems
 from asterism.engine.data.task_inputs import get_row_layout, read_task_descriptions

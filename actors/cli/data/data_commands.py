@@ -20,7 +20,7 @@ from asterism.configs.errors import UnusableInput
 if TYPE_CHECKING:  # the imports take a second, and each command imports this file
     from collections.abc import Iterator
 
-    from asterism.configs.schema import RunConfig
+    from asterism.configs.schema.run_config import RunConfig
     from asterism.engine.model.tokenizer import FastTokenizer
     from asterism.tasks.curation.cleaning import CleanReport
     from asterism.tasks.curation.inspection import FileInspection

@@ -15,7 +15,7 @@ from asterism.actors.launch.checks.input_checks import InputCheck, list_input_ch
 from asterism.analysis.planning.plan_table import describe_remedy
 from asterism.configs.errors import format_bytes
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.engine_code import load_engine_code
 from asterism.engine.sglang.http_api import SUPPORTED_VERSIONS
 from asterism.engine.sglang.server.compatibility import ServerUnusable

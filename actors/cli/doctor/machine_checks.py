@@ -20,7 +20,7 @@ from asterism.actors.launch.checks.input_checks import read_kernel_file, read_me
 from asterism.actors.launch.claim_run_folder import check_disk_space
 from asterism.bus.process.scratch_lock import remove_stale_scratch
 from asterism.configs.errors import GIB, format_bytes
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.sandbox.contract import Isolation
 from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
 from asterism.sandbox.hosts.docker.docker_probe import DockerProbeResult, probe_docker

@@ -18,7 +18,7 @@ from asterism.actors.runtime.wiring import build_rules
 from asterism.bus.addresses import ROLLOUT
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.rollout.rollout import Rollout

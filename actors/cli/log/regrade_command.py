@@ -24,7 +24,7 @@ from asterism.actors.replay.regrading import (
 from asterism.bus.messages import AnswerSubmitted
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import load_task_renderers
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.task_counts import divide

@@ -22,7 +22,7 @@ from asterism.bus.messages import GpuMemoryRequested, RunFinished, RunStarted, S
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.recipe import Recipe
 from asterism.policies.rollout.rollout import Rollout

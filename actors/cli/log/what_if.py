@@ -20,7 +20,7 @@ from rich.console import Console
 from asterism.actors.cli.console import check_json_path, print_line, write_json
 from asterism.configs.load import list_differences, load_run, load_with_overrides
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 Result = TypeVar("Result", bound=msgspec.Struct)
 

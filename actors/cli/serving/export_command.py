@@ -14,8 +14,8 @@ from asterism.configs.atomic_write import locking_folder, replacing_folder
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import list_files, write_manifest
 from asterism.configs.load import load_run
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.export.chat_files import ServedChat, build_served_chat, write_chat_files
 from asterism.engine.export.hf_export import make_readable, write_model_description

@@ -12,7 +12,7 @@ from asterism.analysis.metric_lines import decode_metric_lines
 from asterism.analysis.summary_table import read_summary
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.export.chat_files import ServingFacts
 from asterism.engine.learner.checkpoints import CHECKPOINT_NAME
 from asterism.engine.model.weight_files import read_json_object

@@ -18,8 +18,8 @@ from asterism.configs.atomic_write import locking_folder
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import check_folder
 from asterism.configs.load import load_run
-from asterism.configs.schema import RunConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.export.chat_files import ServingFacts, read_serving_facts
 from asterism.engine.sglang.server.chat_server import ChatServer, serve_chats
 from asterism.engine.sglang.server.compatibility import ServerUnusable

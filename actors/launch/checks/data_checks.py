@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from asterism.actors.launch.checks.task_code_checks import CheckedInput
-from asterism.configs.algorithm import SftFileConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.algorithm import SftFileConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.data_files import BadRows, DatasetError, list_data_files
 from asterism.engine.data.datasets import QuestionReport, read_problems
 from asterism.engine.data.family_dialogues import FamilyDialogues

@@ -8,7 +8,7 @@ from asterism.configs.atomic_write import write_atomically
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import digest_file
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.data_files import list_data_files
 
 DataDigests = dict[str, dict[str, str]]  # digest by path of the file, by configuration key

@@ -23,8 +23,8 @@ from asterism.actors.sinks.contract import check_sinks
 from asterism.configs.engines.engine_kinds import ENGINE_KINDS
 from asterism.configs.errors import UnusableInput, format_bytes
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.engine.data.datasets import QuestionReport, make_training_report
 from asterism.engine.data.task_inputs import build_renderer
 from asterism.engine.engine_code import load_engine_code

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from asterism.configs.errors import UnusableInput
 from asterism.configs.loading.secret_references import describe_references
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import RewardConfig, TaskConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import RewardConfig, TaskConfig
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.tasks import DEFAULT_TASK
 from asterism.tasks.hosting.task_services import build_host_command

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from asterism.configs.algorithm import RlConfig, SftConfig
-from asterism.configs.learner_options import LearnerConfig
-from asterism.configs.machines import EngineConfig
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import replace_keys
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.algorithm import RlConfig, SftConfig
+from asterism.configs.schema.learner_config import LearnerConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import replace_keys
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import (
     RankGroup,

@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from asterism.configs.algorithm import RlConfig, SftConfig
-from asterism.configs.learner_options import LearnerConfig
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import replace_keys
+from asterism.configs.schema.algorithm import RlConfig, SftConfig
+from asterism.configs.schema.learner_config import LearnerConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import replace_keys
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_training_sequence
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.sharding import build_sharded_model

@@ -16,7 +16,7 @@ import uvloop
 from asterism.actors.executor import Executor
 from asterism.bus.addresses import EXECUTOR
 from asterism.bus.transport.zeromq import open_zmq_bus
-from asterism.configs.machines import BusConfig
+from asterism.configs.schema.machines import BusConfig
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from benchmarks.support.sandbox.sandbox_backends import build_config, create_host
 

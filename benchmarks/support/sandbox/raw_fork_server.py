@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.hosts.host import Host, LaunchedProcess
 from asterism.sandbox.inside.wire.frames import LENGTH, Frame, encode_frame
 from asterism.sandbox.inside.wire.server_settings import ServerSettings

@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.hosts.host import Host
 from asterism.sandbox.hosts.local_host import LocalHost
 

@@ -22,8 +22,8 @@ from asterism.analysis.simulation.synthetic_tokens import ANSWER_TOKEN, CALL_TOK
 from asterism.analysis.simulation.workload import TrajectoryPlan, Workload, WorkloadShape, draw_workload
 from asterism.bus.addresses import GENERATOR
 from asterism.bus.transport.in_process import Hub
-from asterism.configs.algorithm import Sampling
-from asterism.configs.machines import BusConfig
+from asterism.configs.schema.algorithm import Sampling
+from asterism.configs.schema.machines import BusConfig
 from asterism.engine.contract import MAX_STOP_TOKENS, EngineLoad, Generation, GenerationRequest, TokenListener
 from asterism.engine.model.hf_checkpoint import load_model_config
 from asterism.engine.sglang.client import SGLangClient

@@ -8,7 +8,9 @@ from msgspec.structs import replace
 
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.sglang.server.compatibility import ServerRequirements
 from asterism.tasks.tiny.prepare import prepare
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 
 from asterism.bus.messages import OPENING_CALL, EnvironmentCalled, Observation
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.tasks.hosting.host_pool import CallResult, HostPool
 from asterism.tasks.hosting.task_services import build_host_command

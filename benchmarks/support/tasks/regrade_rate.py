@@ -16,9 +16,9 @@ from asterism.bus.messages import (
     TrajectoryFinished,
     digest_outcome,
 )
-from asterism.configs.algorithm import Sampling
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.algorithm import Sampling
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.select_backend import make_sandbox
 from asterism.tasks.hosting.task_services import TaskServices, build_task_services
 from benchmarks.support.tasks.counters import Counter

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from asterism.bus.messages import WeightsPublished
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.weight_publisher import AdapterMerger, WeightPublisher
 from asterism.engine.model.causal_lm import CausalLM

@@ -5,7 +5,7 @@ from pathlib import Path
 from torch import nn
 
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.adapters.adapted_model import (
     BasePolicy,
     build_saved_model,

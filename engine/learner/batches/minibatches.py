@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asterism.configs.learner_options import LossMean
+from asterism.configs.schema.learner_config import LossMean
 from asterism.engine.learner.batches.training_sequence import SequenceSource, Source, TrainingSequence
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.model.packed_attention import Segments, build_segments

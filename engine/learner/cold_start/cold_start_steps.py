@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.training_sequence import SequenceSource
 from asterism.engine.learner.cold_start.dialogue_set import DialogueSet
 from asterism.engine.learner.distributed import RankGroup, all_reduce

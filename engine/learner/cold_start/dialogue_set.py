@@ -12,10 +12,10 @@ import structlog
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from asterism.configs.algorithm import SftConfig, SftFileConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import SftConfig, SftFileConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import build_family_dialogues, build_task_formats, read_task_descriptions
 from asterism.engine.data.token_files import DialogueSource, MappedTokens, map_token_file, write_token_file
 from asterism.engine.learner.batches.training_sequence import TrainingSequence

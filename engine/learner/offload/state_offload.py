@@ -18,7 +18,7 @@ from torch import Tensor, UntypedStorage, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.distributed import RankGroup, wait_at_barrier
 
 

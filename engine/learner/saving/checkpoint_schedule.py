@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.distributed import RankGroup, broadcast_object
 
 SFT_SAVE_EVERY = 100  # a killed learner repeats at most this many steps of the cold start

@@ -3,8 +3,8 @@
 from math import prod
 from typing import NamedTuple
 
-from asterism.configs.learner_options import LearnerConfig, LoraTarget
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.learner_config import LearnerConfig, LoraTarget
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.model.model_config import DecoderConfig, UnsupportedModel
 
 ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")

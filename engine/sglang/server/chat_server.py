@@ -15,7 +15,7 @@ from typing import NamedTuple
 from asterism.bus.process import parent_death
 from asterism.bus.process.waiting import make_interrupt_event, wait_for_first
 from asterism.configs.loading.secret_references import resolve_references
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.server.compatibility import ServerUnusable
 from asterism.engine.sglang.server.gpu_check import query_gpu_inventory

@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.http.errors import InvalidResponse, ServerStatusError, ServerTimeout, ServerUnreachable
 from asterism.engine.sglang.client import SGLangClient
 from asterism.engine.sglang.http_api import ServerInfo

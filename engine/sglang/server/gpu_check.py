@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from asterism.configs.errors import format_bytes
-from asterism.configs.machines import EngineConfig
-from asterism.configs.sglang_options import SPARE_TOKENS, SGLangConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.sglang import SPARE_TOKENS, SGLangConfig
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import load_model_config
 from asterism.engine.model.model_config import DecoderConfig

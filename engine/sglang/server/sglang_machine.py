@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from asterism.configs.errors import GIB, UnusableInput, format_bytes
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import EngineFailure
 from asterism.engine.engine_code import EngineCheck, EvaluatedModels
 from asterism.engine.inference.embedded import select_device

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 
 from asterism.bus.process.scratch_lock import has_owner_ended
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.hosts.docker.connection_gate import ConnectionGate
 from asterism.sandbox.hosts.docker.container import Container, ContainerProcess

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from asterism.actors.cli.config_command import print_config, read_descriptions
 from asterism.configs.load import load_run
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import Section, find_section, get_field_types
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import Section, find_section, get_field_types
 from tests.actors.runs.running import ROOT, asterism
 
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from asterism.actors.cli import sandbox_commands
 from asterism.actors.cli.main import app
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.tasks.checking.task_check import write_byte_tokenizer
 from tests.actors.cli.checked_tasks import CODE, ROWS
 from tests.actors.runs.running import asterism

@@ -20,8 +20,8 @@ from asterism.configs.engines.engine_kinds import ENGINE_KINDS, EngineKind
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from tests.actors.generators import turn
 from tests.analysis.planning.shipped_plans import make_inputs, make_machines
 from tests.engine.tiny_models import save_small_model

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from asterism.actors.engines.weight_probing import PROBE_TIMEOUT_S, EngineProber
 from asterism.bus.messages import WeightProbe, WeightsPublished, ids_to_bytes
-from asterism.configs.algorithm import GREEDY
+from asterism.configs.schema.algorithm import GREEDY
 from tests.actors.generators import ScriptedEngine
 
 PROBE = WeightProbe(1, (ids_to_bytes([3, 4]), ids_to_bytes([5])), (-0.5, -0.25))

@@ -27,11 +27,11 @@ from asterism.bus.messages import (
     TrajectoryFinished,
     ids_to_bytes,
 )
-from asterism.configs.algorithm import Sampling
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.errors import UnusableInput
-from asterism.configs.schema import DialogueConfig
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.algorithm import Sampling
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.success import SuccessRule
 from asterism.policies.decider import Send
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer

@@ -16,9 +16,9 @@ from asterism.actors.evaluation.result_files import find_over_limit
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run, write_resolved
-from asterism.configs.machines import OpenAIConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import OpenAIConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.engine_code import find_evaluated_models
 
 TRAINED = (

@@ -10,9 +10,9 @@ from asterism.actors.evaluation.answer_log import AnswerLog
 from asterism.actors.evaluation.head_evaluations import EvaluationMetrics
 from asterism.analysis.evaluation.answer_records import AnswerRecord
 from asterism.bus.messages import AnyMessage, MetricsRecorded
-from asterism.configs.algorithm import EvaluationConfig, EvaluationSetConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, EvaluationSetConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.tasks import MATH_PYTHON
 
 EASY = AnswerRecord(

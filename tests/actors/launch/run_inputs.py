@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from asterism.configs.load import load_run
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 QUESTION = '{"question": "What is 1 + 1?", "answer": "2"}\n'
 

@@ -16,13 +16,13 @@ from asterism.actors.launch.claim_run_folder import (
     increment_counter,
 )
 from asterism.bus.transport.curve_auth import generate_key
-from asterism.configs.algorithm import EvaluationConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import MANIFEST_NAME
 from asterism.configs.load import load_run
-from asterism.configs.machines import ClusterConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig
+from asterism.configs.schema.machines import ClusterConfig
+from asterism.configs.schema.run_config import RunConfig
 
 
 def run_in(tmp_path: Path, **changes: object) -> RunConfig:
@@ -201,7 +201,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_the_first_is_named(tmp_p
 @pytest.mark.slow
 def test_the_folder_of_a_killed_run_can_be_claimed(tmp_path: Path) -> None:
     program = (
-        "import os, signal\nfrom asterism.actors.launch.claim_run_folder import claimed_run_folder\nfrom asterism.configs.schema import RunConfig\n"
+        "import os, signal\nfrom asterism.actors.launch.claim_run_folder import claimed_run_folder\nfrom asterism.configs.schema.run_config import RunConfig\n"
         f"with claimed_run_folder(RunConfig(name='r', runs_folder={str(tmp_path)!r}), resume=False, overwrite=False):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -219,7 +219,7 @@ def test_a_file_at_the_folders_path_is_named(tmp_path: Path) -> None:
 CLAIM = """
 import subprocess, sys
 from asterism.actors.launch.claim_run_folder import RunAlreadyFinished, RunFolderError, claimed_run_folder, increment_counter
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 subprocess.run(["mount", "-t", "tmpfs", "-o", {options!r}, "none", {folder!r}], check=True)
 try:
     with claimed_run_folder(RunConfig(name="r", runs_folder={folder!r}), resume=False, overwrite=False):

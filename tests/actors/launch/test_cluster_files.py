@@ -16,7 +16,7 @@ import yaml
 
 from asterism.actors.launch.job_environment import NodePlacement, read_placement
 from asterism.configs.load import load_run
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 DOCS = Path(__file__).parents[3] / "docs"
 SBATCH = DOCS / "cluster" / "run.sbatch"

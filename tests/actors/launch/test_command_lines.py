@@ -5,7 +5,7 @@ from pathlib import Path
 from asterism.actors.launch.command_lines import CommandLines, Rendezvous
 from asterism.bus.transport.address_book import TcpAddress
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from tests.engine.learner.learner_settings import make_learner
 
 FOLDER = RunFolder(Path("runs/demo"))

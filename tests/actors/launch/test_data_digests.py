@@ -10,7 +10,7 @@ from asterism.actors.launch.checks.data_digests import keep_data_digests
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 ROW = '{{"question": "What is {0} plus {0}?", "answer": "{1}"}}\n'
 

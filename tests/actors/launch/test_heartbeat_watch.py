@@ -12,8 +12,8 @@ import pytest
 from asterism.actors.launch.heartbeat_watch import Hang, HeartbeatWatch
 from asterism.bus.process.heartbeat import Heartbeat
 from asterism.bus.process.operations import RunningOperation, operations_path
-from asterism.configs.machines import SupervisionConfig
 from asterism.configs.run_folder import RunFolder
+from asterism.configs.schema.machines import SupervisionConfig
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.processes import SimulatedProcess
 

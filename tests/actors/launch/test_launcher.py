@@ -22,7 +22,8 @@ from asterism.bus.messages import HealthReported, RunFailed
 from asterism.bus.transport.in_process import Hub
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig, TinyConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tiny import TinyConfig
 from tests.processes import family
 from tests.simulation.processes import RecordedDisplay
 

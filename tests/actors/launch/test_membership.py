@@ -33,9 +33,9 @@ from asterism.bus.transport.address_book import AddressBook, Network
 from asterism.bus.transport.curve_auth import generate_key, load_key
 from asterism.bus.transport.in_process import Hub
 from asterism.configs.errors import UnusableInput
-from asterism.configs.machines import ClusterConfig, SupervisionConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import ClusterConfig, SupervisionConfig
+from asterism.configs.schema.run_config import RunConfig
 from tests.simulation.processes import RecordedDisplay
 
 TIMEOUT_S = 6.0

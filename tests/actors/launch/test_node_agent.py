@@ -39,9 +39,9 @@ from asterism.bus.transport.in_process import Hub
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.errors import EXIT_UNUSABLE, UnusableInput
 from asterism.configs.load import write_resolved
-from asterism.configs.machines import SupervisionConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import SupervisionConfig
+from asterism.configs.schema.run_config import RunConfig
 from tests.simulation.processes import SimulatedChildren
 
 SETTINGS = SupervisionConfig(heartbeat_s=1.0, heartbeat_timeout_s=6.0)

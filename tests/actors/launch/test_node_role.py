@@ -13,8 +13,8 @@ from asterism.actors.launch.join_handshake import JoinOptions
 from asterism.actors.stages.stage_sequence import StageSelection
 from asterism.bus.transport.address_book import TcpAddress
 from asterism.configs.errors import UnusableInput
-from asterism.configs.machines import ClusterConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import ClusterConfig
+from asterism.configs.schema.run_config import RunConfig
 
 SRUN = NodePlacement(1, 3, "node01", "srun")
 WITH_HOST = RunConfig(name="run", cluster=ClusterConfig(key="cluster.key", host="10.1.1.1"))

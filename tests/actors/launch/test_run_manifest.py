@@ -16,7 +16,7 @@ from asterism.bus.event_log.writer import EventLog
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import MANIFEST_NAME, read_manifest
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 FILES = ("metrics.jsonl", "answers.jsonl", "logs/head.jsonl", "logs/head.out", "boots", "summary.json")
 UNLISTED = (

@@ -18,7 +18,7 @@ from asterism.bus.process.exit_reason import ExitReason
 from asterism.bus.process.heartbeat import Heartbeat
 from asterism.bus.transport.in_process import Hub
 from asterism.configs.errors import EXIT_UNUSABLE
-from asterism.configs.machines import SupervisionConfig
+from asterism.configs.schema.machines import SupervisionConfig
 from tests.simulation.clock import VirtualLoop
 from tests.simulation.processes import SimulatedChildren
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from asterism.actors.launch.checks.input_checks import check_inputs
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.loading.config_layers import ConfigError
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.tools.task_description import TaskDescription
 from asterism.tasks import MATH_PYTHON

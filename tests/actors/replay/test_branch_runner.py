@@ -9,7 +9,7 @@ import pytest
 from asterism.actors.replay.branch_runner import EndedTrajectory, continue_trajectories, fork_trajectories
 from asterism.bus.messages import TrajectoryFailed, TrajectoryFinished, bytes_to_ids
 from asterism.configs.errors import UnusableInput
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.engine.contract import Capacity
 from asterism.policies.rollout.trajectory import Trajectory
 from asterism.sandbox.contract import Isolation, SandboxFailure

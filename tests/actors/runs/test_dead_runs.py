@@ -16,7 +16,7 @@ import pytest
 from asterism.actors.launch.claim_run_folder import claimed_run_folder
 from asterism.bus.process.scratch_lock import has_owner_ended, name_scratch
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.sandbox.hosts.docker.docker_api import DockerEngine
 from asterism.sandbox.hosts.docker.docker_host import remove_stale_containers
 from asterism.sandbox.hosts.docker.docker_probe import get_engine_address

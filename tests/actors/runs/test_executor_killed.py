@@ -31,9 +31,9 @@ from asterism.bus.messages import (
 )
 from asterism.bus.transport.zeromq import open_zmq_bus
 from asterism.configs.load import write_resolved
-from asterism.configs.machines import SandboxConfig, SupervisionConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import SandboxConfig, SupervisionConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import write_task_descriptions
 from asterism.policies.rollout.rollout import Rollout
 from asterism.tasks import MATH_PYTHON

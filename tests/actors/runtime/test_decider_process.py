@@ -13,9 +13,9 @@ from asterism.actors.runtime.decider_process import ProcessIncarnation, decide_u
 from asterism.bus.messages import AnyMessage, BufferCursor, RunStarted, Shutdown
 from asterism.bus.process.heartbeat import Heartbeat, receiving_heartbeats
 from asterism.bus.transport.zeromq import make_zeromq_bus_factory
-from asterism.configs.machines import SupervisionConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import SupervisionConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 
 EPOCH = 1 << 20

@@ -7,7 +7,7 @@ from asterism.actors.runtime.logged_problems import LoggedProblems
 from asterism.bus.codec import encode
 from asterism.bus.event_log.writer import EventLog
 from asterism.bus.messages import Envelope, StartGroup
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.groups.problem_order import ProblemOrder
 from asterism.policies.seeded_random import TRAIN, mix
 from tests.fakes import start_group

@@ -10,10 +10,11 @@ from structlog.testing import capture_logs
 
 from asterism.actors.runtime.wiring import build_head_deciders, build_rules, load_problem_sets
 from asterism.bus.messages import bytes_to_ids
-from asterism.configs.algorithm import EvaluationConfig
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import DataConfig, DialogueConfig, RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import DataConfig, RunConfig
 from asterism.engine.data.data_files import DatasetError
 from asterism.engine.data.task_inputs import write_task_descriptions
 from asterism.engine.model.tokenizer import load_tokenizer

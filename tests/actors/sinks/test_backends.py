@@ -14,9 +14,9 @@ import pytest
 from asterism.actors.metrics_file import MetricsFile
 from asterism.actors.sinks.delivery import count_undelivered
 from asterism.configs.load import write_resolved
-from asterism.configs.machines import MetricsConfig, SinkName
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import MetricsConfig, SinkName
+from asterism.configs.schema.run_config import RunConfig
 from tests.actors.runs.running import Start, asterism, finish, metrics, succeed, wait_until
 from tests.actors.sinks.backends import Stored, expected_values, read_backend, write_lines
 

@@ -8,11 +8,11 @@ import pytest
 
 from asterism.actors.sinks.contract import HIDDEN, BackendRun
 from asterism.actors.sinks.metric_records import MetricRecord, build_record, clean_name
-from asterism.configs.machines import MetricsConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.sglang_options import SGLangConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.machines import MetricsConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.sglang import SGLangConfig
+from asterism.configs.schema.tasks import TaskConfig
 
 
 def build(**line: object) -> MetricRecord:

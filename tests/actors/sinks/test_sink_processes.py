@@ -12,9 +12,9 @@ from structlog.testing import capture_logs
 from asterism.actors.launch import metric_sinks
 from asterism.actors.launch.metric_sinks import MetricSinks
 from asterism.actors.sinks.delivery import count_undelivered, get_ledger_path
-from asterism.configs.machines import MetricsConfig, SinkName
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.machines import MetricsConfig, SinkName
+from asterism.configs.schema.run_config import RunConfig
 from tests.actors.sinks.backends import write_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]

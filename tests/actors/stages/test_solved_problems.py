@@ -14,7 +14,7 @@ from asterism.actors.stages.solved_problems import (
 )
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.success import SuccessRule
 from asterism.engine.data.datasets import PLAIN_ROWS, RowLayout
 
 STARTED, ENDED, RESUMED = (f"2026-11-26T10:0{minute}:00.5Z" for minute in range(3))

@@ -16,8 +16,8 @@ from asterism.analysis.evaluation.set_results import (
     group_questions,
     split_by_difficulty,
 )
-from asterism.configs.algorithm import Sampling
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.algorithm import Sampling
 
 
 def answer(place: int, sample: int, correct: bool | None, **fields: Any) -> AnswerRecord:

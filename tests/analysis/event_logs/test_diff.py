@@ -29,10 +29,10 @@ from asterism.bus.messages import (
     TurnGenerated,
     WeightsPublished,
 )
-from asterism.configs.algorithm import SftConfig
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import SftConfig
+from asterism.configs.schema.run_config import RunConfig
 from tests.fakes import generated, start_group, text_context
 from tests.recorded import small_run
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from asterism.analysis.planning.activation_memory import compute_activation_memory, compute_layer_activations
 from asterism.analysis.planning.learner_memory import RankMemory, RankShare, compute_rank_memory
 from asterism.analysis.planning.model_size import measure_model
-from asterism.configs.learner_options import Checkpointing
+from asterism.configs.schema.learner_config import Checkpointing
 from asterism.engine.model.causal_lm import CausalLM, initialize_weights
 from asterism.engine.model.model_config import DecoderConfig
 from asterism.engine.model.packed_attention import build_segments

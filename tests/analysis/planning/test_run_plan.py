@@ -13,7 +13,7 @@ from asterism.analysis.planning.plan_table import describe_remedy
 from asterism.analysis.planning.run_plan import RunPlan, build_plan
 from asterism.analysis.planning.storage_plan import plan_disk, plan_shared_memory
 from asterism.configs.load import load_run
-from asterism.configs.sglang_options import SPARE_TOKENS
+from asterism.configs.schema.sglang import SPARE_TOKENS
 from asterism.engine.export import hf_export
 from asterism.engine.learner import weight_publisher
 from asterism.engine.model.architectures import ARCHITECTURES

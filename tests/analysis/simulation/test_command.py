@@ -15,7 +15,7 @@ from asterism.analysis.simulation.workload_presets import SHAPES, draw_named_wor
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 
 
 def simulated(policies: str, workload: str = "report", **changes: Any) -> str:

@@ -25,12 +25,13 @@ from asterism.bus.messages import (
     StepRequested,
     TrajectoryFinished,
 )
-from asterism.configs.algorithm import RlConfig, RocConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import write_resolved
-from asterism.configs.machines import EngineConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import DialogueConfig, RunConfig
+from asterism.configs.schema.algorithm import RlConfig, RocConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.run_config import RunConfig
 
 SHAPE = WorkloadShape("test", 2, 3, 300.0, 0.5, 0.8, 1.5, prompt_tokens=90.0, response_tokens=700, result_tokens=40.0)
 WORKLOAD = msgspec.structs.replace(draw_workload(SHAPE, 11), started_after={1: 0})

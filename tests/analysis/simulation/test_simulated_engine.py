@@ -15,7 +15,7 @@ from asterism.analysis.simulation.synthetic_tokens import build_trajectory_ids
 from asterism.analysis.simulation.timeline import VirtualTimeline
 from asterism.analysis.simulation.workload import PlannedTurn, TrajectoryPlan, build_plan
 from asterism.bus.messages import EngineLoadReported, ProtocolError, TurnGenerated, TurnRequested
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.inference.scheduler import Scheduler
 from asterism.engine.prefix_tracker import PrefixTracker
 

@@ -15,10 +15,11 @@ from asterism.analysis.utilization.report import Utilization, compute_utilizatio
 from asterism.bus.addresses import HEAD, ROLLOUT
 from asterism.bus.codec import decode
 from asterism.bus.messages import AnyMessage, ProtocolError, StepCounts, TrajectoryFailed, TrajectoryFinished
-from asterism.configs.algorithm import EvaluationConfig, RlConfig
-from asterism.configs.machines import EngineConfig
-from asterism.configs.schema import DialogueConfig, RunConfig
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.success import SuccessRule
 from asterism.policies.decider import Decider, Send
 from asterism.policies.groups.counts import add_trajectory
 from asterism.policies.observers import StepObserver, TrajectoryObserver

@@ -15,11 +15,11 @@ from asterism.analysis.what_if.roc_refilter import (
     rebuild_training_rows,
 )
 from asterism.bus.messages import GroupJudged, RunFinished, TrajectoryFinished
-from asterism.configs.algorithm import RlConfig, RocConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_with_overrides, write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import RlConfig, RocConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.groups.selection import SelectionRules, select_rows
 from tests.policies.groups.finished import finished
 from tests.recorded import write_world_logs

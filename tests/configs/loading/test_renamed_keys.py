@@ -11,8 +11,8 @@ from asterism.actors.cli.config_command import migrate_file
 from asterism.configs.load import load_run
 from asterism.configs.loading.config_layers import ConfigError
 from asterism.configs.loading.renamed_keys import RENAMED_KEYS, migrate, migrate_text
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import find_annotation
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import find_annotation
 
 OLD = """# a run
 name = "r"
@@ -75,7 +75,7 @@ learner.optimizer.warmup_steps = 0
 """
 
 
-def test_every_present_name_is_a_key_and_every_former_name_is_none() -> None:
+def test_every_present_name_is_a_key_and_no_former_name_is() -> None:
     assert [new for new in RENAMED_KEYS.values() if find_annotation(RunConfig, new.split(".")) is None] == []
     former = [old for old in RENAMED_KEYS if find_annotation(RunConfig, old.split(".")) is not None]
     assert former == ["learner.loss"]  # a table now

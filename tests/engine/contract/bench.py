@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from asterism.bus.messages import WeightsPublished
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, Engine, EngineLoad, Generation, GenerationRequest
 from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.hf_checkpoint import load_model

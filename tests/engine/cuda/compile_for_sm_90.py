@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from torch._inductor.runtime import triton_helpers
 from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
 
-from asterism.configs.learner_options import Checkpointing
+from asterism.configs.schema.learner_config import Checkpointing
 from benchmarks.support.fake_cuda.fake_steps import DEVICE, measure_rl_step
 from benchmarks.support.fake_cuda.inductor_counts import generate_code, listening
 from benchmarks.support.fake_cuda.operation_log import running_fake_cuda

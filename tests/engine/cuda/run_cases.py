@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.learner.distributed import RankGroup

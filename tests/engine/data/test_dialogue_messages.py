@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from asterism.configs.algorithm import SftFileConfig
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.algorithm import SftFileConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import DatasetError, DatasetRow
 from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage, parse_dialogue
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asterism.configs.algorithm import SftFileConfig
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.algorithm import SftFileConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import BadRows, DatasetError
 from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues
 from asterism.policies.dialogue.chat_format import build_dialogue_format

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asterism.configs.algorithm import SftFileConfig
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.algorithm import SftFileConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import BadRows, DatasetRow, RowDefect
 from asterism.engine.data.dialogue_messages import DatasetLocation, DialogueMessage
 from asterism.engine.data.result_order import DEFECT, order_results

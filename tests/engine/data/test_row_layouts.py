@@ -7,8 +7,8 @@ from typing import Any
 import polars
 import pytest
 
-from asterism.configs.algorithm import SftFileConfig
 from asterism.configs.load import load_run
+from asterism.configs.schema.algorithm import SftFileConfig
 from asterism.engine.data.data_files import BadRows, DatasetError
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.policies.dialogue.json_calls import format_tool_call

@@ -7,8 +7,8 @@ from typing import Any
 import polars
 import pytest
 
-from asterism.configs.algorithm import SftFileConfig
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.algorithm import SftFileConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import BadRows, DatasetError, DatasetRow
 from asterism.engine.data.row_prompts import parse_tools
 from asterism.engine.data.sft_dialogues import describe_bad_rows, iter_sft_dialogues

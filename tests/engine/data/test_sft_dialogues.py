@@ -9,8 +9,8 @@ from typing import Any
 import polars
 import pytest
 
-from asterism.configs.algorithm import SftFileConfig
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.algorithm import SftFileConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.data_files import BadRows, DatasetError
 from asterism.engine.data.sft_dialogues import (
     TokenizedDialogue,

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from asterism.configs.dialogue_options import DialogueConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.sft_dialogues import TokenizedDialogue, iter_sft_dialogues
 from asterism.engine.export.chat_files import build_served_chat, write_chat_files
 from asterism.engine.model.tokenizer import load_tokenizer

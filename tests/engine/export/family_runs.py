@@ -18,8 +18,8 @@ from renderers.configs import RendererConfig
 from transformers import AutoTokenizer
 
 from asterism.bus.messages import build_blank_record, bytes_to_ids, ids_to_bytes
-from asterism.configs.dialogue_options import DialogueConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import build_renderer
 from asterism.engine.export.chat_files import build_served_chat, write_chat_files
 from asterism.engine.model.family_renderer import FamilyTokenizer

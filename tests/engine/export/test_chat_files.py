@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 from transformers import GenerationConfig
 
-from asterism.configs.algorithm import EvaluationConfig, RlConfig, Sampling
-from asterism.configs.dialogue_options import DialogueConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig, Sampling
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.export.chat_files import build_served_chat, write_chat_files
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.policies.tools.python_tools import TOOL_SCHEMAS

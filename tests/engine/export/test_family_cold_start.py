@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from asterism.configs.algorithm import SftConfig
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import SftConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.data_files import BadRows, DatasetError
 from asterism.engine.data.sft_dialogues import PLAIN_FILE, TokenizedDialogue, count_sft_dialogues, iter_sft_dialogues
 from asterism.engine.data.task_inputs import build_family_dialogues, build_task_formats

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import build_renderer
 from asterism.engine.export.chat_files import ServedChat, build_served_chat, write_chat_files
 from asterism.engine.model.tokenizer import load_tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.tasks import MATH_PYTHON
 from tests.engine.data.public_layouts import PUBLIC_ROWS, SEVERAL_CALLS_ROWS, TOOLS

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.inference.pending_step import PendingStep

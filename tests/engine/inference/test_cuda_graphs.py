@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from torch.utils import backend_registration
 
-from asterism.configs.algorithm import GREEDY
+from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.buffer_sizes import pad_to_bucket
 from asterism.engine.inference.engine_core import EngineCore

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from asterism.configs.algorithm import GREEDY
+from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest
 from asterism.engine.inference.embedded import DeviceMissing, EmbeddedEngine, select_device
 from asterism.engine.inference.engine_core import EngineCore

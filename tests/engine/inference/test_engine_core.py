@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from asterism.configs.algorithm import GREEDY, Sampling
+from asterism.configs.schema.algorithm import GREEDY, Sampling
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, RequestRefused
 from asterism.engine.inference.engine_core import EngineCore
 from asterism.engine.model.causal_lm import CausalLM

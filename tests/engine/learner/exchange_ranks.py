@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from asterism.configs.learner_options import LearnerConfig
+from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.engine.learner.batches import sample_exchange
 from asterism.engine.learner.batches.minibatches import build_rl_minibatches
 from asterism.engine.learner.distributed import broadcast_object, join_ranks, leave_ranks

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from asterism.configs.algorithm import SftConfig, SftFileConfig
+from asterism.configs.schema.algorithm import SftConfig, SftFileConfig
 from asterism.engine.learner import trainer as trainer_module
 from asterism.engine.learner.distributed import RankGroup, all_reduce, join_ranks, leave_ranks
 from asterism.engine.learner.sharding import shard_model

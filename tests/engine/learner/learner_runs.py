@@ -9,7 +9,7 @@ from torch import Tensor
 
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import write_task_descriptions
 from asterism.engine.learner.distributed import gather_full_parameters
 from asterism.engine.model.hf_checkpoint import load_model

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from asterism.configs.learner_options import LearnerConfig
-from asterism.configs.schema_tree import find_section, get_field_types, replace_keys
+from asterism.configs.schema.learner_config import LearnerConfig
+from asterism.configs.schema.schema_tree import find_section, get_field_types, replace_keys
 
 _KEYS = {
     leaf: f"{name}.{leaf}"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from asterism.configs.algorithm import EvaluationConfig, EvaluationSetConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, EvaluationSetConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.best_checkpoint import (
     BestCheckpoint,
     BestCheckpointFile,

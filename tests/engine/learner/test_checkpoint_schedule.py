@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from asterism.configs.algorithm import EvaluationConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.saving.checkpoint_schedule import CheckpointSchedule
 from tests.engine.learner.training_examples import small_run

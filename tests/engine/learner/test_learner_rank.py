@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from asterism.bus.messages import ProtocolError, TrainingSample
-from asterism.configs.algorithm import SftFileConfig
 from asterism.configs.atomic_write import DiskError
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import SftFileConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.checkpoints import list_saved_steps
 from asterism.engine.learner.distributed import RankGroup, gather_full_parameters

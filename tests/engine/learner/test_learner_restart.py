@@ -26,10 +26,10 @@ from asterism.bus.messages import (
     WeightsPublished,
 )
 from asterism.bus.transport.in_process import Hub
-from asterism.configs.machines import EngineConfig
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.batches.sample_files import StoredSequence
 from asterism.engine.learner.batches.training_sequence import build_rl_sequence

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.checkpoints import get_tensors_folder
 from asterism.engine.learner.distributed import RankGroup, gather_full_parameters
 from asterism.engine.learner.learner_rank import LearnerRank

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from asterism.configs.algorithm import SftConfig
-from asterism.configs.learner_options import LearnerConfig
+from asterism.configs.schema.algorithm import SftConfig
+from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.engine.learner.optimizers import (
     Muon,
     build_rl_optimizers,

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.adapters.adapted_model import BasePolicy, start_from_model
 from asterism.engine.learner.checkpoints import FIRST_CHECKPOINT
 from asterism.engine.learner.distributed import (

@@ -9,10 +9,10 @@ import torch
 from msgspec.structs import replace
 
 from asterism.bus.messages import BatchGroup, BatchReady, GroupAccepted, TokenRecord, TrainingSample
-from asterism.configs.algorithm import RlConfig, SftConfig
-from asterism.configs.machines import EngineConfig
-from asterism.configs.schema import RunConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.algorithm import RlConfig, SftConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.export.hf_export import save_model
 from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.batches.sample_files import StoredSequence, list_sequences

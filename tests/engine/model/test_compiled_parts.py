@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asterism.configs.learner_options import Checkpointing
+from asterism.configs.schema.learner_config import Checkpointing
 from asterism.engine.model import compiled_parts
 from asterism.engine.model.architectures import ARCHITECTURES
 from asterism.engine.model.causal_lm import CausalLM

@@ -27,8 +27,8 @@ from asterism.bus.messages import (
     ids_to_bytes,
 )
 from asterism.bus.messages.run import BufferCursor
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.model.family_renderer import FamilyRenderer, FamilyTokenizer, build_family_renderer
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.dialogue.chat_format import build_dialogue_format

@@ -12,7 +12,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.model.tokenizer import load_tokenizer

@@ -12,7 +12,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, Engine, EngineFailure, GenerationRequest, RequestRefused, WeightsRefused
 from asterism.engine.model.tokenizer import load_tokenizer
 from asterism.engine.openai.completions_api import CompletionChoice, CompletionChunk, CompletionOutput

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asterism.configs.algorithm import EvaluationConfig
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
-from asterism.configs.machines import EngineConfig, OpenAIConfig
-from asterism.configs.schema import ModelConfig, RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import EngineConfig, OpenAIConfig
+from asterism.configs.schema.run_config import ModelConfig, RunConfig
 from asterism.engine.openai.openai_factory import find_served_model
 from tests.engine.openai.completions_server import MODEL, CompletionsServer
 from tests.engine.tiny_models import save_small_model

@@ -12,8 +12,8 @@ from asterism.actors.runtime.wiring import get_stop_timeout_s
 from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS, WeightTransfer
 from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.engine_code import EngineStart
 from asterism.engine.model.lora.lora_options import LoraOptions
 from asterism.engine.sglang import sglang_factory

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asterism.bus.messages import WeightsPublished
 from asterism.bus.transport.curve_auth import generate_key, load_key
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, EngineFailure, Generation, GenerationRequest, WeightsRefused
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.learner.adapters.adapter_publisher import AdapterPublisher

@@ -18,7 +18,7 @@ from asterism.bus.process.heartbeat import Heartbeat, receiving_heartbeats
 from asterism.bus.transport.curve_auth import generate_key, load_key
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.weight_transfer.shared_memory import load_published
 from asterism.engine.weight_transfer.weight_client import WeightsFetcher
 from tests.bus.networks import wait_until

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.dialogue.chat_format import (
     TextSegment,
     build_dialogue_format,

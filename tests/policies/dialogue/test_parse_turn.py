@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.dialogue.chat_format import CALL_FORMATS, build_dialogue_format
 from asterism.policies.dialogue.json_calls import format_tool_call
 from asterism.policies.dialogue.parse_turn import AssistantTurn, MalformedCall, ToolCall, parse_assistant_turn

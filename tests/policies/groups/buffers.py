@@ -12,8 +12,8 @@ from asterism.bus.messages import (
     TrajectoryFinished,
     ids_to_bytes,
 )
-from asterism.configs.algorithm import RlConfig, RocConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import RlConfig, RocConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem

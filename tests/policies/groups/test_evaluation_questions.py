@@ -3,8 +3,8 @@
 from collections import Counter
 
 from asterism.bus.messages import BufferCursor, EvaluationRequested, RunFailed, RunStarted, StartGroup, TrajectoryFailed
-from asterism.configs.algorithm import EvaluationConfig, EvaluationSetConfig, Sampling
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, EvaluationSetConfig, Sampling
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.groups.evaluation_questions import EvaluationQuestions, PlannedAnswer
 from asterism.policies.groups.group_buffer import GroupBuffer

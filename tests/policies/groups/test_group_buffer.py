@@ -23,8 +23,15 @@ from asterism.bus.messages import (
     StepRequested,
     TrajectoryFailed,
 )
-from asterism.configs.algorithm import GREEDY, EvaluationConfig, EvaluationSetConfig, RlConfig, RocConfig, Sampling
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import (
+    GREEDY,
+    EvaluationConfig,
+    EvaluationSetConfig,
+    RlConfig,
+    RocConfig,
+    Sampling,
+)
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Send
 from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem

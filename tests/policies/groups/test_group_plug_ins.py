@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from asterism.bus.messages import GroupJudged
-from asterism.configs.algorithm import RlConfig, RocConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.algorithm import RlConfig, RocConfig
 from asterism.policies.groups.advantages import center_rewards, load_advantage_estimator
 from tests.policies.groups.buffers import BufferDriver, get_collected, make_run
 

@@ -12,7 +12,7 @@ from asterism.bus.messages import (
     StalenessCounts,
     TrajectoryAborted,
 )
-from asterism.configs.algorithm import RlConfig
+from asterism.configs.schema.algorithm import RlConfig
 from asterism.policies.groups.buffer_state import STEP_ENDED
 from tests.policies.groups.buffers import BufferDriver, get_collected, list_aborts, list_starts, make_finished, make_run
 

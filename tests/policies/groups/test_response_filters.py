@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asterism.bus.messages import Ending, TokenRecord, TrajectoryFinished
-from asterism.configs.algorithm import RlConfig, RocConfig
 from asterism.configs.load import load_run
 from asterism.configs.loading.config_layers import ConfigError
-from asterism.configs.schema import DialogueConfig, RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.algorithm import RlConfig, RocConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.policies.groups.advantages import compute_advantages
 from asterism.policies.groups.response_filters import compute_overlong_penalty, repeats_ngram
 from asterism.policies.groups.selection import GroupSelection, SelectionRules, select_rows

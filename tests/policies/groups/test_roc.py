@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asterism.bus.messages import ReleaseCounts
-from asterism.configs.algorithm import RocConfig
-from asterism.configs.success import parse_success
+from asterism.configs.schema.algorithm import RocConfig
+from asterism.configs.schema.success import parse_success
 from asterism.policies.groups.roc import (
     compute_class_counts,
     compute_error_penalty,

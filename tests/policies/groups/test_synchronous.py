@@ -21,9 +21,9 @@ from asterism.bus.messages import (
     WeightsLoaded,
     WeightsSynced,
 )
-from asterism.configs.algorithm import EvaluationConfig, RlConfig, RocConfig
-from asterism.configs.health_options import HealthConfig
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import EvaluationConfig, RlConfig, RocConfig
+from asterism.configs.schema.health import HealthConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.groups.group_buffer import GroupBuffer
 from asterism.policies.groups.group_starter import ProblemSet, TokenizedProblem
 from asterism.policies.recipe import Recipe

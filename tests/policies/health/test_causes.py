@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from msgspec.structs import replace
 
-from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.health_monitor import Finding, HealthState, check_step
 from tests.policies.health.histories import HEALTHY_STEPS
 

@@ -17,7 +17,7 @@ from asterism.bus.messages import (
     TaskCounts,
     WeightsSynced,
 )
-from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.evaluation_drop import EvaluationPoint, count_standard_errors
 from asterism.policies.recorder import Recorder
 

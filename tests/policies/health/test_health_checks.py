@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.health_checks import HEALTH_CHECKS
 from asterism.policies.health.health_monitor import HealthState, check_step
 from asterism.policies.health.step_history import METRICS_READ

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import asdict
 
-from asterism.configs.health_options import HealthConfig
-from asterism.configs.schema import RunConfig
-from asterism.configs.schema_tree import find_annotation
+from asterism.configs.schema.health import HealthConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.schema_tree import find_annotation
 from asterism.policies.health.health_checks import HEALTH_CHECKS
 from asterism.policies.health.step_history import METRICS_READ, TOOL_PREFIX
 

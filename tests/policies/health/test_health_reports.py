@@ -24,7 +24,7 @@ from asterism.bus.messages import (
     TaskCounts,
     WeightsSynced,
 )
-from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema.health import HealthConfig
 from asterism.policies.decider import Send
 from asterism.policies.recorder import Recorder
 

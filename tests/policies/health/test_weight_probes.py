@@ -18,7 +18,7 @@ from asterism.bus.messages import (
     WeightsSynced,
 )
 from asterism.bus.messages.steps import WeightProbe
-from asterism.configs.health_options import HealthConfig
+from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.weight_probes import WeightProbes
 from asterism.policies.recipe import Recipe
 from asterism.policies.recorder import Recorder

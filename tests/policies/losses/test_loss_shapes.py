@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from asterism.configs.learner_options import LearnerConfig
+from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.engine.learner.batches.minibatches import compute_token_weights
 from asterism.engine.learner.batches.training_sequence import build_training_sequence
 from asterism.policies.losses.policy_objective import PolicyObjective

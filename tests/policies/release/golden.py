@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from asterism.bus.messages import ReleaseCounts, TrajectoryFinished
-from asterism.configs.algorithm import RocConfig
+from asterism.configs.schema.algorithm import RocConfig
 from tests.policies.groups.finished import finished
 
 FOLDER = Path(__file__).parent

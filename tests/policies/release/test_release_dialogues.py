@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from asterism.bus.messages import ReleaseCounts
-from asterism.configs.algorithm import RocConfig
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.algorithm import RocConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.parse_turn import MalformedCall, ToolCall, parse_assistant_turn
 from asterism.policies.dialogue.release_text import count_release_marks, find_response_answer

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from asterism.bus.messages import TrajectoryFinished
-from asterism.configs.algorithm import RlConfig, RocConfig
-from asterism.configs.schema import RunConfig
-from asterism.configs.success import SuccessRule
+from asterism.configs.schema.algorithm import RlConfig, RocConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.success import SuccessRule
 from asterism.policies.groups.advantages import compute_advantages
 from asterism.policies.groups.group_filters import has_unequal_rewards
 from asterism.policies.groups.roc import compute_error_penalty, compute_format_penalty

@@ -19,7 +19,7 @@ from asterism.bus.messages import (
     TrajectoryFinished,
     bytes_to_ids,
 )
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.decider import Send
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.rollout.rollout import Rollout

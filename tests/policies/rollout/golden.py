@@ -37,7 +37,7 @@ from asterism.bus.messages import (
     bytes_to_ids,
     ids_to_bytes,
 )
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.decider import Send
 from asterism.policies.dialogue.chat_format import build_dialogue_format, build_prompt_segments, encode_segments
 from asterism.policies.rollout.rollout import Rollout

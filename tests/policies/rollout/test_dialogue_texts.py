@@ -14,7 +14,7 @@ from asterism.bus.messages import (
     TrajectoryFailed,
     bytes_to_ids,
 )
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.dialogue_renderer import ChatMLRenderer
 from asterism.policies.rollout.rollout import Rollout

@@ -2,8 +2,8 @@
 
 import pytest
 
-from asterism.configs.success import SuccessRule, parse_success
-from asterism.configs.task_options import RewardConfig, TaskConfig
+from asterism.configs.schema.success import SuccessRule, parse_success
+from asterism.configs.schema.tasks import RewardConfig, TaskConfig
 from asterism.policies.tools.task_description import TaskDescription, list_success_warnings
 
 TOOLS = TaskDescription("tools")

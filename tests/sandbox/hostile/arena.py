@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asterism.bus.messages import CodeOutcome, CodeTimedOut
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import SandboxFailure
 from asterism.sandbox.select_backend import make_sandbox
 from tests.sandbox.conftest import PATIENCE, Client

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asterism.bus.messages import CodeCrashed, CodeOk, CodeRaised, CodeTimedOut, Output
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import CodeResult, SandboxFailure
 from asterism.sandbox.select_backend import make_sandbox
 from tests.processes import family, is_running

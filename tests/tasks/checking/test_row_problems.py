@@ -1,6 +1,6 @@
 """Problems in the scores of all rows."""
 
-from asterism.configs.success import SuccessRule, parse_success
+from asterism.configs.schema.success import SuccessRule, parse_success
 from asterism.policies.groups.counts import classify_failure
 from asterism.tasks.checking.play import Play
 from asterism.tasks.checking.row_problems import find_row_score_problems, find_wrong_successes

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.policies.dialogue.chat_format import build_dialogue_format
 from asterism.policies.dialogue.json_calls import JSON_CALLS

@@ -12,8 +12,8 @@ import pytest
 from asterism.analysis.evaluation.answer_records import AnswerRecord
 from asterism.analysis.evaluation.exchange_formats import build_trace
 from asterism.analysis.evaluation.trace_outcomes import OUTCOME_NAMES, read_outcomes
-from asterism.configs.algorithm import Sampling
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.data.data_files import DatasetError
 from asterism.tasks.curation.difficulty_filter import FilterReport, Unvisited, filter_rows
 from asterism.tasks.curation.row_conditions import parse_condition

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asterism.bus.messages import AnswerSubmitted, RewardInput, ids_to_bytes
-from asterism.configs.task_options import RewardConfig
+from asterism.configs.schema.tasks import RewardConfig
 from asterism.sandbox.contract import Grade, Sandbox, SandboxFailure
 from asterism.tasks.hosting.answer_scorer import AnswerScorer
 from asterism.tasks.hosting.host_pool import HostPool

@@ -6,8 +6,8 @@ import pytest
 
 from asterism.bus.messages import EnvironmentRaised
 from asterism.configs.errors import UnusableInput
-from asterism.configs.schema import RunConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
 from asterism.tasks import DEFAULT_TASK
 from asterism.tasks.hosting.task_services import build_host_command
 from tests.processes import family

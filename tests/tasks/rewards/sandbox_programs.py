@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from asterism.bus.messages import CodeOk, CodeRequested
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.contract import Sandbox
 from asterism.sandbox.select_backend import make_sandbox
 from asterism.tasks.contract import SandboxResult

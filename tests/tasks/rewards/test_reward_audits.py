@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from asterism.actors.cli import sandbox_commands
 from asterism.actors.cli.main import app
 from asterism.bus.messages import AnswerSubmitted
-from asterism.configs.dialogue_options import DialogueConfig
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.policies.dialogue.chat_format import DialogueFormat, build_dialogue_format
 from asterism.policies.dialogue.parse_turn import parse_assistant_turn

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import asdict
 
 from asterism.bus.messages import CodeRequested
-from asterism.configs.tiny_options import BehaviorShares
+from asterism.configs.schema.tiny import BehaviorShares
 from asterism.policies.dialogue.parse_turn import MalformedCall, parse_assistant_turn
 from asterism.policies.dialogue.tool_results import format_malformed_call, format_result
 from asterism.tasks.tiny.cold_start_dialogues import FORMAT, Messages, generate_dialogues, run_snippet
@@ -94,7 +94,7 @@ def test_every_dialogue_ends_with_one_boxed_answer(dialogues: list[Messages]) ->
 
 @pytest.mark.slow
 def test_the_sandbox_returns_the_same_bytes() -> None:
-    from asterism.configs.schema import SandboxConfig
+    from asterism.configs.schema.machines import SandboxConfig
     from asterism.sandbox.select_backend import make_sandbox
 
     codes = sorted(

@@ -6,11 +6,12 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
-from asterism.configs.algorithm import SftConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
-from asterism.configs.tiny_options import STOP_TOKENS
+from asterism.configs.schema.algorithm import SftConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tiny import STOP_TOKENS, TinyConfig
 from asterism.engine.data.datasets import read_problems
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.engine.model.hf_checkpoint import load_model

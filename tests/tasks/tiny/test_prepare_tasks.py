@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from asterism.configs.algorithm import SftConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import MANIFEST_NAME
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import DialogueConfig, RunConfig, TinyConfig
-from asterism.configs.task_options import TaskConfig
+from asterism.configs.schema.algorithm import SftConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.tasks import TaskConfig
+from asterism.configs.schema.tiny import TinyConfig
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.engine.data.task_inputs import load_task_formats, write_task_descriptions
 from asterism.engine.model.hf_checkpoint import load_model

@@ -13,7 +13,7 @@ from asterism.actors.cli.analyze.entropy_command import choose_trajectories, get
 from asterism.bus.messages import TokenRecord
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from tests.actors.runs.fixtures import finished_run
 from tests.actors.runs.running import asterism
 

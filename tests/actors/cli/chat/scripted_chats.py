@@ -7,7 +7,7 @@ import numpy as np
 
 from asterism.actors.cli.chat.chat_session import ChatSampling, ChatSession
 from asterism.bus.messages import AnswerSubmitted, CodeOk, CodeRequested, EnvironmentCalled, EnvironmentOutcome, Output
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import EngineFailure, Generation, GenerationRequest, TokenListener
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.policies.dialogue.chat_format import TURN_END, TextTokenizer

@@ -9,7 +9,7 @@ import pytest
 from asterism.actors.cli.chat.chat_session import ChatRefused
 from asterism.actors.cli.chat.chat_transcript import build_row
 from asterism.bus.messages import EnvironmentRaised, Observation
-from asterism.configs.dialogue_options import DialogueConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.engine.data.datasets import DatasetProblem
 from asterism.engine.data.sft_dialogues import iter_sft_dialogues
 from asterism.policies.dialogue.chat_format import build_dialogue_format

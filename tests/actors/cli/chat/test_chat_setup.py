@@ -9,9 +9,9 @@ import pytest
 from asterism.actors.cli.chat.chat_session import ChatSampling, ChatSession
 from asterism.actors.cli.chat.chat_setup import ChatOptions, ChatParts, build_services, load_parts
 from asterism.actors.engines.checkpoint_argument import parse_checkpoint_argument
-from asterism.configs.algorithm import Sampling
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.algorithm import Sampling
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.tasks.checking.task_check import write_byte_tokenizer
 from asterism.tasks.solo.solo_driver import SoloTask
 from tests.actors.cli.chat.scripted_chats import RecordedView, ScriptedEngine, ScriptedSandbox

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from asterism.actors.cli.main import app
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
+from asterism.configs.schema.dialogue import DialogueConfig
 from asterism.tasks.checking.task_check import write_byte_tokenizer
 from tests.actors.runs.running import ROOT
 

@@ -24,7 +24,7 @@ from asterism.actors.launch.checks.input_checks import list_input_checks
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run
 from asterism.configs.loading.config_layers import ConfigError
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.sglang.http_api import ServerInfo
 from tests.actors.runs.running import ROOT
 from tests.engine.learner.training_examples import write_initial_checkpoint

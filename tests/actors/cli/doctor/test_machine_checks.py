@@ -26,7 +26,8 @@ from asterism.actors.cli.doctor.finding import (
 from asterism.actors.cli.main import app
 from asterism.actors.launch.checks import input_checks
 from asterism.actors.launch.claim_run_folder import RunFolderError, check_disk_space
-from asterism.configs.schema import RunConfig, SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.sandbox.contract import Isolation, SandboxFailure
 from asterism.sandbox.hosts.docker import docker_probe
 from asterism.sandbox.hosts.docker.docker_probe import DockerProbeResult, probe_docker

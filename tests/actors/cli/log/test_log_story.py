@@ -11,7 +11,7 @@ from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import EngineJoined, TrajectoryFinished, bytes_to_ids, ids_to_bytes
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import DialogueConfig
+from asterism.configs.schema.dialogue import DialogueConfig
 from tests.actors.cli.golden_text import assert_matches_golden
 from tests.fakes import CALL, TOKENIZER, generated, start_group, text_context
 from tests.recorded import Recording

@@ -20,7 +20,7 @@ from asterism.bus.event_log.reader import read_events
 from asterism.bus.messages import BatchReady, CodeFinished
 from asterism.configs.errors import UnusableInput
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.policies.decider import Decider
 from tests.edited_logs import editing_log
 from tests.fakes import text_context

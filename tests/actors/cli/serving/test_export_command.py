@@ -23,12 +23,12 @@ from typer.testing import CliRunner
 from asterism.actors.cli.main import app
 from asterism.actors.cli.serving.export_command import ExportOptions, export_run, export_step
 from asterism.actors.engines.checkpoint_argument import RunStep, find_run_step
-from asterism.configs.algorithm import GREEDY
 from asterism.configs.errors import UnusableInput
 from asterism.configs.integrity.file_manifest import MANIFEST_NAME
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import GREEDY
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.data.task_inputs import build_renderer, write_task_descriptions
 from asterism.engine.inference.embedded import EmbeddedEngine

@@ -7,10 +7,10 @@ import pytest
 
 from asterism.actors.cli.serving.model_card import write_model_card
 from asterism.actors.engines.checkpoint_argument import RunStep
-from asterism.configs.algorithm import RocConfig, SftConfig
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import DataConfig, ModelConfig, RlConfig, RunConfig
+from asterism.configs.schema.algorithm import RlConfig, RocConfig, SftConfig
+from asterism.configs.schema.run_config import DataConfig, ModelConfig, RunConfig
 from asterism.engine.export.chat_files import ServingFacts
 from tests.engine.learner.learner_settings import make_learner
 

@@ -21,12 +21,12 @@ from asterism.actors.cli.main import app
 from asterism.actors.cli.serving.export_command import ExportOptions, export_step
 from asterism.actors.cli.serving.serve_command import ServeOptions, build_curl, describe_parsers, serve_model
 from asterism.actors.engines.checkpoint_argument import find_run_step
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import load_run, write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.run_config import RunConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.data.task_inputs import write_task_descriptions
 from asterism.engine.export.chat_files import ServingFacts, read_serving_facts
 from asterism.engine.sglang.http_api import SUPPORTED_VERSIONS

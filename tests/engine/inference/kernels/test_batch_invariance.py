@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asterism.configs.algorithm import Sampling
+from asterism.configs.schema.algorithm import Sampling
 from asterism.engine.contract import Capacity, Generation, GenerationRequest
 from asterism.engine.inference.embedded import EmbeddedEngine
 from asterism.engine.inference.engine_core import EngineCore

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from asterism.configs.algorithm import GREEDY
+from asterism.configs.schema.algorithm import GREEDY
 from asterism.engine.contract import Capacity, GenerationRequest
 from asterism.engine.inference.buffer_sizes import MAX_GATHER_BYTES
 from asterism.engine.inference.engine_core import EngineCore

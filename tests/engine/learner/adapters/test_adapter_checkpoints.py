@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from asterism.bus.messages import WeightsPublished
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.checkpoints import delete_checkpoint, get_tensors_folder, list_saved_steps
 from asterism.engine.learner.distributed import RankGroup
 from asterism.engine.learner.learner_rank import LearnerRank

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asterism.configs.algorithm import SftFileConfig
 from asterism.configs.errors import UnusableInput
 from asterism.configs.load import write_resolved
 from asterism.configs.run_folder import RunFolder
-from asterism.configs.schema import RunConfig
+from asterism.configs.schema.algorithm import SftFileConfig
+from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.learner.cold_start.cold_start_steps import ColdStartSteps
 from asterism.engine.learner.cold_start.dialogue_set import DialogueSet, open_dialogues
 from asterism.engine.learner.distributed import RankGroup

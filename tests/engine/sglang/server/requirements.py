@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from asterism.configs.machines import EngineConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.sglang.http_api import ServerInfo
 from asterism.engine.sglang.server.compatibility import ServerRequirements
 

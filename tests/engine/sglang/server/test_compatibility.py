@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from asterism.configs.machines import EngineConfig
+from asterism.configs.schema.machines import EngineConfig
 from asterism.engine.model.lora.lora_options import LoraOptions
 from asterism.engine.sglang.server.compatibility import ServerUnusable, check_compatibility
 from tests.engine.sglang.server.requirements import make_info, make_requirements

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asterism.configs.machines import EngineConfig
+from asterism.configs.schema.machines import EngineConfig
 from asterism.engine.sglang.server.compatibility import ServerUnusable
 from asterism.engine.sglang.server.gpu_check import VisibleGpu, check_memory_budget
 from tests.engine.sglang.server.requirements import make_requirements

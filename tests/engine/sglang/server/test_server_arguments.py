@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from asterism.configs.machines import EngineConfig
-from asterism.configs.sglang_options import SGLangConfig
+from asterism.configs.schema.machines import EngineConfig
+from asterism.configs.schema.sglang import SGLangConfig
 from asterism.engine.model.lora.lora_options import LoraOptions
 from asterism.engine.sglang.server.server_arguments import build_argv, build_environment
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.hosts.docker import connection_gate
 from asterism.sandbox.hosts.docker.connection_gate import ConnectionGate
 from asterism.sandbox.hosts.docker.docker_api import ContainerSpec, DockerEngine

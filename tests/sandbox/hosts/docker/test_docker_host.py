@@ -16,7 +16,7 @@ import pytest
 
 from asterism.bus.messages import CodeOk, CodeRequested, Output
 from asterism.bus.process.scratch_lock import holding_scratch, name_owner
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import CodeResult, SandboxFailure
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from asterism.sandbox.hosts.docker import docker_host
@@ -174,7 +174,7 @@ async def test_a_killed_fork_server_in_a_container_is_replaced() -> None:
 _EXECUTOR = """
 import asyncio, sys
 from asterism.bus.messages import CodeRequested
-from asterism.configs.machines import SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig
 from asterism.sandbox.hosts.docker.docker_host import ContainerHost
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 

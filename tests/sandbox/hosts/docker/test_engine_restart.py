@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from asterism.bus.messages import CodeOk, CodeRequested, Output
-from asterism.configs.schema import SandboxConfig as SandboxConfig
+from asterism.configs.schema.machines import SandboxConfig as SandboxConfig
 from asterism.sandbox.contract import CodeResult, SandboxFailure
 from asterism.sandbox.fork_server_sandbox import ForkServerSandbox
 from asterism.sandbox.hosts.docker.docker_api import DockerEngine, OwnedContainer

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
-from asterism.configs.schema_tree import PositiveInt, Section, require
+from asterism.configs.schema.schema_tree import PositiveInt, Section, require
 
 MAX_STOP_TOKENS = 16  # per request to an engine
 _TURN_END = "<|im_end|>"

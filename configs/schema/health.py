@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asterism.configs.schema_tree import NonNegativeFloat, PositiveFloat, Section
+from asterism.configs.schema.schema_tree import NonNegativeFloat, PositiveFloat, Section
 
 Action = Literal["off", "warn", "stop"]
 Share = Annotated[float, Meta(ge=0, le=1)]

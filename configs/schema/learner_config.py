@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 from msgspec.structs import replace
 
-from asterism.configs.schema_tree import (
+from asterism.configs.schema.schema_tree import (
     Count,
     FilePath,
     ImportPath,

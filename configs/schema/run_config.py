@@ -10,7 +10,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from asterism.configs.algorithm import (
+from asterism.configs.engines.engine_kinds import ENGINE_KINDS, Servers, list_kinds
+from asterism.configs.schema.algorithm import (
     EarlyStoppingConfig,
     EvaluationConfig,
     EvaluationSetConfig,
@@ -19,11 +20,10 @@ from asterism.configs.algorithm import (
     Sampling,
     SftConfig,
 )
-from asterism.configs.dialogue_options import DialogueConfig
-from asterism.configs.engines.engine_kinds import ENGINE_KINDS, Servers, list_kinds
-from asterism.configs.health_options import HealthConfig
-from asterism.configs.learner_options import LearnerConfig
-from asterism.configs.machines import (
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.health import HealthConfig
+from asterism.configs.schema.learner_config import LearnerConfig
+from asterism.configs.schema.machines import (
     ArbiterConfig,
     BusConfig,
     ClusterConfig,
@@ -35,10 +35,10 @@ from asterism.configs.machines import (
     SupervisionConfig,
     check_gpu_sharing,
 )
-from asterism.configs.schema_tree import Count, FilePath, Section, require
-from asterism.configs.sglang_options import SGLangConfig, check_colocation
-from asterism.configs.success import REWARD, SuccessRule, parse_success
-from asterism.configs.task_options import (
+from asterism.configs.schema.schema_tree import Count, FilePath, Section, require
+from asterism.configs.schema.sglang import SGLangConfig, check_colocation
+from asterism.configs.schema.success import REWARD, SuccessRule, parse_success
+from asterism.configs.schema.tasks import (
     GRADER_COMPONENT,
     Acceptance,
     RewardConfig,
@@ -46,7 +46,7 @@ from asterism.configs.task_options import (
     check_tasks,
     may_have_component,
 )
-from asterism.configs.tiny_options import TinyConfig
+from asterism.configs.schema.tiny import TinyConfig
 
 
 class ModelConfig(Section, frozen=True):

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from asterism.configs.engines.engine_kinds import ENGINE_KINDS, list_kinds
-from asterism.configs.learner_options import LearnerConfig
-from asterism.configs.schema_tree import (
+from asterism.configs.schema.learner_config import LearnerConfig
+from asterism.configs.schema.schema_tree import (
     Count,
     FilePath,
     NonNegativeFloat,

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict
 
-from asterism.configs.health_options import Share
-from asterism.configs.schema_tree import (
+from asterism.configs.schema.health import Share
+from asterism.configs.schema.schema_tree import (
     Count,
     FilePath,
     ImportPath,
@@ -24,7 +24,7 @@ from asterism.configs.schema_tree import (
     TaskName,
     require,
 )
-from asterism.configs.success import parse_success
+from asterism.configs.schema.success import parse_success
 
 
 class Sampling(Section, frozen=True):

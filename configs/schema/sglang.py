@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from asterism.configs.engines.engine_kinds import ENGINE_KINDS, list_kinds
 from asterism.configs.engines.weight_transfers import WEIGHT_TRANSFERS
-from asterism.configs.schema_tree import Port, PositiveFloat, PositiveInt, Section, require, require_choice
+from asterism.configs.schema.schema_tree import Port, PositiveFloat, PositiveInt, Section, require, require_choice
 
 PORTS_PER_SERVER = 10
 SPARE_TOKENS = 8  # of a server's context length, unusable for sequences

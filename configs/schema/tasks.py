@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from asterism.configs.dialogue_options import DialogueConfig
-from asterism.configs.schema_tree import (
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.schema_tree import (
     FilePath,
     ImportPath,
     PositiveFloat,

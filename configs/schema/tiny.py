@@ -7,9 +7,9 @@ from typing import Literal
 
 from msgspec.structs import asdict
 
-from asterism.configs.dialogue_options import DialogueConfig
 from asterism.configs.errors import UnusableInput
-from asterism.configs.schema_tree import NonNegativeFloat, PositiveInt, Section, require
+from asterism.configs.schema.dialogue import DialogueConfig
+from asterism.configs.schema.schema_tree import NonNegativeFloat, PositiveInt, Section, require
 
 DEMO_TOOL = "jupyter_code"  # the only one of the demo's dialogues
 STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|im_start|>", "</answer>", "</tool_call>")  # of the tokenizer
