@@ -1,4 +1,4 @@
-"""Estimate the seconds of a GRPO step on an H100 on paper, from the operations of the step on fake CUDA. JSON last.
+"""Estimate the seconds of a GRPO step on an H100 from the operations of the step on fake CUDA. Prints JSON last.
 
     python -m benchmarks.gpu.estimate [--only MODEL_TOKENS,...] [--eager] [--quick]
 
@@ -36,7 +36,7 @@ Figures = dict[str, float | str]
 
 
 def count(model: str, tokens: int, *, is_compiled: bool, layers: int) -> Figures:
-    """On fake CUDA. `layers`: 0 for all."""
+    """Count the operations of a step on fake CUDA. `layers`: 0 for all layers."""
     from msgspec.structs import replace
 
     from asterism.analysis.planning.model_size import measure_model
@@ -76,7 +76,7 @@ def count(model: str, tokens: int, *, is_compiled: bool, layers: int) -> Figures
 
 
 def count_head_bytes(config: DecoderConfig, *, is_compiled: bool) -> int:
-    """The peak of live tensors on fake CUDA, in bfloat16."""
+    """Return the peak bytes of live tensors on fake CUDA, in bfloat16."""
     import torch
 
     from asterism.engine.model.compiled_parts import compile_head_kernels
@@ -97,7 +97,7 @@ def count_head_bytes(config: DecoderConfig, *, is_compiled: bool) -> int:
 
 
 def count_in_child(name: str, switches: list[str]) -> Figures:
-    """Fake CUDA changes torch for a whole process."""
+    """Count in another process, because fake CUDA changes torch for a whole process."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "figures.json"
         flags = ("--count", name, "--into", str(into), *switches)
@@ -111,7 +111,7 @@ def count_in_child(name: str, switches: list[str]) -> Figures:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [f"{model}_{tokens}" for model, tokens in CASES]
-    parser.add_argument("--only", help=f"of {', '.join(names)}")
+    parser.add_argument("--only", help=f"cases out of {', '.join(names)}")
     parser.add_argument("--eager", action="store_true", help="without compiled layers and head")
     parser.add_argument("--quick", action="store_true", help="the first case, with two layers: a test of the program")
     parser.add_argument("--count", help=argparse.SUPPRESS)

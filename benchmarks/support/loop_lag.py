@@ -14,7 +14,7 @@ class LoopLag:
     longest_s = 0.0
 
     async def measure(self) -> None:
-        """Until cancelled."""
+        """Measure until cancelled."""
         while True:
             due = time.monotonic() + _INTERVAL_S
             await asyncio.sleep(_INTERVAL_S)

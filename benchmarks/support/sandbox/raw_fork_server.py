@@ -73,7 +73,7 @@ class DirectClient:
         """Read once and return the complete messages; empty for a partial message."""
         chunk = self._socket.recv(1 << 18)
         if not chunk:
-            raise ConnectionError("the fork server has gone")
+            raise ConnectionError("the fork server closed its socket")
         self._received += chunk
         answers: list[bytes] = []
         start = 0

@@ -26,7 +26,7 @@ _TRIED_EVERY = 4  # answers per score after a neighbour's prompt
 async def measure_crowd(
     engine: SGLangEngine, bare: BareClient, requests: Sequence[GenerationRequest]
 ) -> dict[str, float]:
-    """
+    """Measure requests in flight, and the lost and mixed-up answers. Other keys:
     in_flight                concurrent requests of this process
     in_flight_at_server      maximum of running and queued requests in the server's snapshots
     tokens_per_s_1000        received tokens

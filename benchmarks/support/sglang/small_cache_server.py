@@ -4,8 +4,8 @@ The arbiter, the trajectories and the generator are a run's own, over the in-pro
 replace tools and grader (benchmarks/support/two_engines.py). The harness requests all groups at
 once.
 
-A turn ends where the model draws one of its stop tokens, at an unpredictable position. Their share
-of the vocabulary sets the planned mean turn length. The high temperature makes the weights
+A turn ends where the model draws one of its stop tokens, at an unpredictable position. The share
+of stop tokens in the vocabulary sets the planned mean turn length. The high temperature makes the weights
 negligible: a token depends on its trajectory's seed and its position, and on the batch only in the
 last bits of a logit.
 """
@@ -35,7 +35,7 @@ from benchmarks.support.planned_lengths import build_groups
 from benchmarks.support.two_engines import ARBITER, HEAD, RolloutHarness, compute_digests, drive
 
 ENGINE = GENERATOR
-HOT = 1e6  # logits of a random model, divided by this, differ by less than a draw resolves
+HOT = 1e6  # temperature: divided by it, logits of a random model differ by less than a draw resolves
 # One turn may use most of a trajectory's tokens, so that the server's cache fills within turns.
 LONG = WorkloadShape(
     "long",
@@ -57,7 +57,7 @@ class ScarceServerOutcome(msgspec.Struct, frozen=True):
     """The outcome of one round of one policy, in tokens."""
 
     makespan_s: float
-    tokens_per_s: float  # generated
+    tokens_per_s: float  # generated tokens
     generated_tokens: int
     decode_batch: float  # sequences per decode step
     prefilled_tokens: int
@@ -65,7 +65,7 @@ class ScarceServerOutcome(msgspec.Struct, frozen=True):
     evicted_tokens: int  # recomputed tokens that the server evicted before their trajectory's end
     retractions: int
     lease_wait_s: float  # mean over the trajectories
-    digests: tuple[str, ...]  # of the tokens of each trajectory, by number
+    digests: tuple[str, ...]  # digests of the trajectories' tokens, by number
 
 
 class StoppingEngine(SGLangEngine):
