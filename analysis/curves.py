@@ -60,7 +60,7 @@ def draw_curves(run_folder: Path) -> Path:
     for panel in (panels[1], panels[2], panels[5]):
         leave_headroom(panel)
     for panel in (panels[3], panels[4]):
-        leave_headroom(panel, 0.22)  # for the legend above the bars
+        leave_headroom(panel, 0.22)  # space for the legend above the bars
     return save_figure(figure, RunFolder(run_folder).curves)
 
 

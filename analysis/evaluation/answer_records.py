@@ -21,7 +21,7 @@ AnswerEnding = Literal[Ending, "failed"]  # failed: an infrastructure failure en
 
 class AnswerTurn(NamedTuple):
     role: Literal["assistant", "environment"]  # environment: results of tools, and the texts around them
-    text: str  # with special tokens
+    text: str  # text with special tokens
     tokens: int
 
 
@@ -48,7 +48,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prompt_tokens: int = 0
     response_tokens: int = 0  # generated and tool tokens
     generated_tokens: int = 0
-    seconds: float = 0.0  # from the start of the trajectory to its end
+    seconds: float = 0.0  # duration of the trajectory
     digest: str = ""  # blake2b digest of all token ids, 8 bytes
     dialogue: tuple[AnswerTurn, ...] = ()  # the response; only in a run of `asterism eval`
 

@@ -60,7 +60,7 @@ class ComparableEvent(NamedTuple):
     source: str  # PROCESS:SEQ, or a file
 
 
-EventStreams = dict[str, list[ComparableEvent]]  # by name: "trajectory 7", "step 3", "metrics, step 3"
+EventStreams = dict[str, list[ComparableEvent]]  # keys: "trajectory 7", "step 3", "metrics, step 3"
 
 
 def read_event_streams(folder: RunFolder) -> EventStreams:

@@ -26,7 +26,7 @@ GROUP_BUCKETS = 2  # buckets of sglang.bucket_mib per server in main memory, whi
 IPC_BUCKETS = 2  # buckets on a server's device: it may read one while the next one is copied
 CONTEXT_BYTES = GIB / 2  # CUDA context of a generator with sglang.weights = "ipc"; assumed, never measured
 BODY_COPIES = 5  # buckets per rank of a server: base64, sent and received body of 4/3 each, and the decoded bucket
-WRITE_BYTES = 64 * 2**20  # as in engine.learner.weight_publisher and engine.model.hf_export, which import torch
+WRITE_BYTES = 64 * 2**20  # same in engine.learner.weight_publisher and engine.model.hf_export, which import torch
 RECORD_BYTES = 13  # bytes of a token on the bus: id, logprob, version, mask
 _LEARNER_KEYS = (
     "learner.micro_batch_tokens",

@@ -18,7 +18,7 @@ class ModelSize(NamedTuple):
     largest_layer: int
     num_layers: int
     largest_matrix: int
-    active: int  # in products with a token: only selected experts, without the embedding of an untied model
+    active: int  # parameters multiplied for a token: only its experts, no embedding of an untied model
 
     @property
     def output(self) -> int:

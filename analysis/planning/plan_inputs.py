@@ -43,7 +43,7 @@ class Assumptions(NamedTuple):
 
     mfu: float = 0.4  # share of the learner's peak rate
     mean_tokens_share: float = 0.5  # ratio of the mean response to dialogue.response_tokens
-    gpu_reserve_gib: float = 2.0  # per GPU: CUDA context, NCCL, fragments of the allocator
+    gpu_reserve_gib: float = 2.0  # memory of a GPU for the CUDA context, NCCL, fragmentation
     process_gib: float = 0.5  # host memory: interpreter and libraries of one learner rank or engine
 
 

@@ -15,7 +15,7 @@ from asterism.analysis.simulation.cluster_model import GpuSpec, ModelShape, Step
 from asterism.engine.model.model_config import DecoderConfig
 
 _FLOPS_PER_PARAMETER = 6  # forward 2, backward 4
-_FLOPS_PER_PAIR = 12  # per query-key pair, layer and head value: two products, three passes
+_FLOPS_PER_PAIR = 12  # FLOPs of a query-key pair, per layer and head value: two products, three passes
 
 
 class StepSeconds(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ class ExecutorUtilization(msgspec.Struct, frozen=True):
     queued_peak: float  # highest sample
     running_s_per_call: float
     queued_s_per_call: float
-    code_s_per_call: float | None  # from the start of the code to its end; null if not logged
+    code_s_per_call: float | None  # mean duration of the code of a call; null if not logged
 
 
 class ExecutorTimeSeries(NamedTuple):

@@ -10,7 +10,7 @@ import polars as pl
 from asterism.analysis.utilization.log_schema import LogTables
 from asterism.analysis.utilization.phases import build_engine_demand, build_learner_phases, build_phase_counts
 
-CAUSES = {  # in order of precedence
+CAUSES = {  # causes in order of precedence
     "starting": "waiting for the first weights: start-up, cold start",
     "weights": "new weights were being transferred or loaded",
     "overhead": "engine overhead: messages and bookkeeping",

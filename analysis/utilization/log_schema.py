@@ -27,7 +27,7 @@ _UNIQUE_BY = {
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    timestamp: datetime  # with a time zone
+    timestamp: datetime  # has a time zone
     process: str = ""  # default: the file's name
 
 

@@ -8,7 +8,7 @@ import polars as pl
 from asterism.analysis.utilization.log_schema import LogTables
 
 NUM_LONGEST = 10
-WAITS: Mapping[str, str] = {  # by field of the log line
+WAITS: Mapping[str, str] = {  # keys: fields of the log line
     "lease_wait_s": "a lease",
     "generation_s": "generation",
     "tools_s": "tools",
@@ -52,7 +52,7 @@ class TrajectoryUtilization(msgspec.Struct, frozen=True):
     tokens: int  # prompt, generated and tool tokens
     generated_tokens: int
     migrations: int  # moves to another engine, between or within turns
-    waits: dict[str, WaitStatistics]  # by WAITS
+    waits: dict[str, WaitStatistics]  # statistics by key of WAITS
     longest: tuple[TrajectorySummary, ...]
 
 

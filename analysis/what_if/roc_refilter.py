@@ -55,10 +55,10 @@ class SelectionStats(msgspec.Struct, frozen=True):
     groups: int
     trajectories: int
     positives: int
-    failed_call_share: float | None  # of the positives' calls; None: no calls
+    failed_call_share: float | None  # failed share of the positives' calls; None: no calls
     response_tokens_mean: float | None
     reward_mean: float | None
-    component_means: dict[str, float]  # over the trajectories that have the component
+    component_means: dict[str, float]  # means over the trajectories that have the component
 
 
 class SelectionDifference(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class SelectionDifference(msgspec.Struct, frozen=True):
     both: int  # trajectories that both settings keep
     # Mean absolute change over the trajectories that either setting keeps; 0 counts for a trajectory not kept.
     advantage_change_mean: float | None
-    advantage_change_both_mean: float | None  # over the trajectories that both settings keep
+    advantage_change_both_mean: float | None  # mean over the trajectories that both settings keep
 
 
 def read_judged_groups(run: RunConfig, folder: RunFolder) -> Iterator[tuple[int, list[JudgedGroup]]]:
@@ -79,8 +79,8 @@ def read_judged_groups(run: RunConfig, folder: RunFolder) -> Iterator[tuple[int,
     log = folder.events / f"{HEAD}.sqlite"
     if not log.exists():
         raise UnusableInput(f"{log}: there is no event log; was the run started with log.events = false?")
-    finished: defaultdict[int, list[TrajectoryFinished]] = defaultdict(list)  # by group
-    groups: defaultdict[int, list[JudgedGroup]] = defaultdict(list)  # by step
+    finished: defaultdict[int, list[TrajectoryFinished]] = defaultdict(list)  # trajectories by group
+    groups: defaultdict[int, list[JudgedGroup]] = defaultdict(list)  # judged groups by step
     for event, decision in read_events(log, kinds=[kind.__name__ for kind in _KINDS]):
         if event.actor == "recipe" or (decision is not None and decision.is_refused):
             continue

@@ -56,7 +56,7 @@ _QUICK_STRIDE = 5
 class Verdict(NamedTuple):
     call: LabelledCall
     outcome: CodeOutcome | MalformedCall
-    counts_as_failed: tuple[bool, ...]  # by rule, in the order of RULES
+    counts_as_failed: tuple[bool, ...]  # one value per rule, in the order of RULES
 
     def is_wrongly_counted(self, rule: str) -> bool:
         return self.counts_as_failed[RULES.index(rule)] == self.call.program.is_right

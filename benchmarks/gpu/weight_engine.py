@@ -116,7 +116,7 @@ def running_engine(config: DecoderConfig, device: torch.device, folder: Path) ->
     ours, theirs = context.Pipe()
     process = context.Process(target=_answer, args=(theirs, config, device, folder), daemon=True)
     process.start()
-    theirs.close()  # so that a wait for an answer ends when the process ends
+    theirs.close()  # a wait for an answer then ends when the process ends
     try:
         engine = WeightEngine(ours)
         engine.wait(_START_LIMIT_S)

@@ -15,7 +15,7 @@ from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from benchmarks.support.loop_lag import measuring_lag
 
-with pausing_garbage_collector():  # as in engine/learner/__main__.py
+with pausing_garbage_collector():  # like engine/learner/__main__.py
     import torch.distributed as dist
 
     from asterism.engine.learner.batches.batch_journal import BatchJournal

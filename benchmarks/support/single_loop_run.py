@@ -91,7 +91,7 @@ class SingleProcessLoop:
         self._rollout.decide(time.monotonic(), ExecutorJoined(EXECUTOR, run.sandbox.fork_servers))
         self._buffer = GroupBuffer(run, problems.train, problems.test)
         self._turns: dict[int, TurnRequested] = {}  # turns in generation, by trajectory
-        self._answers: asyncio.Queue[Call] = asyncio.Queue()  # at most one per trajectory
+        self._answers: asyncio.Queue[Call] = asyncio.Queue()  # at most one answer per trajectory
         self._calls: set[Call] = set()  # unfinished sandbox calls
         self._sequences: list[TrainingSequence] = []  # sequences of the step's accepted groups
         self._collected: StepCollected | None = None

@@ -104,7 +104,7 @@ class TestCurves:
         first = path.with_suffix(".svg").read_bytes()
         assert draw_curves(tmp_path / "demo").with_suffix(".svg").read_bytes() == first
 
-    def test_a_binary_reward_shares_the_axis_of_accuracies_and_a_shaped_one_has_panels_of_its_own(self, tmp_path: Path):
+    def test_a_binary_reward_shares_the_axis_of_accuracies_and_a_shaped_reward_has_its_own_panels(self, tmp_path: Path):
         evaluation = {"kind": "evaluation", "label": "start_sampled", "accuracy": 0.75, "reward": 0.75}
         binary = write_run(tmp_path / "binary", evaluation, step(1, positive_share=0.5))
         shaped = write_run(
@@ -177,7 +177,7 @@ class TestComparison:
 
 
 def shown(summary: dict[str, Any]) -> dict[str, list[str]]:
-    """The non-empty cells of each row, by label."""
+    """Return the non-empty cells of each row, by label."""
     console = Console(file=io.StringIO(), width=100, color_system=None)
     with console.capture() as capture:
         console.print(build_summary_table(summary))

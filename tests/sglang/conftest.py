@@ -56,7 +56,7 @@ def servers(
 
 @pytest.fixture
 def bench(servers: tuple[SharedServer, SharedServer], tmp_path: Path) -> SGLangBench:
-    """In float32, on the roomy server."""
+    """Return a bench in float32, on the roomy server."""
     return SGLangBench(*servers, tmp_path, TRAITS)
 
 

@@ -31,7 +31,7 @@ _PLACES: tuple[tuple[str, Part], ...] = (
     ("asterism.engine.model.causal_lm:CausalLM.", "ends"),  # the selection of the scored hidden states
     ("asterism.engine.model.rope:apply_rope", "layers"),
     ("asterism.engine.model.rope:", "ends"),
-    ("asterism.engine.model.", "layers"),  # with the last norm and the conversion of float32 parameters
+    ("asterism.engine.model.", "layers"),  # includes the last norm and the conversion of float32 parameters
     ("asterism.policies.losses.token_scores:", "head"),
     ("asterism.policies.losses.head_kernels:", "head"),
     ("asterism.policies.losses.", "loss"),

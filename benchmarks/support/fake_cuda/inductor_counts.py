@@ -37,7 +37,7 @@ from benchmarks.support.fake_cuda.operation_costs import (
 )
 from benchmarks.support.fake_cuda.operation_log import get_active_log
 
-_compile = torch.compile  # before torch_patches.py replaces it
+_compile = torch.compile  # the original, which torch_patches.py replaces
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _CACHED_ROW_BYTES = 128 << 10  # cached bytes of a row: an H100 has 384 KB of second-level cache per multiprocessor
 GraphListener = Callable[[GraphModule, Sequence[Any]], None]
@@ -116,7 +116,7 @@ class _CountingBackend:
 
         def run(given: list[Any]) -> list[Any]:
             tensors = list(given)
-            given.clear()  # so that saved tensors are freed
+            given.clear()  # frees saved tensors
             if log := get_active_log():
                 log.record_kernels(f"compiled {direction}", count, self._site)
             return outputs.make(tensors)

@@ -113,8 +113,8 @@ class OperationLog(TorchDispatchMode):
 
     def clear(self) -> None:
         """Start a new recording. Live memory stays."""
-        self.counts = defaultdict[tuple[str, str], KernelCount](KernelCount)  # by module and function
-        self.operations = Counter[tuple[str, str]]()  # by name and place; kernels only
+        self.counts = defaultdict[tuple[str, str], KernelCount](KernelCount)  # keys: module and function
+        self.operations = Counter[tuple[str, str]]()  # kernels only; keys: name and place
         self.syncs: list[Sync] = []
         self.copies: list[Copy] = []
         self.mixed: list[MixedDevices] = []

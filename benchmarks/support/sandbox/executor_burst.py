@@ -39,8 +39,8 @@ class BurstMemory(msgspec.Struct, frozen=True):
 
 class BurstResult(msgspec.Struct, frozen=True):
     figures: LoadFigures
-    start: BurstMemory  # after the first call
-    middle: BurstMemory  # after half of the answers
+    start: BurstMemory  # memory after the first call
+    middle: BurstMemory  # memory after half of the answers
     end: BurstMemory
     ran_ms: list[float]  # time in the sandbox of each answered call, in the order of the answers
     queued_ms: list[float]  # rest of the time from request to answer, of the same calls

@@ -47,8 +47,8 @@ class SandboxBenchmarkSizes(msgspec.Struct, frozen=True):
 
     rounds: int  # alternate the compared variants, so that machine drift affects both
     alone: dict[str, int]  # processes per round
-    rate_s: float  # per round, for each kind
-    overhead_s: float  # per round, for each of the two clients
+    rate_s: float  # seconds of a round, for each kind
+    overhead_s: float  # seconds of a round, for each of the two clients
     in_flight: dict[int, int]  # calls, by number in flight
     idle_calls: int
     cells_s: float

@@ -80,7 +80,7 @@ class StoppingEngine(SGLangEngine):
             load_poll_s=0.05,
         )
         self._plans, self._vocabulary = plans, vocabulary
-        self._completed_turns = Counter[int]()  # by trajectory
+        self._completed_turns = Counter[int]()  # keys: trajectories
         self.counted: EngineLoad | None = None  # set at close
 
     async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:

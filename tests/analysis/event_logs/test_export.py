@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def stepped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Two steps of one group each; the log ends before the second step's trajectories."""
+    """Record two steps of one group each; the log ends before the second step's trajectories."""
     folder = RunFolder(tmp_path_factory.mktemp("run") / "stepped")
     recording = Recording(folder)
     recording.begin()
@@ -123,7 +123,7 @@ def test_a_lane_contains_the_phases_of_a_trajectory(folder: RunFolder, tmp_path:
     (whole,) = [each for each in track if each[3] == 0]
     assert whole[0] == "trajectory 7 on q:1: answered, reward 1"
     inside = [each for each in track if each[3] == 1]
-    assert [end for _, _, end, _ in inside[:-1]] == [begin for _, begin, _, _ in inside[1:]]  # without gaps
+    assert [end for _, _, end, _ in inside[:-1]] == [begin for _, begin, _, _ in inside[1:]]  # no gaps
     assert inside[0][1] == whole[1]
 
 

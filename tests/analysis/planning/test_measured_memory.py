@@ -1,4 +1,4 @@
-"""The plan against the measured peak memory of real learner steps, on one and two ranks.
+"""Compares the plan with the measured peak memory of real learner steps, on one and two ranks.
 
 The processes return freed blocks to the system at once (MALLOC_MMAP_THRESHOLD_), so that anonymous memory is the memory of
 live tensors, on any machine.

@@ -1,4 +1,4 @@
-"""`asterism.analysis.planning`: what does not fit is named with the values of keys that suffice."""
+"""Plans name the resources that do not fit, with values of keys that suffice."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ KEEPS_ALL = "learner.activation_checkpointing=none"
         "whole recipe",
     ],
 )
-def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> None:
+def test_shipped_configurations_fit_their_machines(inputs: PlanInputs) -> None:
     plan = build_plan(inputs)
     assert plan.shortfalls == []
     assert plan.seconds.step_s is not None
@@ -55,7 +55,7 @@ def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> 
     assert find(plan, "GPU memory").needed_bytes > 0.5 * inputs.machines.gpu.memory_bytes
 
 
-def test_without_checkpointing_14b_does_not_fit_on_eight_gpus_and_the_mode_is_named() -> None:
+def test_14b_without_checkpointing_does_not_fit_on_eight_gpus_and_the_plan_names_a_mode() -> None:
     plan = build_plan(
         make_inputs("14B", KEEPS_ALL, "stage=12k", file="rstar2_14b_8gpu", machines=make_machines("h200"))
     )
@@ -73,7 +73,7 @@ def test_gradients_reduced_once_are_undivided_and_the_other_value_of_the_key_is_
     assert {"learner.reduce_gradients": "each_micro_batch"} in [change.changes for change in plan.changes]
 
 
-# ---------------------------------------------------------------- what does not fit
+# ---------------------------------------------------------------- shortfalls
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_value_that_fits_is_named_and_the_next_larger_one_does_not_fit(
     assert resource in [each.name for each in build_plan(inputs.change({key: larger})).shortfalls]
 
 
-def test_a_cache_that_does_not_fit_names_a_smaller_one() -> None:
+def test_a_plan_proposes_a_smaller_cache_if_the_cache_does_not_fit() -> None:
     machines = make_machines("h100", gpus=1)
     plan = build_plan(make_inputs("1.7B", "engine.kv_tokens=262144", file="qwen3_1.7b_1gpu", machines=machines))
     (change,) = (each for each in plan.changes if "engine.kv_tokens" in each.changes)
@@ -164,7 +164,7 @@ def test_two_keys_are_named_if_one_does_not_suffice() -> None:
     assert all(len(change.changes) == 2 for change in plan.changes if change.resource == "GPU memory")
 
 
-def test_what_no_key_changes_names_the_machine() -> None:
+def test_a_shortfall_that_no_key_changes_names_a_change_of_the_machine() -> None:
     plan = build_plan(make_inputs("4B", machines=PlannedMachines(8, GPUS["h100"], shared_memory_bytes=GIB)))
     (short,) = plan.shortfalls
     assert describe_remedy(plan, short).startswith("enlarge /dev/shm")
@@ -192,7 +192,7 @@ def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("engine.max_running=64", 64 * 151_936 * (8 + 8) + 256 * 2**20),  # in graphs and outside; attention's buffer
+        ("engine.max_running=64", 64 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs, sampling outside, attention
         ("engine.page_tokens=256", 64 * 151_936 * (8 + 8)),  # attention reads the pages
         ("engine.cuda_graphs=false", 64 * 151_936 * 8 + 2 * 256 * 2**20),
         ("evaluation.top_p=0.9", 64 * 151_936 * (25 + 8) + 256 * 2**20),
@@ -227,7 +227,7 @@ def test_a_checkpoint_has_12_bytes_per_parameter_and_the_exported_model() -> Non
     assert disk["batches"] == 10 * 128 * 8 * 4608 * 9  # 10 steps of 128 groups with 8 kept trajectories
 
 
-def test_the_reference_model_and_engines_on_the_same_gpu_count() -> None:
+def test_a_gpu_plan_counts_the_reference_model_only_with_kl() -> None:
     plain, with_kl = (
         get_bytes(find(build_plan(make_inputs("1.7B", *more, file="qwen3_1.7b_1gpu")), "GPU memory"))
         for more in ((), ("learner.kl_coef=0.1",))
@@ -244,7 +244,7 @@ def test_a_run_with_adapters_trains_and_saves_only_them() -> None:
     gpu, disk = get_bytes(find(build_plan(inputs), "GPU memory")), get_bytes(plan_disk(inputs))
     kept = inputs.run.learner.keep_checkpoints + 3
     assert gpu["parameters"] == 4 * (total + adapters)
-    assert gpu["optimizer"] in {8 * adapters, 12 * adapters}  # with the temporary tensor
+    assert gpu["optimizer"] in {8 * adapters, 12 * adapters}  # with or without a temporary tensor
     assert "reference model" not in gpu
     assert disk["checkpoints"] == kept * 12 * adapters + 4 * total
     cold = make_inputs("1.7B", *settings, "sft.steps=1", "sft.data=sft.jsonl", file="qwen3_1.7b_1gpu")
@@ -286,7 +286,7 @@ def test_a_plan_proposes_to_publish_adapters_if_shared_memory_is_short() -> None
     further = (
         ("learner.lora_rank=16", "engine.kind=embedded"),
         ("learner.lora_rank=16", "engine.kind=sglang", "sglang.weights=tensor"),
-        ("learner.lora_rank=16", "engine.kind=sglang", "sglang.data_parallel=2"),  # loads no adapters
+        ("learner.lora_rank=16", "engine.kind=sglang", "sglang.data_parallel=2"),  # data parallelism: no adapters
         ("learner.lora_rank=0", "engine.kind=embedded"),
     )
     proposals = [

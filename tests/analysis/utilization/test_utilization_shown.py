@@ -21,7 +21,7 @@ COLUMNS = 80
 
 
 def write_logs(run: Path, engines: int) -> Logs:
-    """A folder with logs only, as the simulator writes it."""
+    """Write a folder with logs only, as the simulator does."""
     logs = Logs(run / "logs")
     logs.line("head", 0, "step.requested", name="step 1", version=0)
     logs.line("head", 0, "group.started", name="step 1", group_id=0, size=2)

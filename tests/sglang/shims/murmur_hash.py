@@ -31,6 +31,6 @@ def _rotated(word: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _times(word: torch.Tensor, factor: int) -> torch.Tensor:
-    """The product's lower 32 bits, in halves that do not overflow."""
+    """Return the product's lower 32 bits, in halves that do not overflow."""
     upper, lower = divmod(factor, 1 << 16)
     return (word * lower + (((word * upper) & 0xFFFF) << 16)) & _LOW
