@@ -64,7 +64,7 @@ def style_axes(axes: Axes, title: str, unit: str, *, percent: bool = False, x_la
 
 
 def draw_line(axes: Axes, steps: pl.Series, values: pl.Series, color: str, label: str | None = None) -> None:
-    """Draws the values as a faint line and their moving mean over it, or "not measured"."""
+    """Draw the values as a faint line and their moving mean over it, or "not measured"."""
     if values.drop_nulls().is_empty():
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=_FAINT_INK, fontsize=11)
         return
@@ -82,7 +82,7 @@ def draw_legend(axes: Axes, place: Literal["lower right", "upper right"] = "lowe
 
 
 def leave_headroom(axes: Axes, share: float = 0.08) -> None:
-    """Leaves space between the highest value and the title; y starts at 0."""
+    """Leave space between the highest value and the title; y starts at 0."""
     highest = axes.dataLim.y1
     axes.set_ylim(0, highest * (1 + share) if np.isfinite(highest) and highest > 0 else 1)
 
@@ -92,7 +92,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
 
     A symbolic link is replaced, not followed. Raises OSError and DiskError.
     """
-    with rc_context({"svg.hashsalt": "asterism"}):  # else the ids in the SVG are random
+    with rc_context({"svg.hashsalt": "asterism"}):  # without a salt, the ids in the SVG are random
         for target in (path, path.with_suffix(".svg")) if path.suffix == ".png" else (path,):
             content, extension = BytesIO(), target.suffix.removeprefix(".")
             figure.savefig(content, format=extension, metadata={"Date": None} if extension == "svg" else None)

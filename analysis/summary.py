@@ -114,7 +114,7 @@ def count_trajectories(folder: RunFolder) -> dict[str, int | None]:
 
 
 def _count_by_launch(log: Path, actor: str, kind: str) -> list[int]:
-    """Count the trajectories in events of one kind per launch (from RunStarted on), with removed events."""
+    """Count the trajectories in events of one kind per launch (from RunStarted on), including removed events."""
     counts: list[int] = []
     starts: list[int] = []
     for event, _ in read_events(log, kinds=("RunStarted", kind)):

@@ -19,7 +19,7 @@ A model with 17M parameters trains in float32 and bfloat16. All variants take tu
 Times are CPU seconds of the process; a ratio is the median over the rounds. Micro batches of 16,384 tokens are planned for
 4,096 sequences of up to 14,336 tokens on 64 ranks, for the sizes of a model with 14B parameters. Keys:
 
-    fill                              tokens over the room of all micro batches; the mean of eight random steps
+    fill                              filled share of all micro batches; the mean of eight random steps
     lockstep_loss_4096_rows_64_ranks  share of time in which ranks wait for the slowest one of each round
     plan_s                            CPU seconds to plan one step
 """

@@ -90,13 +90,13 @@ FULL, QUICK = SglangBenchmarkSizes(12, 192, 32, MOST_TOKENS, 24), SglangBenchmar
 
 
 class FixedWeights:
-    """Weight updates of a server that never gets new weights."""
+    """The weights of a server that never receives new ones."""
 
     def check(self, server: ServerInfo) -> None:
         """Accept any server."""
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        raise WeightsRefused("this server's weights stay")
+        raise WeightsRefused("the benchmark's server accepts no weights")
 
     async def close(self) -> None:
         """Do nothing: no connection is open."""

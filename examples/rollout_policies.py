@@ -23,7 +23,7 @@ Event = TrajectoryEvent | ExecutorLeft
 
 
 class FixedTurns(IndependentTrajectories):
-    """After an answer, the user asks for a check, until the model has had `num_turns` turns."""
+    """A policy that appends a user's request for a check to each answer, until the model has had `num_turns` turns."""
 
     num_turns = 3
     request = "Check each step of your answer, and answer again."
@@ -50,12 +50,12 @@ class _Candidates(NamedTuple):
 
 
 class BestOfN(IndependentTrajectories):
-    """Samples each turn `num_candidates` times, and keeps the turn with the highest mean log probability."""
+    """A policy that samples each turn `num_candidates` times and keeps the sample with the highest mean logprob."""
 
     num_candidates = 4
 
     def __init__(self) -> None:
-        self._candidates: dict[int, _Candidates] = {}  # candidates of the present turn, by trajectory
+        self._candidates: dict[int, _Candidates] = {}  # candidates of the current turn, by trajectory
 
     def advance(
         self, rules: Rules, trajectory: Trajectory, now: float, event: Event, live: Mapping[int, Trajectory]

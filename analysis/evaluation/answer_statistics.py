@@ -78,7 +78,7 @@ def compute_standard_error(values: Sequence[float]) -> float | None:
 
 
 def compute_bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float] | None:
-    """Return the percentile interval of the mean with the share INTERVAL, from BOOTSTRAP_DRAWS resamples."""
+    """Return the percentile interval of the mean with the coverage INTERVAL, from BOOTSTRAP_DRAWS resamples."""
     if not values:
         return None
     random, sample = np.random.default_rng(seed), np.asarray(values, np.float64)

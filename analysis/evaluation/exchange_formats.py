@@ -19,8 +19,8 @@ class SamplingFacts(NamedTuple):
 
 
 def build_benchmark_result(name: str, result: SetResult) -> dict[str, Any]:
-    """Build a BenchmarkResult: each answer is correct, wrong, truncated or an error. Answers to a question over the
-    limit count as truncated, because the prompt exceeds the context. The score is the share of correct answers."""
+    """Build a BenchmarkResult: each answer is correct, wrong, truncated or an error. If a prompt is over
+    the limit, its answers count as truncated. The score is the share of correct answers."""
     over_limit = result.questions_over_limit * result.samples
     asked = result.answers + result.failed + over_limit
     metrics = {

@@ -60,7 +60,7 @@ class SetResult(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of a set; docs/evaluation.md defines each. Shares are in [0, 1]; an undefined value is None."""
 
     samples: int  # requested samples per question
-    questions: int  # all questions, also over the limit or without a result
+    questions: int  # all questions, including those over the limit or without a result
     questions_over_limit: int  # questions not asked: the prompt exceeds dialogue.prompt_tokens; counted as wrong
     questions_without_result: int  # questions with failed answers only: not in the means
     answers: int  # answers with a result
@@ -80,10 +80,10 @@ class SetResult(msgspec.Struct, frozen=True, kw_only=True):
     truncated_share: float | None  # share of answers at the length limit
     endings: dict[str, int]
     response_tokens: LengthStatistics | None
-    turns: float | None  # mean number per answer
+    turns: float | None  # mean number of turns per answer
     calls: float | None
     call_error_share: float | None  # share of calls with an error
-    seconds: float  # sum over answers
+    seconds: float  # sum of the answers' durations
 
 
 def group_questions(
@@ -168,7 +168,7 @@ def _score_failed_as_wrong(question: EvaluatedQuestion) -> float:
 
 
 def _list_run_means(questions: Sequence[EvaluatedQuestion], samples: int) -> list[float]:
-    """Return the mean of each sample over the questions in which all samples have a result; over the limit is 0."""
+    """Return the mean of each sample over the questions with a result of all samples; a prompt over the limit has 0."""
     complete = [[each.correct for each in question.results] for question in questions if not question.is_over_limit]
     complete = [correct for correct in complete if len(correct) == samples]
     num_over_limit = sum(question.is_over_limit for question in questions)

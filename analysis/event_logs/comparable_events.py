@@ -43,12 +43,12 @@ _KINDS = (
     *(StepCollected, StepTrained, EvaluationFinished, WeightsPublished),
 )
 _EXCLUDED_FIELDS = ("executor", "trajectory_id", "lease")  # worker, placement, part of the stream's name
-_CACHE_METRICS = ("recomputed_share",)  # depend on cache sizes and on the order in which requests arrive
+_CACHE_METRICS = ("recomputed_share",)  # metrics that depend on cache sizes and on the arrival order of requests
 _ENGINE_METRICS = ("probe_engines", "probe_unmoved_engines")  # counts of engines
 # The recorder restarts its comparison of probes at each launch. `probe_gap` is a result and stays.
 _LAUNCH_METRICS = ("probe_mismatch", "probe_moved", "probe_followed", "probe_since")
 _PLACEMENT_METRICS = {*_CACHE_METRICS, *_ENGINE_METRICS, *_LAUNCH_METRICS}
-_MEASURED_METRICS = ("mfu", "peak_memory_gib")  # depend on time and memory of the machine
+_MEASURED_METRICS = ("mfu", "peak_memory_gib")  # metrics that depend on time and memory of the machine
 _SORTS_LAST = (inf,)
 Timed = TypeVar("Timed", bound=msgspec.Struct)
 
@@ -117,7 +117,7 @@ class _LoggedStreams:
         self._events.setdefault(stream, {})[sort_key] = event
 
     def _merge_turn(self, stream: str, sort_key: tuple[float, ...], event: ComparableEvent) -> None:
-        """Appends the tokens to the turn's tokens from an earlier lease."""
+        """Append the tokens to the turn's tokens from an earlier lease."""
         earlier = self._events.get(stream, {}).get(sort_key)
         if earlier is not None:
             for name in ("token_ids", "logprobs", "versions"):
@@ -156,7 +156,7 @@ def _read_metric_lines(folder: RunFolder, logged: Mapping[str, list[ComparableEv
 
 
 def _read_newest_checkpoint(folder: RunFolder, logged: Mapping[str, list[ComparableEvent]]) -> EventStreams:
-    """Read one event per file of the newest checkpoint; the event's time is the end of the step."""
+    """Return one event per file of the newest checkpoint; the event's time is the end of the step."""
     newest = max(folder.checkpoints.glob("step_*"), default=None)
     if newest is None:
         return {}

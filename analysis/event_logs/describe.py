@@ -187,7 +187,7 @@ def extract_texts(message: object, context: TextContext) -> Iterator[str]:
 
 
 def make_excerpt(text: str, around: str = "") -> str:
-    """Return one line of bounded length; a long text is cut around `around`."""
+    """Return one line of bounded length: the part of a long text around `around`."""
     line = text.replace("\n", "⏎")
     at = line.casefold().find(around.replace("\n", "⏎").casefold()) if around else 0
     start = max(0, at - _CHARACTERS_BEFORE_MATCH) if at + len(around) > _MAX_EXCERPT_CHARACTERS else 0

@@ -54,7 +54,7 @@ def list_divergences(a: RunFolder, b: RunFolder, *, exact: bool = False) -> list
 
 
 def _get_sort_key(divergence: RunDivergence, processes: Container[str]) -> tuple[object, ...]:
-    """Sort divergences at the same times: those of processes first, those of files last."""
+    """Return the sort key: the times, and at equal times processes first and files last."""
     name = divergence.stream
     is_file = name.startswith(("metrics, ", "checkpoint "))
     return *divergence.times, name not in processes, is_file, name
@@ -70,7 +70,7 @@ def _compare_stream(name: str, a: Iterable[ComparableEvent], b: Iterable[Compara
 def _is_same(a: ComparableEvent, b: ComparableEvent) -> bool:
     if "bytes" in a.contents:
         return a.contents["bytes"] == b.contents["bytes"]
-    # repr: nan is not equal to itself.
+    # repr, because nan is not equal to itself.
     return a.label == b.label and (a.contents == b.contents or repr(a.contents) == repr(b.contents))
 
 

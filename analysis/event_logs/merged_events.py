@@ -33,12 +33,12 @@ class MergedEvent(NamedTuple):
 
     @property
     def envelope(self) -> Envelope:
-        """Raises UnusableInput if the event is damaged."""
+        """The decoded event. Raises UnusableInput if the event is damaged."""
         return decode_event(self.log_path, self.event)
 
 
 class EventFilter(msgspec.Struct, frozen=True):
-    """Selects the events that match all fields."""
+    """A filter that selects the events that match all of its fields."""
 
     actor: str | None = None
     kinds: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ _TRAJECTORY_SCHEMA = {
 
 
 def write_parquet(folder: RunFolder, output_folder: Path, time_range: TimeRange = ALL_TIMES) -> dict[str, int]:
-    """Writes the tables `events` and `trajectories` and returns their row counts.
+    """Write the tables `events` and `trajectories`, and return their row counts.
 
     Each table is a folder of files of bounded size. Existing tables are replaced. Raises
     UnusableInput if there is no log. `time_range` selects events by time and trajectories by end.

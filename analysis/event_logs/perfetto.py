@@ -20,7 +20,7 @@ TraceRecord = dict[str, Any]
 
 
 def write_chrome_trace(spans: Sequence[TraceSpan], file: Path) -> int:
-    """Writes one JSON object; returns the number of spans. Raises OSError."""
+    """Write one JSON object, and return the number of spans. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as out:
         out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
@@ -74,7 +74,7 @@ class _WholeTrajectory(NamedTuple):
 
 
 def _join_trajectories(group: list[TraceSpan]) -> list[_WholeTrajectory]:
-    """Join the spans of each trajectory. Launches of a resumed run reuse numbers: such trajectories share a lane."""
+    """Join the spans of each trajectory. Launches of a resumed run reuse numbers: these are joined."""
     by_trajectory: defaultdict[int | None, list[TraceSpan]] = defaultdict(list)
     for each in group:
         by_trajectory[each.trajectory].append(each)
@@ -85,7 +85,7 @@ def _join_trajectories(group: list[TraceSpan]) -> list[_WholeTrajectory]:
 
 
 def _pack_tracks(group: Sequence[_TimedT]) -> list[list[_TimedT]]:
-    """Spreads spans over as few tracks as possible; a span goes to the longest free track."""
+    """Distribute spans over as few tracks as possible; a span goes to the track that has been free longest."""
     tracks: list[list[_TimedT]] = []
     free: list[tuple[float, int]] = []  # (free since, track)
     for each in sorted(group, key=lambda each: (each.start_s, each.end_s)):

@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 
 _MAX_ENTRIES = 40  # shown entries of one container
-_FOUR_BYTE_ARRAYS = ("token_ids", "prompt_ids", "logprobs", "versions")  # four bytes per element
+_FOUR_BYTE_ARRAYS = ("token_ids", "prompt_ids", "logprobs", "versions")  # fields with four bytes per element
 _MAX_INLINE_ITEMS = 16  # length up to which bytes and sequences of numbers are printed in full
 _INDENT = "  "
 

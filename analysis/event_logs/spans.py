@@ -89,7 +89,7 @@ def build_spans(folder: RunFolder) -> list[TraceSpan]:
 
 
 def find_step(spans: list[TraceSpan], step: int) -> TraceSpan:
-    """Return the span of the step itself. Raises UnusableInput if there is no such step."""
+    """Return the span of the step. Raises UnusableInput if there is no such step."""
     span = next((each for each in spans if each.track == STEPS and each.name == f"step {step}"), None)
     if span is None:
         raise UnusableInput(f"--step {step}: the logs have no completed step {step}")

@@ -1,7 +1,7 @@
 """Describes the events of one trajectory in the order of time, with every text that the model read.
 
-The log has no event for a call that cannot run, such as invalid JSON, because no executor
-received it: the generated text gives the call and its result. A call or a grading waits in queues
+A call that cannot run, such as invalid JSON, has no event in the log, because no executor received
+it: the call and its result are derived from the generated text. A call or a grading waits in queues
 from the event that caused it until its execution.
 """
 

@@ -11,7 +11,7 @@ from asterism.analysis.planning.activation_memory import FLOAT32_BYTES, Activati
 from asterism.analysis.planning.model_size import ModelSize
 
 MOMENTS = 2  # moments of AdamW per parameter
-_PREFETCHED_LAYERS = 2  # the computing one and the next one
+_PREFETCHED_LAYERS = 2  # gathered layers: the present one and the next one
 
 
 class RankShare(NamedTuple):

@@ -99,7 +99,7 @@ def compute_cached_token_bytes(inputs: PlanInputs) -> float:
 def compute_cache_tokens(inputs: PlanInputs) -> int | None:
     """Return the KV tokens of one copy of the model.
 
-    With engine.kv_tokens = 0 they are those of sglang.memory_share, and None without a GPU.
+    With engine.kv_tokens = 0, sglang.memory_share sets them; None without a GPU.
     """
     run, gpu = inputs.run, inputs.machines.gpu
     if run.engine.kv_tokens:

@@ -97,7 +97,7 @@ def _plan_gpu_count(name: str, needed: int, limit: int | None, keys: tuple[str, 
 def find_changes(inputs: PlanInputs, name: str, keys: Sequence[str]) -> list[KeyChange]:
     """Return at most _ALTERNATIVES changes that make the resource suffice: one key each, or two if no single key helps.
 
-    A change makes nothing short that suffices at present. A change for a resource also satisfies all counts with keys.
+    No change creates a new shortfall. A change for a resource also satisfies all counts with keys.
     """
     counts, resources = _plan_counts(inputs), _plan_resources(inputs)
     others = [*resources.values(), *(each for each in counts.values() if name in counts or not each.keys)]

@@ -25,7 +25,7 @@ class LoadInterval(NamedTuple):
 def build_load_intervals(reports: Iterable[EngineLoadReported]) -> list[LoadInterval]:
     """Build one interval for each two successive reports of an engine with work between them.
 
-    The reports of several engines may be mixed. Counters that fall mark a restart.
+    The reports of several engines may be mixed. A counter that falls marks a restart.
     """
     by_engine: dict[str, list[EngineLoadReported]] = {}
     for report in reports:

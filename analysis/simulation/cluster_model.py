@@ -11,7 +11,7 @@ tokens (the roofline of one product). Attention, which follows, reads the keys a
 sequence.
 
 Efficiencies are round, conservative figures from published profiles of engines, the same for all GPUs of
-a vendor: the simulator compares policies on one model and claims no absolute times.
+a vendor: the simulator compares policies on one model and predicts no absolute times.
     bandwidth 0.75   large reads of weights and paged KV caches, of the data sheet's peak
     arithmetic 0.5   bf16 products with some thousand rows (NVIDIA); 0.4 for AMD's MI300X
     fixed 2 ms       launch of a captured step, sampling, the engine's own scheduling

@@ -53,7 +53,7 @@ class SimulatedEngine:
         actions = SchedulerActions(clear_pages=_do_nothing, await_tokens=_do_nothing)
         self._scheduler = Scheduler(capacity, self._batch, cluster.chunk_tokens, 0, actions, environment.prefix_tracker)
         self._kv_manager = self._scheduler.kv_manager
-        self._requests: dict[int, TurnRequested] = {}  # the latest of each trajectory, until its cache is released
+        self._requests: dict[int, TurnRequested] = {}  # latest request of each trajectory, until its cache is released
         self._generating: set[int] = set()  # trajectories that generate
         self._advanced_until = 0.0  # end of the last completed step, or of the last idle interval
         self._wakeup_id = 0  # id of the latest wake-up; earlier wake-ups are void
@@ -123,7 +123,7 @@ class SimulatedEngine:
             used_pages, evicted_pages = self.used_pages, self._kv_manager.evicted_pages
             self._scheduler.skip_steps(steps)
             self.overflows += self._kv_manager.evicted_pages > evicted_pages
-            self.used_page_s -= (self.used_pages - used_pages) / 2 * seconds  # the pages grow during these steps
+            self.used_page_s -= (self.used_pages - used_pages) / 2 * seconds  # the used pages grow during these steps
             self._complete_steps(steps, seconds)
 
     def _complete_steps(self, steps: int, seconds: float) -> None:

@@ -65,7 +65,7 @@ class EngineTimeSeries(NamedTuple):
     cached: StepFunction
     recomputed: StepFunction  # tokens per second
     evicted: StepFunction  # tokens per second
-    idle: pl.DataFrame  # t, span_s, idle_s, cause
+    idle: pl.DataFrame  # columns t, span_s, idle_s, cause
 
     def compute_idle_shares(self, edges: Floats) -> Floats:
         """Return the idle share of each interval between two edges."""

@@ -26,7 +26,7 @@ CAUSES = {  # causes in order of precedence
 def compute_idle_by_cause(
     lines: LogTables, engine: str, samples: pl.DataFrame, each_step: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return segments of the engine's time: t, span_s, idle_s, cause.
+    """Return segments of the engine's time, with columns t, span_s, idle_s and cause.
 
     `samples` has t, grown_busy_s and began (see asterism.analysis.utilization.engine_time). The time before a
     start of the engine, for example between two launches, belongs to no segment.

@@ -155,7 +155,7 @@ class _EventName(msgspec.Struct, frozen=True):
 
 
 class LogTables(NamedTuple):
-    """`frames` has a table for each of LINE_TYPES, sorted by `t`: seconds since `began_at`, without the pauses.
+    """Tables of the logs, one for each of LINE_TYPES, sorted by `t`: seconds since `began_at`, without the pauses.
 
     A pause lasts from the last line of a launch to the start of the next launch.
     """

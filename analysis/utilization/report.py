@@ -48,8 +48,8 @@ class Timeline(msgspec.Struct, frozen=True):
     bin_s: float
     # means of running, idle, leased, used, cached; recomputed and evicted tokens per second
     engines: dict[str, dict[str, list[float]]]
-    executors: dict[str, dict[str, list[float]]]  # running, queued
-    trajectories: dict[str, list[float]]  # leasing, generating, calling, grading
+    executors: dict[str, dict[str, list[float]]]  # means of running and queued calls
+    trajectories: dict[str, list[float]]  # means by phase: leasing, generating, calling, grading
 
 
 class Utilization(msgspec.Struct, frozen=True):

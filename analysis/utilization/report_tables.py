@@ -47,7 +47,7 @@ def _new_table(title: str, first: str, *columns: str) -> Table:
 
 
 def _build_engine_table(use: Utilization) -> Table:
-    """Show means over each engine's time with weights; KV tokens as a share of its capacity."""
+    """Show means over each engine's time with weights, with KV tokens as a share of its capacity."""
     columns = ("busy", "running", "peak", "leased", "used", "cached", "peak")
     table = _new_table("Engines: running sequences; KV tokens as a share of the capacity", "", *columns)
     for engine in use.engines[:_MAX_ROWS]:

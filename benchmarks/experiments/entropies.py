@@ -1,4 +1,4 @@
-"""Measure entropies of generated tokens by kind, before and after RL, with several seeds. A picture, Prints JSON last.
+"""Measure entropies of tokens by kind, before and after RL, with several seeds. Draws a picture and prints JSON.
 
     python -m benchmarks.experiments.entropies [--seeds 5] [--trajectories 256] [--config configs/tiny.toml]
                                                [--runs runs/experiments] [--quick]
@@ -61,7 +61,7 @@ def summarize_kinds(statistics: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
 
 
 def draw_kinds(figures: Mapping[str, Mapping[str, Any]], seeds: int, path: Path) -> Path:
-    """Draw `figures`, which are by moment, kind and figure. Raises OSError."""
+    """Draw `figures`. The keys are moment, kind and figure. Raises OSError."""
     subtitle = f"mean of the seeds 0 to {seeds - 1}, with its bootstrap interval of 95 %" if seeds > 1 else "seed 0"
     figure, panels = make_figure(1, 2, "Which tokens are uncertain?", subtitle)
     for axes, (key, title, unit, percent) in zip(panels, PANELS, strict=True):

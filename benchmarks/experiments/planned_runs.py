@@ -15,7 +15,7 @@ Settings = tuple[str, ...]  # KEY=VALUE, as for --set of `asterism run`
 
 _EQUAL = {"clean": 1, "repaired": 1, "malformed": 1, "wrong": 1, "gives_up": 0, "guess": 1, "unrepaired": 1}
 _CLEAN = {"clean": 0.23, "repaired": 0.10, "gives_up": 0, "unrepaired": 0.13}
-_REASONED = {"reasoned": 1.0}  # as many dialogues as all other behaviors together
+_REASONED = {"reasoned": 1.0}  # the share equals that of all other behaviors together
 
 
 def _mix(shares: Mapping[str, float]) -> Settings:
@@ -58,7 +58,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 class Experiment(NamedTuple):
     title: str
-    labels: Mapping[str, str]  # labels in the picture, by key of VARIANTS
+    labels: Mapping[str, str]  # key of VARIANTS -> label in the picture
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -93,7 +93,7 @@ class PlannedRun(NamedTuple):
 def plan_runs(
     experiment: Experiment, seeds: int, folder: Path, more: Sequence[str] = (), last: Settings = ()
 ) -> Iterator[PlannedRun]:
-    """Plan runs in their order. `more` comes before the settings of a variant, `last` after them."""
+    """Plan runs in their order. Settings are `more`, those of the variant, and `last`."""
     for seed in range(seeds):
         planned = set[str]()
         for name in experiment.labels:

@@ -10,8 +10,8 @@ their runs.
 
 The picture RUNS/NAME/curves.png has the mean of the seeds, and a band of one standard error with two or more seeds.
 RUNS/NAME/figures.json and the JSON line have, by variant, the mean, the standard error and the bootstrap interval of the
-seeds for each of FIGURES: keys of summary.json, and the share of rollouts at the length limit in the last steps. Values are
-null if no run has the figure.
+seeds for each of FIGURES: keys of summary.json, and the share of rollouts at the length limit in the last steps.
+Values are null if no run has the figure.
 
 --quick: one seed and runs of three short steps, in RUNS-quick.
 """
@@ -90,7 +90,7 @@ def summarize_variants(runs: Sequence[PlannedRun]) -> dict[str, dict[str, dict[s
 
 
 def read_curves(runs: Sequence[PlannedRun], labels: Mapping[str, str]) -> dict[str, list[RunMetrics]]:
-    """Return the curves by label, one for each seed. `labels` is by variant. Raises AnalysisError."""
+    """Return the curves by label, one for each seed. `labels` maps variants to labels. Raises AnalysisError."""
     curves: dict[str, list[RunMetrics]] = {}
     for run in runs:
         curves.setdefault(labels[run.variant], []).append(read_metrics(run.folder, require_steps=True))

@@ -6,7 +6,7 @@ Needs a CPU build of torch and g++, and no GPU. A step has two micro batches of 
 80 GiB computes it; the mode of activation checkpointing is the first mode that fits. The estimate divides the
 counts by assumed rates:
 
-    products of matrices   650 TFLOP/s (8192 x 8192 x 8192 was seen at 798)
+    products of matrices   650 TFLOP/s (a product 8192 x 8192 x 8192 reached 798)
     attention              330 TFLOP/s
     memory                 2.6 TB/s: each kernel reads its operands and writes its results once
 
@@ -27,7 +27,7 @@ from asterism.engine.model.model_config import DecoderConfig
 
 _ROOT = Path(__file__).parents[2]
 CASES = (("1.7B", 8192), ("1.7B", 16_384), ("4B", 8192), ("4B", 16_384))
-GEMM_FLOPS, ATTENTION_FLOPS, MEMORY_BYTES = 650e12, 330e12, 2.6e12  # per second
+GEMM_FLOPS, ATTENTION_FLOPS, MEMORY_BYTES = 650e12, 330e12, 2.6e12  # FLOP/s and bytes/s
 PEAK_FLOPS, MEASURED_GEMM_FLOPS = 989e12, 798e12
 GPU_BYTES = 80 * 2**30
 SEQUENCES, MICRO_BATCHES = 4, 2

@@ -60,7 +60,7 @@ def alternate_advantages(rewards: Sequence[float]) -> list[float]:
 
 
 def compare_demo(device: torch.device, settings: Mapping[str, Any]) -> Figures:
-    """Compare RL steps from one cold start, which the device makes, with the learner on the CPU and on the device.
+    """Compare RL steps with the learner on the CPU and on the device, both after one cold start on the device.
 
     The seeds are equal, so the first steps differ by rounding only. Later steps differ more: a rounded probability
     changes a sampled token.

@@ -49,8 +49,8 @@ def choose_folder(num_bytes: int) -> Path:
 def measure_weights(config: DecoderConfig, device: torch.device) -> Figures:
     """Measure the seconds from float32 weights of the learner to bfloat16 weights of the engine.
 
-    `weights_s` is the path through the memory of the GPU, on a CPU through a file in place of it, and `slot_weights_s` the path
-    through the slot. A path fails if the engine's bits differ from the learner's; the figures of the other path remain.
+    `weights_s` is measured through the memory of the GPU (on a CPU through a file), and `slot_weights_s` through the
+    slot. A path fails if the engine's bits differ from the learner's; the figures of the other path remain.
     """
     with device:
         model = CausalLM(config)
@@ -101,7 +101,7 @@ def _change_weights(
 
 
 def measure_bandwidth(device: torch.device, size: int) -> float:
-    """Measure the bytes per second of a copy, read and written."""
+    """Measure the bytes per second that a copy reads and writes."""
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / measure_seconds(lambda: target.copy_(source), device, rounds=5)

@@ -27,8 +27,8 @@ from asterism.policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, c
 from benchmarks.support.engine_rate import fill_randomly
 
 _MICRO_BATCHES = 2
-_LENGTHS = ((50, 300), (300, 1500), (1500, 4000))  # tokens
-_LENGTH_SHARES = (0.4, 0.45, 0.15)  # shares of the sequences
+_LENGTHS = ((50, 300), (300, 1500), (1500, 4000))  # ranges of lengths in tokens
+_LENGTH_SHARES = (0.4, 0.45, 0.15)  # shares of the sequences with a length in each range
 _FILL = 0.97  # filled share of a micro batch: unequal lengths in full micro batches would need a third one
 _STEPS = 3
 _USABLE_SHARE = 0.93  # share of the GPU's memory; the rest has the CUDA context and fragments of the allocator

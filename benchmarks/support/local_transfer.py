@@ -1,4 +1,4 @@
-"""Measures the cost of new weights on one machine: the learner writes a slot, an embedded engine loads it."""
+"""Measures the cost of new weights on one machine: the learner writes a slot, and an embedded engine loads it."""
 
 import shutil
 import time

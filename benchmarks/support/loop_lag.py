@@ -1,4 +1,4 @@
-"""Measures how long an event loop is held up."""
+"""Measures the longest delay of an event loop."""
 
 import asyncio
 import contextlib

@@ -164,7 +164,7 @@ class SingleProcessLoop:
                 case StepCollected() as collected:
                     self._collected = collected
                 case other:
-                    raise TypeError(f"the loop has no use for {type(other).__name__}")
+                    raise TypeError(f"the loop does not accept {type(other).__name__}")
 
     # ---------------------------------------------------------------- the sandbox
 

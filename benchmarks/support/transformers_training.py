@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from asterism.engine.learner.batches.training_sequence import TrainingSequence
 from asterism.engine.model.model_config import DecoderConfig
 
-IGNORED = -100  # a label without loss
+IGNORED = -100  # label of a token without loss
 
 
 class PaddedTraining:

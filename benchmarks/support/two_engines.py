@@ -68,18 +68,18 @@ class TwoEngineOutcome(msgspec.Struct, frozen=True):
     """The outcome of one round of one policy, in tokens summed over the engines."""
 
     makespan_s: float
-    tokens_per_s: float  # generated tokens
+    tokens_per_s: float  # generated tokens per second
     generated_tokens: int
     prefilled_tokens: int
-    recomputed_tokens: int  # prefilled again for the same trajectory, on any engine
-    recomputed_share: float  # share of the generated tokens
+    recomputed_tokens: int  # tokens prefilled again for the same trajectory, on any engine
+    recomputed_share: float  # recomputed tokens over generated tokens
     evicted_tokens: int
     preempted: int
     migrations: int
     decode_batch: float  # sequences per decode step
-    busy_share: float  # share of the makespan, mean over the engines
+    busy_share: float  # busy share of the makespan, mean over the engines
     cpu_s: float  # CPU seconds of the engines' processes; below the makespan on a shared machine
-    lease_wait_s: float  # mean over the trajectories
+    lease_wait_s: float  # mean wait of a trajectory for leases
     digests: tuple[str, ...]  # digests of the trajectories' tokens, by number
 
 

@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.bridges, pytest.mark.real_clock]
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[BridgeServer]:
-    """A server with room for two sessions."""
+    """Yield a server with room for two sessions."""
     with serving(*OPENENV_SERVER, "2") as each:
         yield each
 
 
 @pytest.fixture
 def single() -> Iterator[BridgeServer]:
-    """A server with room for one session, as is the default, for one test."""
+    """Yield a server with room for one session, the default, for one test."""
     with serving(*OPENENV_SERVER, "1") as each:
         yield each
 

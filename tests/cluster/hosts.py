@@ -65,7 +65,7 @@ class _Namespaces:
     """A set of namespaces, held by an idle process."""
 
     def __init__(self, setup: str) -> None:
-        # `cat` runs until its input ends. As the namespace's first process it inherits orphans; ignoring SIGCHLD reaps them.
+        # `cat` runs until its input ends. As the first process it inherits orphans, and reaps them by ignoring SIGCHLD.
         script = f"{setup}; echo; exec env --ignore-signal=CHLD cat"
         self._holder = subprocess.Popen(
             [

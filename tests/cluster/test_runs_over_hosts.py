@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def cold(finished_run: tuple[RunFolder, str]) -> tuple[str, ...]:
-    """Settings that start a run from the common cold start."""
+    """Return settings that start a run from the common cold start."""
     return from_cold_start_of(finished_run[0])
 
 

@@ -137,7 +137,7 @@ def test_an_update_gives_the_checksums_of_a_start_from_these_weights(served: Ser
     assert served.loop.run(served.client.get_model_info()).weight_version == str(first + 1)
 
 
-def test_a_parameter_that_changes_in_transit_is_named(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_parameter_that_changes_in_transit(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     update_from_tensor, update = SGLangClient.update_from_tensor, served.transports["tensor"].update
 
     async def damage(client: SGLangClient, payloads: list[bytes], version: str | None) -> None:

@@ -34,7 +34,7 @@ RUN = RunConfig(
     name="simulated",
     dialogue=DialogueConfig(prompt_tokens=16, response_tokens=1200, max_calls_per_turn=2),
     engine=EngineConfig(kv_tokens=65_536),
-    sandbox=SandboxConfig(executors=3),  # or one, depending on the seed
+    sandbox=SandboxConfig(executors=3),  # some seeds have one executor
     rl=RlConfig(steps=3, prompts=4, rollouts=4, max_refill_groups=2),
     evaluation=EvaluationConfig(questions=3),
 )

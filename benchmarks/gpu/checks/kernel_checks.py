@@ -14,7 +14,7 @@ from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_rela
 _LENGTHS = (300, 1, 64, 700)  # lengths of packed sequences
 _BFLOAT16_LIMIT = 2e-2  # relative error of a single kernel; a CPU reaches 0.003, and 0.009 with 150,000 logits
 _HEADS, _KV_HEADS, _HEAD_DIM = 8, 2, 128
-# Mean difference of a log probability. Logits that are rounded to bfloat16 would cost 0.0015, float32 logits cost 1e-6.
+# Mean error of a log probability. Logits in bfloat16 would have an error of 0.0015; float32 logits have 1e-6.
 _LOGPROB_LIMIT = 1e-5
 _TEMPERATURE = 0.7
 _BLOCK_TOKENS = 250  # tokens that have float64 logits at the same time, for exact scores

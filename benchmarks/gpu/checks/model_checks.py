@@ -102,7 +102,7 @@ def compare(found: Computed, expected: Computed, limit: float) -> Iterator[Measu
 
 
 def check_float32(architecture: str, device: torch.device) -> Iterator[Measured]:
-    """Compare float32 with the CPU."""
+    """Compare float32 results with those of the CPU."""
     config = build_small_config(architecture)
     return compare(compute(config, device), compute(config, torch.device("cpu")), FLOAT32_LIMIT)
 

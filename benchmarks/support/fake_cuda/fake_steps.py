@@ -138,7 +138,7 @@ def find_part(module: str, function: str) -> Part:
 
 
 def divide_by_part(counts: Mapping[tuple[str, str], KernelCount]) -> dict[Part, KernelCount]:
-    """Sum `counts`, which are by module and function, into parts."""
+    """Sum `counts` into parts. The keys are module and function."""
     parts: dict[Part, KernelCount] = {}
     for place, count in counts.items():
         part = find_part(*place)

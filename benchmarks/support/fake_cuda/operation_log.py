@@ -240,7 +240,7 @@ _active: list[OperationLog] = []  # innermost last
 
 
 def record_host_wait(kind: str) -> None:
-    """Record the wait of a function of torch.cuda, such as synchronize."""
+    """Record that a function of torch.cuda, such as synchronize, waits."""
     if _active:
         _active[-1].record_sync(kind)
 

@@ -2,12 +2,12 @@
 
 functions of torch.cuda      raise in a CPU build ("not compiled with CUDA enabled")
 torch.version.cuda           selects Inductor's CUDA code
-scaled_dot_product_attention selects a kernel by compiled code; here as on an H100: flash without a mask in 16 bits,
-                             memory-efficient otherwise
-rms_norm                     is one kernel on CUDA; a CPU build decomposes it
+scaled_dot_product_attention selects a kernel in compiled code; the patch selects as an H100 does: flash without a
+                             mask in 16 bits, memory-efficient otherwise
+rms_norm                     is one kernel on CUDA, which a CPU build decomposes
 tensor, new_tensor           copy to the device below the modes that see operations
-tolist                       reads each value in turn from a tensor without values; on CUDA all at once
-torch.compile                compiles for a GPU; here counts Inductor's kernels (inductor_counts.py)
+tolist                       reads a fake tensor value by value, but a CUDA tensor at once
+torch.compile                compiles for a GPU; the patch counts Inductor's kernels (inductor_counts.py)
 """
 
 # pyright: reportPrivateUsage=false
@@ -120,7 +120,7 @@ def patch_torch() -> None:
 
 
 def _replace_function(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """Replace a function; `replacement` also receives it. Traced code keeps the function: Inductor has its own kernels.
+    """Replace a function by `replacement`, which also receives the original. Traced code keeps the original function.
 
     A TorchFunctionMode would be inactive in the backward pass, where checkpointing recomputes.
     """
@@ -187,7 +187,7 @@ def _normalize(original: Any, x: Tensor, shape: Any, weight: Tensor | None = Non
 
 @torch.library.custom_op("fake_cuda::rms_norm", mutates_args=())
 def _rms_norm(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Stand for one kernel, as aten::_fused_rms_norm on CUDA: the result and the inverse roots."""
+    """Compute the result and the inverse roots in one operation, like aten::_fused_rms_norm on CUDA."""
     raise NotImplementedError
 
 

@@ -44,7 +44,7 @@ class DirectClient:
         return client
 
     def measure_seconds_per_call(self, code: str, in_flight: int, seconds: float) -> float:
-        """Keep `in_flight` calls in flight for `seconds`, then wait for the last answer."""
+        """Keep `in_flight` calls in flight for `seconds`, wait for the last answer, and return the seconds per call."""
         started = time.perf_counter()
         self._send(code, in_flight)
         sent, answered = in_flight, 0

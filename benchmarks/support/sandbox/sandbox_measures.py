@@ -49,7 +49,7 @@ class SandboxBenchmarkSizes(msgspec.Struct, frozen=True):
     alone: dict[str, int]  # processes per round
     rate_s: float  # seconds of a round, for each kind
     overhead_s: float  # seconds of a round, for each of the two clients
-    in_flight: dict[int, int]  # calls, by number in flight
+    in_flight: dict[int, int]  # number in flight -> number of calls
     idle_calls: int
     cells_s: float
     session_starts: int

@@ -35,7 +35,7 @@ from benchmarks.support.planned_lengths import build_groups
 from benchmarks.support.two_engines import ARBITER, HEAD, RolloutHarness, compute_digests, drive
 
 ENGINE = GENERATOR
-HOT = 1e6  # temperature: divided by it, logits of a random model differ by less than a draw resolves
+HOT = 1e6  # temperature at which the logits of a random model do not affect a draw
 # One turn may use most of a trajectory's tokens, so that the server's cache fills within turns.
 LONG = WorkloadShape(
     "long",
@@ -57,14 +57,14 @@ class ScarceServerOutcome(msgspec.Struct, frozen=True):
     """The outcome of one round of one policy, in tokens."""
 
     makespan_s: float
-    tokens_per_s: float  # generated tokens
+    tokens_per_s: float  # generated tokens per second
     generated_tokens: int
     decode_batch: float  # sequences per decode step
     prefilled_tokens: int
-    recomputed_tokens: int  # prefilled again for the same trajectory
+    recomputed_tokens: int  # tokens prefilled again for the same trajectory
     evicted_tokens: int  # recomputed tokens that the server evicted before their trajectory's end
     retractions: int
-    lease_wait_s: float  # mean over the trajectories
+    lease_wait_s: float  # mean wait of a trajectory for leases
     digests: tuple[str, ...]  # digests of the trajectories' tokens, by number
 
 

@@ -74,7 +74,7 @@ async def measure_memory(instances: int) -> float:
 
 
 async def _call_until(pool: HostPool, trajectory_id: int, end_s: float) -> int:
-    """Return the number of calls, with the first call, which _open_instances made."""
+    """Return the number of calls, including the first call by _open_instances."""
     calls = 1
     while time.perf_counter() < end_s:
         await add_one(pool, trajectory_id, calls)

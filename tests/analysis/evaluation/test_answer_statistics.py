@@ -49,7 +49,7 @@ def test_pass_at_k_needs_k_answers(k: int) -> None:
         ([("42", True), ("41", False), (" 41.", False)], 0.0),
         ([("42", True), ("41", False)], 0.5),  # a tie
         ([("42", True), ("40", False), ("41", False)], 1 / 3),
-        ([("", False), ("", False), ("42", True)], 1.0),  # no answer, no vote
+        ([("", False), ("", False), ("42", True)], 1.0),  # an empty answer has no vote
         ([("", False), ("", False)], 0.0),
         ([(r"\frac12", True), ("0.5", True), ("1", False)], 1.0),  # correct answers are equal, whatever their form
         ([], 0.0),

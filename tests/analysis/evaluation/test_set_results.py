@@ -140,7 +140,7 @@ def test_a_torn_last_line_is_ignored_and_then_removed(tmp_path: Path) -> None:
     assert path.read_bytes() == msgspec.json.encode(first) + b"\n"
 
 
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_damaged_line(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_bytes(msgspec.json.encode(ANSWERS[0]) + b"\n{}\n")
     with pytest.raises(UnusableInput, match=r"answers\.jsonl: line 2: .*label"):

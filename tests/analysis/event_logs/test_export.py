@@ -112,7 +112,7 @@ def test_existing_tables_are_replaced(folder: RunFolder, tmp_path: Path) -> None
     assert pl.read_parquet(tmp_path / "events").height == rows["events"]
 
 
-def test_a_lane_contains_the_phases_of_a_trajectory(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_track_contains_the_phases_of_a_trajectory(folder: RunFolder, tmp_path: Path) -> None:
     write_chrome_trace(build_spans(folder), tmp_path / "trace.json")
     tracks = checked_slices(tmp_path / "trace.json")
     lanes = [each for name, each in tracks.items() if name.startswith("trajectories/")]
@@ -128,7 +128,7 @@ def test_a_lane_contains_the_phases_of_a_trajectory(folder: RunFolder, tmp_path:
 
 
 @pytest.mark.parametrize("live", [1, 3, 8])
-def test_a_trace_has_as_many_lanes_as_trajectories_at_the_same_time(tmp_path: Path, live: int) -> None:
+def test_a_trace_has_as_many_tracks_as_trajectories_at_the_same_time(tmp_path: Path, live: int) -> None:
     """400 trajectories, `live` of them at the same time, each with two phases."""
     spans: list[TraceSpan] = []
     for number in range(400):

@@ -1,4 +1,4 @@
-"""The plan of learner.offload, by hand: Qwen3 with a colocated server on H200 GPUs of 141 GB."""
+"""The plans of learner.offload equal figures computed by hand: Qwen3 with a colocated server on H200 GPUs of 141 GB."""
 
 import pytest
 from msgspec.structs import replace
@@ -82,7 +82,7 @@ def test_a_reference_model_moves_to_main_memory_too() -> None:
     ("model", "overrides", "expected"),
     [("4B", ("sglang.memory_share=0.8",), "between_steps"), ("8B", ("sglang.memory_share=0.6",), "optimizer")],
 )
-def test_a_configuration_that_does_not_fit_names_the_offload_that_makes_it_fit(
+def test_the_plan_proposes_the_offload_that_makes_a_configuration_fit(
     model: str, overrides: tuple[str, ...], expected: str
 ) -> None:
     """4B: 0.8 * 141 GB leave no room for 48 GB. 8B: 16 bytes per parameter are 131 GB without activations."""
@@ -93,7 +93,7 @@ def test_a_configuration_that_does_not_fit_names_the_offload_that_makes_it_fit(
     assert build_plan(inputs.change({"learner.offload": expected})).shortfalls == []
 
 
-def test_too_little_main_memory_names_the_value_of_offload_that_needs_less() -> None:
+def test_the_plan_proposes_a_smaller_offload_if_main_memory_does_not_suffice() -> None:
     inputs = make_colocated("4B", "between_steps", "sglang.memory_share=0.6")
     machines = replace(inputs.machines, host_memory_bytes=plan_host(inputs).needed_bytes - 1)
     plan = build_plan(PlanInputs(inputs.run, inputs.config, machines))

@@ -63,7 +63,7 @@ def test_14b_without_checkpointing_does_not_fit_on_eight_gpus_and_the_plan_names
     assert {"learner.activation_checkpointing": "selective"} in [change.changes for change in plan.changes]
 
 
-def test_gradients_reduced_once_are_undivided_and_the_other_value_of_the_key_is_named() -> None:
+def test_gradients_reduced_once_are_undivided_and_the_plan_names_the_other_value_of_the_key() -> None:
     machines, settings = make_machines("h100"), ("sglang.memory_share=0.4", "evaluation.response_tokens=0")
     each = make_inputs("14B", *settings, "stage=12k", file="rstar2_14b_8gpu", machines=machines)
     once = each.change({"learner.reduce_gradients": "once"})
@@ -84,7 +84,7 @@ def test_gradients_reduced_once_are_undivided_and_the_other_value_of_the_key_is_
         ("rl.max_staleness=0", {"nodes": 1, "gpus": 4}, "GPUs of the engines", "engine.num_engines", [4]),
     ],
 )
-def test_a_value_that_fits_is_named_and_the_next_larger_one_does_not_fit(
+def test_the_plan_names_a_value_that_fits_and_the_next_larger_one_does_not_fit(
     overrides: str, machines: dict[str, Any], resource: str, key: str, expected: range | list[int]
 ) -> None:
     inputs = make_inputs("4B", overrides, machines=replace(NODE, **machines))
@@ -104,11 +104,11 @@ def test_a_plan_proposes_a_smaller_cache_if_the_cache_does_not_fit() -> None:
     machines = make_machines("h100", gpus=1)
     plan = build_plan(make_inputs("1.7B", "engine.kv_tokens=262144", file="qwen3_1.7b_1gpu", machines=machines))
     (change,) = (each for each in plan.changes if "engine.kv_tokens" in each.changes)
-    assert change.changes == {"engine.kv_tokens": 114_688}  # 7/16
+    assert change.changes == {"engine.kv_tokens": 114_688}  # 7/16 of 262144
 
 
 @pytest.mark.parametrize("overrides", [(), ("stage=12k",)])
-def test_a_cache_without_room_for_a_trajectory_names_a_larger_share_of_the_gpu(overrides: tuple[str, ...]) -> None:
+def test_a_larger_share_is_proposed_if_no_trajectory_fits_into_the_cache(overrides: tuple[str, ...]) -> None:
     file, machines = "rstar2_14b_8gpu", make_machines("h100")
     inputs = make_inputs("14B", "sglang.memory_share=0.3", *overrides, file=file, machines=machines)
     plan = build_plan(inputs)
@@ -155,7 +155,7 @@ def test_changes_for_the_memory_of_a_gpu_leave_room_for_a_trajectory() -> None:
 
 
 @pytest.mark.slow
-def test_two_keys_are_named_if_one_does_not_suffice() -> None:
+def test_the_plan_names_two_keys_if_one_does_not_suffice() -> None:
     machines = PlannedMachines(8, GPUS["h100"], 1)
     plan = build_plan(
         make_inputs("8B", KEEPS_ALL, "stage=12k", "sglang.colocate=false", file="rstar2_14b_8gpu", machines=machines)
@@ -164,7 +164,7 @@ def test_two_keys_are_named_if_one_does_not_suffice() -> None:
     assert all(len(change.changes) == 2 for change in plan.changes if change.resource == "GPU memory")
 
 
-def test_a_shortfall_that_no_key_changes_names_a_change_of_the_machine() -> None:
+def test_the_plan_proposes_another_machine_if_no_key_removes_the_shortfall() -> None:
     plan = build_plan(make_inputs("4B", machines=PlannedMachines(8, GPUS["h100"], shared_memory_bytes=GIB)))
     (short,) = plan.shortfalls
     assert describe_remedy(plan, short).startswith("enlarge /dev/shm")
@@ -186,17 +186,17 @@ def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None
     gpu = plan_gpu(inputs)
     assert gpu is not None
     assert get_bytes(gpu)["KV cache"] == 65_536 * 114_688
-    assert get_bytes(gpu)["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # the tied embedding twice
+    assert get_bytes(gpu)["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # has a tied embedding twice
 
 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("engine.max_running=64", 64 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs, sampling outside, attention
-        ("engine.page_tokens=256", 64 * 151_936 * (8 + 8)),  # attention reads the pages
+        ("engine.max_running=64", 64 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs, eager sampling, attention
+        ("engine.page_tokens=256", 64 * 151_936 * (8 + 8)),  # attention reads the pages without a workspace
         ("engine.cuda_graphs=false", 64 * 151_936 * 8 + 2 * 256 * 2**20),
         ("evaluation.top_p=0.9", 64 * 151_936 * (25 + 8) + 256 * 2**20),
-        ("engine.max_running=250", 256 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs pad the rows
+        ("engine.max_running=250", 256 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs pad 250 rows to 256
     ],
 )
 def test_an_embedded_engine_has_buffers_for_sampling_and_attention(override: str, expected: int) -> None:
@@ -211,7 +211,7 @@ def test_servers_have_no_buffers_of_their_own() -> None:
     assert "engine buffers" not in get_bytes(gpu)
 
 
-def test_tensor_parallel_gpus_share_weights_and_heads_but_not_more_ways_than_heads() -> None:
+def test_tensor_parallel_gpus_divide_the_cache_into_at_most_as_many_parts_as_heads() -> None:
     one, eight, sixteen = (
         make_inputs("4B", f"sglang.tensor_parallel={size}", "engine.num_engines=1", "engine.kv_tokens=65536")
         for size in (1, 8, 16)
@@ -244,7 +244,7 @@ def test_a_run_with_adapters_trains_and_saves_only_them() -> None:
     gpu, disk = get_bytes(find(build_plan(inputs), "GPU memory")), get_bytes(plan_disk(inputs))
     kept = inputs.run.learner.keep_checkpoints + 3
     assert gpu["parameters"] == 4 * (total + adapters)
-    assert gpu["optimizer"] in {8 * adapters, 12 * adapters}  # with or without a temporary tensor
+    assert gpu["optimizer"] in {8 * adapters, 12 * adapters}  # bytes with or without a temporary tensor
     assert "reference model" not in gpu
     assert disk["checkpoints"] == kept * 12 * adapters + 4 * total
     cold = make_inputs("1.7B", *settings, "sft.steps=1", "sft.data=sft.jsonl", file="qwen3_1.7b_1gpu")

@@ -15,7 +15,7 @@ from tests.analysis.planning.shipped_plans import find, get_bytes, make_inputs, 
 
 
 def test_a_step_of_the_report_takes_216_s_on_64_mi300x_and_33_min_on_8_h200() -> None:
-    """The step has 8,192 trajectories with 71M tokens; attention is not counted, the embedding is."""
+    """The step has 8,192 trajectories with 71M tokens; the count has the embedding but no attention."""
     config = read_qwen3("14B")
     size = measure_model(config)
     flops = count_training_flops(size.total, 71e6)

@@ -85,7 +85,7 @@ def test_embedded_engines_map_the_slots_and_need_nothing_else() -> None:
     assert "weight buckets" not in get_bytes(plan_host(inputs))
 
 
-def test_an_embedded_engine_on_the_gpu_of_a_single_rank_keeps_published_weights_on_it() -> None:
+def test_an_embedded_engine_on_the_gpu_of_a_single_rank_keeps_published_weights_on_that_gpu() -> None:
     machines = make_machines("h100", gpus=1)
     shared, alone = (
         make_inputs("1.7B", f"engine.share_gpu_weights={value}", file="qwen3_1.7b_1gpu", machines=machines)
@@ -99,7 +99,7 @@ def test_an_embedded_engine_on_the_gpu_of_a_single_rank_keeps_published_weights_
     assert list_shared(shared) == list_shared(alone)
 
 
-def test_a_gpu_without_room_for_the_published_weights_names_the_key() -> None:
+def test_the_plan_names_the_key_if_a_gpu_has_no_room_for_the_published_weights() -> None:
     fits = make_inputs(
         "1.7B", "engine.share_gpu_weights=false", file="qwen3_1.7b_1gpu", machines=make_machines("h100", 1)
     )
@@ -141,7 +141,7 @@ def test_14b_fits_eight_h100_and_the_plan_prints_the_folders(stage: str) -> None
     assert "1 folder for all servers of the node, and 1 while an engine restarts" in output.getvalue()
 
 
-def test_shared_memory_without_room_for_folders_names_a_transport_without_folders() -> None:
+def test_the_plan_proposes_a_transport_without_folders_if_shared_memory_has_no_room_for_them() -> None:
     inputs = make_14b()
     machines = make_machines("h100")
     plan = build_plan(PlanInputs(inputs.run, inputs.config, replace(machines, shared_memory_bytes=64 * GIB)))

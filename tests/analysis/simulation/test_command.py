@@ -83,7 +83,7 @@ def test_a_recorded_run_has_no_scale_or_seed_and_is_not_overwritten(tmp_path: Pa
         simulated("static", run=tmp_path)
 
 
-def test_an_unwritable_output_folder_is_named(tmp_path: Path) -> None:
+def test_the_error_names_an_unwritable_output_folder(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(UnusableInput, match=r"taken: is not a folder"):
         simulated("static", run=tmp_path / "taken")

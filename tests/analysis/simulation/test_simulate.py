@@ -145,6 +145,6 @@ def test_the_table_names_every_policy_and_the_bounds() -> None:
 
 @pytest.mark.slow
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    from asterism.analysis.simulation.simulation_figure import draw_outcomes  # takes a second: not at collection
+    from asterism.analysis.simulation.simulation_figure import draw_outcomes  # the import takes a second
 
     assert draw_outcomes([outcome("static"), outcome("kv_lookahead")], tmp_path / "step.png").stat().st_size > 10_000

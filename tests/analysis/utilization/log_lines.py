@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Logs:
-    """Writes lines into `folder`; `t` is in seconds since the epoch."""
+    """A writer of log lines into `folder`; `t` is in seconds since the epoch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -296,7 +296,7 @@ class TestDoubts:
         logs.line("generator-0", 1, "weights.loaded", version=0, load_s=0.5, probe_tokens=32)
         assert not any("engines generated" in doubt for doubt in compute_utilization(logs.folder).doubts)
 
-    def test_a_folder_without_logs_is_named(self, tmp_path: Path) -> None:
+    def test_the_error_names_a_folder_without_logs(self, tmp_path: Path) -> None:
         (tmp_path / "logs").mkdir()
         with pytest.raises(AnalysisError, match=str(tmp_path / "logs")):
             compute_utilization(tmp_path / "logs")

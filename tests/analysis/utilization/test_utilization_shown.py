@@ -81,7 +81,7 @@ def test_the_figure_is_drawn_for_any_number_of_engines(tmp_path: Path, engines: 
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_missing_folder_and_a_folder_without_logs_are_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_folder_and_a_folder_without_logs(tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match=str(tmp_path / "nowhere")):
         shown(tmp_path / "nowhere")
     with pytest.raises(UnusableInput, match=rf"{tmp_path}/logs: no logs"):

@@ -144,7 +144,7 @@ PACKAGES = [
 
 _PROJECT = "asterism"
 
-# No way of importing finds the absent modules or the installation of the project.
+# No import finds the absent modules or the installation of the project.
 _SITE_CUSTOMIZE = """
 import sys
 from importlib.machinery import PathFinder

@@ -7,7 +7,7 @@ _LOW = 0xFFFFFFFF
 
 
 def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor) -> torch.Tensor:
-    """Hashes four blocks: the seed's lower and upper half [n], the position [n], the column [m].
+    """Hash four blocks: the seed's lower and upper half [n], the position [n], the column [m].
 
     Returns int64 [n, m], below 2**32.
     """
