@@ -25,11 +25,11 @@ from asterism.analysis.plotting import (
 from asterism.analysis.utilization.step_time import format_count
 from asterism.configs.run_folder import RunFolder
 
-_FILE, _LOSS = "file ", ": loss"  # around the name in the key of a file's loss
+_FILE, _LOSS = "file ", ": loss"  # prefix and suffix of the key of a file's loss
 
 
 def draw_cold_start(run_folder: Path) -> Path:
-    """Raises AnalysisError if the metrics have no step of the cold start, OSError if the figure cannot be written."""
+    """Draw the figure and return its path. Raises AnalysisError without a step of the cold start, and OSError."""
     metrics = read_metrics(run_folder)
     if metrics.sft.is_empty():
         raise AnalysisError(f"{RunFolder(run_folder).metrics}: no step of the cold start yet")
@@ -47,7 +47,7 @@ def draw_cold_start(run_folder: Path) -> Path:
 
 
 def list_file_losses(steps: pl.DataFrame) -> dict[str, pl.Series]:
-    """By name of the file; empty without a mixture."""
+    """Return each file's loss per step, by name of the file; empty without a mixture."""
     names = [each for each in steps.columns if each.startswith(_FILE) and each.endswith(_LOSS)]
     return {name.removeprefix(_FILE).removesuffix(_LOSS): get_column(steps, name) for name in names}
 
@@ -82,7 +82,7 @@ def _draw_files_or_tokens(axes: Axes, steps: pl.DataFrame) -> None:
 
 
 def _draw_usage(axes: Axes, steps: pl.DataFrame) -> None:
-    """The share of the ranks' floating-point operations, or without their peak the share of micro batches in use."""
+    """Draw the model's FLOP/s as a share of the peak, or the fill of the micro batches if the peak is unknown."""
     if len(get_column(steps, "mfu").drop_nulls()):
         draw_line(axes, steps["step"], get_column(steps, "mfu"), ORANGE)
         style_axes(axes, "Model FLOP/s", "share of the peak of all ranks", percent=True, x_label="SFT step")

@@ -31,7 +31,7 @@ from asterism.configs.atomic_write import write_atomically
 from asterism.configs.errors import EXIT_UNUSABLE
 from asterism.configs.run_folder import RunFolder
 
-_DISPLAY_NAMES = {"roc": "GRPO-RoC", "grpo": "GRPO"}  # by folder of the ablation
+_DISPLAY_NAMES = {"roc": "GRPO-RoC", "grpo": "GRPO"}  # label of each run of the ablation, by folder name
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare_runs(run_folders: Sequence[Path], output_folder: Path) -> tuple[Path, Path]:
-    """Returns the paths of the figure and the summary. Raises AnalysisError first, and OSError."""
+    """Return the paths of the figure and of the summary. Raises AnalysisError before it writes, and OSError."""
     runs = [read_metrics(folder, require_steps=True) for folder in run_folders]
     names = [run.run for run in runs]
     if len(runs) < 2 or len(set(names)) < len(names):
@@ -80,7 +80,7 @@ def _draw(runs: Sequence[RunMetrics], path: Path) -> Path:
 
 
 def _draw_panel(axes: Axes, runs: Sequence[RunMetrics], key: str, *, percent: bool) -> None:
-    """A line for each run, with its final value in the right margin."""
+    """Draw one line per run, with its final value in the right margin."""
     columns = [get_column(run.steps, key) for run in runs]
     ends = [_compute_final_mean(values) for values in columns]
     for index, (run, values, color) in enumerate(zip(runs, columns, cycle(PALETTE), strict=False)):
@@ -103,7 +103,7 @@ def _draw_panel(axes: Axes, runs: Sequence[RunMetrics], key: str, *, percent: bo
 
 
 def _compute_label_offset(final_values: Sequence[float | None], run_index: int, highest: float) -> float:
-    """Vertical offset in points that keeps the labels of close line ends apart."""
+    """Return the vertical offset in points that keeps the labels of close line ends apart."""
     known = [end if end is not None else 0.0 for end in final_values]
     if max(known) - min(known) > 0.1 * highest:
         return 0.0

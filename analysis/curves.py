@@ -36,7 +36,7 @@ _STEP_PHASES = (
 
 
 def draw_curves(run_folder: Path) -> Path:
-    """Raises AnalysisError if the run has no step, OSError if the figure cannot be written."""
+    """Draw the figure and return its path. Raises AnalysisError without a step, and OSError."""
     metrics = read_metrics(run_folder, require_steps=True)
     steps = metrics.steps
     is_binary = has_binary_reward(metrics)
@@ -60,7 +60,7 @@ def draw_curves(run_folder: Path) -> Path:
     for panel in (panels[1], panels[2], panels[5]):
         leave_headroom(panel)
     for panel in (panels[3], panels[4]):
-        leave_headroom(panel, 0.22)  # for the legend above the bars
+        leave_headroom(panel, 0.22)  # space for the legend above the bars
     return save_figure(figure, RunFolder(run_folder).curves)
 
 
@@ -75,7 +75,7 @@ def _format_subtitle(metrics: RunMetrics) -> str:
 
 
 def has_binary_reward(metrics: RunMetrics) -> bool:
-    """Whether each mean reward is the share of successes, so that both fit on one axis in percent."""
+    """Return whether each mean reward is the share of successes, so that both fit on one axis in percent."""
     rewards, shares = (get_column(metrics.steps, name) for name in ("reward", "positive_share"))
     pairs = [*zip(rewards, shares, strict=True)]
     pairs += [(line.get("reward"), line.get("accuracy")) for line in metrics.evaluation_values.values()]
@@ -86,7 +86,7 @@ def has_binary_reward(metrics: RunMetrics) -> bool:
 
 
 def _draw_share_of_successes(axes: Axes, metrics: RunMetrics, training: str) -> None:
-    """The metric `training`, and the accuracies of the evaluations before, during and after RL."""
+    """Draw the metric `training`, and the accuracies of the evaluations before, during and after RL."""
     steps = metrics.steps
     draw_line(axes, steps["step"], get_column(steps, training), BLUE, "training")
     _draw_evaluations(axes, metrics, metrics.evaluations, metrics.step_accuracies)
@@ -95,7 +95,7 @@ def _draw_share_of_successes(axes: Axes, metrics: RunMetrics, training: str) -> 
 
 
 def _draw_shaped_reward(panels: Sequence[Axes], metrics: RunMetrics) -> None:
-    """The mean reward of training and evaluations, and the means of its components; the third panel stays empty."""
+    """Draw the mean rewards of training and evaluations, and the components' means; the third panel stays empty."""
     axes, components, empty = panels
     steps = metrics.steps
     draw_line(axes, steps["step"], get_column(steps, "reward"), BLUE, "training")
@@ -118,7 +118,7 @@ def _draw_evaluations(
 ) -> None:
     steps = metrics.steps
     ends = {"start": int(steps["step"][0]) - 1, "end": int(steps["step"][-1])}
-    # The larger markers have no face: equal values stay visible.
+    # The larger markers have no fill, so that equal values stay visible.
     for sampling, marker, size, color, face in (("sampled", "o", 52, BLUE, BLUE), ("greedy", "D", 110, ORANGE, "none")):
         points = [(ends[end], by_label.get(f"{end}_{sampling}")) for end in ends]
         measured = [(step, value) for step, value in points if value is not None]
@@ -132,7 +132,7 @@ def _draw_evaluations(
 
 
 def _draw_time(axes: Axes, steps: pl.DataFrame) -> None:
-    """The measured parts of each step, then the rest."""
+    """Draw the measured parts of each step, and above them the rest of its time."""
     layers = [(get_column(steps, name).fill_null(0.0), label, color, 0.85) for name, label, color in _STEP_PHASES]
     total = get_column(steps, "step_s").fill_null(0.0)
     rest = (total - sum((part for part, *_ in layers), start=total * 0)).clip(lower_bound=0.0)
@@ -140,7 +140,7 @@ def _draw_time(axes: Axes, steps: pl.DataFrame) -> None:
 
 
 def _draw_groups(axes: Axes, steps: pl.DataFrame) -> None:
-    """Groups trained on, rejected for equal rewards, and lost to infrastructure."""
+    """Draw the groups kept, rejected for equal rewards, and lost to infrastructure."""
     started, rejected, lost = (
         get_column(steps, name).fill_null(0.0) for name in ("groups", "groups_rejected", "groups_lost")
     )
@@ -151,7 +151,7 @@ def _draw_groups(axes: Axes, steps: pl.DataFrame) -> None:
 
 
 def _draw_stacked_bars(axes: Axes, steps: pl.Series, layers: Sequence[tuple[pl.Series, str, str, float]]) -> None:
-    """`layers`: heights, label, color and alpha of each, from the bottom."""
+    """Draw one bar per step. Each layer has heights, a label, a color and an alpha; the first is the lowest."""
     bottom = np.zeros(len(steps))
     for layer, label, color, alpha in layers:
         heights = layer.to_numpy()

@@ -22,16 +22,16 @@ class AnalysisError(UnusableInput):
 class RunLines(NamedTuple):
     steps: list[dict[str, Any]]  # one per RL step, in order
     sft: list[dict[str, Any]]  # one per step of the cold start, in order
-    evaluations: dict[str, float | None]  # label -> accuracy of the last one; None if every trajectory failed
+    evaluations: dict[str, float | None]  # label -> accuracy of the last evaluation; None if every trajectory failed
     step_accuracies: dict[int, float]  # step -> accuracy of the evaluation during training
-    evaluation_values: dict[str, dict[str, Any]]  # label -> the last line; of evaluations at the start and at the end
+    evaluation_values: dict[str, dict[str, Any]]  # label -> last line, for evaluations at the start and at the end
     step_rewards: dict[int, float]  # step -> mean reward of the evaluation during training
-    task_rewards: dict[str, dict[str, float]]  # label -> mean reward of an evaluation, by task
+    task_rewards: dict[str, dict[str, float]]  # label -> mean reward of the evaluation by task
     health: list[dict[str, Any]]  # reports of health checks: step, check, action, message
 
 
 def read_metric_lines(run_folder: Path) -> RunLines:
-    """Raises AnalysisError. If a step ran twice, as after a resume, the later one counts."""
+    """Read a run's metrics.jsonl. The later line of a step counts, for example after a resume. Raises AnalysisError."""
     lines = decode_metric_lines(RunFolder(run_folder).metrics)
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
     return RunLines(
@@ -55,17 +55,17 @@ def read_metric_lines(run_folder: Path) -> RunLines:
 
 
 def list_values(rows: Rows, key: str) -> list[float]:
-    """The numbers of the rows that have the key."""
+    """Return the numbers of the rows that have the key."""
     return [float(row[key]) for row in rows if row.get(key) is not None]
 
 
 def compute_mean(rows: Rows, key: str) -> float | None:
-    """The mean of the rows that have the key; None if no row has it."""
+    """Return the mean over the rows that have the key; None if no row has it."""
     return fmean(values) if (values := list_values(rows, key)) else None
 
 
 def compute_token_rate(rows: Rows) -> float | None:
-    """Generated tokens per second of generation: of `step_s` if rollouts run ahead of the learner, else of `rollout_s`."""
+    """Return generated tokens per second: of `step_s` if rollouts run ahead of the learner, else of `rollout_s`."""
     runs_ahead = any("staleness_max" in row for row in rows)
     seconds = fsum(list_values(rows, "step_s" if runs_ahead else "rollout_s"))
     return fsum(list_values(rows, "generated_tokens")) / seconds if seconds else None
@@ -86,7 +86,7 @@ def _read_task_rewards(line: dict[str, Any]) -> dict[str, float]:
 
 
 def decode_metric_lines(path: Path) -> list[dict[str, Any]]:
-    """Read all lines, without an incomplete last line, as a live or killed run leaves it. Raises AnalysisError."""
+    """Read all lines. An incomplete last line of a live or killed run is ignored. Raises AnalysisError."""
     texts = read_bytes(path).splitlines(keepends=True)
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(texts, start=1):
@@ -105,7 +105,7 @@ def decode_metric_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Raises AnalysisError, and DamagedFile if the run's manifest has another digest."""
+    """Read a file. Raises AnalysisError, and DamagedFile if the run's manifest has another digest."""
     try:
         check_file(path)
         return path.read_bytes()

@@ -14,16 +14,16 @@ class RunMetrics(NamedTuple):
     run: str  # name of the folder
     steps: pl.DataFrame  # one row per RL step, in order
     sft: pl.DataFrame  # one row per step of the cold start, in order
-    evaluations: dict[str, float | None]  # label -> accuracy of the last one; None if every trajectory failed
+    evaluations: dict[str, float | None]  # label -> accuracy of the last evaluation; None if every trajectory failed
     step_accuracies: dict[int, float]  # step -> accuracy of the evaluation during training
-    evaluation_values: dict[str, dict[str, Any]]  # label -> the last line; of evaluations at the start and at the end
+    evaluation_values: dict[str, dict[str, Any]]  # label -> last line, for evaluations at the start and at the end
     step_rewards: dict[int, float]  # step -> mean reward of the evaluation during training
-    task_rewards: dict[str, dict[str, float]]  # label -> mean reward of an evaluation, by task
+    task_rewards: dict[str, dict[str, float]]  # label -> mean reward of the evaluation by task
     health: list[dict[str, Any]]  # reports of health checks: step, check, action, message
 
 
 def read_metrics(run_folder: Path, *, require_steps: bool = False) -> RunMetrics:
-    """Raises AnalysisError. If a step ran twice, as after a resume, the later one counts."""
+    """Read a run's metrics. The later line of a step counts, for example after a resume. Raises AnalysisError."""
     lines = read_metric_lines(run_folder)
     if require_steps and not lines.steps:
         raise AnalysisError(f"{RunFolder(run_folder).metrics}: no RL step yet")
@@ -53,7 +53,7 @@ def read_stage_steps(folder: StagesFolder) -> list[StageSteps]:
 
 
 def get_column(frame: pl.DataFrame, name: str) -> pl.Series:
-    """The column as float64; all null if no line has the key."""
+    """Return the column as float64; all null if no line has the key."""
     if name not in frame.columns:
         return pl.Series(name, [None] * frame.height, dtype=pl.Float64)
     return frame[name].cast(pl.Float64)

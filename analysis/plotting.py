@@ -1,4 +1,4 @@
-"""Shared style of all figures: plain panels, faint measurements under their moving mean."""
+"""Defines the style of all figures: plain panels, faint measurements under their moving mean."""
 
 from io import BytesIO
 from pathlib import Path
@@ -22,7 +22,7 @@ _MOVING_MEAN_STEPS = 5
 def make_figure(
     rows: int, columns: int, title: str, subtitle: str, *, panel_inches: float = 3.25, right_margin: float = 0.0
 ) -> tuple[Figure, list[Axes]]:
-    """A figure 1,800 pixels wide, for a README at half that width; panels in reading order.
+    """Make a figure 1,800 pixels wide, for a README at half that width; the panels are in reading order.
 
     `right_margin`: space to the right of each panel for labels, as a share of the figure's width.
     """
@@ -45,7 +45,7 @@ def make_figure(
 
 
 def style_axes(axes: Axes, title: str, unit: str, *, percent: bool = False, x_label: str = "RL step") -> None:
-    """Title and unit above the panel, a light grid, y from 0."""
+    """Draw title and unit above the panel, and a light grid; y starts at 0."""
     axes.set_title(title, loc="left", fontsize=12.5, fontweight="bold", color=_INK, pad=24)
     axes.annotate(
         unit, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=10.5, color=_FAINT_INK
@@ -64,7 +64,7 @@ def style_axes(axes: Axes, title: str, unit: str, *, percent: bool = False, x_la
 
 
 def draw_line(axes: Axes, steps: pl.Series, values: pl.Series, color: str, label: str | None = None) -> None:
-    """Draws the values as a faint line and their moving mean over it, or "not measured"."""
+    """Draw the values as a faint line and their moving mean over it, or "not measured"."""
     if values.drop_nulls().is_empty():
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=_FAINT_INK, fontsize=11)
         return
@@ -76,13 +76,13 @@ def draw_line(axes: Axes, steps: pl.Series, values: pl.Series, color: str, label
 
 
 def draw_legend(axes: Axes, place: Literal["lower right", "upper right"] = "lower right") -> None:
-    """By default in the lower right, which rising curves leave free."""
+    """Draw the legend, by default in the lower right, which rising curves leave free."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc=place, fontsize=10, frameon=True, framealpha=0.85, edgecolor="none", labelcolor=_INK)
 
 
 def leave_headroom(axes: Axes, share: float = 0.08) -> None:
-    """Leaves space between the highest value and the title; y starts at 0."""
+    """Leave space between the highest value and the title; y starts at 0."""
     highest = axes.dataLim.y1
     axes.set_ylim(0, highest * (1 + share) if np.isfinite(highest) and highest > 0 else 1)
 
@@ -92,7 +92,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
 
     A symbolic link is replaced, not followed. Raises OSError and DiskError.
     """
-    with rc_context({"svg.hashsalt": "asterism"}):  # else the ids in the SVG are random
+    with rc_context({"svg.hashsalt": "asterism"}):  # without a salt, the ids in the SVG are random
         for target in (path, path.with_suffix(".svg")) if path.suffix == ".png" else (path,):
             content, extension = BytesIO(), target.suffix.removeprefix(".")
             figure.savefig(content, format=extension, metadata={"Date": None} if extension == "svg" else None)

@@ -1,4 +1,4 @@
-"""The figures of a finished run. A machine that lacks their packages finishes its runs without them."""
+"""Draws the figures of a finished run, if this machine has the packages for figures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,12 +30,12 @@ def draw_all_curves(folder: RunFolder) -> list[Path]:
 
 
 def list_curve_lines(folder: RunFolder) -> list[str]:
-    """One line per figure, or a line with the name of the missing package. Raises AnalysisError and OSError."""
+    """Return one line per figure, or a line with the name of the missing package. Raises AnalysisError and OSError."""
     return _list_lines(folder.path, lambda: [f"curves: {picture}" for picture in draw_all_curves(folder)])
 
 
 def list_stage_curve_lines(folder: StagesFolder) -> list[str]:
-    """The same of a run in stages."""
+    """Return the same lines for a run in stages."""
 
     def draw() -> list[str]:
         from asterism.analysis.stage_curves import draw_stages  # matplotlib is slow to import

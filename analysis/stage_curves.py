@@ -28,7 +28,7 @@ _PANELS = (
 
 
 def draw_stages(folder: StagesFolder) -> Path:
-    """Raises AnalysisError if no stage has a step, OSError if the figure cannot be written."""
+    """Draw all stages and return the figure's path. Raises AnalysisError without a step, and OSError."""
     stages = read_stage_steps(folder)
     if not stages:
         raise AnalysisError(f"{folder.path}: no RL step yet")

@@ -25,7 +25,7 @@ AVERAGED_STEPS = 10  # last steps, averaged for the values at the end of a run
 
 
 def summarize(run: RunConfig, folder: RunFolder, *, wall_s: float, replay_identical: bool | None) -> dict[str, Any]:
-    """Accuracies in [0, 1], seconds; `..._end`: mean of the last ten steps. Raises AnalysisError."""
+    """Return accuracies in [0, 1] and seconds; `..._end` is the mean of the last ten steps. Raises AnalysisError."""
     metrics = read_metric_lines(folder.path)
     steps, accuracy = metrics.steps, metrics.evaluations
     last_steps = steps[-AVERAGED_STEPS:]
@@ -72,7 +72,7 @@ def _describe_best_checkpoint(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _join_evaluation_values(by_label: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """Mean rewards before and after RL, by "sampled", "greedy", and "sampled: COMPONENT"."""
+    """Join the mean rewards before and after RL, by "sampled", "greedy", and "sampled: COMPONENT"."""
     joined: dict[str, dict[str, float | None]] = {}
     for sampling in ("sampled", "greedy"):
         start, end = (by_label.get(f"{time}_{sampling}", {}) for time in ("start", "end"))
@@ -85,7 +85,7 @@ def _join_evaluation_values(by_label: Mapping[str, Mapping[str, Any]]) -> dict[s
 
 
 def _join_task_rewards(by_label: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
-    """By task: the mean reward of the sampled evaluations before and after RL."""
+    """Join, by task, the mean rewards of the sampled evaluations before and after RL."""
     start, end = (by_label.get(f"{time}_sampled", {}) for time in ("start", "end"))
     return {name: {"reward_start": start.get(name), "reward_end": end.get(name)} for name in sorted({*start, *end})}
 
@@ -95,7 +95,7 @@ def _count_parameters(checkpoint: Path) -> int | None:
 
 
 def count_trajectories(folder: RunFolder) -> dict[str, int | None]:
-    """Counted in the event logs: started = finished + failed + aborted + abandoned.
+    """Count trajectories in the event logs: started = finished + failed + aborted + abandoned.
 
     Aborted: the step ended without the trajectory (rl.group_oversampling). Abandoned: in flight when a
     launch of the run ended by ^C or a kill; the next launch restarts it.
@@ -114,7 +114,7 @@ def count_trajectories(folder: RunFolder) -> dict[str, int | None]:
 
 
 def _count_by_launch(log: Path, actor: str, kind: str) -> list[int]:
-    """Trajectories in events of one kind, removed ones too, per launch (from RunStarted on)."""
+    """Count the trajectories in events of one kind per launch (from RunStarted on), including removed events."""
     counts: list[int] = []
     starts: list[int] = []
     for event, _ in read_events(log, kinds=("RunStarted", kind)):
@@ -139,7 +139,7 @@ def _read_log_entries(folder: RunFolder, process: str, event: str) -> list[dict[
 
 
 def read_isolation(folder: RunFolder, executor: str) -> dict[str, Any] | None:
-    """The isolation of the model's code, as this executor logged it."""
+    """Read the isolation of the model's code, as this executor logged it."""
     entries = _read_log_entries(folder, executor, "sandbox.started")
     if not entries:
         return None
@@ -147,7 +147,7 @@ def read_isolation(folder: RunFolder, executor: str) -> dict[str, Any] | None:
 
 
 def read_weakest_isolation(folder: RunFolder) -> dict[str, Any] | None:
-    """The isolation that all executors of all nodes had; `missing` is the union of theirs."""
+    """Return the isolation that all executors of all nodes had; `missing` is the union of their missing layers."""
     names = sorted(path.stem for path in folder.logs.glob("executor-*.jsonl"))
     isolations = [isolation for name in names if (isolation := read_isolation(folder, name)) is not None]
     if not isolations:

@@ -1,4 +1,4 @@
-"""The table of a run's `summary.json`: results before and after RL, times and counts."""
+"""Builds the table of a run's `summary.json`: results before and after RL, times and counts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _REPLAY_LABELS = {True: "identical", False: "[bold red]differs[/]", None: "not c
 
 
 def read_summary(run_folder: Path) -> dict[str, Any]:
-    """Raises AnalysisError."""
+    """Read the run's summary.json. Raises AnalysisError."""
     path = RunFolder(run_folder).summary
     try:
         return msgspec.json.decode(read_bytes(path), type=dict[str, Any])
@@ -26,7 +26,7 @@ def read_summary(run_folder: Path) -> dict[str, Any]:
 
 
 def build_summary_table(summary: Mapping[str, Any]) -> Table:
-    """Shows "-" for a null or absent key, and ignores unknown keys."""
+    """Build the table. A null or absent key is shown as "-", and unknown keys are ignored."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     table.add_column("before RL", justify="right")
@@ -51,7 +51,7 @@ def build_summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _build_reward_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """The mean rewards and their components of a shaped reward; a binary one is the share of correct answers."""
+    """List the mean rewards and components of a shaped reward; a binary reward is the share of correct answers."""
     if summary.get("headline") != "reward":
         return []
     rewards: Mapping[str, Mapping[str, float | None]] = summary.get("evaluation_rewards") or {}
@@ -66,7 +66,7 @@ def _build_reward_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]
 
 
 def _name_successes(summary: Mapping[str, Any]) -> str:
-    """The rule itself, if no key names the rewards of correct answers."""
+    """Return the rule of success of a shaped reward without evaluation.success, else "correct answers"."""
     is_shaped = summary.get("headline") == "reward"
     return summary["success"] if is_shaped and summary.get("success_is_default") else "correct answers"
 
@@ -89,7 +89,7 @@ def _build_fact_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _format_health(reports: Sequence[Mapping[str, Any]] | None) -> str:
-    """The checks with their steps; `list_health_lines` has the messages."""
+    """List the checks with their steps; `list_health_lines` has the messages."""
     if reports is None:
         return _UNKNOWN
     found = ", ".join(f"{report['check']} (step {report['step']})" for report in reports)
@@ -97,12 +97,12 @@ def _format_health(reports: Sequence[Mapping[str, Any]] | None) -> str:
 
 
 def list_health_lines(summary: Mapping[str, Any]) -> list[str]:
-    """One line per report of a health check, to print under the table."""
+    """Return one line per report of a health check, to print under the table."""
     return [f"step {report['step']}: {report['message']}" for report in summary.get("health") or ()]
 
 
 def _format_isolation(isolation: Mapping[str, Any] | None) -> str:
-    """The backend, and in red the missing layers."""
+    """Format the backend, and in red the missing layers."""
     if not isolation:
         return _UNKNOWN
     missing = [name for name in ("namespaces", "seccomp") if not isolation.get(name)]
@@ -110,7 +110,7 @@ def _format_isolation(isolation: Mapping[str, Any] | None) -> str:
 
 
 def _format_trajectories(summary: Mapping[str, Any]) -> str:
-    """The counts, with a warning if they do not add up: every trajectory ends exactly once."""
+    """Format the counts, with a warning if they do not add up: every trajectory ends exactly once."""
     started, finished, failed = (summary.get(f"trajectories_{end}") for end in ("started", "finished", "failed"))
     if started is None or finished is None or failed is None:
         return _UNKNOWN

@@ -1,4 +1,4 @@
-"""Measure the path of a batch from the group buffer to two learner ranks over the real bus. JSON last.
+"""Measure the path of a batch from the group buffer to two learner ranks over the real bus. Prints a JSON line last.
 
     python -m benchmarks.batches [--rows 8192] [--tokens 10500] [--quick]
 
@@ -38,7 +38,7 @@ _PROMPT_TOKENS = 100
 
 
 def make_group(group_id: int, tokens: int, draws: np.random.Generator) -> list[TrainingSample]:
-    """Trajectories of half to one and a half times `tokens`."""
+    """Make a group of trajectories with half to one and a half times `tokens` tokens."""
     samples: list[TrainingSample] = []
     for place in range(GROUP_SIZE):
         count = int(tokens * draws.uniform(0.5, 1.5))
@@ -55,7 +55,7 @@ def make_group(group_id: int, tokens: int, draws: np.random.Generator) -> list[T
 
 
 async def send_batch(head: Bus, rows: int, tokens: int) -> tuple[int, int]:
-    """Returns the bytes of all frames and of the longest one."""
+    """Send a batch and return the bytes of all frames and of the longest frame."""
     draws, num_bytes, longest, groups = np.random.default_rng(0), 0, 0, list[BatchGroup]()
     for group_id in range(rows // GROUP_SIZE):
         samples = await asyncio.to_thread(make_group, group_id, tokens, draws)
@@ -71,7 +71,7 @@ async def send_batch(head: Bus, rows: int, tokens: int) -> tuple[int, int]:
 
 
 async def receive_unless(ended: asyncio.Task[int], head: Bus) -> Message:
-    """Raises RuntimeError if the learner has ended; `ended` is its exit code."""
+    """Receive a message of the learner. Raises RuntimeError if the learner has ended; `ended` is its exit code."""
     received = asyncio.create_task(head.receive())
     await asyncio.wait((received, ended), return_when=asyncio.FIRST_COMPLETED)
     if not received.done():

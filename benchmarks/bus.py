@@ -1,4 +1,4 @@
-"""Measure the bus between two processes over ipc, pyzmq's asyncio sockets, and the event log. JSON last.
+"""Measure the bus between two processes over ipc, pyzmq's asyncio sockets, and the event log. Prints a JSON line last.
 
     python -m benchmarks.bus [--quick]
 
@@ -38,7 +38,7 @@ from benchmarks.support.process_memory import read_resident_mib
 
 PEER_PROCESSES = 2  # processes that hold the peers
 ROUNDS = 5
-_MARKS = 10  # at which memory is measured
+_MARKS = 10  # measurements of memory
 
 
 class ProcessPair:
@@ -57,7 +57,7 @@ class ProcessPair:
         decode(await self._socket.recv())
 
     async def measure_rate(self, way: str, messages: int) -> float:
-        """Messages per second."""
+        """Measure the messages per second."""
         receive: Callable[[], Awaitable[Any]] = self._bus.receive if way == "bus" else self._receive_plain
         self._send_command(f"{way} {messages}")
         await receive()
@@ -76,13 +76,13 @@ class ProcessPair:
         return sorted(trips)
 
     async def measure_memory_mib(self) -> tuple[float, float]:
-        """Resident MiB of the receiver and of the sender."""
+        """Measure the resident MiB of the receiver and of the sender."""
         self._send_command("memory")
         assert self._peer.stdout is not None
         return read_resident_mib(os.getpid()), float(await self._peer.stdout.readline())
 
     async def stream(self, messages: int) -> dict[str, float]:
-        """Memory after the first tenth, when all queues have been full once, and its growth until the end."""
+        """Measure memory after the first tenth, when all queues have been full once, and its growth until the end."""
         marks: list[tuple[float, float]] = []
         began = time.perf_counter()
         for _ in range(_MARKS):
@@ -124,7 +124,7 @@ async def measure_pair(folder: Path, options: argparse.Namespace) -> dict[str, f
 
 
 async def measure_many_peers(folder: Path, peers: int, rounds: int) -> dict[str, float]:
-    """Every peer receives a message and returns it, repeatedly."""
+    """Measure rounds in which every peer receives a message and returns it."""
     share = peers // PEER_PROCESSES
     crowds = [
         await start_process("benchmarks.support.echo_peer", str(folder), str(share * each), str(share))
@@ -173,7 +173,7 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="streams 500,000 messages instead of 10 million")
+    parser.add_argument("--quick", action="store_true", help="stream 500,000 messages instead of 10 million")
     parser.add_argument("--peers", type=int, default=1000)
     parser.add_argument("--events", type=int, default=1_000_000, help="number of events in the event log")
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Measure how much longer training steps take if each of them saves a checkpoint. JSON last.
+"""Measure how much longer training steps take if each of them saves a checkpoint. Prints a JSON line last.
 
     python -m benchmarks.checkpoints [--quick] [--rounds N] [--steps N] [--model tiny,small]
 
 One rank trains on random rows. Rounds of steps without a checkpoint alternate with rounds in which each step saves one
-with an export. The time of a round includes the waits for earlier checkpoints; that of the last checkpoint counts in
+with an export. The time of a round includes the waits for earlier checkpoints; the last checkpoint counts in
 full, although no step follows. Ratios are medians of the rounds' ratios. The CPU seconds do not depend on other load.
 """
 
@@ -34,23 +34,23 @@ from asterism.engine.model.model_config import DecoderConfig
 from asterism.policies.dialogue.chat_format import TURN_END
 
 VOCABULARY = 560
-TOKENS = 100  # of a row
+TOKENS = 100  # tokens per row
 
 
 class TrainedModel(NamedTuple):
     width: int
     layers: int
-    rows: int  # per step
+    rows: int  # rows per step
 
 
 MODELS = {
-    "tiny": TrainedModel(width=96, layers=4, rows=256),  # about that of the demo, with the rows of its step
+    "tiny": TrainedModel(width=96, layers=4, rows=256),  # about the size of the demo's model, with the rows of its step
     "small": TrainedModel(width=512, layers=6, rows=64),  # 21M parameters
 }
 
 
 class RoundTimes(NamedTuple):
-    wall_s: float  # per step
+    wall_s: float  # seconds per step
     cpu_s: float
 
 
@@ -95,7 +95,7 @@ def write_tokenizer(folder: Path) -> Path:
 
 
 def run_round(trainer: Trainer, sequences: list[TrainingSequence], steps: int, out: Path | None) -> RoundTimes:
-    """`out`: folder for a checkpoint of each step; None for none."""
+    """Run the steps of a round. `out` is the folder for a checkpoint of each step; None: no checkpoints."""
     began = time.perf_counter(), time.process_time()
     for step in range(steps):
         trainer.run_rl_step(sequences)
@@ -133,7 +133,7 @@ def _count_parameters(model: nn.Module) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4, help="of a round")
+    parser.add_argument("--steps", type=int, default=4, help="steps of a round")
     parser.add_argument("--model", default="tiny,small", help="one or several of " + ", ".join(MODELS))
     parser.add_argument("--quick", action="store_true", help="one round of one step with the tiny model")
     options = parser.parse_args()

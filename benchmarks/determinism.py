@@ -1,8 +1,8 @@
-"""Measure the cost of `determinism = "strict"` against "fast": engine tokens/s, step time. JSON last.
+"""Measure the cost of `determinism = "strict"` against "fast": engine tokens/s, step time. Prints a JSON line last.
 
     python -m benchmarks.determinism [--checkpoint runs/demo/checkpoints/step_000000] [--steps 8] [--rounds 3] [--quick]
 
-The two alternate by round, and the best round of each counts; the engine is measured in CPU
+Both modes alternate by round, and the best round of each counts; the engine is measured in CPU
 seconds. A strict engine multiplies all rows at once if that gives each row the same bits on this
 machine, and otherwise in tiles. The benchmark also reports the cost of tiles of 64, 16 and 4 rows.
 """
@@ -35,11 +35,11 @@ from benchmarks.support.tiny_run import from_checkpoint, run_cold_start, run_ove
 BATCHES = (1, 16, 64, 256)
 PROMPT_TOKENS, NEW_TOKENS, LONGEST, PAGE = 20, 100, 128, 16
 PREFILL_TOKENS = 512
-UNCOUNTED = 2  # the first step and the last, which saves a checkpoint
+UNCOUNTED = 2  # uncounted steps: the first, and the last, which saves a checkpoint
 
 
 def measure_tokens_per_s(core: EngineCore, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
-    """Tokens per CPU second."""
+    """Measure the tokens per CPU second."""
     started = time.process_time()
     for row, prompt in enumerate(prompts_BT):
         core.submit(GenerationRequest(row, prompt, new_tokens, seed=row))
@@ -52,7 +52,7 @@ def measure_tokens_per_s(core: EngineCore, prompts_BT: NDArray[np.int32], new_to
 
 
 def select_strict_matmul(config: DecoderConfig) -> tuple[Matmul, float]:
-    """The kernels that a strict engine selects, and the seconds of the selection."""
+    """Return the kernels that a strict engine selects, and the seconds of the selection."""
     started = time.perf_counter()
     check_attention(select_kernels(torch.device("cpu")), config, LONGEST)
     return find_batch_invariant_matmul(config, PREFILL_TOKENS + BATCHES[-1], BATCHES[-1]), time.perf_counter() - started
@@ -85,12 +85,12 @@ def _measure_best_rates(cores: Mapping[str, EngineCore], prompts: NDArray[np.int
     for number in range(rounds + 1):
         for name, core in cores.items():
             rate = measure_tokens_per_s(core, prompts.astype(np.int32), NEW_TOKENS)
-            best[name] = max(best[name], rate) if number else 0.0  # the first round makes caches
+            best[name] = max(best[name], rate) if number else 0.0  # the first round fills caches
     return best
 
 
 def measure_steps(run: RunConfig, rounds: int) -> dict[str, float]:
-    """The mean over counted steps of the fastest round."""
+    """Measure the mean over counted steps, each in its fastest round."""
     found: dict[str, list[Sequence[float]]] = {"fast": [], "strict": []}
     for _ in range(rounds):
         for kind, times in found.items():

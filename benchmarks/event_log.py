@@ -1,10 +1,10 @@
-"""Measure the event log: write rate, time of `asterism log story`, and bytes per step. JSON last.
+"""Measure the event log: write rate, time of `asterism log story`, and bytes per step. Prints a JSON line last.
 
     python -m benchmarks.event_log [--quick] [--folder FOLDER]
 
 `log_events_per_s`   small events with their decisions, from the first append until all are committed
 `story_ms`           the command `asterism log story`, with its start-up, on logs of `events` events
-`story_query_ms`     the part of it that opens the logs and finds the trajectory's events
+`story_query_ms`     the part of `story_ms` that opens the logs and finds the trajectory's events
 `step_bytes`         the logs of head and rollout for a step of the report (512 prompts x 32
                      rollouts). A part of the step is simulated with its share of the engines. Every
                      message is logged with drawn tokens instead of the simulation's zeros, and the
@@ -56,7 +56,7 @@ FINGERPRINT = b"12345678"
 SIBLINGS, EVENTS_A_TRAJECTORY = 32, 24
 STEP_SHARE = 1 / 32
 VOCABULARY = 151_000
-_ADDED_IDS = 256  # the bytes: hardly ever tokens of their own
+_ADDED_IDS = 256  # ids of single bytes, which hardly ever occur as tokens
 _CHARACTERS_A_TOKEN = 4
 
 
@@ -74,7 +74,7 @@ def measure_log_events_per_s(folder: Path, events: int = 200_000) -> float:
 
 
 def measure_story_ms(folder: Path, events: int = 1_000_000) -> float:
-    """Milliseconds of the command. The run stays in `folder`."""
+    """Measure the milliseconds of the command. The run stays in `folder`."""
     run = folder if (folder / "config.toml").exists() else write_logged_run(folder, events)
     middle = events // EVENTS_A_TRAJECTORY // 2
     command = [sys.executable, "-m", "asterism.actors.cli.main", "log", "story", str(run), str(middle)]
@@ -93,7 +93,7 @@ def measure_story_query_ms(folder: Path, events: int = 1_000_000) -> float:
 
 
 def write_logged_run(path: Path, events: int) -> Path:
-    """A run folder with `events` events, half of them in the head's log, sufficient for a story."""
+    """Write a run folder with `events` events, half of them in the head's log, sufficient for a story."""
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     (path / "model").mkdir(exist_ok=True)
@@ -145,7 +145,7 @@ def measure_step_bytes(folder: Path, *, compress: bool, share: float = STEP_SHAR
 
 
 class _LoggedSimulation(Simulation):
-    """Logs the deciders' messages with realistic texts and tokens."""
+    """A simulation that logs the deciders' messages with realistic texts and tokens."""
 
     def __init__(self, workload: Workload, cluster: SimulatedCluster, head: EventLog, rollout: EventLog) -> None:
         super().__init__(workload, cluster, "kv_lookahead")
@@ -166,7 +166,7 @@ class _LoggedSimulation(Simulation):
 
 
 class TokenSampler:
-    """Tokens of a confident model: ids by Zipf's law, logprobs with the float32 rounding of logits near 20."""
+    """Draws tokens of a confident model: ids by Zipf's law, logprobs with the float32 rounding of logits near 20."""
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(0)

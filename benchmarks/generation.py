@@ -1,4 +1,4 @@
-"""Tokens per second of the embedded engine and of transformers' `generate` on the same prompts.
+"""Measure tokens per second of the embedded engine and of transformers' `generate` on the same prompts.
 
     python -m benchmarks.generation [--threads 1] [--only alone|two_engines] [--quick]
                                     [--shape agent|reasoning] [--policies NAME,NAME]
@@ -14,10 +14,10 @@ arbiter's policies (benchmarks/support/two_engines.py). `--shape` selects the wo
     agent      512 trajectories; a mean of 7.4 turns of 61 tokens; as many tokens of tool output
     reasoning  1,024 trajectories with more reasoning than tool calls
 
-`kv_lookahead_over_least_requests` is the ratio of the two policies' tokens/s. Of each policy the
+`kv_lookahead_over_least_requests` is the ratio of the two policies' tokens/s. For each policy, the
 round with the median time counts.
 
-The relative cost of a lost cache is that of a GPU: the prefill of an agent's 640 tokens takes as
+A lost cache costs relatively as much as on a GPU: the prefill of an agent's 640 tokens takes as
 long as 1.6 decode steps of a batch of 80. On an H100 with 14B parameters, the prefill of eight
 times as many tokens takes 12 steps of a full cache (the roofline of
 analysis/simulation/cluster_model.py), and a turn has eight times as many steps.
@@ -56,7 +56,7 @@ POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 
 
 def write_checkpoint(folder: Path, seed: int) -> None:
-    """The tiny model with random weights; without a tokenizer."""
+    """Write a checkpoint of the tiny model with random weights, without a tokenizer."""
     config = build_tiny_config(TinyConfig(), VOCABULARY)
     model = CausalLM(config)
     initialize_weights(model, seed)
@@ -132,7 +132,7 @@ def main() -> None:
         help=",".join(POLICIES),
     )
     parser.add_argument(
-        "--quick", action="store_true", help="4 rounds instead of 12; one instead of 3, with half of the groups"
+        "--quick", action="store_true", help="4 rounds instead of 12; two engines: 1 instead of 3, half of the groups"
     )
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))

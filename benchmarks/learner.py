@@ -1,4 +1,4 @@
-"""Measure the learner's speed on one core, and its plan of micro batches. JSON last.
+"""Measure the learner's speed on one core, and its plan of micro batches. Prints a JSON line last.
 
     python -m benchmarks.learner [--rounds 12] [--quick]
 
@@ -6,11 +6,11 @@ The model of the demo (0.45M parameters) trains on 128 sequences of 18 to 175 to
 most 1,536 tokens, with learner.compile = true and false; transformers trains on the same sequences, without torch.compile.
 A model with 17M parameters trains in float32 and bfloat16. All variants take turns within each round. Keys:
 
-    tokens_per_s             of the learner with compiled layers
+    tokens_per_s             tokens per CPU second of the learner with compiled layers
     ratio_padded             tokens per CPU second, over those of transformers with one padded batch per update
     ratio_padded_small       the same, with padded micro batches of at most 1,536 tokens, in the given order
-    ratio_sorted             the same, with such micro batches of sequences sorted by length
-    tokens_per_s_eager       of the learner without compilation
+    ratio_sorted             the same, with micro batches of sequences sorted by length
+    tokens_per_s_eager       tokens per CPU second of the learner without compilation
     ratio_sorted_eager       the same as ratio_sorted, without compilation
     compile_s                CPU seconds of the first update with compiled layers, and of the compilers; few if torch's
                              cache (TORCHINDUCTOR_CACHE_DIR) has the code
@@ -19,7 +19,7 @@ A model with 17M parameters trains in float32 and bfloat16. All variants take tu
 Times are CPU seconds of the process; a ratio is the median over the rounds. Micro batches of 16,384 tokens are planned for
 4,096 sequences of up to 14,336 tokens on 64 ranks, for the sizes of a model with 14B parameters. Keys:
 
-    fill                              tokens over the room of all micro batches; the mean of eight random steps
+    fill                              filled share of all micro batches; the mean of eight random steps
     lockstep_loss_4096_rows_64_ranks  share of time in which ranks wait for the slowest one of each round
     plan_s                            CPU seconds to plan one step
 """
@@ -72,7 +72,7 @@ RunStep = Callable[[Sequence[TrainingSequence]], object]
 
 
 def make_sequences(count: int, vocabulary: int, seed: int) -> list[TrainingSequence]:
-    """A prompt of 10 tokens; 7 of 10 later tokens are in the loss."""
+    """Make sequences with a prompt of 10 tokens; 7 of 10 later tokens are in the loss."""
     draws = np.random.default_rng(seed)
     sequences: list[TrainingSequence] = []
     for number, length in enumerate(draws.integers(18, 176, count)):
@@ -99,7 +99,7 @@ def make_trainer(config: DecoderConfig, ranks: RankGroup, **settings: Any) -> Tr
 
 
 def measure(variants: Mapping[str, RunStep], rounds: int, count: int, vocabulary: int) -> dict[str, list[float]]:
-    """Tokens per CPU second of each variant, by round; a first round is not counted."""
+    """Measure the tokens per CPU second of each variant, by round; a first round does not count."""
     speeds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds + 1):
         sequences = make_sequences(count, vocabulary, number)
@@ -143,7 +143,7 @@ def measure_demo(rounds: int, count: int) -> dict[str, float]:
 
 
 def sum_cpu_seconds() -> float:
-    """Of this process and of its child processes that have ended."""
+    """Sum the CPU seconds of this process and of its child processes that have ended."""
     return sum(os.times()[:4])
 
 
@@ -157,7 +157,7 @@ def measure_bfloat16(ranks: RankGroup, rounds: int, count: int) -> dict[str, flo
 
 
 def plan_micro_batches(seeds: int) -> dict[str, float]:
-    """Of random steps."""
+    """Plan the micro batches of random steps."""
     attention_tokens = count_forward_flops(read_qwen3("14B")).attention_tokens
     fills: list[float] = []
     losses: list[float] = []
@@ -188,7 +188,7 @@ def sum_costs(lengths: np.ndarray, attention_tokens: float) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.learner", description="Measure the learner's speed.")
-    parser.add_argument("--rounds", type=int, default=12, help="of each comparison")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of each comparison")
     parser.add_argument("--quick", action="store_true", help="one round with few sequences")
     arguments = parser.parse_args()
     rounds, count, seeds = (1, 16, 1) if arguments.quick else (arguments.rounds, 128, 8)

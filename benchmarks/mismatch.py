@@ -1,9 +1,9 @@
-"""Measure the gradient of one update under noise between engine and learner, and the dtypes of logits. JSON last.
+"""Measure the gradient of one update under noise between engine and learner, and logits by dtype. Prints JSON last.
 
     python -m benchmarks.mismatch [--seed 0] [--quick]
 
-A random model samples sequences. The log probabilities of the "engine" are the exact ones plus noise. The true gradient
-is that without noise. Columns: the engine's log probabilities as the old ones ("engine"), and recomputed ones with each
+A random model samples sequences. The log probabilities of the "engine" are exact values plus noise. The true gradient
+has no noise. Columns: the engine's log probabilities as the old ones ("engine"), and recomputed ones with each
 correction. Rows (differences in nats):
 
     small     normal noise, sigma 0.02
@@ -18,7 +18,7 @@ Keys: `cosine.CORRECTION.ROW` between the computed and the true gradient, `norm.
 For a model in bfloat16 with logits of standard deviation SD, in float32 or bfloat16 (learner.head_dtype):
 
     logits_error_DTYPE_SD   mean absolute error of a log probability against float64, in nats; logits_worst_DTYPE_SD: largest
-    logits_cost_VOCABULARY  CPU seconds of forward and backward pass of the head with float32 logits, over those with
+    logits_cost_VOCABULARY  CPU seconds of forward and backward pass of the head with float32 logits, over seconds with
                             bfloat16 logits; the median over eight rounds, in which both take turns
 """
 
@@ -48,7 +48,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "engine": {"old_logprobs": "engine", "correction": "none"},
     **{kind: {"old_logprobs": "recomputed", "correction": kind} for kind in ("none", "tis", "icepop", "decoupled")},
 }
-# sigma, share of the outliers, their lowest and highest distance
+# Standard deviation of the noise, share of the outliers, their lowest and highest distance.
 ROWS = {
     "small": (0.02, 0.0, 0.0, 0.0),
     "some": (0.02, 0.002, 1.0, 3.0),
@@ -67,7 +67,7 @@ COST_SHAPES = ((1536, 512, 2048), (512, 576, 49_152), (256, 1024, 151_936))
 
 
 class GradientRecorder(Trainer):
-    """Keeps the gradient instead of updating the weights."""
+    """A trainer that keeps the gradient instead of updating the weights."""
 
     gradient: torch.Tensor
 
@@ -102,7 +102,7 @@ def make_model(seed: int) -> CausalLM:
 def sample_sequences(
     model: CausalLM, count: int, tokens: int, seed: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Token ids [count, PROMPT_TOKENS + tokens] and their exact log probabilities; zeros in the prompt."""
+    """Return token ids [count, PROMPT_TOKENS + tokens] and their exact log probabilities; zeros in the prompt."""
     generator = torch.Generator().manual_seed(seed)
     ids_BT = torch.randint(VOCABULARY, (count, PROMPT_TOKENS), generator=generator)
     for _ in range(tokens):
@@ -126,7 +126,7 @@ def make_noise(row: str, shape: tuple[int, int], draws: np.random.Generator) -> 
 
 
 def make_sequences(ids: NDArray[np.int32], logprobs: NDArray[np.float32], seed: int) -> list[TrainingSequence]:
-    """Advantages of +-1, in equal parts."""
+    """Make sequences with advantages of +-1, in equal parts."""
     signs = np.random.default_rng(seed).permutation(np.resize((1.0, -1.0), len(ids)))
     mask = np.arange(ids.shape[1]) >= PROMPT_TOKENS
     masked = (logprobs * mask).astype(np.float32)
@@ -200,7 +200,7 @@ def measure_logit_cost(tokens: int, width: int, vocabulary: int, rounds: int) ->
 
 
 def measure_logits(seed: int, rounds: int, *, quick: bool) -> dict[str, float]:
-    """`quick`: few tokens, one round, and the smallest model."""
+    """Measure the dtypes of logits. `quick`: few tokens, one round, and the smallest model."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(seed)

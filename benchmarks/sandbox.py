@@ -1,4 +1,4 @@
-"""Measure the sandbox on one core against a process per call. JSON last, by backend.
+"""Measure the sandbox on one core against a process per call. Prints a JSON line by backend.
 
     python -m benchmarks.sandbox [--backend docker|process|both] [--core 0] [--quick]
 
@@ -95,7 +95,7 @@ FiguresByName = dict[str, float]
 
 
 async def measure(backend: str, core: int, sizes: SandboxBenchmarkSizes, alone: ProcessPerCall) -> FiguresByName:
-    """Everything but the burst and the mixture."""
+    """Measure everything except the burst and the mixture."""
     config = build_config(backend, core)
     host = create_host(backend, config)
     sandbox = ForkServerSandbox(host, config)
@@ -163,7 +163,7 @@ def format_judgement(name: str, value: float) -> str:
 
 
 def measure_all(backend: str, core: int, sizes: SandboxBenchmarkSizes) -> FiguresByName:
-    """Raises SandboxFailure if the backend cannot start."""
+    """Measure one backend. Raises SandboxFailure if it cannot start."""
     with tempfile.TemporaryDirectory() as folder:
         figures = uvloop.run(measure(backend, core, sizes, ProcessPerCall(Path(folder))))
     figures |= measure_burst(backend, core, sizes)
@@ -174,8 +174,8 @@ def measure_all(backend: str, core: int, sizes: SandboxBenchmarkSizes) -> Figure
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=["docker", "process", "both"], default="both")
-    parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="the core of the service")
-    parser.add_argument("--quick", action="store_true", help="under a minute for both backends")
+    parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="core of the service")
+    parser.add_argument("--quick", action="store_true", help="shorter: under a minute for both backends")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.core})
     backends = ["docker", "process"] if options.backend == "both" else [options.backend]

@@ -1,4 +1,4 @@
-"""Compare scheduling policies on four simulated workloads with two lower bounds. JSON last.
+"""Compare scheduling policies on four simulated workloads with two lower bounds. Prints a JSON line last.
 
     python -m benchmarks.scheduler [--quick] [--workload NAME ...] [--policies NAME,NAME] [--seed 0]
 
@@ -8,7 +8,7 @@ time of the simulation of `report`; `decisions_per_s`, per CPU second, the media
 the arbiter's decisions; `worst_decision_ms`, where the fastest of the three replays counts for each
 decision. `--quick` uses an eighth of prompts and engines.
 
-The step is the first of a run: kv_lookahead knows no lengths. `later_step` is the same step with
+The step is the first of a run: kv_lookahead has no lengths of earlier steps. `later_step` is the same step with
 the lengths of an earlier step on other problems of the same kind.
 """
 
@@ -32,7 +32,7 @@ POLICIES: tuple[SimulatedPolicy, ...] = (*get_args(PolicyName), "oracle")
 OURS: PolicyName = "kv_lookahead"
 QUICK_SCALE = 0.125
 SPEED_WORKLOAD = "report"
-_EARLIER = 1000  # added to the seed
+_EARLIER = 1000  # added to the seed of an earlier step
 
 
 def extract_figures(outcome: SimulationOutcome) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def extract_figures(outcome: SimulationOutcome) -> dict[str, Any]:
 
 
 def compute_ratios(outcomes: dict[SimulatedPolicy, SimulationOutcome]) -> dict[str, float]:
-    """Makespans of the other policies relative to ours."""
+    """Return the makespans of the other policies relative to ours."""
     ours = outcomes.get(OURS)
     if ours is None:
         return {}
@@ -59,7 +59,7 @@ def compute_ratios(outcomes: dict[SimulatedPolicy, SimulationOutcome]) -> dict[s
 
 
 def summarize_speed(ours: Sequence[DecisionSpeed]) -> dict[str, float | None]:
-    """Figures of our decisions in all workloads; live trajectories and engines of the largest workload."""
+    """Summarize our decisions in all workloads, with live trajectories and engines of the largest workload."""
     if not ours:
         return dict.fromkeys(("decisions_per_s", "worst_decision_ms", "live_trajectories", "engines"))
     decisions_per_s = sum(each.decisions for each in ours) / sum(each.decided_s for each in ours)

@@ -1,4 +1,4 @@
-"""Overhead of the SGLang engine over a bare HTTP client, and 1,000 concurrent requests. JSON last.
+"""Measure the overhead of the SGLang engine over a bare HTTP client, and 1,000 concurrent requests. Prints JSON last.
 
     make sglang-environment && python -m benchmarks.sglang [--quick]             # without a GPU
     python -m benchmarks.sglang --url http://127.0.0.1:30000 [--model FOLDER]    # a running server
@@ -73,33 +73,33 @@ from benchmarks.weights import read_process_cpu_s
 IN_FLIGHT = 64
 CROWD = 1000
 PROMPT_TOKENS = 32
-MOST_TOKENS = 96  # new ones of a request
+MOST_TOKENS = 96  # most new tokens of a request
 SEQUENCE_TOKENS = PROMPT_TOKENS + MOST_TOKENS + 1
 ROOM_TOKENS = 32_768
 
 
 class SglangBenchmarkSizes(NamedTuple):
     rounds: int
-    requests: int  # of a round
-    fewest: int  # new tokens of each: so many or more, that not all end at once
+    requests: int  # requests per round
+    fewest: int  # fewest new tokens of a request; unequal requests do not all end at once
     most: int
-    crowd_tokens: int  # new ones of each of the crowd's requests
+    crowd_tokens: int  # new tokens of each of the 1,000 requests
 
 
 FULL, QUICK = SglangBenchmarkSizes(12, 192, 32, MOST_TOKENS, 24), SglangBenchmarkSizes(2, 64, 8, 24, 8)
 
 
 class FixedWeights:
-    """Weight updates of a server that never gets new weights."""
+    """The weights of a server that never receives new ones."""
 
     def check(self, server: ServerInfo) -> None:
-        """Any will do."""
+        """Accept any server."""
 
     async def update(self, client: SGLangClient, weights: WeightsPublished) -> None:
-        raise WeightsRefused("this server's weights stay")
+        raise WeightsRefused("the benchmark's server accepts no weights")
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
 
 # ---------------------------------------------------------------- the server
@@ -108,11 +108,11 @@ class FixedWeights:
 class BenchmarkServer(NamedTuple):
     server: SGLangServer | ExternalServer
     model: Path
-    version: int  # of the weights that it has
+    version: int  # version of the server's weights
 
 
 def prepare_own_server(options: argparse.Namespace, folder: Path) -> BenchmarkServer:
-    """Start without --enable-deterministic-inference, which is slower and not needed here."""
+    """Prepare a server without --enable-deterministic-inference, which is slower and not needed here."""
     room = {"kv_tokens": ROOM_TOKENS, "max_running": IN_FLIGHT, "sequence_tokens": SEQUENCE_TOKENS}
     wanted = configure_tiny_server(options, folder, (), **room)
     return BenchmarkServer(SGLangServer(wanted, log=folder / "sglang.log", scratch=folder / "scratch"), wanted.model, 0)
@@ -138,7 +138,7 @@ async def attach_to_server(url: str, model: Path | None) -> BenchmarkServer:
 def draw_requests(
     draws: np.random.Generator, vocab_size: int, first_id: int, lengths: Sequence[int]
 ) -> list[GenerationRequest]:
-    """One request per length; the prompts share no prefix."""
+    """Draw one request per length; the prompts share no prefix."""
     prompts = draws.integers(0, vocab_size, (len(lengths), PROMPT_TOKENS), dtype=np.int32)
     return [
         GenerationRequest(sequence_id, prompt, int(length), seed=sequence_id)
@@ -147,7 +147,7 @@ def draw_requests(
 
 
 class RequestSenders:
-    """Send the same requests in three ways, IN_FLIGHT at a time."""
+    """Sends the same requests in three ways, IN_FLIGHT at a time."""
 
     def __init__(
         self, engine: SGLangEngine, server: SGLangServer | ExternalServer, bare: BareClient, stream_interval: int
@@ -176,7 +176,7 @@ class RequestSenders:
         )
 
     def _build_bodies(self, requests: Sequence[GenerationRequest], *, stream: bool) -> list[bytes]:
-        """Request bodies with token ids."""
+        """Build request bodies with token ids."""
         name = f"bare-{os.getpid()}-{next(self._rounds)}"
         turns = [PendingGeneration(request, f"{name}-{request.sequence_id}", self._interval) for request in requests]
         sent = [
@@ -208,13 +208,13 @@ class RequestSenders:
 async def run_rounds(
     senders: RequestSenders, requests: Sequence[GenerationRequest], rounds: int
 ) -> list[Mapping[str, RoundCost]]:
-    """The rounds' costs by sender. One more round, which is not counted, fills caches and opens connections."""
+    """Return the rounds' costs by sender. An uncounted first round fills caches and opens connections."""
     ways = {"adapter": senders.adapter, "bare": senders.bare, "streamed": senders.streamed}
     spent: list[Mapping[str, RoundCost]] = []
     for number in range(rounds + 1):
         first = number % len(WAYS)
         done = {way: await ways[way](requests) for way in (*WAYS[first:], *WAYS[:first])}
-        assert len({each.tokens for each in done.values()}) == 1, "the ways had not as many tokens"
+        assert len({each.tokens for each in done.values()}) == 1, "the senders had different numbers of tokens"
         print("  ".join(f"{way} {done[way].tokens_per_s:6.0f} tokens/s" for way in WAYS), flush=True)
         spent.append(done)
     return spent[1:]
@@ -259,13 +259,13 @@ async def run(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="URL of a running server; default: start one")
-    parser.add_argument("--model", type=Path, help="folder of that server's checkpoint, as it is to be read from here")
+    parser.add_argument("--model", type=Path, help="local folder of the server's checkpoint")
     add_options(parser)
     parser.add_argument(
         "--stream-interval",
         type=int,
         default=LONG_STREAM_INTERVAL,
-        help="tokens from one piece of a stream to the next",
+        help="tokens per piece of a stream",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, help="12, or 2 with --quick; at least 2")

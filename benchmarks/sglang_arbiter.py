@@ -1,4 +1,4 @@
-"""An SGLang server with a cache for a quarter of the demand, under several policies. JSON last.
+"""Measure an SGLang server with a cache for a quarter of the demand, under several policies. Prints a JSON line last.
 
     make sglang-environment && python -m benchmarks.sglang_arbiter [--policies NAME,NAME]
                                                                    [--rounds 3] [--quick]
@@ -47,12 +47,12 @@ from benchmarks.weights import read_process_cpu_s
 POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 MAX_RUNNING = 96
 PAGE = EngineConfig().page_tokens
-SHARE = 1 / 4  # of the demand is what the cache holds
+SHARE = 1 / 4  # share of the demand that the cache holds
 
 
 class PolicyRound(NamedTuple):
     outcome: ScarceServerOutcome
-    cpu_s: float  # of the server's processes
+    cpu_s: float  # CPU seconds of the server's processes
 
     @property
     def tokens_per_cpu_s(self) -> float:
@@ -60,7 +60,7 @@ class PolicyRound(NamedTuple):
 
 
 def build_server_config(options: argparse.Namespace, shape: WorkloadShape, folder: Path) -> ServerRequirements:
-    """A server with room for a quarter of the trajectories' final tokens."""
+    """Configure a server with room for a quarter of the trajectories' final tokens."""
     work = draw_workload(shape, options.seed)
     arguments = ("--enable-deterministic-inference", f"--schedule-conservativeness={options.conservativeness}")
     longest = find_longest(work)
@@ -70,7 +70,7 @@ def build_server_config(options: argparse.Namespace, shape: WorkloadShape, folde
 
 
 def read_cpu_s(server: SGLangServer) -> float:
-    """Processor time that its processes have used."""
+    """Sum the processor seconds of the server's processes."""
     return sum(read_process_cpu_s(pid) for pid in server.list_processes())
 
 
@@ -144,7 +144,7 @@ def main() -> None:
         "--conservativeness",
         type=float,
         default=0.3,
-        help="SGLang has 1.0, and advises 0.3 where the cache is not filled; 0.3",
+        help="SGLang has 1.0, and advises 0.3 if the cache does not fill (default: 0.3)",
     )
     parser.add_argument(
         "--policies",

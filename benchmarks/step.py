@@ -1,4 +1,4 @@
-"""Measure the cost of the bus, the processes and the event log: the same RL steps in five ways. JSON last.
+"""Measure the cost of the bus, the processes and the event log: the same RL steps in five ways. Prints JSON last.
 
     python -m benchmarks.step [--checkpoint runs/demo/checkpoints/step_000000] [--steps 10] [--rounds 2] [--quick]
 
@@ -48,7 +48,7 @@ from benchmarks.support.tiny_run import (
     run_over_processes,
 )
 
-UNCOUNTED = 2  # the first step and the last
+UNCOUNTED = 2  # the first and the last step
 QUICK = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "tiny.num_train_questions=256")
 QUICK_SFT_STEPS, QUICK_STEPS = 40, 2
 SHOWN = (
@@ -65,11 +65,11 @@ COLUMNS = {
 }
 
 Steps = list[dict[str, float]]
-Figures = Mapping[str, Mapping[str, float]]  # by way: means of its steps
+Figures = Mapping[str, Mapping[str, float]]  # means of the steps, by way
 
 
 def build_ways(run: RunConfig, runs: Path) -> dict[str, Callable[[], Steps]]:
-    """The functions that run the steps, by the keys of COLUMNS and in their order."""
+    """Return the functions that run the steps, by the keys of COLUMNS and in their order."""
     logged = replace(run, runs_folder=str(runs), name="processes")
     bare = replace(logged, name="without_log", log=replace(run.log, events=False))
     return {
@@ -82,7 +82,7 @@ def build_ways(run: RunConfig, runs: Path) -> dict[str, Callable[[], Steps]]:
 
 
 def select_fastest(rounds: Sequence[Steps]) -> Steps:
-    """The metrics of the fastest round of each counted step."""
+    """Return the metrics of the fastest round of each counted step."""
     counted = [steps[1:-1] for steps in rounds]
     return [min(same, key=lambda step: step["step_s"]) for same in zip(*counted, strict=True)]
 
@@ -125,7 +125,7 @@ def compute_ratio(figures: Figures, way: str, to: str) -> float:
 
 
 def show(figures: Figures) -> None:
-    """Waits are means over a step's trajectories; the other figures are means over steps."""
+    """Print the table. Waits are means over a step's trajectories; the other figures are means over steps."""
     print(f"{'':18}" + "".join(f"{column:>16}" for column in COLUMNS.values()))
     for name in SHOWN:
         print(f"{name:18}" + "".join(f"{figures[way][name]:16.4f}" for way in COLUMNS))
@@ -142,14 +142,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
     parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must still have the data")
-    parser.add_argument("--sft-steps", type=int, help="of the cold start, without --checkpoint (120)")
+    parser.add_argument("--sft-steps", type=int, help="steps of the cold start, without --checkpoint (120)")
     parser.add_argument("--steps", type=int, help="counted steps (10)")
     parser.add_argument("--rounds", type=int, help="rounds, in each of which the ways alternate (2)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="setting for all ways; may be repeated"
     )
-    parser.add_argument("--quick", action="store_true", help="32 trajectories a step, 2 steps, a short cold start")
+    parser.add_argument("--quick", action="store_true", help="32 trajectories per step, 2 steps, a short cold start")
     options = parser.parse_args()
     for name, usual, quick in (("sft_steps", 120, QUICK_SFT_STEPS), ("steps", 10, QUICK_STEPS), ("rounds", 2, 1)):
         if getattr(options, name) is None:

@@ -1,4 +1,4 @@
-"""Measure the host processes of tasks, and the steps of a run without them. JSON last.
+"""Measure the host processes of tasks, and the steps of a run without them. Prints a JSON line last.
 
     python -m benchmarks.tasks [--base COMMIT] [--quick]
 
@@ -12,10 +12,10 @@
 | demo_step_ratio            | median seconds of a step of configs/tiny.toml: this version / COMMIT     |
 | demo_step_ratio_of_fastest | the same with the fastest round of each step, if the machine is not idle |
 
-The environment's method adds to a number, so the rates are those of the processes and their
+The environment's method adds to a number, so the rates depend only on the processes and their
 messages. Client and host process run at the same time: the rates need two idle cores.
 
-COMMIT is by default the last one without host processes. Both versions start from the same
+COMMIT is by default the last commit without host processes. Both versions start from the same
 checkpoint, with the same interpreter, and alternate. Without git or the commit, the figures of the
 demo are missing.
 
@@ -57,7 +57,7 @@ QUICK = Sizes(1, 0.5, 1000, 200, DemoSizes(40, 2, 1, QUICK_DEMO))
 
 
 def measure_hosts(sizes: Sizes) -> dict[str, float]:
-    """The client's event loop is that of a run, and that of `asterism log regrade`."""
+    """Measure hosts from the event loop of a run, and regrading from the loop of `asterism log regrade`."""
     rates = [uvloop.run(measure_steps(Counter, STEPPING_INSTANCES, sizes.rate_s)) for _ in range(sizes.rounds)]
     with tempfile.TemporaryDirectory() as folder:
         regraded = asyncio.run(measure_regrading(sizes.trajectories, Path(folder)))
@@ -86,7 +86,7 @@ def format_judgement(name: str, value: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", default=BASE, metavar="COMMIT", help=f"compare the demo's steps with it ({BASE})")
+    parser.add_argument("--base", default=BASE, metavar="COMMIT", help=f"commit to compare the demo with ({BASE})")
     parser.add_argument("--quick", action="store_true", help="a few minutes")
     options = parser.parse_args()
     sizes = QUICK if options.quick else FULL

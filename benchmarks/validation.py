@@ -1,4 +1,4 @@
-"""Compare the simulator with real runs of two embedded engines with scarce KV cache. JSON last.
+"""Compare the simulator with real runs of two embedded engines with scarce KV cache. Prints a JSON line last.
 
     python -m benchmarks.validation [--policies kv_lookahead,least_requests,static] [--share 0.33]
                                     [--steps 3] [--quick]
@@ -50,13 +50,13 @@ POLICIES: tuple[PolicyName, ...] = ("kv_lookahead", "least_requests", "static")
 
 
 def start_cold_run(settings: Sequence[str], runs: Path) -> RunFolder:
-    """A run with a cold start, and one step for which its caches are large enough."""
+    """Run a cold start, and one step for which the caches are large enough."""
     run = load_run(CONFIG, [*settings, *COLD_START, "rl.steps=1"])
     return launch(replace(run, runs_folder=str(runs)))
 
 
 def shrink_caches(run: RunConfig, demand_tokens: int, share: float) -> RunConfig:
-    """Engines with caches for this share of the demand."""
+    """Give the engines caches for this share of the demand."""
     least = run.sequence_tokens + run.engine.page_tokens
     kv_tokens = max(least, round(share * demand_tokens / ENGINES))
     return replace(run, engine=replace(run.engine, kv_tokens=kv_tokens))

@@ -1,14 +1,14 @@
-"""Measure the transfer of weights to an engine of the machine and to other nodes. JSON last.
+"""Measure the transfer of weights to an engine on this machine and to other nodes. Prints a JSON line last.
 
     python -m benchmarks.weights [--quick] [--mib MIB] [--nodes N] [--rounds N]
 
-First the learner's publisher and the weights of an embedded engine, on this machine: CPU seconds per GB of
-float32, which do not depend on other load. Then other nodes, over loopback with CURVE, against a plain
+Part one measures the learner's publisher and an embedded engine on this machine, in CPU seconds per GB of
+float32, which do not depend on other load. Part two measures other nodes, over loopback with CURVE, against a plain
 file copy. The server is the process of a real run. Each round publishes a new version, copies its file,
 fetches it with one node, and fetches it with several nodes at once, all in memory. Ratios are
 medians of the rounds' ratios. The lag is the longest delay of a fetching process's event loop; the
 server's memory is its maximum. All nodes and the server share the cores of this machine, unlike
-those of a cluster; the CPU seconds per GB do not depend on other load.
+the nodes of a cluster; the CPU seconds per GB do not depend on other load.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FetchingNodes:
         self._memory, self._port, self._key = memory, port, load_key(key)
 
     async def fetch(self, published: WeightsPublished, nodes: int) -> float:
-        """Seconds of the transfer."""
+        """Return the seconds of the transfer."""
         folders = [self._memory / f"node_{number}" for number in range(nodes)]
         fetchers = [WeightsFetcher(folder, LOOPBACK, self._port, self._key) for folder in folders]
         began = time.perf_counter()
@@ -62,7 +62,7 @@ class FetchingNodes:
         return took
 
     def copy(self, published: WeightsPublished) -> float:
-        """Seconds of the copy."""
+        """Return the seconds of the copy."""
         began = time.perf_counter()
         shutil.copyfile(published.path, self._memory / "copy")
         took = time.perf_counter() - began
@@ -92,7 +92,7 @@ class EventLoopLag:
 
 @asynccontextmanager
 async def running_server(folder: RunFolder, key: Path) -> AsyncGenerator[tuple[int, int]]:
-    """Yields the process id and the port."""
+    """Yield the process id and the port."""
     argv = ("--run-folder", str(folder.path), "--host", LOOPBACK, "--port", "0", "--key", str(key))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "asterism.engine.weight_transfer.weight_server", *argv, stdin=PIPE
@@ -108,7 +108,7 @@ async def running_server(folder: RunFolder, key: Path) -> AsyncGenerator[tuple[i
 
 
 def read_process_cpu_s(pid: int) -> float:
-    """CPU seconds of the process's threads."""
+    """Return the CPU seconds of the process's threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -11,7 +11,7 @@ class Game:
         self.number, self.reward = row["number"], 1.0
 
     def step(self, message):
-        """Answers a guess with a turn of the user."""
+        """Answer a guess with a turn of the user."""
         guess = message["content"].removeprefix("Half ").removeprefix("Any ")
         if guess == str(self.number):
             return {"messages": "right", "done": True, "rewards": {"guess": self.reward}}
@@ -23,7 +23,7 @@ class Game:
 
 
 def play(row, random):
-    """A dialogue for the cold start. Few players halve the range; the others guess anything, so that RL can teach."""
+    """Make a dialogue for the cold start. Few players halve the range; most guess any digit, so that RL can teach."""
     game, low, high, halves = Game(), row["low"], row["low"] + 6, random.random() < 0.25
     messages = [{"role": "user", "content": row["question"]}]
     game.init(row)

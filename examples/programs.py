@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-# By question: the right expression, and wrong ones, of which some pass a part of the tests.
+# question -> the right expression, then wrong expressions, of which some pass a part of the tests
 EXPRESSIONS = {
     "the larger of x and {n}": ("max(x, {n})", "min(x, {n})", "x", "x + {n}"),
     "the smaller of x and {n}": ("min(x, {n})", "max(x, {n})", "x", "x - {n}"),
@@ -16,10 +16,10 @@ EXPRESSIONS = {
 
 
 async def score(completions, inputs, outputs, sandbox):
-    """The share of the tests that the model's program passes."""
+    """Return the share of the tests that the model's program passes."""
     program = completions[0][-1]["content"]
     result = await sandbox.run(f"{program}\nfor x in {inputs[0]}:\n    print(f(x))")
-    printed = zip(result.stdout.split(), outputs[0], strict=False)  # less if a test raises
+    printed = zip(result.stdout.split(), outputs[0], strict=False)  # fewer lines if a test raises
     return [sum(text == str(expected) for text, expected in printed) / len(outputs[0])]
 
 
@@ -31,7 +31,7 @@ def make_row(question, n, random):
 
 
 def write_dialogue(row, random):
-    """For the cold start. Most programs are wrong, so that RL has something to teach."""
+    """Make a dialogue for the cold start. Most programs are wrong, so that RL has something to teach."""
     program = row["answer"] if random.random() < 0.15 else random.choice(row["wrong"])
     answer = {"role": "assistant", "content": program}
     return {"messages": [{"role": "user", "content": row["question"]}, answer]}

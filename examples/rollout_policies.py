@@ -23,7 +23,7 @@ Event = TrajectoryEvent | ExecutorLeft
 
 
 class FixedTurns(IndependentTrajectories):
-    """After an answer, the user asks for a check, until the model has had `num_turns` turns."""
+    """A policy that appends a user's request for a check to each answer, until the model has had `num_turns` turns."""
 
     num_turns = 3
     request = "Check each step of your answer, and answer again."
@@ -50,12 +50,12 @@ class _Candidates(NamedTuple):
 
 
 class BestOfN(IndependentTrajectories):
-    """The engine samples each turn `num_candidates` times; the one with the highest mean log probability is kept."""
+    """A policy that samples each turn `num_candidates` times and keeps the sample with the highest mean logprob."""
 
     num_candidates = 4
 
     def __init__(self) -> None:
-        self._candidates: dict[int, _Candidates] = {}  # of the present turn, by trajectory
+        self._candidates: dict[int, _Candidates] = {}  # candidates of the current turn, by trajectory
 
     def advance(
         self, rules: Rules, trajectory: Trajectory, now: float, event: Event, live: Mapping[int, Trajectory]
@@ -88,7 +88,7 @@ def _change_seed(send: Send, candidate: int) -> Send:
 
 
 class TreeSearch:
-    """One trajectory begins. After each of its turns with a tool call a sibling branches off, and so do its branches."""
+    """A search that begins with one trajectory. After each turn with a tool call, a parked sibling branches off."""
 
     def start(self, rules: Rules, group: StartGroup, now: float) -> list[Transition]:
         first, *others = list_siblings(group)

@@ -23,7 +23,7 @@ def search(query: str, k: int = 1) -> str:
 
 
 def solve(row, random):
-    """A dialogue for the cold start. Most search for the name alone or use another operator: RL has to find out."""
+    """Make a dialogue for the cold start. Most search for the name only or miscompute, so that RL can teach."""
     query = random.choice((row["key"], row["key"].split()[-1]))
     found = search(query)
     code = f"print({found.split()[-1]} {random.choice('*+')} {row['n']})"

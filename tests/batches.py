@@ -1,4 +1,4 @@
-"""Joins the messages of a batch: the samples of its groups arrive before it, in messages of their own."""
+"""Joins the messages of a batch: the samples of its groups arrive before it, in separate messages."""
 
 from collections.abc import Iterable
 
@@ -13,13 +13,13 @@ class CompleteBatch(msgspec.Struct, frozen=True):
 
 
 class BatchAssembler:
-    """A later message about the same part of a group replaces the earlier one."""
+    """Assembles batches. A later message about the same part of a group replaces the earlier one."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[int, int, int], tuple[TrainingSample, ...]] = {}  # by step, group and part
+        self._parts: dict[tuple[int, int, int], tuple[TrainingSample, ...]] = {}  # keys: step, group, part
 
     def add(self, message: AnyMessage) -> list[CompleteBatch]:
-        """The batch that the message completes, if it is one. Raises KeyError for a missing part."""
+        """Return the batch that the message completes, if it completes one. Raises KeyError for a missing part."""
         match message:
             case GroupAccepted():
                 self._parts[message.step, message.group_id, message.part] = message.samples

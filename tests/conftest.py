@@ -58,7 +58,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `async def` test on a virtual clock, or on the real one if it is marked `real_clock`."""
+    """Run an `async def` test on a virtual clock, or on the real clock if it is marked `real_clock`."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     run = asyncio.run if pyfuncitem.get_closest_marker("real_clock") else run_virtually
@@ -79,12 +79,12 @@ async def _run_async_test(test: pytest.Function) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection() -> None:
-    gc.disable()  # what torch and its like make as they are imported stays
+    gc.disable()  # objects from the import of torch and similar packages live to the end
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Ends the run before its first test if a requirement is missing."""
-    gc.freeze()  # what torch and its like hold for good is not looked through again and again
+    """End the run before its first test if a requirement is missing."""
+    gc.freeze()  # later collections skip the permanent objects of torch and similar packages
     gc.enable()
     if session.config.option.collectonly:
         return

@@ -1,4 +1,4 @@
-"""Edits of an event log that are no damage: the rows get new checksums."""
+"""Edits an event log without damage: the rows get new checksums."""
 
 import contextlib
 import sqlite3
@@ -12,7 +12,7 @@ from asterism.configs.integrity.file_manifest import MANIFEST_NAME
 
 @contextmanager
 def editing_log(path: Path) -> Generator[sqlite3.Connection]:
-    """Removes the manifest of the run folder, too."""
+    """Yield a connection to the log, and remove the manifest of the run folder."""
     (path.parent.parent / MANIFEST_NAME).unlink(missing_ok=True)
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         yield connection

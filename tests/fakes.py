@@ -25,7 +25,7 @@ _FIRST_TAG = 0x110000  # beyond the last code point
 
 
 class CharTokenizer:
-    """One token a character; protocol tags are single tokens where the text is trusted."""
+    """A tokenizer with one token per character; in trusted text, protocol tags are single tokens."""
 
     def encode(self, text: str, *, trusted: bool) -> list[int]:
         if not trusted:
@@ -90,7 +90,7 @@ def evaluated(
 def generated(
     trajectory_id: int, turn: int, text: str, finish: str = "stop", version: int = 3, lease: int = 1
 ) -> TurnGenerated:
-    """A turn with this text and a final stop token."""
+    """Build a turn with this text and a final stop token."""
     ids = TOKENIZER.encode(text, trusted=True) + ([END] if finish == "stop" else [])
     return generated_ids(trajectory_id, turn, ids, finish, version, lease)
 

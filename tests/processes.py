@@ -1,4 +1,4 @@
-"""Which processes live, by /proc."""
+"""Reads from /proc which processes live."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def family(*ancestors: int) -> list[int]:
-    """The processes and all that descend from them."""
+    """Return the processes and all of their descendants."""
     found, new = list(ancestors), list(ancestors)
     while new:
         text = ""
@@ -21,7 +21,7 @@ def family(*ancestors: int) -> list[int]:
 
 
 def process_state(pid: int) -> str:
-    """The state of its main thread, one letter of proc(5); X for none."""
+    """Return the state of the main thread, one letter of proc(5); X without a process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -33,7 +33,7 @@ def is_running(pid: int) -> bool:
 
 
 def processes_that_name(text: str) -> list[str]:
-    """The command lines of all but this process that contain it."""
+    """Return the command lines of all other processes that contain `text`."""
     found: list[str] = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -44,7 +44,7 @@ def processes_that_name(text: str) -> list[str]:
 
 
 def wait_for_end(pidfd: int) -> None:
-    """Closes it."""
+    """Wait for the end of the process, and close `pidfd`."""
     try:
         assert select.select([pidfd], [], [], 30)[0], "a process is still there"
     finally:

@@ -1,4 +1,4 @@
-"""Event logs as a run leaves them, of real deciders and scripted engines, tools and graders."""
+"""Writes event logs as a run does, from real deciders and scripted engines, tools and graders."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,14 +38,14 @@ EXECUTOR = "executor-0/1"
 
 
 def deciders(**rule_changes: object) -> dict[str, Decider]:
-    """By address."""
+    """Return new deciders by address."""
     made = rules(**rule_changes)
     return {"head/arbiter": Arbiter("worst_case", made.response_tokens), "rollout-0": Rollout({"": made})}
 
 
 class Recording:
     """A rollout process and an arbiter that log the messages that they receive, like a run's processes. The buffer's events
-    are logged, and nothing is decided on them."""
+    are only logged."""
 
     def __init__(self, folder: RunFolder, *, tick_s: float = 0.25, **rule_changes: object) -> None:
         folder.events.mkdir(parents=True)
@@ -108,7 +108,7 @@ class Recording:
 
 
 def write_world_logs(world: World, path: Path, launches: int = 1) -> RunFolder:
-    """A run folder with the logs of a simulated run, repeated for each launch."""
+    """Write a run folder with the logs of a simulated run, repeated for each launch."""
     folder = RunFolder(path)
     for process, kept in world.logs.items():
         log = EventLog(folder.events / f"{process}.sqlite")
@@ -123,7 +123,7 @@ def write_world_logs(world: World, path: Path, launches: int = 1) -> RunFolder:
 
 
 def small_run(folder: RunFolder, *, output: str = "4", tick_s: float = 0.25) -> RunFolder:
-    """Trajectories 7 and 8 on one question; 7 calls the tool once, and both answer."""
+    """Record trajectories 7 and 8 on one question; 7 calls the tool once, and both answer."""
     recording = Recording(folder, tick_s=tick_s)
     recording.begin()
     recording.tell("rollout-0", start_group(2), "head/buffer")

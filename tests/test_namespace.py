@@ -44,7 +44,7 @@ test = "rows.jsonl"
 dialogue = { response_tokens = 48, max_turns = 2 }
 reward.functions = { score = "tasks.mine:score" }
 """
-_MAIN = ("__main__", "__mp_main__")  # the second in a child of multiprocessing
+_MAIN = ("__main__", "__mp_main__")  # the second name is of a child of multiprocessing
 # Each process of the run lists its modules of the checkout or of the wheel, by the name that it loaded them under.
 RECORD_MODULES = """
 import atexit, json, os, sys

@@ -16,7 +16,7 @@ from tests.test_prose import FOLDERS, ROOT, extract_python_prose
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
-FOREIGN = ("tokenizer_control_mixin.py",)  # of SGLang
+FOREIGN = ("tokenizer_control_mixin.py",)  # name of a file in SGLang
 
 
 def test_the_license_is_the_complete_official_text() -> None:
@@ -71,7 +71,7 @@ def test_links_lead_to_files_and_headings() -> None:
     assert broken == []
 
 
-def test_every_page_stands_once_on_a_shelf_and_begins_with_a_sentence() -> None:
+def test_every_page_is_once_on_a_shelf_and_begins_with_a_sentence() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     assert re.findall(r"^## (.*)$", index, re.MULTILINE) == ["Start", "Train", "Machines", "Look", "Why"]
     listed = re.findall(r"^- \[.+\]\(([\w-]+\.md)\): .+$", index, re.MULTILINE)

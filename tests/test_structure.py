@@ -34,12 +34,12 @@ def parse(path: Path) -> ast.Module:
 
 @cache
 def list_definitions(path: Path) -> tuple[Definition, ...]:
-    """All functions and classes of a file, at any depth."""
+    """Return all functions and classes of a file, at any depth."""
     return tuple(_walk_definitions(parse(path)))
 
 
 def _walk_definitions(statement: ast.AST) -> Iterator[Definition]:
-    """Visits statements only: a whole tree has ten times as many nodes."""
+    """Visit statements only: a whole tree has ten times as many nodes."""
     if isinstance(statement, Definition):
         yield statement
     for block in ("body", "orelse", "handlers", "finalbody", "cases"):

@@ -1,4 +1,4 @@
-"""Check that a Chrome trace is valid."""
+"""Checks that a Chrome trace is valid."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -22,8 +22,8 @@ class _Trace(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def checked_slices(file: Path) -> dict[str, list[tuple[str, float, float, int]]]:
-    """Name, begin and end in microseconds, and depth, of each track's slices, by `process/track`. Asserts that they nest
-    or do not overlap, that every slice ends, and that each track has a name."""
+    """Return the slices of each `process/track`: name, begin and end in microseconds, and depth.
+    Asserts that slices nest or do not overlap, that every slice ends, and that each track has a name."""
     trace = msgspec.json.decode(file.read_bytes(), type=_Trace)
     names: dict[tuple[int, int], str] = {}
     processes: dict[int, str] = {}

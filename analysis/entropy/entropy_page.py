@@ -35,7 +35,7 @@ def build_entropy_table(statistics: EntropyStatistics) -> Table:
 
 
 def draw_entropy(dialogues: Sequence[ScoredDialogue], statistics: EntropyStatistics, title: str, path: Path) -> Path:
-    """Share of tokens above each entropy, and share of forking tokens, by kind. Raises OSError."""
+    """Draw, by kind, the share of tokens above each entropy and the share of forking tokens. Raises OSError."""
     subtitle = f"{statistics.tokens:,} generated tokens  ·  {statistics.mean_nats:.3f} nats on average"
     figure, (tail, shares) = make_figure(1, 2, title, subtitle)
     for kind in statistics.kinds:
@@ -56,7 +56,7 @@ def draw_entropy(dialogues: Sequence[ScoredDialogue], statistics: EntropyStatist
 def write_entropy_page(
     dialogues: Sequence[ScoredDialogue], statistics: EntropyStatistics, title: str, path: Path
 ) -> None:
-    """A self-contained HTML page. Raises OSError and DiskError."""
+    """Write a self-contained HTML page. Raises OSError and DiskError."""
     legend = "".join(f'<span style="background:{_shade(_COLORS[kind], 0.6)}">{kind}</span>' for kind in KINDS)
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>",

@@ -19,14 +19,14 @@ import numpy as np
 
 Kind = Literal["reasoning", "reflection", "call", "answer"]
 KINDS: tuple[Kind, ...] = ("reasoning", "reflection", "call", "answer")
-FORKING_SHARE = 0.2  # of the tokens, with the highest entropies
+FORKING_SHARE = 0.2  # share of the tokens, with the highest entropies, that are forking tokens
 MAX_COMMON_TEXTS = 12
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
     text: str
     kind: Kind | None = None  # None: the model did not generate it
-    entropy: float = 0.0  # nats, of the distribution from which it was sampled
+    entropy: float = 0.0  # nats, of the distribution from which the token was sampled
 
 
 class ScoredDialogue(msgspec.Struct, frozen=True):
@@ -39,28 +39,28 @@ class KindStatistics(msgspec.Struct, frozen=True):
     tokens: int
     mean_nats: float
     forking_tokens: int
-    forking_share: float  # of the kind's tokens
-    common_forking_texts: tuple[tuple[str, int], ...]  # with their numbers
+    forking_share: float  # share of the kind's tokens
+    common_forking_texts: tuple[tuple[str, int], ...]  # texts and their counts
 
 
 class EntropyStatistics(msgspec.Struct, frozen=True):
     dialogues: int
-    tokens: int  # generated
+    tokens: int  # number of generated tokens
     mean_nats: float
     forking_nats: float  # tokens with at least this entropy are forking
     kinds: dict[Kind, KindStatistics]
-    lower_nats: tuple[float, ...]  # 0 %, 10 % ... 100 % of the tokens have at most this entropy
+    lower_nats: tuple[float, ...]  # entropies that 0 %, 10 % ... 100 % of the tokens do not exceed
 
 
 class TurnTags(msgspec.Struct, frozen=True):
     """Texts around calls and answers in a run's dialogues."""
 
-    answers: tuple[tuple[str, str], ...]  # opening and closing
+    answers: tuple[tuple[str, str], ...]  # opening and closing text of each form of answer
     calls: tuple[tuple[str, str], ...]
 
 
 def classify_turn(texts: Sequence[str], tags: TurnTags, *, follows_result: bool) -> list[Kind]:
-    """The kind of each token of a turn. `texts`: of its tokens."""
+    """Return the kind of each token of a turn. `texts` holds one text per token."""
     kinds: list[Kind] = ["reflection" if follows_result else "reasoning"] * len(texts)
     joined = "".join(texts)
     starts = np.cumsum([0, *(len(text) for text in texts)])
@@ -76,7 +76,7 @@ def classify_turn(texts: Sequence[str], tags: TurnTags, *, follows_result: bool)
 
 
 def compute_statistics(dialogues: Sequence[ScoredDialogue]) -> EntropyStatistics:
-    """Raises ValueError without a generated token."""
+    """Compute the statistics of all dialogues. Raises ValueError without a generated token."""
     generated = [token for dialogue in dialogues for token in dialogue.tokens if token.kind is not None]
     if not generated:
         raise ValueError("no generated token")

@@ -4,7 +4,7 @@
     pass@k      probability that at least one of k answers is correct, unbiased from n >= k answers
     majority@k  probability that the most frequent answer is correct
 
-An answer counts if it has ended with a result. Answers that an infrastructure failure ended have none: they reduce n.
+Answers that an infrastructure failure ended have no result: they do not count and reduce n.
 """
 
 import re
@@ -24,7 +24,7 @@ _FRACTIONS = re.compile(r"\\[dt]frac")
 
 
 def compute_pass_at_k(num_answers: int, num_correct: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k), for k <= n (Chen et al., arXiv 2107.03374, eq. 1)."""
+    """Compute 1 - C(n - c, k) / C(n, k), for k <= n (Chen et al., arXiv 2107.03374, eq. 1)."""
     if not 0 < k <= num_answers:
         raise ValueError(f"pass@{k} needs at least {k} answers, not {num_answers}")
     return float(1 - Fraction(comb(num_answers - num_correct, k), comb(num_answers, k)))
@@ -36,7 +36,7 @@ class Vote(NamedTuple):
 
 
 def compute_majority(votes: Sequence[Vote]) -> float:
-    """The share of the most frequent answers that are correct; 0 if no answer was extracted.
+    """Return the share of correct answers among the most frequent ones; 0 if no answer was extracted.
 
     Correct answers are one class: the verifier has found each equal to the gold answer. Other answers are equal if their
     normalized texts are. A tie counts with the share of correct classes in it, which is the expectation of a random choice.
@@ -51,13 +51,13 @@ def compute_majority(votes: Sequence[Vote]) -> float:
 
 
 def normalize_answer(text: str) -> str:
-    """Without spaces, dollar signs, sizes of brackets and a final period; one form of fractions; 1,234 as 1234."""
+    """Remove spaces, dollar signs, bracket sizes and a final period; unify fractions; write 1,234 as 1234."""
     text = _FRACTIONS.sub(r"\\frac", _SPACES.sub("", text)).rstrip(".")
     return text.replace(",", "") if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", text) else text
 
 
 def list_powers(samples: int) -> list[int]:
-    """1, 2, 4, ... up to the number of samples, which is the last."""
+    """Return 1, 2, 4, ... up to the number of samples, which is always the last element."""
     powers = [1 << exponent for exponent in range(samples.bit_length())]
     return [*powers, *([samples] if samples != powers[-1] else [])]
 
@@ -67,9 +67,9 @@ def compute_mean(values: Sequence[float]) -> float | None:
 
 
 def compute_standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean, from the sample's variance; None for fewer than two values.
+    """Return the standard error of the mean, from the sample variance; None for fewer than two values.
 
-    For the means of questions it is the error clustered by question: answers to one question are not independent.
+    Applied to means of questions, the error is clustered by question: answers to one question are not independent.
     """
     if len(values) < 2:
         return None
@@ -78,7 +78,7 @@ def compute_standard_error(values: Sequence[float]) -> float | None:
 
 
 def compute_bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float] | None:
-    """Percentile interval of the mean with the share INTERVAL, over BOOTSTRAP_DRAWS resamples of questions."""
+    """Return the percentile interval of the mean with the coverage INTERVAL, from BOOTSTRAP_DRAWS resamples."""
     if not values:
         return None
     random, sample = np.random.default_rng(seed), np.asarray(values, np.float64)
@@ -88,7 +88,7 @@ def compute_bootstrap_interval(values: Sequence[float], seed: int) -> tuple[floa
 
 
 class LengthStatistics(msgspec.Struct, frozen=True):
-    """In tokens."""
+    """Statistics of lengths in tokens."""
 
     mean: float
     median: float

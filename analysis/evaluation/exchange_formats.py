@@ -1,6 +1,6 @@
-"""Results and answers in the fields of other tools: tinker-cookbook's BenchmarkResult and verifiers' Trace (version 1).
+"""Converts evaluations: tinker-cookbook's BenchmarkResult and verifiers' Trace (version 1).
 
-Only the names and meanings of the fields are theirs. Tokens are not part of a trace: the event log has them.
+Only the names and meanings of the fields come from these tools. Tokens are not part of a trace: the event log has them.
 """
 
 from typing import Any
@@ -11,13 +11,13 @@ from asterism.analysis.evaluation.answer_records import AnswerRecord
 from asterism.analysis.evaluation.set_results import SetResult
 from asterism.configs.schema.algorithm import Sampling
 
-_ROLES = {"assistant": "assistant", "environment": "user"}  # the text of a tool's result has its own tags
+_ROLES = {"assistant": "assistant", "environment": "user"}  # "user" marks a tool result; its text contains its own tags
 _TRACE_VERSION = 1
 
 
 def build_benchmark_result(name: str, result: SetResult) -> dict[str, Any]:
-    """Each answer is an example: correct, wrong, truncated or an error. Those of a question over the limit are truncated:
-    its prompt exceeds the context. The score counts all but correct ones as 0."""
+    """Build a BenchmarkResult: each answer is correct, wrong, truncated or an error. If a prompt is over
+    the limit, its answers count as truncated. The score is the share of correct answers."""
     over_limit = result.questions_over_limit * result.samples
     asked = result.answers + result.failed + over_limit
     metrics = {
@@ -43,7 +43,7 @@ def build_benchmark_result(name: str, result: SetResult) -> dict[str, Any]:
 
 
 def build_trace(answer: AnswerRecord, question: str, model: str, sampling: Sampling, version: str) -> dict[str, Any]:
-    """`version`: of this program."""
+    """Build a Trace of one answer. `version` is the version of this program."""
     failed = answer.is_failed
     data = {"idx": answer.place, "name": answer.question, "prompt": question, "answer": answer.gold}
     return {
@@ -69,7 +69,7 @@ def build_trace(answer: AnswerRecord, question: str, model: str, sampling: Sampl
 
 
 def _build_nodes(question: str, answer: AnswerRecord) -> list[dict[str, Any]]:
-    """A chain: each message follows the previous one."""
+    """Build a chain of messages: the parent of each message is the previous one."""
     nodes: list[dict[str, Any]] = [{"parent": None, "message": {"role": "user", "content": question}, "sampled": False}]
     for place, turn in enumerate(answer.dialogue):
         message = {"role": _ROLES[turn.role], "content": turn.text}

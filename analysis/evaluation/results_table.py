@@ -9,11 +9,11 @@ from rich.table import Table
 
 from asterism.analysis.evaluation.set_results import sort_levels
 
-_UNKNOWN = "-"  # undefined, such as a share of nothing
+_UNKNOWN = "-"  # undefined value, such as a share of zero answers
 
 
 def build_results_table(results: Mapping[str, Any]) -> Table:
-    """`results`: the content of results.json."""
+    """Build the table from the content of results.json."""
     sets: Mapping[str, Mapping[str, Any]] = results["sets"]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("")

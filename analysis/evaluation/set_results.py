@@ -1,4 +1,4 @@
-"""The result of one evaluation on one set of questions, from its answers."""
+"""Computes the result of one evaluation on one set of questions, from its answers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +21,11 @@ from asterism.analysis.evaluation.answer_statistics import (
 
 
 class EvaluatedQuestion(msgspec.Struct, frozen=True):
-    """All asked answers to one question; none if its prompt is over the limit."""
+    """A question with all its answers; without answers if its prompt is over the limit."""
 
     name: str
     answers: tuple[AnswerRecord, ...] = ()
-    difficulty: str = ""  # of its row; empty: none
+    difficulty: str = ""  # difficulty in the question's row; empty: unknown
 
     @property
     def results(self) -> list[AnswerRecord]:
@@ -46,7 +46,7 @@ class EvaluatedQuestion(msgspec.Struct, frozen=True):
         return compute_mean([float(each.correct) for each in self.results]) or 0.0
 
     def compute_pass_at_k(self, k: int) -> float | None:
-        """None with fewer than k results."""
+        """Return None with fewer than k results."""
         if self.is_over_limit:
             return 0.0
         results = self.results
@@ -57,39 +57,39 @@ class EvaluatedQuestion(msgspec.Struct, frozen=True):
 
 
 class SetResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares lie in [0, 1]; None: undefined, such as a share of nothing. docs/evaluation.md defines each."""
+    """Statistics of a set; docs/evaluation.md defines each. Shares are in [0, 1]; an undefined value is None."""
 
-    samples: int  # asked for per question
-    questions: int  # all, also over the limit or without a result
-    questions_over_limit: int  # prompts longer than dialogue.prompt_tokens: not asked, counted as wrong
-    questions_without_result: int  # each answer has failed: not in the means
-    answers: int  # with a result
+    samples: int  # requested samples per question
+    questions: int  # all questions, including those over the limit or without a result
+    questions_over_limit: int  # questions not asked: the prompt exceeds dialogue.prompt_tokens; counted as wrong
+    questions_without_result: int  # questions with failed answers only: not in the means
+    answers: int  # answers with a result
     correct: int
     truncated: int  # wrong answers at the length limit
     failed: int  # answers that infrastructure failures ended
-    failures: dict[str, int]  # by component
+    failures: dict[str, int]  # number of failures by component
     avg: float | None  # avg@k
-    avg_failed_as_wrong: float | None  # the same with failed answers as wrong ones: a lower bound
-    standard_error: float | None  # of avg, clustered by question
-    interval: tuple[float, float] | None  # of avg, by bootstrap over questions
-    standard_error_runs: float | None  # of avg, from the means of the samples: sample s of all questions is a run
-    reward: float | None  # mean over questions
-    pass_at_k: dict[int, float]  # over the questions with at least k results
-    majority: float | None  # majority@k; None also for an environment or a dialogue, as the next one
-    unanswered_share: float | None  # of answers: without an extracted answer
-    truncated_share: float | None  # at the length limit
+    avg_failed_as_wrong: float | None  # avg@k with failed answers counted as wrong: a lower bound
+    standard_error: float | None  # standard error of avg, clustered by question
+    interval: tuple[float, float] | None  # interval of avg, by bootstrap over questions
+    standard_error_runs: float | None  # standard error of avg over runs: sample s of all questions is run s
+    reward: float | None  # mean reward over questions
+    pass_at_k: dict[int, float]  # pass@k over the questions with at least k results
+    majority: float | None  # majority@k; None for an environment or a dialogue
+    unanswered_share: float | None  # share of answers without an extracted text; None for an environment or a dialogue
+    truncated_share: float | None  # share of answers at the length limit
     endings: dict[str, int]
     response_tokens: LengthStatistics | None
-    turns: float | None  # mean per answer
+    turns: float | None  # mean number of turns per answer
     calls: float | None
-    call_error_share: float | None  # of calls
-    seconds: float  # sum over answers
+    call_error_share: float | None  # share of calls with an error
+    seconds: float  # sum of the answers' durations
 
 
 def group_questions(
     records: Sequence[AnswerRecord], difficulties: Mapping[str, str] | None = None, over_limit: Sequence[str] = ()
 ) -> list[EvaluatedQuestion]:
-    """`records`: of one set, sorted (sort_answers). `over_limit`: names of questions with too long prompts."""
+    """Group the sorted records of one set by question. `over_limit`: names of questions with too long prompts."""
     by_name: dict[str, list[AnswerRecord]] = defaultdict(list)
     for record in records:
         by_name[record.question].append(record)
@@ -99,7 +99,7 @@ def group_questions(
 
 
 def compute_set_result(questions: Sequence[EvaluatedQuestion], samples: int, seed: int = 0) -> SetResult:
-    """`seed`: of the bootstrap."""
+    """Compute the result of a set. `seed` is the seed of the bootstrap."""
     answers = [each for question in questions for each in question.answers]
     results = [each for each in answers if not each.is_failed]
     judged = [question for question in questions if question.has_result]
@@ -135,7 +135,7 @@ def compute_set_result(questions: Sequence[EvaluatedQuestion], samples: int, see
 
 
 def split_by_difficulty(questions: Sequence[EvaluatedQuestion]) -> dict[str, list[EvaluatedQuestion]]:
-    """Without questions that have none, as `sort_levels` sorts them."""
+    """Return the questions by difficulty, as `sort_levels` sorts them; questions of unknown difficulty are left out."""
     levels: dict[str, list[EvaluatedQuestion]] = defaultdict(list)
     for question in questions:
         if question.difficulty:
@@ -144,12 +144,12 @@ def split_by_difficulty(questions: Sequence[EvaluatedQuestion]) -> dict[str, lis
 
 
 def sort_levels(levels: Iterable[str]) -> list[str]:
-    """Numbers in their order, then other texts."""
+    """Sort numeric levels by value, and other texts after them."""
     return sorted(levels, key=lambda level: (_to_number(level), level))
 
 
 def compute_metrics(name: str, result: SetResult) -> dict[str, float]:
-    """For metrics.jsonl, by "set NAME: KEY"; without undefined ones."""
+    """Return the defined values for metrics.jsonl, by "set NAME: KEY"."""
     k = result.samples
     values: dict[str, Any] = {
         f"avg@{k}": result.avg,
@@ -168,7 +168,7 @@ def _score_failed_as_wrong(question: EvaluatedQuestion) -> float:
 
 
 def _list_run_means(questions: Sequence[EvaluatedQuestion], samples: int) -> list[float]:
-    """The mean of each sample over the questions in which all samples have a result."""
+    """Return the mean of each sample over the questions with a result of all samples; a prompt over the limit has 0."""
     complete = [[each.correct for each in question.results] for question in questions if not question.is_over_limit]
     complete = [correct for correct in complete if len(correct) == samples]
     num_over_limit = sum(question.is_over_limit for question in questions)

@@ -1,6 +1,6 @@
-"""The outcomes of questions by the traces of an evaluation: how many rollouts of each are solved, with which rewards.
+"""Reads each question's outcome from the traces of an evaluation: solved rollouts, failures, rewards.
 
-A trace is counted as solved if `evaluation.success` of the run that wrote it holds (`metrics.correct`).
+A trace counts as solved if `evaluation.success` held in the run that wrote it (`metrics.correct`).
 """
 
 import math
@@ -18,7 +18,7 @@ _AT_LIMIT = "max_total_tokens"  # stop_condition of a response that the length l
 
 
 class QuestionKey(NamedTuple):
-    """What identifies a question in any file: its text and gold answer."""
+    """Identity of a question in any file: its text and gold answer."""
 
     question: str
     gold: str
@@ -28,15 +28,15 @@ class QuestionOutcome:
     """Sums over the rollouts of one question."""
 
     def __init__(self) -> None:
-        self.rollouts = 0  # with a result
+        self.rollouts = 0  # rollouts with a result
         self.solved = 0
-        self.failed = 0  # ended by an infrastructure failure: without a result
-        self.truncated = 0  # ended by the length limit
+        self.failed = 0  # rollouts that an infrastructure failure ended: without a result
+        self.truncated = 0  # rollouts that the length limit ended
         self._rewards, self._tokens = 0.0, 0.0
         self._best, self._worst = -math.inf, math.inf
 
     def compute_values(self) -> dict[str, float]:
-        """By OUTCOME_NAMES. At least one rollout must have a result."""
+        """Return the values by OUTCOME_NAMES. At least one rollout must have a result."""
         return {
             "solved": self.solved,
             "rollouts": self.rollouts,
@@ -80,12 +80,12 @@ class TraceOutcomes:
             self._by_key.setdefault(key, QuestionOutcome()).add(trace)
 
     def find(self, name: str, key: QuestionKey) -> QuestionOutcome | None:
-        """That of the row of this name with this question; else of all rows with this question and answer."""
+        """Return the outcome of the row with this name and question, or else of all rows with this question."""
         return self._by_name.get(name, {}).get(key) or self._by_key.get(key)
 
 
 def read_outcomes(paths: Iterable[Path], task: str | None = None) -> TraceOutcomes:
-    """`task`: only its traces. Raise UnusableInput for a file without traces, and for a damaged line."""
+    """Read all traces, or those of `task`. Raises UnusableInput for a file without traces and for a damaged line."""
     outcomes = TraceOutcomes()
     tasks: set[str] = set()
     for path in paths:
@@ -111,7 +111,7 @@ def _iter_traces(path: Path) -> Iterator["_Trace"]:
         raise UnusableInput(f"--by {file}: no traces; the evaluation has no answers, or is not finished")
 
 
-# ---------------------------------------------------------------- the fields of a trace that count
+# ---------------------------------------------------------------- fields of a trace that this file reads
 
 
 class _TaskData(msgspec.Struct):
@@ -138,7 +138,7 @@ class _Metrics(msgspec.Struct):
 
 
 class _Info(msgspec.Struct):
-    task: str = ""  # as in [[tasks]]
+    task: str = ""  # name of the task, as in [[tasks]]
 
 
 class _Trace(msgspec.Struct):
@@ -151,7 +151,7 @@ class _Trace(msgspec.Struct):
 
 
 def count_solved(outcomes: Iterable[QuestionOutcome]) -> Mapping[int, int]:
-    """Number of questions by number of solved rollouts."""
+    """Count the questions by their number of solved rollouts."""
     counts: dict[int, int] = {}
     for each in outcomes:
         counts[each.solved] = counts.get(each.solved, 0) + 1

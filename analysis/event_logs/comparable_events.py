@@ -1,6 +1,6 @@
 """Builds the event streams by which two runs are compared.
 
-Events have no arrival times, durations or workers. Each trajectory has a stream: its start, its
+Comparable events have no arrival times, durations or workers. Each trajectory has a stream: its start, its
 turns, the results of its calls, its grade and its end. A turn is one event even if it took several
 leases. Steps, evaluations, weights, lines of metrics.jsonl and the newest checkpoint have streams
 too. If a resumed run repeats a part, the later one counts.
@@ -43,28 +43,28 @@ _KINDS = (
     *(StepCollected, StepTrained, EvaluationFinished, WeightsPublished),
 )
 _EXCLUDED_FIELDS = ("executor", "trajectory_id", "lease")  # worker, placement, part of the stream's name
-_CACHE_METRICS = ("recomputed_share",)  # depend on cache sizes and on the order in which requests arrive
+_CACHE_METRICS = ("recomputed_share",)  # metrics that depend on cache sizes and on the arrival order of requests
 _ENGINE_METRICS = ("probe_engines", "probe_unmoved_engines")  # counts of engines
-# The recorder's comparison of probes starts with each launch of a run. A result is `probe_gap`.
+# The recorder restarts its comparison of probes at each launch. `probe_gap` is a result and stays.
 _LAUNCH_METRICS = ("probe_mismatch", "probe_moved", "probe_followed", "probe_since")
 _PLACEMENT_METRICS = {*_CACHE_METRICS, *_ENGINE_METRICS, *_LAUNCH_METRICS}
-_MEASURED_METRICS = ("mfu", "peak_memory_gib")  # depend on time and memory of the machine
+_MEASURED_METRICS = ("mfu", "peak_memory_gib")  # metrics that depend on time and memory of the machine
 _SORTS_LAST = (inf,)
 Timed = TypeVar("Timed", bound=msgspec.Struct)
 
 
 class ComparableEvent(NamedTuple):
-    at_s: float  # since the run's start
+    at_s: float  # seconds since the run's start
     label: str
     contents: dict[str, object]
     source: str  # PROCESS:SEQ, or a file
 
 
-EventStreams = dict[str, list[ComparableEvent]]  # by name: "trajectory 7", "step 3", "metrics, step 3"
+EventStreams = dict[str, list[ComparableEvent]]  # keys: "trajectory 7", "step 3", "metrics, step 3"
 
 
 def read_event_streams(folder: RunFolder) -> EventStreams:
-    """Raises UnusableInput if there is no log."""
+    """Read the streams of a run. Raises UnusableInput if there is no log."""
     start_time = read_start_time(folder)
     logged_streams = _LoggedStreams()
     for logged in merge_events(folder, EventFilter(kinds=tuple(kind.__name__ for kind in _KINDS))):
@@ -76,7 +76,7 @@ def read_event_streams(folder: RunFolder) -> EventStreams:
 
 class _LoggedStreams:
     def __init__(self) -> None:
-        self._events: dict[str, dict[tuple[float, ...], ComparableEvent]] = {}  # by stream and sort key
+        self._events: dict[str, dict[tuple[float, ...], ComparableEvent]] = {}  # events by stream and sort key
         self._last_turns: dict[int, int] = {}  # latest turn by trajectory
 
     def build_streams(self) -> EventStreams:
@@ -97,7 +97,7 @@ class _LoggedStreams:
                     self._events[f"trajectory {trajectory}"] = {(-1,): event}
             case _:
                 trajectory = logged.event.trajectory
-                assert trajectory is not None  # true of all other kinds
+                assert trajectory is not None  # all other kinds have a trajectory
                 self._add_trajectory_event(trajectory, message, event)
 
     def _add_trajectory_event(self, trajectory: int, message: AnyMessage, event: ComparableEvent) -> None:
@@ -117,7 +117,7 @@ class _LoggedStreams:
         self._events.setdefault(stream, {})[sort_key] = event
 
     def _merge_turn(self, stream: str, sort_key: tuple[float, ...], event: ComparableEvent) -> None:
-        """Appends the tokens to the turn's tokens from an earlier lease."""
+        """Append the tokens to the turn's tokens from an earlier lease."""
         earlier = self._events.get(stream, {}).get(sort_key)
         if earlier is not None:
             for name in ("token_ids", "logprobs", "versions"):
@@ -140,13 +140,13 @@ def _name_stream(message: StepCollected | StepTrained | EvaluationFinished | Wei
 
 
 def _read_metric_lines(folder: RunFolder, logged: Mapping[str, list[ComparableEvent]]) -> EventStreams:
-    """Streams of metrics.jsonl; a line has the time at which its step or evaluation ended."""
+    """Read the streams of metrics.jsonl; the time of a line is the end of its step or evaluation."""
     streams: EventStreams = {}
     for values in decode_metric_lines(folder.metrics) if folder.metrics.exists() else ():
         label = values.get("label", "")
         step = values["step"]
         at_s = _get_end_time(logged, name_evaluation(label, step) if label else f"step {step}")
-        name = label or values.get("check", "")  # of an evaluation, of a health check
+        name = label or values.get("check", "")  # name of an evaluation or of a health check
         stream = " ".join(part for part in (values["kind"], name, str(step)) if part)
         contents: dict[str, object] = {
             name: value for name, value in _drop_times(values).items() if name not in _PLACEMENT_METRICS
@@ -156,7 +156,7 @@ def _read_metric_lines(folder: RunFolder, logged: Mapping[str, list[ComparableEv
 
 
 def _read_newest_checkpoint(folder: RunFolder, logged: Mapping[str, list[ComparableEvent]]) -> EventStreams:
-    """One event per file; its time is the end of the step."""
+    """Return one event per file of the newest checkpoint; the event's time is the end of the step."""
     newest = max(folder.checkpoints.glob("step_*"), default=None)
     if newest is None:
         return {}
@@ -172,7 +172,7 @@ def _read_newest_checkpoint(folder: RunFolder, logged: Mapping[str, list[Compara
 
 
 def _get_end_time(logged: Mapping[str, list[ComparableEvent]], stream: str) -> float:
-    """The end of the log if it lacks the stream."""
+    """Return the end of the stream, or the end of the log if it lacks the stream."""
     events = [logged[stream][-1]] if stream in logged else [each[-1] for each in logged.values()]
     return max((event.at_s for event in events), default=0.0)
 
@@ -188,7 +188,7 @@ def extract_contents(message: AnyMessage) -> dict[str, object]:
 
 
 def strip_times(message: Timed) -> Timed:
-    """The message with all durations 0 and without the machine-specific path of weights."""
+    """Return the message with all durations 0 and without the machine-specific path of weights."""
     changes: dict[str, object] = {}
     for name in message.__struct_fields__:
         value = getattr(message, name)

@@ -49,7 +49,7 @@ class TaskTexts(NamedTuple):
 class TextContext(NamedTuple):
     """Converts tokens and outcomes to the texts that the model generated and read.
 
-    `texts` belongs to the task of the events; `tasks` by name.
+    `texts` belongs to the task of the events; `tasks` holds the texts of all tasks by name.
     """
 
     tokenizer: TextTokenizer
@@ -71,7 +71,7 @@ class TextContext(NamedTuple):
 
 
 def describe(message: AnyMessage, context: TextContext, *, waited_s: float | None = None, code: str = "") -> str:
-    """The message's contents without the trajectory; texts are complete, with their line breaks.
+    """Describe the message's contents without the trajectory; texts are complete, with their line breaks.
 
     `waited_s` and `code` belong to a call that has ended, if they are known.
     """
@@ -105,7 +105,7 @@ def describe(message: AnyMessage, context: TextContext, *, waited_s: float | Non
 
 
 def _describe_values(outcome: EnvironmentOutcome) -> str:
-    """The rewards and metrics of a call."""
+    """List the rewards and metrics of a call."""
     if not isinstance(outcome, Observation):
         return ""
     values = {**outcome.rewards, **outcome.metrics}
@@ -136,7 +136,7 @@ def _describe_value(value: object) -> str:
 
 
 def _describe_lease(message: LeaseRequested | LeaseDeferred | LeaseGranted | LeasePaused | LeaseReleased) -> str:
-    """The lease's size, reason and waiting time."""
+    """Describe the lease's size, reason and waiting time."""
     match message:
         case LeaseRequested():
             return (
@@ -159,7 +159,7 @@ def _describe_lease(message: LeaseRequested | LeaseDeferred | LeaseGranted | Lea
 
 
 def _describe_reward(reward: float, components: Mapping[str, float]) -> str:
-    """With its components, unless one of them is the whole reward."""
+    """Format the reward with its components, unless the only component is the whole reward."""
     parts = (
         ""
         if list(components.values()) == [reward]
@@ -169,7 +169,7 @@ def _describe_reward(reward: float, components: Mapping[str, float]) -> str:
 
 
 def extract_texts(message: object, context: TextContext) -> Iterator[str]:
-    """Every text in a message: strings, decoded tokens, and the outcome as the model reads it."""
+    """Yield every text in a message: strings, decoded tokens, and the outcome as the model reads it."""
     if isinstance(message, str):
         yield message
     elif isinstance(message, msgspec.Struct):
@@ -187,7 +187,7 @@ def extract_texts(message: object, context: TextContext) -> Iterator[str]:
 
 
 def make_excerpt(text: str, around: str = "") -> str:
-    """One line of bounded length; a long text is cut around `around`."""
+    """Return one line of bounded length: the part of a long text around `around`."""
     line = text.replace("\n", "⏎")
     at = line.casefold().find(around.replace("\n", "⏎").casefold()) if around else 0
     start = max(0, at - _CHARACTERS_BEFORE_MATCH) if at + len(around) > _MAX_EXCERPT_CHARACTERS else 0

@@ -13,7 +13,7 @@ from asterism.configs.run_folder import RunFolder
 
 
 class RunDivergence(NamedTuple):
-    """The first event that differs. None: that run has no event there."""
+    """The first differing event of a stream. `a` or `b` is None if that run has no event there."""
 
     stream: str  # "trajectory 7", "step 3", "head"
     a: ComparableEvent | None
@@ -21,26 +21,26 @@ class RunDivergence(NamedTuple):
 
     @property
     def at_s(self) -> float:
-        """Seconds since the start of the run that was there first."""
+        """The earlier of the two times, in seconds since the start of its run."""
         return self.times[0]
 
     @property
     def times(self) -> tuple[float, float]:
-        """In ascending order; twice the same time if only one run has the event."""
+        """The times of both events in ascending order; twice the same time if only one run has the event."""
         times = [event.at_s for event in (self.a, self.b) if event is not None]
         return min(times), max(times)
 
 
 def find_first_divergence(a: RunFolder, b: RunFolder, *, exact: bool = False) -> RunDivergence | None:
-    """None if the runs are equal. Raises UnusableInput."""
+    """Return the first divergence; None if the runs are equal. Raises UnusableInput."""
     return next(iter(list_divergences(a, b, exact=exact)), None)
 
 
 def list_divergences(a: RunFolder, b: RunFolder, *, exact: bool = False) -> list[RunDivergence]:
-    """The first divergence of each stream, in an order that does not depend on which run is A.
+    """Return the first divergence of each stream, in an order that does not depend on which run is A.
 
-    In each run, a cause precedes its consequences. The cause therefore has the smallest time, where
-    each divergence counts with the time of the run that was there first.
+    In each run, a cause precedes its consequences. The divergences are therefore sorted by the earlier
+    of their two times, and the cause is the first.
 
     `exact`: also compares the events of each process in order, byte for byte except for times and
     durations. Raises UnusableInput.
@@ -54,7 +54,7 @@ def list_divergences(a: RunFolder, b: RunFolder, *, exact: bool = False) -> list
 
 
 def _get_sort_key(divergence: RunDivergence, processes: Container[str]) -> tuple[object, ...]:
-    """Of divergences at the same times, those of processes are first and those of files are last."""
+    """Return the sort key: the times, and at equal times processes first and files last."""
     name = divergence.stream
     is_file = name.startswith(("metrics, ", "checkpoint "))
     return *divergence.times, name not in processes, is_file, name
@@ -70,7 +70,7 @@ def _compare_stream(name: str, a: Iterable[ComparableEvent], b: Iterable[Compara
 def _is_same(a: ComparableEvent, b: ComparableEvent) -> bool:
     if "bytes" in a.contents:
         return a.contents["bytes"] == b.contents["bytes"]
-    # repr: nan is not equal to itself.
+    # repr, because nan is not equal to itself.
     return a.label == b.label and (a.contents == b.contents or repr(a.contents) == repr(b.contents))
 
 
@@ -89,6 +89,6 @@ def _read_exact_events(process: str, folder: RunFolder) -> Iterator[ComparableEv
 
 
 def list_differing_fields(divergence: RunDivergence) -> list[str]:
-    """Names of the fields that differ; all names if only one run has the event."""
+    """Return the names of the fields that differ; all names if only one run has the event."""
     a, b = (event.contents if event is not None else {} for event in (divergence.a, divergence.b))
     return [name for name in {**a, **b} if name != "bytes" and repr(a.get(name)) != repr(b.get(name))]

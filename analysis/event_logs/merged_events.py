@@ -33,12 +33,12 @@ class MergedEvent(NamedTuple):
 
     @property
     def envelope(self) -> Envelope:
-        """Raises UnusableInput if the event is damaged."""
+        """The decoded event. Raises UnusableInput if the event is damaged."""
         return decode_event(self.log_path, self.event)
 
 
 class EventFilter(msgspec.Struct, frozen=True):
-    """Selects the events that match all fields."""
+    """A filter that selects the events that match all of its fields."""
 
     actor: str | None = None
     kinds: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ ALL_EVENTS = EventFilter()
 def merge_events(
     folder: RunFolder, event_filter: EventFilter = ALL_EVENTS, after_seq: Mapping[str, int] = {}
 ) -> Iterator[MergedEvent]:
-    """In order of time, after `after_seq` of each process. UnusableInput if there is no log."""
+    """Yield events in order of time, after `after_seq` of each process. Raises UnusableInput if there is no log."""
     paths = sorted(folder.events.glob("*.sqlite"))
     if not paths:
         raise UnusableInput(f"{folder.events}: no event logs; the run may have had log.events = false")
@@ -76,13 +76,13 @@ def _read_filtered(log_path: Path, event_filter: EventFilter, after_seq: int) ->
 
 
 def read_start_time(folder: RunFolder) -> float:
-    """Seconds since the epoch of the first logged event of any process; 0 without events."""
+    """Return the time of the first event of any process, in seconds since the epoch; 0 without events."""
     times = (read_first_time(path) for path in folder.events.glob("*.sqlite"))
     return min((time for time in times if time is not None), default=0.0)
 
 
 def parse_time(text: str, start_time: float, flag: str) -> float:
-    """Seconds since the epoch, from those since the run's start or a date. Raises UnusableInput."""
+    """Return seconds since the epoch, from a date or from seconds since the run's start. Raises UnusableInput."""
     try:
         seconds = float(text)
         if isfinite(seconds):

@@ -48,10 +48,10 @@ _TRAJECTORY_SCHEMA = {
 
 
 def write_parquet(folder: RunFolder, output_folder: Path, time_range: TimeRange = ALL_TIMES) -> dict[str, int]:
-    """Writes the tables `events` and `trajectories` and returns their row counts.
+    """Write the tables `events` and `trajectories`, and return their row counts.
 
     Each table is a folder of files of bounded size. Existing tables are replaced. Raises
-    UnusableInput if there is no log. `time_range`: of the events, and of the ends of trajectories.
+    UnusableInput if there is no log. `time_range` selects events by time and trajectories by end.
     """
     return {
         "events": _write(
@@ -91,7 +91,7 @@ def _build_event_rows(folder: RunFolder, time_range: TimeRange) -> Iterator[dict
 
 
 def extract_scalars(message: msgspec.Struct) -> dict[str, Any]:
-    """A message's fields by name without byte arrays; a nested struct has its class in `is`."""
+    """Return a message's fields by name without byte arrays; `is` holds the class of a nested struct."""
     return {
         name: _to_scalar(value)
         for name in message.__struct_fields__
@@ -108,7 +108,7 @@ def _to_scalar(value: object) -> object:
 
 
 def _build_trajectory_rows(folder: RunFolder, time_range: TimeRange) -> Iterator[dict[str, Any]]:
-    """In the order of their ends."""
+    """Yield one row per trajectory, in the order of their ends."""
     groups: dict[int, StartGroup] = {}
     since, until = (read_start_time(folder) + each for each in time_range)
     kinds = tuple(kind.__name__ for kind in (StartGroup, *get_args(TrajectoryEnd)))

@@ -1,8 +1,8 @@
 """Exports event logs as a Chrome trace for Perfetto (ui.perfetto.dev).
 
 The spans of one track nest or do not overlap. Trajectories, turns of an engine, calls of an executor and steps of an
-asynchronous run overlap and need several tracks. A track serves one trajectory with its phases after another, so that a run
-has as many tracks as it had trajectories at the same time.
+asynchronous run overlap and need several tracks. A track shows trajectories one after another, each with
+its phases, so that a run has as many tracks as it had trajectories at the same time.
 """
 
 import heapq
@@ -20,7 +20,7 @@ TraceRecord = dict[str, Any]
 
 
 def write_chrome_trace(spans: Sequence[TraceSpan], file: Path) -> int:
-    """Writes one JSON object; returns the number of spans. Raises OSError."""
+    """Write one JSON object, and return the number of spans. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as out:
         out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
@@ -31,7 +31,7 @@ def write_chrome_trace(spans: Sequence[TraceSpan], file: Path) -> int:
 
 
 def build_trace_records(spans: Iterable[TraceSpan]) -> Iterator[TraceRecord]:
-    """The records, grouped by track and sorted by time."""
+    """Yield the records, grouped by track and sorted by time."""
     groups: defaultdict[str, list[TraceSpan]] = defaultdict(list)
     for each in spans:
         groups[each.track].append(each)
@@ -74,7 +74,7 @@ class _WholeTrajectory(NamedTuple):
 
 
 def _join_trajectories(group: list[TraceSpan]) -> list[_WholeTrajectory]:
-    """The launches of a resumed run use numbers of trajectories again: such trajectories share a lane."""
+    """Join the spans of each trajectory. Launches of a resumed run reuse numbers: these are joined."""
     by_trajectory: defaultdict[int | None, list[TraceSpan]] = defaultdict(list)
     for each in group:
         by_trajectory[each.trajectory].append(each)
@@ -85,7 +85,7 @@ def _join_trajectories(group: list[TraceSpan]) -> list[_WholeTrajectory]:
 
 
 def _pack_tracks(group: Sequence[_TimedT]) -> list[list[_TimedT]]:
-    """Spreads spans over as few tracks as possible; a span goes to the longest free track."""
+    """Distribute spans over as few tracks as possible; a span goes to the track that has been free longest."""
     tracks: list[list[_TimedT]] = []
     free: list[tuple[float, int]] = []  # (free since, track)
     for each in sorted(group, key=lambda each: (each.start_s, each.end_s)):
@@ -100,7 +100,7 @@ def _pack_tracks(group: Sequence[_TimedT]) -> list[list[_TimedT]]:
 
 
 def _emit_nested_spans(track: list[TraceSpan], process: int, thread: int) -> Iterator[TraceRecord]:
-    """Begin and end records; a nested span begins after its parent and ends before it."""
+    """Emit begin and end records; a nested span begins after its parent and ends before it."""
     place = {"pid": process, "tid": thread}
     open_: list[TraceSpan] = []
 

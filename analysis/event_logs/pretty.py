@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 
 _MAX_ENTRIES = 40  # shown entries of one container
-_FOUR_BYTE_ARRAYS = ("token_ids", "prompt_ids", "logprobs", "versions")  # four bytes per element
+_FOUR_BYTE_ARRAYS = ("token_ids", "prompt_ids", "logprobs", "versions")  # fields with four bytes per element
 _MAX_INLINE_ITEMS = 16  # length up to which bytes and sequences of numbers are printed in full
 _INDENT = "  "
 
@@ -36,7 +36,7 @@ def _format_lines(label: str, value: object, depth: int, shown: set[int]) -> Ite
 
 
 def _format_inline(label: str, value: object) -> str | None:
-    """The value in one line; None for a value with entries."""
+    """Return the value in one line; None for a value with entries."""
     if isinstance(value, bytes):
         if label in _FOUR_BYTE_ARRAYS:
             return f"{len(value) // 4:,} tokens"

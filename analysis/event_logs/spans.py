@@ -56,7 +56,7 @@ _KINDS = (
 
 
 class TraceSpan(NamedTuple):
-    """Times in seconds since the run's start."""
+    """A span of a track. Times are in seconds since the run's start."""
 
     track: str  # a process, or TRAJECTORIES, STEPS, LEARNER
     start_s: float
@@ -71,7 +71,7 @@ class _LiveTrajectory(msgspec.Struct):
     started_s: float
     problem: str
     last_event_s: float
-    phase: str = ""  # before the last event
+    phase: str = ""  # phase before the last event
     phase_started_s: float = 0.0
     engine: str = ""
     granted_s: float = 0.0
@@ -79,7 +79,7 @@ class _LiveTrajectory(msgspec.Struct):
 
 
 def build_spans(folder: RunFolder) -> list[TraceSpan]:
-    """Raises UnusableInput if there is no log."""
+    """Build all spans of a run. Raises UnusableInput if there is no log."""
     start_time = read_start_time(folder)
     builder = _SpanBuilder()
     for logged in merge_events(folder, EventFilter(kinds=tuple(kind.__name__ for kind in _KINDS))):
@@ -89,7 +89,7 @@ def build_spans(folder: RunFolder) -> list[TraceSpan]:
 
 
 def find_step(spans: list[TraceSpan], step: int) -> TraceSpan:
-    """That of the step itself. Raises UnusableInput if there is no such step."""
+    """Return the span of the step. Raises UnusableInput if there is no such step."""
     span = next((each for each in spans if each.track == STEPS and each.name == f"step {step}"), None)
     if span is None:
         raise UnusableInput(f"--step {step}: the logs have no completed step {step}")
@@ -97,7 +97,7 @@ def find_step(spans: list[TraceSpan], step: int) -> TraceSpan:
 
 
 def select_step(spans: list[TraceSpan], step: int) -> list[TraceSpan]:
-    """The spans that overlap the step's time. Raises UnusableInput if there is no such step."""
+    """Return the spans that overlap the step's time. Raises UnusableInput if there is no such step."""
     span = find_step(spans, step)
     return [each for each in spans if each.start_s < span.end_s and each.end_s > span.start_s]
 
@@ -106,7 +106,7 @@ class _SpanBuilder:
     def __init__(self) -> None:
         self.spans: list[TraceSpan] = []
         self._live: dict[int, _LiveTrajectory] = {}
-        self._requested_s: dict[str, float] = {}  # steps and evaluations, by name
+        self._requested_s: dict[str, float] = {}  # request times of steps and evaluations, by name
         self._collected_s: dict[int, float] = {}
         self._trained_s = 0.0
         self._now_s = 0.0
@@ -122,11 +122,11 @@ class _SpanBuilder:
         elif trajectory is None:
             if logged.event.actor != "recorder":  # the recorder receives copies
                 self.spans.extend(self._build_step_spans(message, at_s))
-        elif trajectory in self._live:  # late events follow the trajectory's end
+        elif trajectory in self._live:  # otherwise the event came after the trajectory's end
             self._add_trajectory_event(trajectory, self._live[trajectory], message, at_s)
 
     def close(self) -> None:
-        """Ends all live trajectories at the end of the log."""
+        """End all live trajectories at the end of the log."""
         for trajectory in list(self._live):
             self._end_trajectory(trajectory, "unfinished", self._now_s)
 

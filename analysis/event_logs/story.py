@@ -1,7 +1,7 @@
 """Describes the events of one trajectory in the order of time, with every text that the model read.
 
-The log has no event for a call that cannot run, such as invalid JSON, because no executor
-received it: the generated text gives the call and its result. A call or a grading waits in queues
+A call that cannot run, such as invalid JSON, has no event in the log, because no executor received
+it: the call and its result are derived from the generated text. A call or a grading waits in queues
 from the event that caused it until its execution.
 """
 
@@ -27,7 +27,7 @@ from asterism.policies.tools.python_tools import build_program
 
 
 class StoryLine(NamedTuple):
-    at_s: float  # since the first event
+    at_s: float  # seconds since the first event
     actor: str
     kind: str
     text: str
@@ -43,20 +43,20 @@ def tell_story(events: Iterable[MergedEvent], context: TextContext) -> Iterator[
 
 
 class _StoryTeller:
-    """Follows the current turn and its calls."""
+    """The state of a story: the current turn and its calls."""
 
     def __init__(self, context: TextContext) -> None:
         self._context = context
         self._forget_calls()
 
     def _forget_calls(self) -> None:
-        self._turn_tokens = b""  # of the current turn, which may take several leases
-        self._num_calls = 0  # of earlier turns
+        self._turn_tokens = b""  # tokens of the current turn, which may take several leases
+        self._num_calls = 0  # number of calls in earlier turns
         self._calls: dict[int, ToolCall] = {}  # calls of the last turn, by number
-        self._requested_at: dict[int, float] = {}  # by number of the call
+        self._requested_at: dict[int, float] = {}  # time of each call's request, by number of the call
 
     def describe_event(self, message: AnyMessage, at: float) -> Iterator[tuple[str, str]]:
-        """The kind and the text of each line."""
+        """Yield the kind and the text of each line."""
         waited_s, code = None, ""
         match message:
             case StartGroup():
@@ -72,7 +72,7 @@ class _StoryTeller:
             case AnswerGraded():
                 waited_s = self._compute_wait(GRADING_CALL, at, message.duration_s)
             case CallFailed(call=number):
-                self._requested_at[number] = at  # the retry
+                self._requested_at[number] = at  # time of the retry
             case _:
                 pass
         yield type(message).__name__, describe(message, self._context, waited_s=waited_s, code=code)
@@ -84,7 +84,7 @@ class _StoryTeller:
         return None if requested_at is None else max(0.0, at - requested_at - duration_s)
 
     def _describe_refused_calls(self, turn: TurnGenerated, at: float) -> Iterator[tuple[str, str]]:
-        """The results of calls of this turn that cannot run."""
+        """Yield the results of the calls of this turn that cannot run."""
         self._turn_tokens += turn.token_ids
         if turn.finish != "stop":
             return

@@ -1,1 +1,1 @@
-"""`asterism plan`: memory, storage and time of a run, from its configuration and the model's config.json, without torch."""
+"""Plans a run's memory, storage and time (`asterism plan`) from its configuration and config.json, without torch."""

@@ -1,16 +1,16 @@
-"""Memory of activations of a micro batch in the learner, by the tensors that the model's passes keep.
+"""Computes the activation memory of a micro batch in the learner from the tensors that the model's passes keep.
 
-A layer keeps for its backward pass, per token, with E hidden size, A = heads * head_dim, C = kv_heads * head_dim, I
-intermediate size, in numbers:
+A layer keeps the following numbers per token for its backward pass. E is the hidden size, A = heads * head_dim,
+C = kv_heads * head_dim, and I is the intermediate size.
 
     each of two norms       E input, E output
     norms of heads          A + C inputs; only with has_qk_norm
-    attention               A queries and C keys after the rotation, C values, A outputs; where no kernel computes all
-                            segments, in float32, and A outputs that are concatenated
-    MLP                     4 I: gate, its activation, up, their product; with experts for each selected expert
+    attention               A rotated queries, C rotated keys, C values, A outputs; without a kernel for all
+                            segments, all in float32, and A concatenated outputs in addition
+    MLP                     4 I: gate, its activation, up, their product; with experts, times the selected experts
 
-Small: the scales of norms and the log-sum-exp of attention. Its backward pass then needs 2 I + 2 E for gradients, before it
-frees the tensors above. tests/analysis/planning compares these numbers with the tensors of real passes.
+The scales of norms and the log-sum-exp of attention are small. The backward pass needs 2 I + 2 E more for gradients,
+before it frees the tensors above. tests/analysis/planning compares these numbers with the tensors of real passes.
 """
 
 from typing import NamedTuple
@@ -23,30 +23,30 @@ FLOAT32_BYTES = 4
 
 
 class LayerActivations(NamedTuple):
-    """Bytes per token."""
+    """Activation bytes of one layer, per token."""
 
-    kept: float  # of a layer, from the forward to the backward pass
-    recomputed: float  # of the layer in its backward pass, in addition
-    gradients: float  # of the layer in its backward pass, beyond the tensors that the pass has freed
+    kept: float  # kept from the forward to the backward pass
+    recomputed: float  # recomputed in the backward pass, in addition
+    gradients: float  # gradients in the backward pass, beyond the tensors that the pass has freed
 
 
 class ActivationMemory(NamedTuple):
-    """Bytes of one micro batch."""
+    """Activation bytes of one micro batch."""
 
     layers: float
     recomputed: float
     gradients: float
     ends: float  # the last norm, the scored hidden states, tables of the rotary embedding
-    logits: float  # of one chunk in its forward or backward pass, and the gradient of the hidden states
+    logits: float  # logits of one chunk in its forward or backward pass, and the gradient of the hidden states
 
     @property
     def at_logits(self) -> float:
-        """When the last chunk of logits is computed."""
+        """Bytes while the last chunk of logits is computed."""
         return self.layers + self.ends + self.logits
 
     @property
     def at_last_layer(self) -> float:
-        """In the backward pass of the last layer, when all others still hold their activations."""
+        """Bytes in the backward pass of the last layer, while all other layers still hold their activations."""
         return self.layers + self.ends + self.recomputed + self.gradients
 
 
@@ -58,9 +58,9 @@ def compute_layer_activations(
     has_packed_kernel: bool,
     is_compiled: bool = False,
 ) -> LayerActivations:
-    """`value_bytes`: of a number in the learner's dtype.
+    """Compute the activation bytes of a layer. `value_bytes`: size of a number in the learner's dtype.
 
-    `has_packed_kernel`: whether one kernel computes the attention of all segments: on GPUs in 16 bits. `is_compiled`: a
+    `has_packed_kernel`: whether one kernel computes the attention of all segments (GPU, 16 bits). `is_compiled`: a
     selective checkpoint is inside of each compiled part, so that attention keeps its inputs (engine/model/causal_lm.py).
     """
     width, heads = config.hidden_size, config.num_heads * config.head_dim
@@ -92,10 +92,10 @@ def compute_layer_activations(
 
 
 def _count_kept_products(config: DecoderConfig) -> int:
-    """Values of the products that selective checkpointing keeps (engine/model/recomputation.py); none of experts."""
+    """Count the product values that selective checkpointing keeps (engine/model/recomputation.py), without experts."""
     width, inner = config.hidden_size, config.intermediate_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    products = [(heads, width)]  # sizes of a row of the input and of the output
+    products = [(heads, width)]  # (inputs, outputs) of each product
     if not config.architecture.has_qkv_bias:
         products += [(width, heads), (width, kv_heads), (width, kv_heads)]
     if config.experts is None:
@@ -104,14 +104,14 @@ def _count_kept_products(config: DecoderConfig) -> int:
 
 
 def _count_dropped_products(config: DecoderConfig) -> int:
-    """Values that a compiled part does not keep, because its backward pass does not read them: v, and the last product."""
+    """Count values that a compiled part drops because its backward pass does not read them: v, and the last product."""
     v = 0 if config.architecture.has_qkv_bias else config.num_kv_heads * config.head_dim
     is_narrow = config.experts is None and config.hidden_size <= config.intermediate_size
     return v + (config.hidden_size if is_narrow else 0)
 
 
 def _count_mlp_values(config: DecoderConfig) -> tuple[int, int]:
-    """Inner values per token, and those of the copies of tokens for their experts: of the largest layer."""
+    """Return the largest layer's inner values per token, and the values of its token copies for experts."""
     experts = config.experts
     if experts is None:
         return config.intermediate_size, 0
@@ -131,7 +131,7 @@ def compute_activation_memory(
     has_entropy_gradient: bool = False,
     is_compiled: bool = False,
 ) -> ActivationMemory:
-    """Compute the memory of a micro batch in which each token is scored. `is_compiled`: the layers, and the head of a GPU."""
+    """Compute the memory of a micro batch in which each token is scored. `is_compiled`: layers, and a GPU's head."""
     layer = compute_layer_activations(
         config, value_bytes, checkpointing, has_packed_kernel=has_packed_kernel, is_compiled=is_compiled
     )
@@ -150,7 +150,7 @@ def compute_activation_memory(
 
 
 def _compute_logits_memory(vocab_size: int, tokens: int, value_bytes: int, has_entropy_gradient: bool) -> float:
-    """Three tensors in float32: log probabilities, probabilities, and their gradient or the summands of the entropy."""
+    """Compute three float32 tensors: log probabilities, probabilities, and gradients or summands of the entropy."""
     chunk = min(tokens, count_chunk_tokens(vocab_size))
     factors = FLOAT32_BYTES if has_entropy_gradient else 0
     computed = value_bytes if value_bytes < FLOAT32_BYTES else 0  # the logits before their conversion

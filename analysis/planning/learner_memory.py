@@ -1,8 +1,8 @@
-"""Memory of one rank of the learner: its state between steps, and the largest of three moments of a step.
+"""Computes the memory of one learner rank: its state between steps, and the largest of three moments of a step.
 
 at the logits       all activations and one chunk of logits; embedding or output matrix gathered
 at the last layer   all activations; two layers gathered, the gradients of one not yet reduced
-at the optimizer    nothing else: AdamW is one kernel without temporary tensors
+at the optimizer    neither activations nor logits: AdamW is one kernel without temporary tensors
 """
 
 from typing import NamedTuple
@@ -10,34 +10,34 @@ from typing import NamedTuple
 from asterism.analysis.planning.activation_memory import FLOAT32_BYTES, ActivationMemory
 from asterism.analysis.planning.model_size import ModelSize
 
-MOMENTS = 2  # of AdamW
-_PREFETCHED_LAYERS = 2  # the computing one and the next one
+MOMENTS = 2  # moments of AdamW per parameter
+_PREFETCHED_LAYERS = 2  # gathered layers: the present one and the next one
 
 
 class RankShare(NamedTuple):
-    """How a rank holds the model."""
+    """Shares and dtypes in which a rank holds the model."""
 
     dp_shard: int = 1  # ranks that share the parameters of one copy
-    value_bytes: int = 4  # of gathered parameters and of activations
+    value_bytes: int = 4  # size of a number in gathered parameters and in activations
     has_units: bool = False  # whether FSDP gathers parameters: with several ranks, or with an offloaded optimizer
     keeps_casts: bool = (
         False  # a rank without units keeps 16-bit copies of the layers from the forward to the backward pass
     )
     has_reference: bool = False  # a second, frozen model for the KL term
     offloads: bool = False  # learner.memory.offload = "optimizer" on a GPU: shards are in main memory
-    adapters: int | None = None  # their number of parameters if only they are trained
+    adapters: int | None = None  # number of adapter parameters if only adapters are trained
     accumulates: bool = True  # whether an update has several micro batches, so that the next one finds gradients
-    reduces_once: bool = False  # after the last one; until then the rank has gradients of all parameters
+    reduces_once: bool = False  # whether only the last micro batch reduces; before, the rank has all gradients
 
 
 class RankMemory(NamedTuple):
-    """Bytes. `parameters`, `moments` and `reference` stay between steps."""
+    """Bytes of one rank. `parameters`, `moments` and `reference` stay between steps."""
 
     parameters: float
     gradients: float
     moments: float
     reference: float
-    activations: float  # at the moment of the peak
+    activations: float  # activations at the moment of the peak
     logits: float
     gathered: float
     moment: str
@@ -48,16 +48,16 @@ class RankMemory(NamedTuple):
 
     @property
     def held(self) -> float:
-        """Between steps."""
+        """Bytes between steps."""
         return self.parameters + self.moments + self.reference
 
 
 def compute_rank_memory(size: ModelSize, share: RankShare, activations: ActivationMemory) -> RankMemory:
-    """On the device of the rank, at the largest of the moments of a step, after the first one."""
+    """Compute the memory on the rank's device at the largest moment of a step, after the first step."""
     whole, whole_adapters = FLOAT32_BYTES * size.total, FLOAT32_BYTES * (share.adapters or 0)
     shard, adapters = (0.0 if share.offloads else each / share.dp_shard for each in (whole, whole_adapters))
     trained, whole_trained = (shard, whole) if share.adapters is None else (adapters, whole_adapters)
-    at_start = 0.0  # gradients, before the first backward pass of an update
+    at_start = 0.0  # gradients before the first backward pass of an update
     if share.accumulates:
         at_start = whole_trained if share.reduces_once else trained
     reference = shard if share.has_reference else 0.0
@@ -82,13 +82,13 @@ def compute_rank_memory(size: ModelSize, share: RankShare, activations: Activati
 
 
 def compute_offloaded_memory(size: ModelSize, share: RankShare) -> RankMemory:
-    """What a rank with `offloads` has in main memory, during the update on the CPU."""
+    """Compute the main memory of a rank with `offloads`, during the update on the CPU."""
     nothing = ActivationMemory(0.0, 0.0, 0.0, 0.0, 0.0)
     return compute_rank_memory(size, share._replace(offloads=False, has_units=False), nothing)
 
 
 def _count_gathered_at_logits(size: ModelSize, share: RankShare) -> float:
-    """The output unit, its gradient in float32, a chunk's summand of it, and the buffer of the last layer's gather."""
+    """Count the output unit, its float32 gradient, a chunk's part of that gradient, and a layer's gather buffer."""
     gradient = FLOAT32_BYTES * size.output
     if share.value_bytes < FLOAT32_BYTES:
         gradient += share.value_bytes * size.output
@@ -98,8 +98,8 @@ def _count_gathered_at_logits(size: ModelSize, share: RankShare) -> float:
 
 
 def _count_gathered_at_layer(size: ModelSize, share: RankShare) -> float:
-    """Gathered layers, a buffer, the gradients of one layer, and the gradients in reduction, in float32: of a layer
-    or of the output matrix. In a tied model also the embedding with its gradient."""
+    """Count gathered layers, a buffer, one layer's gradients, and the float32 gradients in reduction (of a layer or of
+    the output matrix); in a tied model also the embedding with its gradient."""
     if not share.has_units:
         return _count_casts(size, share)
     layers = (_PREFETCHED_LAYERS + 2) * share.value_bytes * size.largest_layer
@@ -110,7 +110,7 @@ def _count_gathered_at_layer(size: ModelSize, share: RankShare) -> float:
 
 
 def _count_casts(size: ModelSize, share: RankShare) -> float:
-    """The parameters of the layers in the dtype of computation, of a rank without units: of all layers, or of one."""
+    """Count the cast layers of a rank without units, in the dtype of computation: all layers, or one."""
     if share.value_bytes == FLOAT32_BYTES:
         return 0.0
     return share.value_bytes * (size.total - size.ends if share.keeps_casts else size.largest_layer)

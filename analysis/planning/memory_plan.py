@@ -1,4 +1,4 @@
-"""Plans the memory of a GPU and of a node's host: learner, engines, weights on their way between them."""
+"""Plans the memory of a GPU and of a node's host: learner, engines, weights in transfer."""
 
 from math import prod
 
@@ -21,11 +21,10 @@ from asterism.engine.weight_transfer.published_bytes import (
     shares_gpu_weights,
 )
 
-CONTEXT_BYTES = GIB / 2  # of CUDA in a generator with sglang.weights = "ipc"; assumed, never measured
-WRITE_BYTES = (
-    64 * 2**20
-)  # of asterism.engine.learner.weight_publisher and asterism.engine.export.hf_export, which import torch
-RECORD_BYTES = 13  # of a token on the bus: id, logprob, version, mask
+CONTEXT_BYTES = GIB / 2  # CUDA context of a generator with sglang.weights = "ipc"; assumed, never measured
+# The same number in asterism.engine.learner.weight_publisher and asterism.engine.export.hf_export, which import torch.
+WRITE_BYTES = 64 * 2**20
+RECORD_BYTES = 13  # bytes of a token on the bus: id, logprob, version, mask
 _LEARNER_KEYS = (
     "learner.memory.micro_batch_tokens",
     "learner.memory.activation_checkpointing",
@@ -96,7 +95,7 @@ def compute_cached_token_bytes(inputs: PlanInputs) -> float:
 def compute_cache_tokens(inputs: PlanInputs) -> int | None:
     """Return the KV tokens of one copy of the model.
 
-    With engine.kv_tokens = 0 they are those of sglang.memory_share, and None without a GPU.
+    With engine.kv_tokens = 0, sglang.memory_share sets them; None without a GPU.
     """
     run, gpu = inputs.run, inputs.machines.gpu
     if run.engine.kv_tokens:
@@ -108,7 +107,7 @@ def compute_cache_tokens(inputs: PlanInputs) -> int | None:
 
 
 def plan_cache_tokens(inputs: PlanInputs) -> PlannedCount | None:
-    """A server needs room for one trajectory to start. None if sglang.memory_share does not bound its cache."""
+    """Plan a server's KV tokens for one trajectory; None if sglang.memory_share does not bound its cache."""
     run, tokens = inputs.run, compute_cache_tokens(inputs)
     is_bounded = inputs.has_servers and run.engine.device == "cuda" and not run.servers.urls
     if not is_bounded or run.engine.kv_tokens or tokens is None:
@@ -119,7 +118,7 @@ def plan_cache_tokens(inputs: PlanInputs) -> PlannedCount | None:
 def _list_engine_items(inputs: PlanInputs, count: int) -> list[PlanItem]:
     tokens = compute_cache_tokens(inputs)
     cache = 0.0 if tokens is None else tokens * compute_cached_token_bytes(inputs)
-    if inputs.run.engine.kv_tokens == 0:  # at least one trajectory
+    if inputs.run.engine.kv_tokens == 0:  # room for at least one trajectory
         cache = max(cache, inputs.run.sequence_tokens * compute_cached_token_bytes(inputs))
     engines = "1 engine" if count == 1 else f"{count} engines"
     items = [
@@ -206,7 +205,7 @@ def plan_gpu(inputs: PlanInputs) -> PlannedResource | None:
 
 
 def _take_turns(learner: list[PlanItem], engine: list[PlanItem], inputs: PlanInputs) -> list[PlanItem]:
-    """Return the larger of a step's peak and of the engines with the learner's state between steps: sglang.colocate."""
+    """Return the larger need with sglang.colocate: a step's peak, or the engines and the learner between steps."""
     held = 0.0 if inputs.run.learner.memory.offload == "between_steps" else compute_learner_rank(inputs).held
     generating = [PlanItem("learner between steps", held, "master weights and moments"), *engine] if held else engine
     return max(learner, generating, key=lambda items: sum(item.bytes for item in items))
@@ -273,7 +272,7 @@ def plan_host(inputs: PlanInputs) -> PlannedResource:
 
 
 def _count_written_bytes(inputs: PlanInputs, ranks: int) -> float:
-    """A rank publishes blocks of WRITE_BYTES, and exports so many bytes or one larger whole tensor at once, in float32."""
+    """Count the float32 bytes in writing: per rank a block of WRITE_BYTES, or a whole tensor that is larger."""
     shapes = inputs.config.compute_weight_shapes().values()
     tensors = sorted((FLOAT32_BYTES * prod(shape) for shape in shapes), reverse=True)
     return sum(max(WRITE_BYTES, tensor) for tensor in tensors[:ranks])

@@ -1,4 +1,4 @@
-"""Parameters of a model by the units that the learner shards (engine/learner/sharding.py)."""
+"""Counts a model's parameters by the units that the learner shards (engine/learner/sharding.py)."""
 
 from collections import defaultdict
 from math import prod
@@ -10,7 +10,7 @@ LAYER_PREFIX = "model.layers."
 
 
 class ModelSize(NamedTuple):
-    """Numbers of parameters."""
+    """Numbers of parameters of a model."""
 
     total: int
     embedding: int
@@ -18,21 +18,21 @@ class ModelSize(NamedTuple):
     largest_layer: int
     num_layers: int
     largest_matrix: int
-    active: int  # in products with one token: of the experts only the selected ones, no embedding of an untied model
+    active: int  # parameters multiplied for a token: only its experts, no embedding of an untied model
 
     @property
     def output(self) -> int:
-        """The unit that computes logits."""
+        """Parameters of the unit that computes logits."""
         return self.head or self.embedding
 
     @property
     def root(self) -> int:
-        """The unit that stays gathered from the start of the forward to the end of the backward pass."""
+        """Parameters of the unit that stays gathered from the start of the forward to the end of the backward pass."""
         return 0 if self.head else self.embedding
 
     @property
     def ends(self) -> int:
-        """Embedding and output matrix."""
+        """Parameters of the embedding and of the output matrix."""
         return self.embedding + self.head
 
 

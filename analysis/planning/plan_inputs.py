@@ -29,14 +29,14 @@ GPUS = {"a100": A100, "h100": H100, "h200": H200, "mi300x": MI300X}
 
 
 class PlannedMachines(msgspec.Struct, frozen=True):
-    """Memory and disk are those of one node. None: unknown, and not compared."""
+    """Machines of a run. Memory and disk are per node; an unknown value is None and is not compared."""
 
-    gpus: int | None = None  # per node
+    gpus: int | None = None  # number per node
     gpu: GpuSpec | None = None
     nodes: int = 1
     host_memory_bytes: float | None = None
-    shared_memory_bytes: float | None = None  # of /dev/shm
-    disk_bytes: float | None = None  # free, where the run's folder is
+    shared_memory_bytes: float | None = None  # size of /dev/shm
+    disk_bytes: float | None = None  # free bytes on the disk of the run's folder
     cpu: GpuSpec | None = None  # measured rates of the processor, without memory
 
 
@@ -44,9 +44,9 @@ class Assumptions(NamedTuple):
     """Numbers that no file gives. They are printed with the plan."""
 
     mfu: float = 0.4  # share of the learner's peak rate
-    mean_tokens_share: float = 0.5  # mean response over dialogue.response_tokens
-    gpu_reserve_gib: float = 2.0  # of each GPU: CUDA context, NCCL, fragments of the allocator
-    process_gib: float = 0.5  # of the host: interpreter and libraries of one learner rank or engine
+    mean_tokens_share: float = 0.5  # ratio of the mean response to dialogue.response_tokens
+    gpu_reserve_gib: float = 2.0  # memory of a GPU for the CUDA context, NCCL, fragmentation
+    process_gib: float = 0.5  # host memory: interpreter and libraries of one learner rank or engine
 
 
 class PlanInputs:
@@ -63,14 +63,14 @@ class PlanInputs:
         self.assumptions = assumptions or Assumptions()
 
     def change(self, changes: Mapping[str, Any]) -> "PlanInputs":
-        """With other values of configuration keys, such as {"learner.ranks": 2}. Raises ValueError if they are invalid."""
+        """Return the inputs with changed keys, such as {"learner.ranks": 2}. Raises ValueError for invalid values."""
         changed = PlanInputs(replace_keys(self.run, changes), self.config, self.machines, self.assumptions)
         changed.size = self.size
         return changed
 
     @cached_property
     def adapters(self) -> int | None:
-        """Parameters of adapters; None: RL trains all parameters."""
+        """Number of adapter parameters; None if RL trains all parameters."""
         options = get_lora_options(self.run.learner)
         return None if options is None else count_adapter_parameters(self.config, options)
 
@@ -80,7 +80,7 @@ class PlanInputs:
 
     @property
     def has_rl(self) -> bool:
-        """Otherwise a step is one of the cold start."""
+        """Whether a step is one of RL; otherwise it is one of the cold start."""
         return self.run.rl.steps > 0
 
     # ---------------------------------------------------------------- learner
@@ -95,7 +95,7 @@ class PlanInputs:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Of the largest micro batch: a longer trajectory or dialogue has its own."""
+        """Tokens of the largest micro batch: a longer trajectory or dialogue has its own micro batch."""
         trajectory = self.run.trained_sequence_tokens if self.has_rl else 0
         dialogue = self.run.sft.max_tokens if self.run.sft.is_enabled else 0
         return max(self.run.learner.memory.micro_batch_tokens, trajectory - 1, dialogue - 1)
@@ -110,7 +110,7 @@ class PlanInputs:
 
     @property
     def micro_batches(self) -> int:
-        """Of one rank and one update, estimated."""
+        """Estimated number of micro batches per rank and update."""
         tokens = self.trained_tokens / (self.run.learner.minibatches if self.has_rl else 1) / self.ranks
         return max(1, math.ceil(tokens / self.micro_batch_tokens))
 
@@ -139,7 +139,7 @@ class PlanInputs:
 
     @property
     def trained_tokens(self) -> float:
-        """Per step of RL, prompts included; without RL at most those of a step of the cold start."""
+        """Tokens per step of RL, prompts included; without RL the most tokens of a step of the cold start."""
         if self.has_rl:
             return self.trained_trajectories * self.mean_sequence_tokens
         sft = self.run.sft
@@ -147,7 +147,7 @@ class PlanInputs:
 
     @property
     def dialogue_tokens(self) -> int:
-        """Of the longest dialogue of the cold start; without a limit of its length, assumed."""
+        """Tokens of the longest dialogue of the cold start; assumed if its length has no limit."""
         return self.run.sft.max_tokens or self.micro_batch_tokens
 
     # ---------------------------------------------------------------- engines
@@ -167,7 +167,7 @@ class PlanInputs:
 
     @property
     def engines_per_gpu(self) -> int:
-        """On the most loaded GPU."""
+        """Engines on the most loaded GPU."""
         if self.has_servers or not self.machines.gpus:
             return 1
         return math.ceil(self.run.engine.num_engines / self.machines.gpus)

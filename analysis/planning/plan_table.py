@@ -1,4 +1,4 @@
-"""The tables of `asterism plan`."""
+"""Builds the tables of `asterism plan`."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ _STATUS = {True: "[green]fits[/]", False: "[bold red]does not fit[/]"}
 
 
 def build_plan_tables(plan: RunPlan) -> RenderableType:
-    """Resources, time, what does not fit, and the assumptions."""
+    """Return tables of the resources, and lines with the time, the shortfalls and the assumptions."""
     title = f"{plan.name}: {plan.model_type}, {plan.parameters:,} parameters, {plan.layers} layers"
     return Group(escape(title), _build_resource_table(plan), *_list_lines(plan))
 
@@ -80,7 +80,7 @@ def _describe_seconds(plan: RunPlan) -> Iterator[str]:
 
 
 def describe_remedy(plan: RunPlan, short: PlannedResource | PlannedCount) -> str:
-    """Values that suffice; without any, the keys and a change of the machine."""
+    """Describe values that suffice, or else the keys and a change of the machine."""
     found = [change.format() for change in plan.changes if change.resource == short.name]
     if found:
         return f"set {', or '.join(found)}"

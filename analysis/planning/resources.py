@@ -1,4 +1,4 @@
-"""The parts of a plan: what one resource must hold, and how much there is."""
+"""The parts of a plan: needs and limits of resources."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ class PlanItem(msgspec.Struct, frozen=True):
 
 
 class PlannedResource(msgspec.Struct, frozen=True):
-    """Such as the memory of one GPU. `available_bytes` is None if the machine is unknown."""
+    """A resource, such as the memory of one GPU. `available_bytes` is None if the machine is unknown."""
 
     name: str
     items: tuple[PlanItem, ...]

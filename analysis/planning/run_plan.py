@@ -14,8 +14,8 @@ from asterism.analysis.planning.step_seconds import StepSeconds, estimate_step
 from asterism.analysis.planning.storage_plan import plan_disk, plan_largest_message, plan_shared_memory
 from asterism.configs.schema.learner_config import Checkpointing
 
-_ALTERNATIVES = 3  # changes that are listed for a resource
-_FRACTIONS = 16  # of a present value that are tried
+_ALTERNATIVES = 3  # maximum number of listed changes per resource
+_FRACTIONS = 16  # denominator of the tried fractions of a present value
 _NO_GPU_REMEDY = "no GPU here; name one with --gpu"
 _FACTORS = tuple(2**power for power in range(1, 13))
 
@@ -28,11 +28,11 @@ class RunPlan(msgspec.Struct, frozen=True):
     checkpointing: str
     resources: tuple[PlannedResource, ...]
     counts: tuple[PlannedCount, ...]
-    batch_bytes: float  # of a step, on disk
-    trained_tokens: float  # of a step
-    generated_tokens: float  # of a step
+    batch_bytes: float  # bytes of a step's batch on disk
+    trained_tokens: float  # tokens per step
+    generated_tokens: float  # tokens per step
     seconds: StepSeconds
-    changes: tuple[KeyChange, ...]  # for the resources that do not suffice
+    changes: tuple[KeyChange, ...]  # changes that free the resources that do not suffice
     assumptions: dict[str, float]
     notes: tuple[str, ...]  # further assumptions, in words
 
@@ -79,7 +79,7 @@ def _plan_counts(inputs: PlanInputs) -> dict[str, PlannedCount]:
     if run.engine.device == "cuda" and inputs.has_servers and not run.servers.urls:
         needed = run.engine.num_engines * inputs.gpus_per_engine
         keys = ("engine.num_engines", "sglang.tensor_parallel", "sglang.data_parallel")
-        # Another interpreter may find GPUs that the torch of this one does not.
+        # The interpreter of sglang.python may find GPUs that the torch of this interpreter does not find.
         limit = None if machines.gpus == 0 and run.servers.has_own_torch else machines.gpus
         counts.append(_plan_gpu_count("GPUs of the engines", needed, limit, keys))
     counts.append(plan_cache_tokens(inputs))
@@ -87,7 +87,7 @@ def _plan_counts(inputs: PlanInputs) -> dict[str, PlannedCount]:
 
 
 def _plan_gpu_count(name: str, needed: int, limit: int | None, keys: tuple[str, ...]) -> PlannedCount:
-    if limit == 0:  # no value of a key changes that
+    if limit == 0:  # no key helps: the machine has no GPU
         return PlannedCount(name, needed, limit, remedy=_NO_GPU_REMEDY)
     return PlannedCount(name, needed, limit, keys)
 
@@ -96,9 +96,9 @@ def _plan_gpu_count(name: str, needed: int, limit: int | None, keys: tuple[str, 
 
 
 def find_changes(inputs: PlanInputs, name: str, keys: Sequence[str]) -> list[KeyChange]:
-    """At most a few: with each the resource suffices. One key each; two if no single one helps.
+    """Return at most _ALTERNATIVES changes that make the resource suffice: one key each, or two if no single key helps.
 
-    No change makes short what suffices at present, and a change for a resource exceeds no count with keys.
+    No change creates a new shortfall. A change for a resource also satisfies all counts with keys.
     """
     counts, resources = _plan_counts(inputs), _plan_resources(inputs)
     others = [*resources.values(), *(each for each in counts.values() if name in counts or not each.keys)]
@@ -113,7 +113,7 @@ def find_changes(inputs: PlanInputs, name: str, keys: Sequence[str]) -> list[Key
 
 
 def _try(inputs: PlanInputs, name: str, tried: Sequence[Mapping[str, Any]], short: Set[str]) -> KeyChange | None:
-    """The first of `tried` that is valid and with which all but `short` suffices."""
+    """Return the first valid change of `tried` with which all but `short` suffices."""
     for changes in tried:
         try:
             changed = inputs.change(changes)
@@ -126,7 +126,7 @@ def _try(inputs: PlanInputs, name: str, tried: Sequence[Mapping[str, Any]], shor
 
 
 def _list_values(inputs: PlanInputs, key: str) -> Iterator[Any]:
-    """Values to try, the smallest change first; larger shares of memory after the smaller ones."""
+    """Yield values to try, the smallest change first; for a share of memory, larger values follow the smaller ones."""
     value = attrgetter(key)(inputs.run)
     match key:
         case "learner.memory.activation_checkpointing":

@@ -1,4 +1,4 @@
-"""Shared memory, disk and messages of a run."""
+"""Plans the shared memory, the disk and the largest message of a run."""
 
 from asterism.analysis.planning.activation_memory import FLOAT32_BYTES
 from asterism.analysis.planning.learner_memory import MOMENTS
@@ -10,12 +10,12 @@ from asterism.policies.groups.selection import MAX_PART_BYTES
 
 # Besides learner.checkpoints.keep: before RL, the last one, and an unfinished one.
 _FURTHER_CHECKPOINTS = 3
-_EVALUATED_CHECKPOINTS = 2  # with evaluation.keep_best: the best one, and one in evaluation
+_EVALUATED_CHECKPOINTS = 2  # checkpoints with evaluation.keep_best: the best one, and one in evaluation
 _SHARED_REMEDY = (
     "enlarge /dev/shm (`mount -o remount,size=...`, `docker run --shm-size`) or use a smaller model.checkpoint"
 )
 _DISK_REMEDY = "free some space or set runs_folder to a larger disk"
-_TURN_BYTES = 4  # of a token in a request to an engine
+_TURN_BYTES = 4  # bytes of a token in a request to an engine
 
 
 def plan_shared_memory(inputs: PlanInputs) -> PlannedResource:
@@ -29,7 +29,7 @@ def plan_shared_memory(inputs: PlanInputs) -> PlannedResource:
 
 
 def plan_disk(inputs: PlanInputs) -> PlannedResource:
-    """Event logs are not counted: log.keep_steps bounds them."""
+    """Plan the disk of the run's folder. Event logs are not counted: log.keep_steps bounds them."""
     run, size = inputs.run, inputs.size
     count = run.learner.checkpoints.keep + _FURTHER_CHECKPOINTS
     count += _EVALUATED_CHECKPOINTS if run.evaluation.saves_evaluated_steps else 0
@@ -46,7 +46,7 @@ def plan_disk(inputs: PlanInputs) -> PlannedResource:
 
 
 def _count_state_bytes(inputs: PlanInputs, count: int) -> float:
-    """With adapters, one checkpoint has the frozen weights, and an unfinished one of the cold start has all weights."""
+    """Count checkpoint bytes. With adapters, one has the frozen weights; an unfinished cold start has all weights."""
     state = (1 + MOMENTS) * FLOAT32_BYTES
     if inputs.adapters is None:
         return count * state * inputs.size.total
@@ -55,7 +55,7 @@ def _count_state_bytes(inputs: PlanInputs, count: int) -> float:
 
 
 def plan_largest_message(inputs: PlanInputs) -> PlannedCount:
-    """The longest frame: a group's part for the learner, a longer trajectory, or a turn's request."""
+    """Plan the longest frame: a group's part for the learner, a longer trajectory, or a turn's request."""
     run, token_bytes = inputs.run, max(RECORD_BYTES, _TURN_BYTES)
     group = run.trained_sequence_tokens * token_bytes * run.rl.rollouts
     needed = max(run.sequence_tokens * token_bytes, min(MAX_PART_BYTES, group))

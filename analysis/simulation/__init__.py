@@ -1,1 +1,1 @@
-"""A step's rollouts under a virtual clock: the real deciders, with engines modelled by their cost."""
+"""Simulates a step's rollouts under a virtual clock, with the real deciders and engines modelled by their cost."""

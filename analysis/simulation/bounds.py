@@ -1,4 +1,4 @@
-"""Lower bounds of a step's makespan on a cluster: the total work, and the longest chain."""
+"""Computes lower bounds of a step's makespan on a cluster: the total work, and the longest chain."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from asterism.analysis.simulation.workload import TrajectoryPlan, Workload
 
 
 class MakespanBounds(msgspec.Struct, frozen=True):
-    """Seconds."""
+    """Bounds in seconds."""
 
     work_s: float
     chain_s: float
@@ -22,7 +22,7 @@ def compute_bounds(workload: Workload, cluster: SimulatedCluster) -> MakespanBou
 
 
 def _compute_work_s(workload: Workload, cluster: SimulatedCluster) -> float:
-    """All tokens in the fewest steps that slots and memory allow, spread evenly over the engines; prefill is free.
+    """Compute the time of the fewest steps that slots and memory allow, on equally loaded engines; prefill is free.
 
     Each generated token reads all tokens before it. The running sequences' tokens beyond their shared
     prompts fit into the cache, so the reads of such tokens, divided by the capacity, are a lower bound
@@ -38,7 +38,7 @@ def _compute_work_s(workload: Workload, cluster: SimulatedCluster) -> float:
 
 
 def _count_read_tokens(plan: TrajectoryPlan, skipped_tokens: int = 0) -> float:
-    """For each generated token, the tokens before it without the first `skipped_tokens`; their sum."""
+    """Sum, over the generated tokens, the number of earlier tokens without the first `skipped_tokens`."""
     read, begin = 0.0, plan.prompt_tokens
     for turn, end in zip(plan.turns, plan.ends, strict=True):
         last = min(end, plan.final_tokens)
@@ -52,6 +52,6 @@ def _compute_chain_s(workload: Workload, cluster: SimulatedCluster) -> float:
 
 
 def _compute_alone_s(plan: TrajectoryPlan, cost: StepCostModel) -> float:
-    """The trajectory as the only one on an engine; prefill is free."""
+    """Compute the seconds of a trajectory that runs alone on an engine; prefill is free."""
     steps_s = plan.generated_tokens * cost.compute_constant_s(1) + cost.kv_token_s * _count_read_tokens(plan)
     return steps_s + sum(turn.tool_s for turn in plan.turns)

@@ -9,7 +9,7 @@ import numpy as np
 from asterism.analysis.simulation.cluster_model import StepCostModel
 from asterism.bus.messages import EngineLoadReported
 
-_IRLS_ROUNDS = 20  # of iteratively reweighted least squares
+_IRLS_ROUNDS = 20  # rounds of iteratively reweighted least squares
 
 
 class LoadInterval(NamedTuple):
@@ -18,14 +18,14 @@ class LoadInterval(NamedTuple):
     seconds: float  # busy time
     decode_steps: int
     generated_tokens: int  # one for each running sequence and step
-    kv_tokens: float  # of the running sequences, mean
+    kv_tokens: float  # mean over the running sequences' tokens
     prefilled_tokens: int
 
 
 def build_load_intervals(reports: Iterable[EngineLoadReported]) -> list[LoadInterval]:
-    """One for each two successive reports of an engine with work between them.
+    """Build one interval for each two successive reports of an engine with work between them.
 
-    The reports of several engines may be mixed. Counters that fall mark a restart.
+    The reports of several engines may be mixed. A counter that falls marks a restart.
     """
     by_engine: dict[str, list[EngineLoadReported]] = {}
     for report in reports:
@@ -50,7 +50,7 @@ def _build_interval(before: EngineLoadReported, after: EngineLoadReported) -> Lo
 
 
 def fit_costs(rows: Sequence[LoadInterval]) -> StepCostModel:
-    """The cost of a step, and of each sequence, cached token and prefilled token in it; non-negative.
+    """Fit the non-negative costs of a step, and of each sequence, cached token and prefilled token in it.
 
     An interval in which other processes used the machine affects the level of the costs, but not their
     proportions. Raises ValueError if the rows are too few or contain no work.
@@ -62,7 +62,7 @@ def fit_costs(rows: Sequence[LoadInterval]) -> StepCostModel:
 
 
 def scale_costs(cost: StepCostModel, rows: Sequence[LoadInterval]) -> StepCostModel:
-    """The costs, scaled by one factor so that they predict the total time of these rows.
+    """Scale the costs by one factor so that they predict the total time of these rows.
 
     The speed of a machine drifts: the proportions come from a whole run, the level from these rows.
     """
@@ -73,7 +73,7 @@ def scale_costs(cost: StepCostModel, rows: Sequence[LoadInterval]) -> StepCostMo
 
 
 def _build_design_matrix(rows: Sequence[LoadInterval]) -> np.ndarray:
-    """The factors of the four costs; float64 [rows, 4]."""
+    """Return the factors of the four costs; float64 [rows, 4]."""
     return np.array(
         [
             [row.decode_steps, row.generated_tokens, row.decode_steps * row.kv_tokens, row.prefilled_tokens]
@@ -98,7 +98,7 @@ def _fit_least_absolute_errors(work: np.ndarray, seconds: np.ndarray) -> list[fl
 
 
 def _fit_non_negative_least_squares(work: np.ndarray, seconds: np.ndarray) -> list[float]:
-    """The coefficients of the columns. The most negative one is set to 0, until no other is negative."""
+    """Return the coefficients of the columns; the most negative one is set to 0 until all are non-negative."""
     scale = np.abs(work).max(axis=0)
     columns = [column for column in range(work.shape[1]) if scale[column] > 0]
     while columns:

@@ -4,14 +4,14 @@ A step with n running sequences, K cached tokens in total and p prefilled tokens
 
     fixed + max(weights, token * (n + p)) + sequence * n + kv_token * K + prefill_token * p + pair * (query-key pairs of p)
 
-(The last token of a prefilled sequence counts in n, with the tokens that it reads in K; the others in p.)
+(n and K include a prefilled sequence's last token and the tokens that it reads; p includes its other tokens.)
 
 The matrix products read all weights once for any batch, and are bound by arithmetic beyond some hundred
 tokens (the roofline of one product). Attention, which follows, reads the keys and values of every running
 sequence.
 
 Efficiencies are round, conservative figures from published profiles of engines, the same for all GPUs of
-a vendor: the simulator compares policies on one model and claims no absolute times.
+a vendor: the simulator compares policies on one model and predicts no absolute times.
     bandwidth 0.75   large reads of weights and paged KV caches, of the data sheet's peak
     arithmetic 0.5   bf16 products with some thousand rows (NVIDIA); 0.4 for AMD's MI300X
     fixed 2 ms       launch of a captured step, sampling, the engine's own scheduling
@@ -39,17 +39,17 @@ class ModelShape(msgspec.Struct, frozen=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of all layers."""
+        """Bytes of the keys and values of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_value
 
     @property
     def flops_per_pair(self) -> float:
-        """Attention for one query and one key: two products, each a multiplication and an addition."""
+        """FLOPs of attention for one query and one key: two products, each a multiplication and an addition."""
         return 4.0 * self.layers * self.heads * self.head_dim
 
 
 class GpuSpec(msgspec.Struct, frozen=True):
-    """Peaks of the data sheet: bytes, bytes/s, dense bf16 FLOP/s; and the reachable shares of them."""
+    """A GPU: peaks of its data sheet (bytes, bytes/s, dense bf16 FLOP/s), and the reachable shares of these peaks."""
 
     name: str
     memory_bytes: float
@@ -60,7 +60,7 @@ class GpuSpec(msgspec.Struct, frozen=True):
 
 
 class StepCostModel(msgspec.Struct, frozen=True):
-    """Seconds; see the module's docstring."""
+    """Costs of a step in seconds; see the module's docstring."""
 
     fixed_s: float
     weights_s: float = 0.0
@@ -71,7 +71,7 @@ class StepCostModel(msgspec.Struct, frozen=True):
     pair_s: float = 0.0
 
     def compute_constant_s(self, running: int, prefill: int = 0) -> float:
-        """A step without the costs of cached tokens."""
+        """Return the seconds of a step without the costs of cached tokens."""
         products_s = max(self.weights_s, self.token_s * (running + prefill))
         return self.fixed_s + products_s + self.sequence_s * running + self.prefill_token_s * prefill
 
@@ -79,12 +79,12 @@ class StepCostModel(msgspec.Struct, frozen=True):
         return self.compute_constant_s(running, prefill) + self.kv_token_s * kv_tokens + self.pair_s * pairs
 
     def compute_steps_s(self, running: int, kv_tokens: int, steps: int) -> float:
-        """Successive decode steps: each appends one token to every running sequence."""
+        """Return the seconds of successive decode steps: each appends one token to every running sequence."""
         read = kv_tokens * steps + running * steps * (steps - 1) / 2
         return self.compute_constant_s(running) * steps + self.kv_token_s * read
 
     def count_steps_within(self, running: int, kv_tokens: int, seconds: float) -> int:
-        """Steps completed after so many seconds: the inverse of `compute_steps_s`, rounded down."""
+        """Count the steps that `seconds` completes: the inverse of `compute_steps_s`, rounded down."""
         square = self.kv_token_s * running / 2
         linear = self.compute_constant_s(running) + self.kv_token_s * (kv_tokens - running / 2)
         # 2c / (b + sqrt(b^2 + 4ac)), which is exact for a = 0 too
@@ -97,7 +97,7 @@ class StepCostModel(msgspec.Struct, frozen=True):
 
 
 class SimulatedCluster(msgspec.Struct, frozen=True):
-    """Equal engines; `kv_tokens` is per engine."""
+    """A cluster of equal engines; `kv_tokens` is per engine."""
 
     name: str
     engines: int
@@ -105,8 +105,8 @@ class SimulatedCluster(msgspec.Struct, frozen=True):
     cost: StepCostModel
     page_tokens: int = 16
     max_running: int = 512
-    chunk_tokens: int = 2048  # prefilled per step, at most
-    latency_s: float = 0.0005  # of a message from one process to another
+    chunk_tokens: int = 2048  # maximum of prefilled tokens per step
+    latency_s: float = 0.0005  # latency of a message between two processes
 
 
 QWEN3_14B = ModelShape("Qwen3-14B", parameters=14.8e9, layers=40, heads=40, kv_heads=8, head_dim=128)
@@ -130,7 +130,7 @@ def estimate_roofline_cost(model: ModelShape, gpu: GpuSpec, tensor_parallel: int
 
 
 def compute_kv_capacity(model: ModelShape, gpu: GpuSpec, tensor_parallel: int = 1, memory_share: float = 0.9) -> int:
-    """KV tokens that fit next to the weights into the engine's share of the memory."""
+    """Count the KV tokens that fit next to the weights into the engine's share of the memory."""
     available_bytes = tensor_parallel * gpu.memory_bytes * memory_share - model.weight_bytes
     return max(0, int(available_bytes // model.kv_bytes_per_token))
 

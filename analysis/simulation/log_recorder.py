@@ -35,7 +35,7 @@ _EXECUTOR_LOAD_INTERVAL_S = 1.0
 
 
 class LogRecorder:
-    """One rollout process, one executor without a queue, and one step, `name`, with all groups.
+    """A recorder of one rollout process, one executor without a queue, and one step, `name`, with all groups.
 
     Lines are buffered until `close`. Time 0 is the epoch.
     """

@@ -1,4 +1,4 @@
-"""The arbiter of a simulation, and its length forecast: the true lengths, or an earlier step's."""
+"""Builds a simulation's arbiter with its length forecast: from the true lengths, or from an earlier step."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from asterism.policies.arbiter.length_stats import LengthStats
 
 
 def build_length_stats(earlier: Workload) -> LengthStats:
-    """The statistics of a completed step."""
+    """Build the length statistics of a completed step."""
     lengths = LengthStats(earlier.response_tokens)
     for plan in earlier.plans:
         begin = plan.prompt_tokens
@@ -28,7 +28,7 @@ def build_length_stats(earlier: Workload) -> LengthStats:
 
 
 class OracleLengthForecast:
-    """Implements asterism.policies.arbiter.length_estimates.OnlineLengthForecast from the true lengths: the upper bound."""
+    """An OnlineLengthForecast (policies/arbiter/length_estimates.py) with the true lengths: the best forecast."""
 
     def __init__(self, plans: Mapping[int, TrajectoryPlan], limit: int) -> None:
         self.limit = limit

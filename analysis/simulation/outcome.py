@@ -15,7 +15,7 @@ class TimelineSample(msgspec.Struct, frozen=True):
 
     at_s: float
     running: int
-    waiting: int  # at engines
+    waiting: int  # sequences that wait at engines
     used_tokens: int
     live: int  # trajectories that have not ended
     leasing: int  # live trajectories that wait for a lease
@@ -29,7 +29,7 @@ class TailStatistics(msgspec.Struct, frozen=True):
     began_s: float  # time of the first lease
     first_end_s: float
     last_end_s: float
-    waited_s: float  # for leases
+    waited_s: float  # waiting time for leases
     tokens: float  # final length
 
 
@@ -61,7 +61,7 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
     leases: int
     tail: TailStatistics
     decisions: int
-    decision_s: float  # mean
+    decision_s: float  # mean seconds of a decision
     simulated_in_s: float
     timeline: tuple[TimelineSample, ...]
     measured_s: float | None = None  # real makespan of a recorded step under this policy

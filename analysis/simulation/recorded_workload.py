@@ -1,6 +1,6 @@
 """Load a step of a recorded run: its trajectories as a workload, its engines as a cluster.
 
-The source are the event logs of the rollout and of the head (asterism.bus.event_log.reader).
+The sources are the event logs of the rollout and of the head (asterism.bus.event_log.reader).
 
 step = load_recorded_step(RunFolder(Path("runs/demo")))
 outcome = simulate(step.workload, step.cluster, "kv_lookahead")  # compare with step.measured_s
@@ -47,7 +47,7 @@ _MIN_INTERVALS = 4  # fewest intervals of work that determine the machine's spee
 
 
 class RecordedStep(NamedTuple):
-    """`measured_s`: from the rollout's first StartGroup to the head's last TrajectoryFinished."""
+    """A recorded step. `measured_s`: from the rollout's first StartGroup to the head's last TrajectoryFinished."""
 
     step: int
     workload: Workload
@@ -77,7 +77,7 @@ class _RolloutHistory:
         self.group_by_trajectory: dict[int, int] = {}
         self.group_started_at: dict[int, float] = {}
         self.turn_times: defaultdict[int, _TurnTimes] = defaultdict(lambda: _TurnTimes({}, {}))
-        self.granted_at: dict[tuple[int, int], float] = {}  # by trajectory and lease; without the wait for KV tokens
+        self.granted_at: dict[tuple[int, int], float] = {}  # grant minus wait, by trajectory and lease
         self._last_turn: dict[int, int] = {}
         kinds = ("StartGroup", "LeaseGranted", "TurnGenerated", "CodeFinished", "EnvironmentReturned")
         for at, message in _read_messages(log, kinds):
@@ -104,7 +104,7 @@ class _RolloutHistory:
 
 
 class _TurnTimes(NamedTuple):
-    """Of one trajectory: the time when each turn stopped, and of the last answer to its calls."""
+    """The times at which each turn of a trajectory stopped, and at which its last call was answered."""
 
     stopped_at: dict[int, float]
     answered_at: dict[int, float]
@@ -114,7 +114,7 @@ class _TurnTimes(NamedTuple):
 
 
 def load_recorded_step(folder: RunFolder, step: int | None = None) -> RecordedStep:
-    """`step` defaults to the last collected one. Raises AnalysisError, which names the file."""
+    """Load `step`, by default the last collected one. Raises AnalysisError, which names the file."""
     run = load_run(folder.config)
     rollout_log, head_log = folder.events / f"{ROLLOUT}.sqlite", folder.events / f"{HEAD}.sqlite"
     number, window = _choose_step(head_log, step)
@@ -137,7 +137,7 @@ def load_recorded_step(folder: RunFolder, step: int | None = None) -> RecordedSt
 
 
 def _load_cluster(head_log: Path, window: _TimeWindow, max_running: int) -> SimulatedCluster:
-    """The engines that joined first under each name, which must be equal.
+    """Load the engines that joined first under each name. They must be equal.
 
     The proportions of the costs are fitted to all reports, their level to the reports of the window.
     Raises AnalysisError.
@@ -167,7 +167,7 @@ def _load_cluster(head_log: Path, window: _TimeWindow, max_running: int) -> Simu
 
 
 def _read_messages(log: Path, kinds: Sequence[str]) -> Iterator[tuple[float, AnyMessage]]:
-    """Times and messages, in order. Raises AnalysisError."""
+    """Yield times and messages in order. Raises AnalysisError."""
     if not log.exists():
         raise AnalysisError(f"{log}: no such event log; was the run started with log.events = false?")
     try:
@@ -178,7 +178,7 @@ def _read_messages(log: Path, kinds: Sequence[str]) -> Iterator[tuple[float, Any
 
 
 def _choose_step(head_log: Path, step: int | None) -> tuple[int, _TimeWindow]:
-    """The last request of a step counts, for example after a crash."""
+    """Return the step's number and time. The last request of a step counts, for example after a crash."""
     kinds = ("StepRequested", "EvaluationRequested", "RunStarted", "StepCollected")
     events = list(_read_messages(head_log, kinds))
     asked = {message.step: at for at, message in events if isinstance(message, StepRequested)}
@@ -196,14 +196,14 @@ def _choose_step(head_log: Path, step: int | None) -> tuple[int, _TimeWindow]:
 
 
 def _is_alongside(message: AnyMessage) -> bool:
-    """Whether rollouts of a step continue after the event."""
+    """Return whether rollouts of a step continue after the event."""
     return isinstance(message, StepCollected) or (
         isinstance(message, EvaluationRequested) and message.label.startswith("step_")
     )
 
 
 def _read_finished(log: Path, history: _RolloutHistory, since: float) -> list[_FinishedTrajectory]:
-    """In order of their ends."""
+    """Return the finished trajectories in order of their ends."""
     return [
         _FinishedTrajectory(at, message)
         for at, message in _read_messages(log, ("TrajectoryFinished",))
@@ -214,7 +214,7 @@ def _read_finished(log: Path, history: _RolloutHistory, since: float) -> list[_F
 
 
 def _measure_latency_s(head_log: Path, history: _RolloutHistory, since: float) -> float:
-    """The mean latency of a message: from the request of a lease to its grant, without the wait."""
+    """Compute the mean latency of a message: from the request of a lease to its grant, without the wait."""
     asked = {
         (message.trajectory_id, message.lease): at
         for at, message in _read_messages(head_log, ("LeaseRequested",))
@@ -250,7 +250,7 @@ def _build_workload(
 
 
 def _find_replacements(history: _RolloutHistory, finished: Sequence[_FinishedTrajectory]) -> dict[int, int]:
-    """Groups that started after the end of another group, with the latest such group."""
+    """Map each group that started after the end of another group to the latest such group."""
     living = Counter(history.group_by_trajectory.values())
     after: dict[int, int] = {}
     ended: list[tuple[float, int]] = []

@@ -9,7 +9,7 @@ from asterism.analysis.simulation.outcome import SimulationOutcome
 
 
 def build_outcomes_table(outcomes: Sequence[SimulationOutcome]) -> Table:
-    """All outcomes are of one workload on one cluster."""
+    """Build the table. All outcomes are of one workload on one cluster."""
     first = outcomes[0]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"{first.workload} on {first.cluster}", title_justify="left")
     table.add_column("")
@@ -32,7 +32,7 @@ def build_outcomes_table(outcomes: Sequence[SimulationOutcome]) -> Table:
 
 
 def _format_measured(outcome: SimulationOutcome) -> str:
-    """With the relative error of the simulation."""
+    """Format the measured makespan with the relative error of the simulation."""
     if outcome.measured_s is None:
         return ""
     return f"{outcome.measured_s:.2f} ({outcome.makespan_s / outcome.measured_s - 1:+.1%})"

@@ -52,14 +52,14 @@ from asterism.policies.decider import Send
 from asterism.policies.rollout.rollout import Rollout
 
 _SAMPLE_S = 1.0
-_MIN_SAMPLES = 100  # of a short step
+_MIN_SAMPLES = 100  # minimum of samples, for a short step
 _TAIL_SHARE = 0.01
 _MAX_STUCK_SHOWN = 8
 _EXECUTOR_ADDRESS = f"{EXECUTOR}/1"
 
-# Called with the time, an event of the arbiter, and its decision.
+# Arguments: the time, an event of the arbiter, and its decision.
 ArbiterObserver = Callable[[float, AnyMessage, Sequence[Send]], None]
-# Called with the virtual time, the number of ended trajectories, and the number of all.
+# Arguments: the virtual time, the number of ended trajectories, and the number of all trajectories.
 ProgressObserver = Callable[[float, int, int], None]
 
 
@@ -102,7 +102,7 @@ class Simulation:
         self._recording = recording
         self._observe = observe
         self._groups = {group.group_id: group for group in build_groups(workload)}
-        self._live_by_group = Counter(plan.group_id for plan in workload.plans)  # trajectories
+        self._live_by_group = Counter(plan.group_id for plan in workload.plans)  # number of live trajectories
         self._replacement_groups: defaultdict[int, list[int]] = defaultdict(list)
         for group, before in workload.started_after.items():
             self._replacement_groups[before].append(group)
@@ -121,7 +121,7 @@ class Simulation:
         }
 
     def run(self) -> None:
-        """Until the event queue is empty. Raises Deadlock."""
+        """Run until the event queue is empty. Raises Deadlock."""
         cluster = self._cluster
         for name, engine in self.engines.items():
             self._decide_arbiter(EngineJoined(name, cluster.kv_tokens, cluster.page_tokens, 0))
@@ -255,7 +255,7 @@ class Simulation:
             used += load.used_tokens
         leasing, calling = (self.rollout.num_by_phase[phase] for phase in ("leasing", "calling"))
         self.samples.append(TimelineSample(self.timeline.now, running, waiting, used, self.live, leasing, calling))
-        if self.live and not self.timeline.is_empty:  # otherwise nothing can happen any more
+        if self.live and not self.timeline.is_empty:  # otherwise no event can follow
             self.timeline.call_at(self.timeline.now + self._sample_s, self._sample, None)
 
 
@@ -269,7 +269,7 @@ def simulate(
     earlier: Workload | None = None,
     on_progress: ProgressObserver | None = None,
 ) -> SimulationOutcome:
-    """`seed` is copied to the outcome. `observe` is called after each decision of the arbiter.
+    """Simulate a step. `seed` is only copied to the outcome. `observe` is called after each decision of the arbiter.
     The arbiter learns response lengths from `earlier`, an earlier step. `on_progress` is called with each sample.
 
     Raises ValueError if the workload is empty or an engine cannot hold its longest trajectory;
@@ -285,7 +285,7 @@ def simulate(
     began = time.process_time()
     simulation = Simulation(workload, cluster, policy, recording, observe, earlier, on_progress)
     gc_was_enabled = gc.isenabled()
-    gc.disable()  # a million live objects to scan, and hardly any cycles
+    gc.disable()  # a collection scans a million live objects and finds hardly any cycles
     try:
         simulation.run()
     finally:

@@ -31,7 +31,7 @@ class EngineEnvironment(Protocol):
 
     timeline: VirtualTimeline
     plans: Mapping[int, TrajectoryPlan]
-    prefix_tracker: PrefixTracker  # of all engines
+    prefix_tracker: PrefixTracker  # tracker of all engines
 
     def deliver_turn(self, turn: TurnGenerated) -> None: ...
 
@@ -39,7 +39,7 @@ class EngineEnvironment(Protocol):
 
 
 class SimulatedEngine:
-    """`running_s`, `used_page_s`, `queued_s` and `prefilling_s` are integrals over time."""
+    """An engine in virtual time. `running_s`, `used_page_s`, `queued_s` and `prefilling_s` are integrals over time."""
 
     def __init__(self, name: str, cluster: SimulatedCluster, environment: EngineEnvironment) -> None:
         self.name = name
@@ -53,12 +53,12 @@ class SimulatedEngine:
         actions = SchedulerActions(clear_pages=_do_nothing, await_tokens=_do_nothing)
         self._scheduler = Scheduler(capacity, self._batch, cluster.chunk_tokens, 0, actions, environment.prefix_tracker)
         self._kv_manager = self._scheduler.kv_manager
-        self._requests: dict[int, TurnRequested] = {}  # the latest of each trajectory, until its cache is released
-        self._generating: set[int] = set()  # trajectories
+        self._requests: dict[int, TurnRequested] = {}  # latest request of each trajectory, until its cache is released
+        self._generating: set[int] = set()  # trajectories that generate
         self._advanced_until = 0.0  # end of the last completed step, or of the last idle interval
-        self._wakeup_id = 0  # of the latest wake-up; earlier ones are void
-        self._steps_left = 0  # until the wake-up
-        self._kv_tokens = 0  # that the next step reads
+        self._wakeup_id = 0  # id of the latest wake-up; earlier wake-ups are void
+        self._steps_left = 0  # steps until the wake-up
+        self._kv_tokens = 0  # KV tokens that the next step reads
         self._prefill_step_s = 0.0  # duration of the current step, if it prefills; else 0
         self._num_prefilling = self._num_waiting = 0  # sequences in the current step
         self._is_reporting = False
@@ -123,7 +123,7 @@ class SimulatedEngine:
             used_pages, evicted_pages = self.used_pages, self._kv_manager.evicted_pages
             self._scheduler.skip_steps(steps)
             self.overflows += self._kv_manager.evicted_pages > evicted_pages
-            self.used_page_s -= (self.used_pages - used_pages) / 2 * seconds  # the pages grow during these steps
+            self.used_page_s -= (self.used_pages - used_pages) / 2 * seconds  # the used pages grow during these steps
             self._complete_steps(steps, seconds)
 
     def _complete_steps(self, steps: int, seconds: float) -> None:
@@ -148,7 +148,6 @@ class SimulatedEngine:
             self._schedule_wakeup(1, self._compute_steps_s(1))
 
     def _schedule_wakeup(self, steps: int, seconds: float) -> None:
-        """After these steps."""
         self._wakeup_id += 1
         self._steps_left = steps
         self._timeline.call_at(self._advanced_until + seconds, self._on_wakeup, self._wakeup_id)
@@ -168,7 +167,7 @@ class SimulatedEngine:
             self._environment.deliver_turn(build_generated_turn(request, plan))
 
     def _start_step(self) -> None:
-        """Without work, the next request starts a step."""
+        """Start the next step; without work, the next request starts it."""
         num_joins, before = self._batch.num_joins, (self._kv_manager.evicted_pages, self._scheduler.num_preempted)
         chunks = self._scheduler.schedule_step()
         self.overflows += before != (self._kv_manager.evicted_pages, self._scheduler.num_preempted)
@@ -218,5 +217,5 @@ class _SimulatedRows:
 
 
 def _count_pairs(chunks: Sequence[PrefillChunk]) -> float:
-    """Query-key pairs of attention over these prompt tokens: each token reads the tokens up to itself."""
+    """Count the query-key pairs of attention over these prompt tokens: each token reads the tokens up to itself."""
     return sum([(chunk.end - chunk.start) * (chunk.start + chunk.end + 1) / 2 for chunk in chunks])

@@ -34,7 +34,7 @@ _WAIT_BARS: Sequence[tuple[str, str, tuple[str, ...]]] = (  # label, color, keys
 
 
 def draw_outcomes(outcomes: Sequence[SimulationOutcome], path: Path) -> Path:
-    """Raises OSError."""
+    """Draw all outcomes in one figure. Raises OSError."""
     first = outcomes[0]
     bounds = f"no schedule ends before {first.bounds.work_s:.1f} s (all work) or {first.bounds.chain_s:.1f} s (longest chain)"
     figure, panels = make_figure(3, 2, f"{first.workload} on {first.cluster}", f"Dotted: {bounds}")
@@ -77,7 +77,7 @@ def _draw_bounds(axes: Axes, outcome: SimulationOutcome) -> None:
 
 
 def _draw_times(axes: Axes, outcomes: Sequence[SimulationOutcome]) -> None:
-    """A bar for each policy, the first one at the top."""
+    """Draw a bar for each policy, the first one at the top."""
     places, begun = _label_bars(axes, outcomes), np.zeros(len(outcomes))
     for label, color, causes in _WAIT_BARS:
         seconds = np.array([sum(each.waits_s[cause] for cause in causes) / each.trajectories for each in outcomes])
@@ -107,7 +107,7 @@ def _draw_recomputed(axes: Axes, outcomes: Sequence[SimulationOutcome]) -> None:
 
 
 def _label_bars(axes: Axes, outcomes: Sequence[SimulationOutcome]) -> list[int]:
-    """The positions of the bars from the top, each labelled with its policy."""
+    """Label each bar with its policy, and return the positions of the bars from the top."""
     places = list(range(len(outcomes)))[::-1]
     for place, outcome in zip(places, outcomes, strict=True):
         axes.text(0, place + 0.24, f" {outcome.policy}", va="bottom", fontsize=9.5)

@@ -1,6 +1,6 @@
-"""Synthetic dialogues: rules, groups and tokens with the planned lengths, but without text.
+"""Builds synthetic dialogues: rules, groups and tokens with the planned lengths, but without text.
 
-The ids of prompts are those of their group, generated ids those of their trajectory, so that engines share the
+Prompt ids derive from the group and generated ids from the trajectory, so that engines share the
 prompts of a group and nothing else. LengthTokenizer derives a turn's text from the turn's last token. The results of
 tools are zeros.
 """
@@ -22,7 +22,7 @@ from asterism.policies.rollout.trajectory import Rules
 from asterism.policies.tools.task_description import TaskDescription
 
 CALL_TOKEN, ANSWER_TOKEN = 1, 2
-_NUM_SPECIAL, _NUM_IDS = 3, 250  # small ids: Python has their int objects
+_NUM_SPECIAL, _NUM_IDS = 3, 250  # small ids: CPython caches these int objects
 
 _TURN_TEXTS = {
     CALL_TOKEN: format_tool_call("jupyter_code", {"code": "1"}),
@@ -44,12 +44,12 @@ class LengthTokenizer:
 
 
 def build_trajectory_ids(number: int, count: int) -> NDArray[np.int32]:
-    """Tokens that differ from those of the next trajectories."""
+    """Build `count` tokens that differ from the tokens of the next trajectories."""
     return np.full(count, _NUM_SPECIAL + number % _NUM_IDS, np.int32)
 
 
 def build_generated_turn(request: TurnRequested, plan: TrajectoryPlan) -> TurnGenerated:
-    """The planned tokens, or as many of them as the request allows."""
+    """Build the planned tokens of a turn, or as many of them as the request allows."""
     planned_tokens = plan.ends[request.turn] - len(request.token_ids) // 4
     ids = build_trajectory_ids(plan.trajectory_id, min(planned_tokens, request.max_new_tokens))
     ids[-1] = ANSWER_TOKEN if request.turn + 1 == len(plan.turns) else CALL_TOKEN
@@ -58,7 +58,7 @@ def build_generated_turn(request: TurnRequested, plan: TrajectoryPlan) -> TurnGe
         turn=request.turn,
         lease=request.lease,
         token_ids=ids.tobytes(),
-        logprobs=b"",  # unused here; a step's would take a gigabyte
+        logprobs=b"",  # unused here; the logprobs of a step would take a gigabyte
         versions=b"",
         finish="stop" if planned_tokens <= request.max_new_tokens else "length",
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class VirtualTimeline:
-    """Callbacks that are due at the same time run in the order in which they were scheduled."""
+    """A queue of callbacks. Callbacks due at the same time run in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now = 0.0  # seconds since the start
@@ -22,7 +22,7 @@ class VirtualTimeline:
         heapq.heappush(self._callbacks, (at, next(self._numbers), callback, argument))
 
     def run(self, check: Callable[[], None] | None = None) -> None:
-        """Until the queue is empty. `check` runs after each callback."""
+        """Run callbacks until the queue is empty. `check` runs after each callback."""
         while self._callbacks:
             self.now, _, callback, argument = heapq.heappop(self._callbacks)
             callback(argument)

@@ -2,7 +2,7 @@
 
 A workload is drawn by a seed or loaded from a recorded run (asterism.analysis.simulation.recorded_workload). In a
 drawn one, a trajectory's response length is lognormal, with an effect of its group (a hard problem is
-long for all siblings) and one of its own; the number of calls is geometric; the results of calls and the
+long for all siblings) and an effect of its own; the number of calls is geometric; the results of calls and the
 split of tokens over turns are random too.
 """
 
@@ -16,15 +16,15 @@ import numpy as np
 
 _MIN_TURN_TOKENS = 16
 _RESULT_SIGMA = 0.6
-_MIN_RESULT_TOKENS, _MAX_RESULT_TOKENS = 8, 1024  # with the turn's header
+_MIN_RESULT_TOKENS, _MAX_RESULT_TOKENS = 8, 1024  # tokens of a result with the turn's header
 
 
 class PlannedTurn(NamedTuple):
-    """`result_tokens` is 0 if the turn calls no tool: the last turn of the trajectory."""
+    """A planned turn. `result_tokens` is 0 if the turn calls no tool: the last turn of the trajectory."""
 
-    tokens: int  # generated, stop token included
-    tool_s: float = 0.0  # from the request to the result
-    result_tokens: int = 0  # appended after the turn
+    tokens: int  # generated tokens, with the stop token
+    tool_s: float = 0.0  # seconds from the request to the result
+    result_tokens: int = 0  # tokens appended after the turn
 
 
 class TrajectoryPlan(NamedTuple):
@@ -35,7 +35,7 @@ class TrajectoryPlan(NamedTuple):
     prompt_tokens: int
     turns: tuple[PlannedTurn, ...]
     ends: tuple[int, ...]  # position after each turn's last token
-    final_tokens: int  # at its end, prompt included
+    final_tokens: int  # tokens at the end, with the prompt
     generated_tokens: int
 
 
@@ -47,7 +47,7 @@ class Workload(msgspec.Struct, frozen=True):
     response_tokens: int
     max_turns: int
     grading_s: float = 0.01
-    started_after: dict[int, int] = {}  # a replacement group: the group that it follows
+    started_after: dict[int, int] = {}  # replacement group -> the group that it follows
 
     @property
     def generated_tokens(self) -> int:
@@ -61,12 +61,12 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class WorkloadShape(msgspec.Struct, frozen=True):
-    """Distributions. Sigmas are of the logarithm; shares in [0, 1]."""
+    """Distributions of a workload. Sigmas are of the logarithm; shares are in [0, 1]."""
 
     name: str
     prompts: int
     siblings: int
-    median_tokens: float  # of an unlimited response
+    median_tokens: float  # median of unlimited responses
     group_sigma: float
     own_sigma: float
     mean_calls: float
@@ -74,8 +74,8 @@ class WorkloadShape(msgspec.Struct, frozen=True):
     tool_sigma: float = 0.25
     time_out_share: float = 0.01  # share of calls that take `time_limit_s`
     time_limit_s: float = 4.0
-    result_tokens: float = 120.0  # median
-    prompt_tokens: float = 350.0  # median
+    result_tokens: float = 120.0  # median of results
+    prompt_tokens: float = 350.0  # median of prompts
     response_tokens: int = 8192
     max_turns: int = 10
 
@@ -83,7 +83,7 @@ class WorkloadShape(msgspec.Struct, frozen=True):
 def build_plan(
     trajectory_id: int, group_id: int, prompt_tokens: int, turns: Sequence[PlannedTurn], limit: int
 ) -> TrajectoryPlan:
-    """The plan ends with the first turn that exhausts `limit`, the response tokens."""
+    """Build a plan that ends with the first turn that exhausts `limit`, the response tokens."""
     end = prompt_tokens + limit
     position, generated = prompt_tokens, 0
     reached_turns: list[PlannedTurn] = []
@@ -125,7 +125,7 @@ def draw_workload(shape: WorkloadShape, seed: int) -> Workload:
 
 
 def _draw_turns(shape: WorkloadShape, random: np.random.Generator, length: float, calls: int) -> list[PlannedTurn]:
-    """Turns and results of about `length` tokens in total."""
+    """Draw turns and results of about `length` tokens in total."""
     results = np.clip(
         shape.result_tokens * np.exp(random.normal(0.0, _RESULT_SIGMA, calls)), _MIN_RESULT_TOKENS, _MAX_RESULT_TOKENS
     ).astype(int)
@@ -140,5 +140,5 @@ def _draw_turns(shape: WorkloadShape, random: np.random.Generator, length: float
 
 
 def compute_median_for_limit(share: float, limit: int, sigma: float) -> float:
-    """The median of the lognormal with such a share beyond the limit."""
+    """Return the median of the lognormal with this share beyond the limit."""
     return float(np.exp(log(limit) - sigma * NormalDist().inv_cdf(1 - share)))

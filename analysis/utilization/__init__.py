@@ -1,1 +1,1 @@
-"""Where a run's time went, from its structured logs only: `asterism report`. See docs/report.md."""
+"""Measures where a run's time went, from its structured logs only: `asterism report`. See docs/report.md."""

@@ -1,4 +1,4 @@
-"""The time, decode slots and KV cache of each engine."""
+"""Computes the time, decode slots and KV cache use of each engine."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -32,7 +32,7 @@ _COUNTERS = (
 
 
 class EngineUtilization(msgspec.Struct, frozen=True):
-    """Means are over `active_s`: from the first weights of each incarnation to its end."""
+    """Use of an engine. Means are over `active_s`: from the first weights of each incarnation to its end."""
 
     engine: str
     kv_tokens: int | None  # capacity; null if not logged
@@ -40,7 +40,7 @@ class EngineUtilization(msgspec.Struct, frozen=True):
     busy_s: float  # active_s = busy_s + idle_s
     idle_s: float
     idle_by_cause_s: dict[str, float]
-    starting_s: float  # before the first weights
+    starting_s: float  # seconds before the first weights
     decode_steps: int
     generated_tokens: int
     prefilled_tokens: int
@@ -59,16 +59,16 @@ class EngineUtilization(msgspec.Struct, frozen=True):
 
 class EngineTimeSeries(NamedTuple):
     running: StepFunction
-    running_peak: float  # as sampled
+    running_peak: float  # highest sample
     leased: StepFunction | None
     used: StepFunction
     cached: StepFunction
-    recomputed: StepFunction  # tokens a second
-    evicted: StepFunction  # tokens a second
-    idle: pl.DataFrame  # t, span_s, idle_s, cause
+    recomputed: StepFunction  # tokens per second
+    evicted: StepFunction  # tokens per second
+    idle: pl.DataFrame  # columns t, span_s, idle_s, cause
 
     def compute_idle_shares(self, edges: Floats) -> Floats:
-        """The idle share of each interval between two edges."""
+        """Return the idle share of each interval between two edges."""
         begins, spans = self.idle["t"].to_numpy(), self.idle["span_s"].to_numpy()
         sums = np.concatenate([[0.0], np.cumsum(self.idle["idle_s"].to_numpy())])
         times = np.maximum.accumulate(np.stack([begins, begins + spans], axis=1).ravel())
@@ -77,7 +77,7 @@ class EngineTimeSeries(NamedTuple):
 
 
 def list_engines(lines: LogTables) -> Sequence[str]:
-    """All engines in the logs; empty if no line engine.load exists."""
+    """List all engines in the logs; empty if no line engine.load exists."""
     loads = lines.frames["engine.load"]["engine"]
     if loads.is_empty():
         return ()
@@ -120,14 +120,14 @@ def summarize_engine(
 
 
 def _build_running_from_counters(samples: pl.DataFrame) -> StepFunction:
-    """Mean sequences between two samples: each decode step generates one token of each running sequence."""
+    """Compute the mean sequences between two samples: a decode step generates one token per running sequence."""
     tokens, steps, busy_s = (pl.col(f"grown_{name}") for name in ("generated_tokens", "decode_steps", "busy_s"))
     sequence_s = pl.when(steps > 0).then(tokens / steps * busy_s).otherwise(0.0)
     return build_rate(samples.with_columns(sequence_s=sequence_s), "sequence_s")
 
 
 def _compute_mean(curve: StepFunction, segments: pl.DataFrame) -> float:
-    """The mean over all segments; gaps between segments do not count."""
+    """Compute the mean over all segments; gaps between segments do not count."""
     if segments.is_empty():
         return 0.0
     begins, spans = segments["t"].to_numpy(), segments["span_s"].to_numpy()
@@ -136,7 +136,7 @@ def _compute_mean(curve: StepFunction, segments: pl.DataFrame) -> float:
 
 
 def _build_samples(lines: LogTables, engine: str) -> pl.DataFrame:
-    """Load reports, counter increases (`grown_...`), and rows for starts (`began`) and the end."""
+    """Collect load reports, counter increases (`grown_...`), and rows for starts (`began`) and the end."""
     load = lines.frames["engine.load"].filter(pl.col("engine") == engine).with_columns(began=pl.lit(False))
     zero = {column: pl.lit(0) for column in (*_COUNTERS, "running", "used_tokens", "cached_tokens")}
     started = lines.frames["engine.started"].filter(pl.col("process") == engine)

@@ -1,4 +1,4 @@
-"""How busy each executor's sandbox was, summed over its incarnations."""
+"""Measures the load of each executor's sandbox, summed over its incarnations."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,21 +12,21 @@ from asterism.analysis.utilization.step_functions import StepFunction, build_inc
 
 
 class ExecutorUtilization(msgspec.Struct, frozen=True):
-    """Means are over `span_s`: from the first weights of an engine to the end, as for the engines."""
+    """Use of an executor. Means are over `span_s`: from the first weights of an engine to the end of the logs."""
 
-    executor: str  # the process
+    executor: str  # name of the process
     incarnations: int
     slots: int  # fork servers; each runs many calls at once
     span_s: float
-    busy_s: float  # while at least one call was in a fork server
-    calls: int  # ended
-    running_mean: float  # in fork servers: running there, or waiting for a CPU
-    running_peak: float  # as sampled
-    queued_mean: float  # before that
-    queued_peak: float  # as sampled
+    busy_s: float  # seconds with at least one call in a fork server
+    calls: int  # number of ended calls
+    running_mean: float  # calls in fork servers: running there, or waiting for a CPU
+    running_peak: float  # highest sample
+    queued_mean: float  # calls queued before the fork servers
+    queued_peak: float  # highest sample
     running_s_per_call: float
     queued_s_per_call: float
-    code_s_per_call: float | None  # from the start of the code to its end; null if not logged
+    code_s_per_call: float | None  # mean duration of the code of a call; null if not logged
 
 
 class ExecutorTimeSeries(NamedTuple):
@@ -68,7 +68,7 @@ def summarize_executor(lines: LogTables, executor: str) -> tuple[ExecutorUtiliza
 
 
 def _build_rate(load: pl.DataFrame, counter: str) -> StepFunction:
-    """Mean calls between two lines; the first line of a busy period is a second after its start."""
+    """Return the mean calls between two lines; the first line of a busy period is a second after its start."""
     span = pl.min_horizontal(pl.col("t") - pl.col("t").shift(1).fill_null(-1.0), 1.5).clip(lower_bound=1e-6)
     load = load.with_columns(span=span, rate=pl.col(f"grown_{counter}") / span)
     begins = load.select(t=pl.col("t") - pl.col("span"), order=pl.lit(1), rate="rate")

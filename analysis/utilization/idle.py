@@ -1,4 +1,4 @@
-"""Why an engine was idle: its idle seconds by cause.
+"""Attributes the idle seconds of an engine to causes.
 
 Two successive load reports give the engine's busy time between them; the rest is idle time. The
 phase of the run at that time gives the cause. Idle time is attributed first to periods in which the
@@ -10,7 +10,7 @@ import polars as pl
 from asterism.analysis.utilization.log_schema import LogTables
 from asterism.analysis.utilization.phases import build_engine_demand, build_learner_phases, build_phase_counts
 
-CAUSES = {  # in order of precedence
+CAUSES = {  # causes in order of precedence
     "starting": "waiting for the first weights: start-up, cold start",
     "weights": "new weights were being transferred or loaded",
     "overhead": "engine overhead: messages and bookkeeping",
@@ -26,7 +26,7 @@ CAUSES = {  # in order of precedence
 def compute_idle_by_cause(
     lines: LogTables, engine: str, samples: pl.DataFrame, each_step: pl.DataFrame
 ) -> pl.DataFrame:
-    """Segments of the engine's time: t, span_s, idle_s, cause.
+    """Return segments of the engine's time, with columns t, span_s, idle_s and cause.
 
     `samples` has t, grown_busy_s and began (see asterism.analysis.utilization.engine_time). The time before a
     start of the engine, for example between two launches, belongs to no segment.
@@ -43,7 +43,7 @@ def compute_idle_by_cause(
 
 
 def _build_segments(lines: LogTables, engine: str, samples: pl.DataFrame, each_step: pl.DataFrame) -> pl.DataFrame:
-    """All changes in order of time; each row has the state from then on."""
+    """Merge all changes in order of time; each row has the state from then on."""
     numbered = samples.with_row_index("sample").select(
         "t", "sample", busy_s=pl.col("grown_busy_s").shift(-1), present=~pl.col("began").shift(-1)
     )
@@ -64,7 +64,7 @@ def _build_segments(lines: LogTables, engine: str, samples: pl.DataFrame, each_s
 
 
 def _move_excess(samples: pl.DataFrame) -> pl.Series:
-    """Busy seconds until the next sample, at most the time until then. The excess counts in the samples before.
+    """Return busy seconds until the next sample, at most the time until it; an excess moves to earlier samples.
 
     An engine reports the time of a step when the step has ended, also the part before the last report.
     """
@@ -84,7 +84,7 @@ def _move_excess(samples: pl.DataFrame) -> pl.Series:
 
 
 def _build_loading_tables(lines: LogTables, engine: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """When the engine was loading weights, and whether it has had weights since its start."""
+    """Return when the engine was loading weights, and whether it has had weights since its start."""
     mine = pl.col("process") == engine
     loaded = lines.frames["weights.loaded"].filter(mine)
     started = lines.frames["engine.started"].filter(mine)

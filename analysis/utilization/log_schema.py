@@ -14,10 +14,10 @@ import polars as pl
 from asterism.analysis.metric_lines import AnalysisError, read_bytes
 from asterism.bus.messages import EngineLoadReported, LedgerReported
 
-_BETWEEN_LAUNCHES_S = 1e-3  # keeps their lines in order
+_BETWEEN_LAUNCHES_S = 1e-3  # seconds between launches; keeps their lines in order
 MAX_NAMED_UNUSABLE = 3  # unusable lines that are named; the others are only counted
-# Events that occur once per launch and value of this field.
-# A process that restarts after a kill may repeat them.
+# Field by which an event is unique within a launch.
+# A process that restarts after a kill may repeat events.
 _UNIQUE_BY = {
     "trajectory.ended": "trajectory_id",
     "group.started": "group_id",
@@ -27,7 +27,7 @@ _UNIQUE_BY = {
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    timestamp: datetime  # with a time zone
+    timestamp: datetime  # has a time zone
     process: str = ""  # default: the file's name
 
 
@@ -43,7 +43,7 @@ class EngineStartedLine(LogLine, frozen=True, kw_only=True):
 class WeightsLoadedLine(LogLine, frozen=True, kw_only=True):
     version: int
     load_s: float
-    probe_tokens: int = 0  # generated for the comparison with the learner, outside trajectories
+    probe_tokens: int = 0  # tokens generated outside trajectories, for the comparison with the learner
 
 
 class TrajectoriesCountedLine(LogLine, frozen=True, kw_only=True):
@@ -78,13 +78,13 @@ class StepRequestedLine(LogLine, frozen=True, kw_only=True):
 
 
 class GroupStartedLine(LogLine, frozen=True, kw_only=True):
-    name: str  # of the step
+    name: str  # name of the step
     group_id: int
     size: int
 
 
 class StepEndedLine(LogLine, frozen=True, kw_only=True):
-    """The parts of a step are consecutive; an evaluation has none."""
+    """The end of a step or an evaluation. The parts of a step are consecutive; an evaluation has no parts."""
 
     name: str
     step_s: float | None = None
@@ -110,7 +110,7 @@ class ExecutorLoadLine(LogLine, frozen=True, kw_only=True):
 def _derive_line(
     struct: type[msgspec.Struct], unused_fields: Sequence[str], added_fields: Mapping[str, type] = {}, **defaults: str
 ) -> type[LogLine]:
-    """The line with the fields of `struct` and `added_fields`, without `unused_fields`."""
+    """Derive a line type with the fields of `struct` and `added_fields`, without `unused_fields`."""
     types = {field.name: field.type for field in msgspec.structs.fields(struct) if field.name not in unused_fields}
     fields = [(name, kind, defaults.get(name, msgspec.NODEFAULT)) for name, kind in {**types, **added_fields}.items()]
     line = msgspec.defstruct(f"{struct.__name__}Line", fields, bases=(LogLine,), frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def _derive_line(
 LINE_TYPES: Mapping[str, type[LogLine]] = {
     "run.started": RunStartedLine,
     "engine.started": EngineStartedLine,
-    # The process is the engine if the line has none.
+    # If the line names no engine, the process is the engine.
     "engine.load": _derive_line(EngineLoadReported, ("version", "incarnation"), engine=""),
     "weights.loaded": WeightsLoadedLine,
     "ledger.reported": _derive_line(LedgerReported, ("running", "idle", "waiting", "used_tokens")),
@@ -155,28 +155,28 @@ class _EventName(msgspec.Struct, frozen=True):
 
 
 class LogTables(NamedTuple):
-    """`frames` has a table for each of LINE_TYPES, sorted by `t`: seconds since `began_at`, without the pauses.
+    """Tables of the logs, one for each of LINE_TYPES, sorted by `t`: seconds since `began_at`, without the pauses.
 
     A pause lasts from the last line of a launch to the start of the next launch.
     """
 
     frames: Mapping[str, pl.DataFrame]
-    began_at: datetime | None  # of the earliest line
+    began_at: datetime | None  # time of the earliest line
     end_s: float  # `t` of the latest line
     launch_ends_s: Sequence[float]  # `t` of the last line of each launch except the last launch
     paused_s: float
     num_lines: int
     num_unusable: int
-    unusable: Sequence[str]  # the first ones: file, line, cause
+    unusable: Sequence[str]  # the first unusable lines: file, line number, cause
 
     def find_first_weights_s(self) -> float:
-        """The time at which the first engine got weights: the cold start is over. 0 if it is not in the logs."""
+        """Return the time of the first loaded weights, after the cold start; 0 if it is not in the logs."""
         loaded = self.frames["weights.loaded"]["t"]
         return float(loaded[0]) if loaded.len() else 0.0
 
 
 def read_log_tables(logs: Path) -> LogTables:
-    """Reads all `*.jsonl` of a folder. Raises AnalysisError if it has no such file."""
+    """Read all `*.jsonl` of a folder. Raises AnalysisError if it has no such file."""
     paths = sorted(logs.glob("*.jsonl"))
     if not paths:
         raise AnalysisError(f"{logs}: no logs (*.jsonl) to report on; is {logs.parent} a run folder?")
@@ -233,7 +233,7 @@ class _LogReader:
 
 
 def _remove_pauses(frames: dict[str, pl.DataFrame]) -> tuple[Sequence[float], Sequence[float], float]:
-    """Removes the time between launches. Returns the starts and ends of launches, from the second start on, and the total."""
+    """Remove pauses. Return the launches' starts and ends, from the second start on, and the seconds of all pauses."""
     starts, ends, paused_s = list[float](), list[float](), 0.0
     for begin in frames["run.started"]["t"].to_list()[1:]:
         begin -= paused_s
@@ -252,7 +252,7 @@ def _remove_pauses(frames: dict[str, pl.DataFrame]) -> tuple[Sequence[float], Se
 
 
 def _build_table(event: str, lines: Sequence[LogLine], process: str) -> pl.DataFrame:
-    """The lines as a table with the time `at`; `process` replaces empty names."""
+    """Build a table of the lines with the time `at`; `process` replaces empty names."""
     schema = {name: dtype for name, dtype in _SCHEMAS[event].items() if name != "t"}
     columns: dict[str, list[Any]] = {name: [getattr(line, name) for line in lines] for name in schema}
     for name in columns.keys() & {"process", "engine"}:

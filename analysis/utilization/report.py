@@ -44,19 +44,19 @@ _EFFECTS_OF_MISSING_LINES: Mapping[str, str] = {
 class Timeline(msgspec.Struct, frozen=True):
     """Means over intervals of `bin_s` seconds, from the first weights or the logs' first line on."""
 
-    begin_s: float  # since the logs' first line
+    begin_s: float  # seconds since the logs' first line
     bin_s: float
-    # running, idle, leased, used, cached; recomputed and evicted a second
+    # means of running, idle, leased, used, cached; recomputed and evicted tokens per second
     engines: dict[str, dict[str, list[float]]]
-    executors: dict[str, dict[str, list[float]]]  # running, queued
-    trajectories: dict[str, list[float]]  # leasing, generating, calling, grading
+    executors: dict[str, dict[str, list[float]]]  # means of running and queued calls
+    trajectories: dict[str, list[float]]  # means by phase: leasing, generating, calling, grading
 
 
 class Utilization(msgspec.Struct, frozen=True):
-    """Seconds do not include the pauses between launches of the run."""
+    """The report of one run. Seconds do not include the pauses between its launches."""
 
     began_at: str  # ISO 8601
-    span_s: float  # from the logs' first line to the last
+    span_s: float  # seconds from the logs' first line to the last
     paused_s: float
     engines: tuple[EngineUtilization, ...]
     executors: tuple[ExecutorUtilization, ...]
@@ -69,7 +69,7 @@ class Utilization(msgspec.Struct, frozen=True):
 
 
 def compute_utilization(logs: Path) -> Utilization:
-    """`logs`: the folder of a real or a simulated run. Raises AnalysisError if it has no `*.jsonl`."""
+    """Compute the report of `logs`, the folder of a real or simulated run. Raises AnalysisError without `*.jsonl`."""
     lines = read_log_tables(logs)
     each_step = build_steps(lines)
     ended = build_ended_table(lines)

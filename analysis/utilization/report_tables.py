@@ -12,13 +12,13 @@ from asterism.analysis.utilization.idle import CAUSES
 from asterism.analysis.utilization.report import Utilization
 from asterism.analysis.utilization.trajectory_time import WAITS, TrajectorySummary
 
-_MAX_ROWS = 12  # engines or steps; the JSON has all
+_MAX_ROWS = 12  # shown engines or steps; the JSON has all
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_WIDTH = 56  # of a curve, in characters
+_WIDTH = 56  # characters of a curve
 
 
 def build_tables(use: Utilization) -> Iterator[RenderableType]:
-    """Each table fits into 80 columns."""
+    """Yield all tables; each fits into 80 columns."""
     if use.engines:
         yield _build_engine_table(use)
         yield _build_token_table(use)
@@ -47,7 +47,7 @@ def _new_table(title: str, first: str, *columns: str) -> Table:
 
 
 def _build_engine_table(use: Utilization) -> Table:
-    """Means over each engine's time with weights; KV tokens as a share of its capacity."""
+    """Show means over each engine's time with weights, with KV tokens as a share of its capacity."""
     columns = ("busy", "running", "peak", "leased", "used", "cached", "peak")
     table = _new_table("Engines: running sequences; KV tokens as a share of the capacity", "", *columns)
     for engine in use.engines[:_MAX_ROWS]:
@@ -73,7 +73,7 @@ def _build_token_table(use: Utilization) -> Table:
 
 
 def _build_idle_table(use: Utilization) -> Table:
-    """Seconds, as the mean over all engines."""
+    """Show idle seconds as the mean over all engines."""
     table = _new_table("Idle time, mean over engines", "cause", "s", "of its time")
     active_s = sum(engine.active_s for engine in use.engines) / len(use.engines)
     for cause, meaning in CAUSES.items():
@@ -106,7 +106,7 @@ def _format_sparkline(values: Sequence[float]) -> str:
 
 
 def _build_executor_table(use: Utilization) -> Table:
-    """Means over the same time as the engines'. Calls in a fork server run at once, and share the CPUs."""
+    """Show means over the engines' time. Calls in a fork server run concurrently and share the CPUs."""
     columns = ("servers", "busy", "in them", "peak", "queued", "peak")
     table = _new_table("Executors: fork servers, and the calls in them and before them", "", *columns)
     for executor in use.executors:
@@ -168,7 +168,7 @@ def _build_longest_table(longest: Sequence[TrajectorySummary]) -> Table:
 
 
 def _build_step_table(use: Utilization) -> Table:
-    """`tail`: from the end of nine tenths of the step's trajectories to the end of the last one."""
+    """Show all steps. `tail`: from the end of nine tenths of a step's trajectories to the end of the last one."""
     table = _new_table("Steps", "", "s", "rollout", "train", "weights", "trajectories", "tail")
     for step in use.steps[-_MAX_ROWS:]:
         parts = ("-" if part is None else f"{part:.2f}" for part in (step.step_s, step.rollout_s, step.train_s))

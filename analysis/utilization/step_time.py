@@ -1,4 +1,4 @@
-"""The parts of each step, and its last trajectory with the reasons for its duration."""
+"""Computes the parts of each step, and explains the duration of its last trajectory."""
 
 import math
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ TAIL_STARTS_AFTER = 0.9  # share of a step's trajectories that end before its ta
 
 class StepUtilization(msgspec.Struct, frozen=True):
     name: str  # "step 3", "evaluation start_greedy"
-    repeats: int  # earlier launches that requested it, too; their trajectories are not in the step
-    begin_s: float  # since the logs' first line
-    step_s: float | None  # null if it never ended
+    repeats: int  # earlier launches that requested the step too; their trajectories are not included
+    begin_s: float  # seconds since the logs' first line
+    step_s: float | None  # null if the step never ended
     rollout_s: float | None  # null for an evaluation
     train_s: float | None
     weights_s: float | None
-    trajectories: int  # ended
-    aborted: int  # of the ended ones: the step did not wait for them
-    tail_s: float  # from the end of nine tenths of the others to the last end
-    last: TrajectorySummary | None  # of the others
-    # After the start of the step; positive for a replacement, or after a wait in the buffer.
+    trajectories: int  # number of ended trajectories
+    aborted: int  # ended trajectories for which the step did not wait
+    tail_s: float  # seconds from the end of nine tenths of the other trajectories to the last end
+    last: TrajectorySummary | None  # last trajectory that was not aborted
+    # Start of this trajectory after the step's; positive for a replacement, or after a wait in the buffer.
     last_began_s: float | None
-    why: str  # the parts of the last one's time, the longest first
+    why: str  # parts of the last trajectory's time, the longest first
 
 
 def summarize_steps(each_step: pl.DataFrame, ended: pl.DataFrame) -> Sequence[StepUtilization]:
-    """A trajectory belongs to the last step (of build_steps) requested before its end.
+    """Summarize each step. A trajectory belongs to the last step (of build_steps) requested before its end.
 
     If a resumed run repeats a step, the last repetition counts.
     """
@@ -75,7 +75,7 @@ def _summarize_step(row: dict[str, Any], trajectories: pl.DataFrame) -> StepUtil
 
 
 def explain_last(last: TrajectorySummary, began_s: float) -> str:
-    """The parts longer than a tenth of the time from the start of the step, the longest first."""
+    """List the parts longer than a tenth of the time since the start of the step, the longest first."""
     parts = {f"started {began_s:.2f} s after the step": began_s}
     for name, what in WAITS.items():
         seconds: float = getattr(last, name)
@@ -96,6 +96,6 @@ def _describe_wait(last: TrajectorySummary, what: str, seconds: float) -> str:
 
 
 def format_count(count: int, what: str) -> str:
-    """`what` in the singular."""
+    """Format a count; `what` is in the singular."""
     plural = what.removesuffix("y") + "ies" if what.endswith("y") else what + "s"
     return f"{count:,} {what if count == 1 else plural}"

@@ -1,4 +1,4 @@
-"""The time of trajectories by activity: totals, percentiles, and the ten longest trajectories."""
+"""Summarizes the time of trajectories by activity: totals, percentiles, and the ten longest trajectories."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ import polars as pl
 from asterism.analysis.utilization.log_schema import LogTables
 
 NUM_LONGEST = 10
-WAITS: Mapping[str, str] = {  # by field of the log line
+WAITS: Mapping[str, str] = {  # keys: fields of the log line
     "lease_wait_s": "a lease",
     "generation_s": "generation",
     "tools_s": "tools",
@@ -17,7 +17,7 @@ WAITS: Mapping[str, str] = {  # by field of the log line
 
 
 class WaitStatistics(msgspec.Struct, frozen=True):
-    """Seconds over all trajectories that ended."""
+    """Seconds of one activity over all trajectories that ended."""
 
     total_s: float
     mean_s: float
@@ -27,12 +27,10 @@ class WaitStatistics(msgspec.Struct, frozen=True):
 
 
 class TrajectorySummary(msgspec.Struct, frozen=True):
-    """One trajectory."""
-
     trajectory_id: int
     step: str
     ending: str
-    cause: str  # of a failure
+    cause: str  # cause of a failure
     turns: int
     calls: int
     tokens: int
@@ -48,18 +46,18 @@ class TrajectoryUtilization(msgspec.Struct, frozen=True):
     started: int | None  # null if the log has no group.started lines
     ended: int
     failed: int
-    aborted: int  # because their step ended without them
+    aborted: int  # trajectories aborted when their step ended without them
     turns: int
     calls: int
     tokens: int  # prompt, generated and tool tokens
     generated_tokens: int
-    migrations: int  # to another engine, between or within turns
-    waits: dict[str, WaitStatistics]  # by WAITS
+    migrations: int  # moves to another engine, between or within turns
+    waits: dict[str, WaitStatistics]  # statistics by key of WAITS
     longest: tuple[TrajectorySummary, ...]
 
 
 def build_ended_table(lines: LogTables) -> pl.DataFrame:
-    """The trajectory.ended lines with `lived_s` and `step`, the name of the step or ""."""
+    """Return the trajectory.ended lines with `lived_s` and `step`, the name of the step or ""."""
     ended = lines.frames["trajectory.ended"].with_columns(lived_s=pl.sum_horizontal(*WAITS))
     groups = lines.frames["group.started"].select("t", "group_id", step="name")
     joined = ended.join_asof(groups, on="t", by="group_id", strategy="backward", check_sortedness=False)

@@ -22,13 +22,13 @@ from asterism.analysis.utilization.report import Utilization
 from asterism.analysis.utilization.step_functions import Floats
 from asterism.analysis.utilization.step_time import format_count
 
-_MAX_ENGINE_LINES = len(PALETTE)  # with more engines: only the mean and the range
+_MAX_ENGINE_LINES = len(PALETTE)  # with more engines, only the mean and the range are drawn
 _WAITING = (("leasing", "a lease", ORANGE), ("calling", "tools", GREEN), ("grading", "grading", PURPLE))
 _MAX_STEP_BORDERS = 60  # more lines would hide the curves
 
 
 def draw_utilization(use: Utilization, title: str, path: Path) -> Path:
-    """Raises OSError."""
+    """Draw the report and return the figure's path. Raises OSError."""
     begin_s, bin_s = use.timeline.begin_s, use.timeline.bin_s
     count = len(use.timeline.trajectories["leasing"])
     counts = (len(use.engines), "engine"), (len(use.executors), "executor"), (use.trajectories.ended, "trajectory")
@@ -69,7 +69,7 @@ def _get_bins(use: Utilization, engine: str, what: str) -> Floats:
 def _draw_lines(
     axes: Axes, times: Floats, curves: Mapping[str, Floats], style: str = "-", color: str = BLUE, what: str = ""
 ) -> None:
-    """A line for each engine, or the mean and range of many engines; `what` is for the legend."""
+    """Draw a line for each engine, or the mean and range of many engines; `what` is for the legend."""
     if not curves:
         axes.text(0.5, 0.5, "not in the logs", transform=axes.transAxes, ha="center", color=GREY, fontsize=11)
     elif len(curves) <= _MAX_ENGINE_LINES:
@@ -84,7 +84,7 @@ def _draw_lines(
 
 
 def _draw_cache(axes: Axes, times: Floats, use: Utilization) -> None:
-    """Solid: leased. Dashed: used."""
+    """Draw leased KV tokens as solid lines and used KV tokens as dashed lines."""
     capacity = {engine.engine: engine.kv_tokens for engine in use.engines if engine.kv_tokens}
     for what, style, color in (("leased", "-", BLUE), ("used", "--", ORANGE)):
         shares = {f"{engine} {what}": _get_bins(use, engine, what) / tokens for engine, tokens in capacity.items()}

@@ -30,22 +30,22 @@ class JudgedGroup(NamedTuple):
     """A complete group, and the judgement of the buffer."""
 
     judged: GroupJudged
-    candidates: Sequence[TrajectoryFinished]  # without tokens that are too stale to train on
+    candidates: Sequence[TrajectoryFinished]  # trajectories without a token that is too stale to train on
 
 
 class CandidateTrajectory(msgspec.Struct, frozen=True):
-    """One trajectory. An advantage is relative to the kept trajectories; None: not kept."""
+    """A trajectory with its advantages relative to the kept trajectories; None: not kept."""
 
     group_id: int
     trajectory_id: int
     task: str  # empty without [[tasks]]
     reward: float
-    components: dict[str, float]  # of the reward
-    is_positive: bool  # by the other setting
+    components: dict[str, float]  # components of the reward
+    is_positive: bool  # success by the other setting
     calls: int
     calls_failed: int
     response_tokens: int
-    advantage: float | None  # in the run
+    advantage: float | None  # advantage in the run
     other_advantage: float | None
 
 
@@ -55,23 +55,23 @@ class SelectionStats(msgspec.Struct, frozen=True):
     groups: int
     trajectories: int
     positives: int
-    failed_call_share: float | None  # of the positives' calls; None: no calls
+    failed_call_share: float | None  # failed share of the positives' calls; None: no calls
     response_tokens_mean: float | None
     reward_mean: float | None
-    component_means: dict[str, float]  # over the trajectories that have the component
+    component_means: dict[str, float]  # means over the trajectories that have the component
 
 
 class SelectionDifference(msgspec.Struct, frozen=True):
     run: SelectionStats
     other: SelectionStats
     both: int  # trajectories that both settings keep
-    # Mean absolute change over the trajectories that either keeps; 0 if not kept.
+    # Mean absolute change over the trajectories that either setting keeps; 0 counts for a trajectory not kept.
     advantage_change_mean: float | None
-    advantage_change_both_mean: float | None  # over the trajectories that both keep
+    advantage_change_both_mean: float | None  # mean over the trajectories that both settings keep
 
 
 def read_judged_groups(run: RunConfig, folder: RunFolder) -> Iterator[tuple[int, list[JudgedGroup]]]:
-    """Every collected step with its groups; a step that a resumed run repeated appears twice.
+    """Yield every collected step with its groups; a step that a resumed run repeated appears twice.
 
     A step with removed events is left out. Raises UnusableInput if there is no log, or if the run's
     settings select other trajectories than the run did.
@@ -79,8 +79,8 @@ def read_judged_groups(run: RunConfig, folder: RunFolder) -> Iterator[tuple[int,
     log = folder.events / f"{HEAD}.sqlite"
     if not log.exists():
         raise UnusableInput(f"{log}: there is no event log; was the run started with log.events = false?")
-    finished: defaultdict[int, list[TrajectoryFinished]] = defaultdict(list)  # by group
-    groups: defaultdict[int, list[JudgedGroup]] = defaultdict(list)  # by step
+    finished: defaultdict[int, list[TrajectoryFinished]] = defaultdict(list)  # trajectories by group
+    groups: defaultdict[int, list[JudgedGroup]] = defaultdict(list)  # judged groups by step
     for event, decision in read_events(log, kinds=[kind.__name__ for kind in _KINDS]):
         if event.actor == "recipe" or (decision is not None and decision.is_refused):
             continue
@@ -95,7 +95,7 @@ def read_judged_groups(run: RunConfig, folder: RunFolder) -> Iterator[tuple[int,
                 finished[trajectory.group_id].append(trajectory)
             case GroupJudged(step=step, group_id=group_id) as judged:
                 fresh = select_fresh_trajectories(finished.pop(group_id, ()), step, run.rl)
-                if tuple(each.trajectory_id for each in fresh) == judged.candidates:  # else some ends were removed
+                if tuple(each.trajectory_id for each in fresh) == judged.candidates:  # otherwise some ends were removed
                     groups[step].append(JudgedGroup(judged, fresh))
             case StepCollected(step=step) as collected:
                 complete = groups.pop(step, [])
@@ -108,7 +108,7 @@ def read_judged_groups(run: RunConfig, folder: RunFolder) -> Iterator[tuple[int,
 
 
 def _check_reproduced(group: JudgedGroup, run: RunConfig, log: Path) -> None:
-    """Raises UnusableInput."""
+    """Compare the group's kept rows with the log. Raises UnusableInput if they differ."""
     judged, rows = group.judged, rebuild_training_rows(group, run)
     kept = tuple((row.trajectory_id, row.advantage) for row in rows)
     if kept != tuple(zip(judged.kept, judged.advantages, strict=True)):
@@ -119,13 +119,13 @@ def _check_reproduced(group: JudgedGroup, run: RunConfig, log: Path) -> None:
 
 
 def rebuild_training_rows(group: JudgedGroup, run: RunConfig) -> list[TrainingSample]:
-    """The rows that the step would train on with the settings of `run`."""
+    """Build the rows that the step would train on with the settings of `run`."""
     rules = SelectionRules.from_config(run)
     return select_rows(rules, group.candidates, group.judged.seed, group.judged.task).rows
 
 
 def list_candidates(group: JudgedGroup, other: RunConfig) -> list[CandidateTrajectory]:
-    """All trajectories that the step could train on, in the order of their ids."""
+    """List all trajectories that the step could train on, in the order of their ids."""
     ours = dict(zip(group.judged.kept, group.judged.advantages, strict=True))
     theirs = {row.trajectory_id: row.advantage for row in rebuild_training_rows(group, other)}
     return [

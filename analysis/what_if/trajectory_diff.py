@@ -37,7 +37,7 @@ class TurnText(msgspec.Struct, frozen=True):
 class TrajectoryOutcome(msgspec.Struct, frozen=True):
     """The end of a trajectory, with its texts and tokens."""
 
-    seed: int  # of its group
+    seed: int  # seed of the trajectory's group
     reward: float | None  # None: not graded
     ending: str
     turns: int
@@ -51,18 +51,18 @@ class TrajectoryOutcome(msgspec.Struct, frozen=True):
 
 
 class TrajectoryComparison(msgspec.Struct, frozen=True):
-    """A branch compared with the original, which shares its beginning."""
+    """A branch compared with the original trajectory; both have the same beginning."""
 
     same: bool  # all tokens are equal
     common_tokens: int  # leading tokens that are equal, prompt included
     # None: one sequence is a prefix of the other.
     divergence: TokenDivergence | None = msgspec.field(name="parting")
-    # Over the common tokens that were generated from the fork on; None if there are no such tokens.
+    # Maximum over the common tokens that were generated from the fork on; None without such tokens.
     logprob_difference_max: float | None
 
 
 def find_turn_spans(loss_mask: bytes) -> list[tuple[int, int]]:
-    """Start and end of each turn with generated tokens; tool results separate the turns."""
+    """Return start and end of each turn with generated tokens; tool results separate the turns."""
     spans: list[tuple[int, int]] = []
     start = 0
     for generated, flags in groupby(loss_mask):
@@ -112,7 +112,7 @@ def _decode_turns(tokenizer: TextTokenizer, record: TokenRecord) -> Sequence[Tur
 
 
 def compare(original: TokenRecord, branch: TokenRecord, position: int) -> TrajectoryComparison:
-    """`position`: the fork; the tokens before it are equal by construction."""
+    """Compare a branch with the original. `position` is the fork; the tokens before it are equal by construction."""
     ours, theirs = (np.frombuffer(record.token_ids, np.int32) for record in (branch, original))
     shorter = min(len(ours), len(theirs))
     differing = np.flatnonzero(ours[:shorter] != theirs[:shorter])

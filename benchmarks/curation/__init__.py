@@ -1,1 +1,1 @@
-"""Generated word problems with planted defects, and the time that `asterism data clean` needs for them."""
+"""Generates word problems with planted defects, and measures `asterism data clean` on them."""

@@ -1,9 +1,9 @@
-"""Measure `asterism data clean` on generated word problems. JSON last.
+"""Measure `asterism data clean` on generated word problems. Prints a JSON line last.
 
     python -m benchmarks.curation [--rows N] [--tests N] [--seed N] [--quick]
 
-The rows are cleaned against a test set, with one row in fifty a copy of another row or of a test question. `peak_mib` is
-the peak of the command and its workers together, sampled ten times a second; the workers are as many as there are cores.
+The rows are cleaned against a test set; one row in fifty is a copy of another row or of a test question. `peak_mib` is
+the peak of the command and its workers together, sampled ten times a second; each core has a worker.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def generate_rows(count: int, tests: list[WordProblem], random: Random) -> Itera
 
 
 def measure_peak(command: list[str]) -> float:
-    """Runs the command to its end. Raises CalledProcessError."""
+    """Run the command to its end and return its peak memory in MiB. Raises CalledProcessError."""
     process, peak = subprocess.Popen(command), 0.0
     while process.poll() is None:
         peak = max(peak, read_proportional_mib(list_descendants([process.pid])))

@@ -1,9 +1,9 @@
-"""Grade variants of the gold answers of data sets. JSON last.
+"""Grade variants of the gold answers of data sets. Prints a JSON line last.
 
     python -m benchmarks.curation.gold_answers FILE...
 
 The sandbox grades three notations of each answer, which must be accepted, and five other answers, which must be rejected.
-Exceptions are listed.
+The command prints all exceptions.
 """
 
 import argparse
@@ -31,7 +31,7 @@ class Submission(NamedTuple):
 
 
 def write_variants(answer: str) -> Iterator[str]:
-    """The same answer in other LaTeX."""
+    """Yield the same answer in other LaTeX notations."""
     yield f"${answer}$"
     yield f"\\displaystyle {answer}"
     if re.fullmatch(r"\d{4,}", answer):
@@ -47,7 +47,7 @@ def write_variants(answer: str) -> Iterator[str]:
 
 
 def perturb(answer: str) -> Iterator[str]:
-    """Other answers."""
+    """Yield different answers."""
     if re.fullmatch(r"-?\d+", answer):
         number = int(answer)
         yield from map(str, (number + 1, number - 1, -number or 3, 10 * number + 7, number + 100))
@@ -71,7 +71,7 @@ def list_submissions(path: Path) -> Iterator[Submission]:
 
 
 async def find_exceptions(sandbox: Sandbox, submissions: list[Submission]) -> list[Submission]:
-    """Also submissions that cannot be graded."""
+    """Return the submissions that are graded wrongly or cannot be graded."""
     free = asyncio.Semaphore(_CONCURRENT_GRADINGS)
 
     async def is_right(each: Submission) -> bool:

@@ -1,4 +1,4 @@
-"""Random word problems with numeric answers, and copies of them that cleaning must find."""
+"""Generates random word problems with numeric answers, and copies of them that cleaning must find."""
 
 from collections.abc import Iterator
 from random import Random
@@ -98,7 +98,7 @@ class WordProblem(NamedTuple):
 
 
 def draw_word_problems(random: Random) -> Iterator[WordProblem]:
-    """Three to five sentences each, without end; the answers do not follow from the questions."""
+    """Draw problems of three to five sentences, without end; the answers do not follow from the questions."""
     while True:
         sentences = [
             f"{random.choice(_NAMES)} {random.choice(_VERBS)} {random.randint(2, 999)} {random.choice(_THINGS)} at the "
@@ -112,14 +112,14 @@ def draw_word_problems(random: Random) -> Iterator[WordProblem]:
 
 
 def copy_exactly(problem: WordProblem, random: Random) -> WordProblem:
-    """With another case, other spaces or other punctuation."""
+    """Copy a problem exactly, or with other case, spaces or punctuation."""
     question = problem.question
     copies = (question, question.upper(), f"  {question.replace(' ', '  ')}", question.replace(".", " ;"))
     return WordProblem(random.choice(copies), problem.answer, "duplicate")
 
 
 def copy_nearly(problem: WordProblem, random: Random, defect: Defect = "near_duplicate") -> WordProblem:
-    """With one word in fifteen replaced, added or removed, but the same numbers."""
+    """Copy a problem with one word in fifteen replaced, added or removed, but the same numbers."""
     words = problem.question.split()
     for _ in range(max(1, len(words) // 15)):
         place = random.choice([number for number, word in enumerate(words) if word.isalpha()])
@@ -129,6 +129,6 @@ def copy_nearly(problem: WordProblem, random: Random, defect: Defect = "near_dup
 
 
 def embed(problem: WordProblem) -> WordProblem:
-    """In a longer text."""
+    """Embed a problem in a longer text."""
     text = f"Solve this problem with care. {problem.question} Explain each step and give the final number."
     return WordProblem(text, problem.answer, "overlap")

@@ -15,7 +15,7 @@ _RULES = (
     ("release_defaults", 'word "error", default texts', GREY),
 )
 _BAR_HEIGHT = 0.27
-_LABEL_MARGIN = 0.15  # of the figure's width, left of each panel
+_LABEL_MARGIN = 0.15  # share of the figure's width, left of each panel
 
 SharesByKind = Mapping[str, Mapping[str, float]]
 
@@ -23,7 +23,7 @@ SharesByKind = Mapping[str, Mapping[str, float]]
 def draw_classification(
     positives: SharesByKind, negatives: SharesByKind, figures: Mapping[str, Any], path: Path
 ) -> Path:
-    """Raises OSError."""
+    """Draw the figure and return its path. Raises OSError."""
     subtitle = (
         f"{figures['right_programs']} programs that look wrong and are right, "
         f"{figures['programs'] - figures['right_programs']} that look right and are wrong  ·  "

@@ -1,9 +1,9 @@
-"""Entropies of generated tokens by kind, before and after RL, with several seeds. A picture, JSON last.
+"""Measure entropies of tokens by kind, before and after RL, with several seeds. Draws a picture and prints JSON.
 
     python -m benchmarks.experiments.entropies [--seeds 5] [--trajectories 256] [--config configs/tiny.toml]
                                                [--runs runs/experiments] [--quick]
 
-The runs are those of the variant `roc` of `benchmarks.experiments.variants`: finished ones are used, others are trained first.
+The runs belong to the variant `roc` of `benchmarks.experiments.variants`; runs that are not finished are trained first.
 `asterism analyze entropy` scores their trajectories at the first and the last step. The picture RUNS/entropies/kinds.png has the
 mean of the seeds and its bootstrap interval. figures.json there, and the JSON line, have the mean entropy and the share of
 forking tokens by moment and kind, with standard errors and intervals.
@@ -40,7 +40,7 @@ _QUICK_TRAJECTORIES = 8
 
 
 def analyze_run(run: Path, step: int, trajectories: int) -> dict[str, Any]:
-    """The statistics of `asterism analyze entropy`. Raises CalledProcessError."""
+    """Return the statistics of `asterism analyze entropy`. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "entropy.json"
         command = ["analyze", "entropy", f"{run}:{step}", "--trajectories", str(trajectories), "--json", str(file)]
@@ -51,7 +51,7 @@ def analyze_run(run: Path, step: int, trajectories: int) -> dict[str, Any]:
 
 
 def summarize_kinds(statistics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By kind and figure, over the seeds. A seed without a token of the kind is left out."""
+    """Summarize each kind and figure over the seeds. A seed without a token of the kind is left out."""
     by_kind = {kind: [each["kinds"][kind] for each in statistics if kind in each["kinds"]] for kind in KINDS}
     figures = {
         kind: {key: summarize_figure([each[key] for each in found]) for key, *_ in PANELS}
@@ -61,7 +61,7 @@ def summarize_kinds(statistics: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
 
 
 def draw_kinds(figures: Mapping[str, Mapping[str, Any]], seeds: int, path: Path) -> Path:
-    """`figures`: by moment, kind and figure. Raises OSError."""
+    """Draw `figures`. The keys are moment, kind and figure. Raises OSError."""
     subtitle = f"mean of the seeds 0 to {seeds - 1}, with its bootstrap interval of 95 %" if seeds > 1 else "seed 0"
     figure, panels = make_figure(1, 2, "Which tokens are uncertain?", subtitle)
     for axes, (key, title, unit, percent) in zip(panels, PANELS, strict=True):
@@ -84,8 +84,8 @@ def _draw_bars(axes: Axes, summaries: Sequence[Mapping[str, Any]], number: int, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="0 to N - 1 (default 5)")
-    parser.add_argument("--trajectories", type=int, default=256, metavar="N", help="of each run and step")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N - 1 (default 5)")
+    parser.add_argument("--trajectories", type=int, default=256, metavar="N", help="trajectories of each run and step")
     parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
     parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), metavar="FOLDER")
     parser.add_argument("--quick", action="store_true", help="one seed, and runs of three short steps")

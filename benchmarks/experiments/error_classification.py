@@ -1,4 +1,4 @@
-"""Classify calls of labelled programs as failed or not: by status, and by the word "error". A picture, JSON last.
+"""Classify calls of labelled programs as failed: by status, and by the word "error". Prints JSON last.
 
     python -m benchmarks.experiments.error_classification [--seeds 5] [--backend process|docker] [--output PNG] [--quick]
 
@@ -56,7 +56,7 @@ _QUICK_STRIDE = 5
 class Verdict(NamedTuple):
     call: LabelledCall
     outcome: CodeOutcome | MalformedCall
-    counts_as_failed: tuple[bool, ...]  # by rule, in the order of RULES
+    counts_as_failed: tuple[bool, ...]  # one value per rule, in the order of RULES
 
     def is_wrongly_counted(self, rule: str) -> bool:
         return self.counts_as_failed[RULES.index(rule)] == self.call.program.is_right
@@ -67,7 +67,7 @@ def build_format() -> DialogueFormat:
 
 
 async def run_calls(sandbox: Sandbox, calls: Sequence[LabelledCall]) -> list[Verdict]:
-    """Each call is the first one of a trajectory. Raises SandboxFailure."""
+    """Run each call as the first call of a trajectory. Raises SandboxFailure."""
     free = asyncio.Semaphore(_IN_FLIGHT)
     dialogue = build_format()
 
@@ -92,7 +92,7 @@ def judge_call(call: LabelledCall, outcome: CodeOutcome | MalformedCall) -> Verd
 
 
 def _format_text(call: LabelledCall, outcome: CodeOutcome | MalformedCall, kind: ResultFormat) -> str:
-    """The result that the model reads."""
+    """Format the result that the model reads."""
     limit = _RESULT_CHARACTERS[kind]
     if isinstance(outcome, MalformedCall):
         return format_malformed_call(outcome, limit, kind)
@@ -100,7 +100,7 @@ def _format_text(call: LabelledCall, outcome: CodeOutcome | MalformedCall, kind:
 
 
 async def run_in_sandbox(calls: Sequence[LabelledCall], backend: str, seed: int) -> list[Verdict]:
-    """Raises SandboxFailure."""
+    """Run all calls in a sandbox with this seed. Raises SandboxFailure."""
     limits: dict[str, Any] = {"time_limit_s": _TIME_LIMIT_S, "max_call_extension": _PATIENCE, "memory_mib": _MEMORY_MIB}
     config = SandboxConfig(backend=backend, **limits)  # pyright: ignore[reportArgumentType]
     sandbox = make_sandbox(config, seed, "error-classification")
@@ -143,7 +143,7 @@ def compute_figures(by_seed: Sequence[Sequence[Verdict]]) -> dict[str, Any]:
 
 
 def compute_shares(verdicts: Sequence[Verdict], *, is_right: bool) -> dict[str, dict[str, float]]:
-    """By kind of program and rule: the share of calls that the rule counts wrongly."""
+    """Return, by kind of program and rule, the share of calls that the rule counts wrongly."""
     kinds: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         if verdict.call.program.is_right == is_right:
@@ -162,9 +162,9 @@ def print_table(shares: dict[str, dict[str, float]], title: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="of the sandbox: 0 to N - 1 (default 5)")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="sandbox seeds: 0 to N - 1 (default 5)")
     parser.add_argument("--backend", choices=["process", "docker", "auto"], default="process")
-    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="the picture")
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="path of the picture")
     parser.add_argument("--quick", action="store_true", help="one seed and a fifth of the programs")
     options = parser.parse_args()
     if options.seeds < 1:

@@ -23,11 +23,11 @@ from benchmarks.experiments.wrong_programs import (
 
 NOTEBOOK: ToolName = "jupyter_code"
 PROGRAM: ToolName = "python_code_with_standard_io"
-STDIN = "4\n"  # of every program; a program may ignore it
+STDIN = "4\n"  # standard input of every program; a program may ignore it
 
 
 class LabelledProgram(msgspec.Struct, frozen=True):
-    """`call` is the JSON text of the only call; without it, each tool of `tools` runs `code`."""
+    """A program with its label. `call` is the JSON text of its only call; without it, each tool runs `code`."""
 
     name: str
     kind: str
@@ -42,7 +42,7 @@ class LabelledProgram(msgspec.Struct, frozen=True):
 class LabelledCall(NamedTuple):
     program: LabelledProgram
     tool: ToolName
-    text: str  # between <tool_call> and </tool_call>
+    text: str  # text between <tool_call> and </tool_call>
 
 
 def list_programs() -> list[LabelledProgram]:
@@ -74,7 +74,7 @@ def _list_failing(programs: Mapping[str, Mapping[str, str]], tools: tuple[ToolNa
 
 
 def list_calls(programs: list[LabelledProgram]) -> Iterator[LabelledCall]:
-    """One call for each tool of a program."""
+    """List one call for each tool of a program."""
     for program in programs:
         if program.call:
             yield LabelledCall(program, PROGRAM, program.call)

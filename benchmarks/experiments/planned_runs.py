@@ -15,7 +15,7 @@ Settings = tuple[str, ...]  # KEY=VALUE, as for --set of `asterism run`
 
 _EQUAL = {"clean": 1, "repaired": 1, "malformed": 1, "wrong": 1, "gives_up": 0, "guess": 1, "unrepaired": 1}
 _CLEAN = {"clean": 0.23, "repaired": 0.10, "gives_up": 0, "unrepaired": 0.13}
-_REASONED = {"reasoned": 1.0}  # as many as all others
+_REASONED = {"reasoned": 1.0}  # the share equals that of all other behaviors together
 
 
 def _mix(shares: Mapping[str, float]) -> Settings:
@@ -25,14 +25,14 @@ def _mix(shares: Mapping[str, float]) -> Settings:
 COLD_STARTS: Mapping[str, Settings] = {
     "demo": (),  # tuned, so that plain GRPO keeps calls that fail: configs/schema/tiny.py
     "equal": _mix(_EQUAL),  # untuned: six behaviors with equal shares; the same code fails before a repair and a guess
-    # Contrary to the tuned one: clean calls are frequent, and the same code fails before a guess.
+    # Contrary to the tuned mixture: clean calls are frequent, and the same code fails before a guess.
     "clean": _mix(_CLEAN),
     "reasoned": _mix(_REASONED),
     "qwen2": ("tiny.architecture=qwen2",),
     "llama": ("tiny.architecture=llama",),
 }
 _GRPO = "roc.enabled=false"
-_SHORT = "dialogue.response_tokens=80"  # a dialogue with a repaired call does not fit
+_SHORT = "dialogue.response_tokens=80"  # too short for a dialogue with a repaired call
 
 
 class Variant(NamedTuple):
@@ -58,7 +58,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 class Experiment(NamedTuple):
     title: str
-    labels: Mapping[str, str]  # in the picture; by the keys of VARIANTS
+    labels: Mapping[str, str]  # key of VARIANTS -> label in the picture
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -93,7 +93,7 @@ class PlannedRun(NamedTuple):
 def plan_runs(
     experiment: Experiment, seeds: int, folder: Path, more: Sequence[str] = (), last: Settings = ()
 ) -> Iterator[PlannedRun]:
-    """In the order in which they run. `more` comes before the settings of a variant, `last` after them."""
+    """Plan runs in their order. Settings are `more`, those of the variant, and `last`."""
     for seed in range(seeds):
         planned = set[str]()
         for name in experiment.labels:

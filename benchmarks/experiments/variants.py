@@ -1,4 +1,4 @@
-"""Train the variants of one experiment with several seeds and draw their curves. A picture, JSON last.
+"""Train the variants of one experiment with several seeds and draw their curves. Draws a picture and prints JSON last.
 
     python -m benchmarks.experiments.variants NAME [--seeds 5] [--config configs/tiny.toml] [--set KEY=VALUE ...]
                                               [--runs runs/experiments] [--quick]
@@ -10,8 +10,8 @@ their runs.
 
 The picture RUNS/NAME/curves.png has the mean of the seeds, and a band of one standard error with two or more seeds.
 RUNS/NAME/figures.json and the JSON line have, by variant, the mean, the standard error and the bootstrap interval of the
-seeds for each of FIGURES: those of summary.json, and the share of rollouts at the length limit in the last steps. Values are
-null if no run has the figure.
+seeds for each of FIGURES: keys of summary.json, and the share of rollouts at the length limit in the last steps.
+Values are null if no run has the figure.
 
 --quick: one seed and runs of three short steps, in RUNS-quick.
 """
@@ -37,11 +37,11 @@ FIGURES = (
     *("pass1_start", "pass1_end", "greedy_end", "reward_end", "err_positive_end", "response_tokens_end"),
     "overlong_share_end",
 )
-_LAST_STEPS = 20  # of overlong_share_end: more than of the others, since the share is small
+_LAST_STEPS = 20  # steps of overlong_share_end: more than for other figures, since the share is small
 
 
 def run_planned(planned: PlannedRun, config: Path) -> None:
-    """Does nothing if the run has finished with these settings. Raises CalledProcessError, OSError."""
+    """Run the command, unless the run has finished with these settings. Raises CalledProcessError and OSError."""
     command = ["run", str(config), *(part for each in planned.settings for part in ("--set", each))]
     record = planned.folder.parent / f"{planned.folder.name}.json"  # the command of the finished run
     if record.exists() and RunFolder(planned.folder).summary.exists() and json.loads(record.read_text()) == command:
@@ -62,7 +62,7 @@ def run_planned(planned: PlannedRun, config: Path) -> None:
 
 
 def summarize_figure(values: Sequence[float]) -> dict[str, Any]:
-    """`values`: one of each seed. A single value has no interval."""
+    """Summarize one value of each seed. A single value has no interval."""
     interval = compute_bootstrap_interval(values, seed=0) if len(values) > 1 else None
     return {
         "mean": round(fmean(values), 4) if values else None,
@@ -73,7 +73,7 @@ def summarize_figure(values: Sequence[float]) -> dict[str, Any]:
 
 
 def summarize_variants(runs: Sequence[PlannedRun]) -> dict[str, dict[str, dict[str, Any]]]:
-    """By variant and figure. Raises AnalysisError."""
+    """Summarize the figures by variant. Raises AnalysisError."""
     summaries: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
         figures, steps = dict(read_summary(run.folder) or {}), read_metrics(run.folder).steps
@@ -90,7 +90,7 @@ def summarize_variants(runs: Sequence[PlannedRun]) -> dict[str, dict[str, dict[s
 
 
 def read_curves(runs: Sequence[PlannedRun], labels: Mapping[str, str]) -> dict[str, list[RunMetrics]]:
-    """By label: one of each seed. `labels`: by variant. Raises AnalysisError."""
+    """Return the curves by label, one for each seed. `labels` maps variants to labels. Raises AnalysisError."""
     curves: dict[str, list[RunMetrics]] = {}
     for run in runs:
         curves.setdefault(labels[run.variant], []).append(read_metrics(run.folder, require_steps=True))
@@ -98,7 +98,7 @@ def read_curves(runs: Sequence[PlannedRun], labels: Mapping[str, str]) -> dict[s
 
 
 def run_experiment(name: str, planned: Sequence[PlannedRun], config: Path, folder: Path) -> dict[str, Any]:
-    """Raises AnalysisError, CalledProcessError, OSError."""
+    """Run an experiment and summarize it. Raises AnalysisError, CalledProcessError and OSError."""
     for each in planned:
         run_planned(each, config)
     title, labels = EXPERIMENTS[name]
@@ -115,9 +115,9 @@ def run_experiment(name: str, planned: Sequence[PlannedRun], config: Path, folde
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", metavar="NAME", choices=list(EXPERIMENTS), help=", ".join(EXPERIMENTS))
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="0 to N - 1 (default 5)")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N - 1 (default 5)")
     parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all runs")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting for all runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), metavar="FOLDER")
     parser.add_argument("--quick", action="store_true", help="one seed, and runs of three short steps")
     options = parser.parse_args()

@@ -1,1 +1,1 @@
-"""Sections of benchmarks.gpu. Each one returns figures by name and fits a process of its own."""
+"""Sections of benchmarks.gpu. Each section returns figures by name and can run in its own process."""

@@ -1,25 +1,24 @@
-"""Measure training, decoding and whole runs on one GPU. JSON last.
+"""Measure training, decoding and whole runs on one GPU. Prints a JSON line last.
 
     python -m benchmarks.gpu [--out FILE] [--budget-s SECONDS] [--only SECTION,SECTION] [--again] [--quick]
 
-Each section runs in a process group of its own, which is killed at the section's limit, and may fail or run out of
-memory without a loss of other figures; the exit code is then 1, and the JSON has its error as SECTION.error, or as
-SECTION.PART_error next to the figures of its other parts. Facts of the machine come first, then the sections, the most
-valuable first:
+Each section runs in its own process group, which is killed at the section's limit. If a section fails, the figures of
+other sections remain, the exit code is 1, and the JSON has the error as SECTION.error, or as SECTION.PART_error next to
+the figures of the section's other parts. Facts of the machine come first, then the sections, the most valuable first:
 
     step_MODEL_TOKENS    a GRPO step with two micro batches of up to TOKENS packed tokens, of sequences with unequal
                          lengths: share_of_gemm (model FLOP/s over those of a square product in the same process),
                          peak_gib, peak_over_plan (analysis/planning)
     head                 log probabilities and gradients of 16K tokens with a vocabulary of 151,936: head_gib
     decode_1.7B          decoded_tokens_per_s, and share_of_bandwidth
-    weights_1.7B         weights_s: from the learner's weights to those of an embedded engine on the same GPU
+    weights_1.7B         weights_s: from the learner's weights to the weights of an embedded engine on the same GPU
     passes_8B            forward and backward of a model with 8B parameters, in bfloat16
     demo                 RL steps from one cold start with the learner on the CPU and on the GPU, with equal seeds
     run_1.7B             three steps with learner and engine on the GPU, 8 layers of the width of 1.7B
-    step_MODEL_TOKENS_VARIANT  with another setting of compilation or checkpointing, or with equal lengths
+    step_MODEL_TOKENS_VARIANT  the step with another setting of compilation or checkpointing, or with equal lengths
 
-With `--out`, each result is appended to FILE as soon as it is there, and a later call skips the sections that have
-figures in FILE: a program that was stopped continues where it was. `--budget-s` skips sections with an estimate above
+With `--out`, each result is appended to FILE when its section ends, and a later call skips the sections that have
+figures in FILE: an interrupted measurement continues. `--budget-s` skips sections with an estimate above
 the rest of the time. `--quick` uses small models; on a machine without a GPU it runs on the CPU.
 """
 
@@ -45,16 +44,16 @@ from benchmarks.gpu.result_file import (
 from benchmarks.gpu.sections import GpuSection, list_sections
 
 _FACTS_LIMIT_S = 120.0
-_MARGIN_S = 5.0  # of the budget, for the end of a killed section and of this program
+_MARGIN_S = 5.0  # seconds of the budget in which a killed section and this program end
 
 
 class SharedOptions(NamedTuple):
-    """What all sections of one start of the program share."""
+    """Options and facts that all sections of one call share."""
 
     is_quick: bool
     out: Path | None
-    deadline: float  # by time.monotonic
-    facts: dict[str, Any]  # of each line of `out`
+    deadline: float  # time.monotonic()
+    facts: dict[str, Any]  # keys of each line of `out`
 
 
 def print_figures(section: str, figures: Mapping[str, float | str]) -> None:
@@ -64,7 +63,7 @@ def print_figures(section: str, figures: Mapping[str, float | str]) -> None:
 
 
 def run_section(name: str, limit_s: float, shared: SharedOptions) -> Figures:
-    """In another process. Its figures, or its error. Both are printed and appended to the file."""
+    """Run a section in another process, print its figures or its error, append them to the file, and return them."""
     arguments = ["-m", "benchmarks.gpu", "--section", name, *(["--quick"] if shared.is_quick else [])]
     finished = run_limited(arguments, limit_s)
     figures = find_figures(finished, limit_s)
@@ -76,7 +75,7 @@ def run_section(name: str, limit_s: float, shared: SharedOptions) -> Figures:
 
 
 def run_sections(sections: Mapping[str, GpuSection], shared: SharedOptions) -> tuple[dict[str, Figures], list[str]]:
-    """Figures by section, and the sections that did not fit into the budget."""
+    """Return figures by section, and the sections that did not fit into the budget."""
     found: dict[str, Figures] = {}
     skipped: list[str] = []
     for name, section in sections.items():
@@ -124,7 +123,7 @@ def select_sections(options: argparse.Namespace, parser: argparse.ArgumentParser
 
 
 def compute_section(name: str, *, is_quick: bool) -> Figures:
-    """In this process."""
+    """Measure a section in this process."""
     from benchmarks.gpu.machine_facts import collect_facts, select_device
 
     if name == MACHINE:
@@ -141,7 +140,7 @@ def main() -> int:
     parser.add_argument(
         "--budget-s", type=float, metavar="SECONDS", help="skip sections that do not fit into this time"
     )
-    parser.add_argument("--limit-s", type=float, metavar="SECONDS", help="of each section, instead of its own limit")
+    parser.add_argument("--limit-s", type=float, metavar="SECONDS", help="limit per section, instead of its own limit")
     parser.add_argument("--only", help="names of sections, separated by commas; they run in this order")
     parser.add_argument("--again", action="store_true", help="repeat the sections that have figures in --out")
     parser.add_argument("--section", help=argparse.SUPPRESS)

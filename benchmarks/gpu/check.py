@@ -1,8 +1,8 @@
-"""Compare the learner and the embedded engine on one GPU with the same computation on a CPU. JSON last.
+"""Compare the learner and the embedded engine on one GPU with the same computation on a CPU. Prints a JSON line last.
 
     python -m benchmarks.gpu.check [--only CHECK,CHECK] [--device cpu] [--quick] [--limit-s SECONDS]
 
-Each measured error is printed with its limit as soon as it is there; the exit code is 1 if one exceeds it. The checks run
+Each measured error is printed at once with its limit; the exit code is 1 if an error exceeds its limit. The checks run
 in one process. A check that raises an exception, crashes or exceeds --limit-s fails, and the others run in a new process.
 
     float32_MODEL    logits and gradients of each architecture against the CPU, without TF32
@@ -16,7 +16,7 @@ in one process. A check that raises an exception, crashes or exceeds --limit-s f
     offload          bits of weights and moments after they were in main memory
     shared_weights   bits of published and loaded weights of an engine in another process: CUDA IPC, or a file on a CPU
     head_DTYPE       log probabilities, entropies and gradients of the output matrix against float64
-    trainer_step     a GRPO step in float32 against the CPU's
+    trainer_step     a GRPO step in float32 against the same step on the CPU
     cold_start       steps in bfloat16, with the group of FSDP units and without, against float32 on the CPU
     compiled         compiled layers against eager ones
 
@@ -34,7 +34,7 @@ from typing import Any
 
 from benchmarks.gpu.process_group import adopt_orphans, run_limited
 
-_LIMITS_S = {"cuda": 120.0, "cpu": 600.0}  # between two measured errors; a GPU compiles kernels in it
+_LIMITS_S = {"cuda": 120.0, "cpu": 600.0}  # seconds between two measured errors; a GPU compiles kernels in this time
 _FINISHED = "finished"  # key of the line after a check's last error
 
 
@@ -66,11 +66,11 @@ def _write_line(file: Any, line: dict[str, Any]) -> None:
     file.flush()
 
 
-# ---------------------------------------------------------------- the process that starts it
+# ---------------------------------------------------------------- the process that starts the checks
 
 
 def run_all(names: Sequence[str], options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The lines of results, and by check the reason why it did not finish."""
+    """Run all checks. Return the lines of results, and for each unfinished check the reason."""
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
@@ -80,7 +80,7 @@ def run_all(names: Sequence[str], options: argparse.Namespace) -> tuple[list[dic
             lines = _read_lines(results)
             done = {line["check"] for line in lines if _FINISHED in line}
             remaining = [name for name in remaining if name not in done]
-            if remaining:  # the process ended within the first of them
+            if remaining:  # the process ended within the first remaining check
                 name = remaining.pop(0)
                 late = f"no result after {options.limit_s:g} s"
                 failures[name] = late if finished.code is None else finished.last_error
@@ -100,7 +100,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def summarize(lines: Sequence[dict[str, Any]], failures: dict[str, str]) -> dict[str, Any]:
-    """For the last line."""
+    """Build the JSON object of the last line."""
     measured = [line for line in lines if _FINISHED not in line]
     failed = [f"{line['check']}: {line['name']}" for line in measured if not line["passed"]]
     return {
@@ -115,10 +115,10 @@ def summarize(lines: Sequence[dict[str, Any]], failures: dict[str, str]) -> dict
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names of checks, separated by commas")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="what to check (default: cuda)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device to check (default: cuda)")
     parser.add_argument("--quick", action="store_true", help="a small vocabulary of the output matrix")
     defaults = ", ".join(f"{limit_s:g} on {device}" for device, limit_s in _LIMITS_S.items())
-    parser.add_argument("--limit-s", type=float, help=f"of a measurement (default: {defaults})")
+    parser.add_argument("--limit-s", type=float, help=f"limit of a measurement (default: {defaults})")
     parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.limit_s = options.limit_s or _LIMITS_S[options.device]

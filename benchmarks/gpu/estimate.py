@@ -1,4 +1,4 @@
-"""Estimate the seconds of a GRPO step on an H100 on paper, from the operations of the step on fake CUDA. JSON last.
+"""Estimate the seconds of a GRPO step on an H100 from the operations of the step on fake CUDA. Prints JSON last.
 
     python -m benchmarks.gpu.estimate [--only MODEL_TOKENS,...] [--eager] [--quick]
 
@@ -6,7 +6,7 @@ Needs a CPU build of torch and g++, and no GPU. A step has two micro batches of 
 80 GiB computes it; the mode of activation checkpointing is the first mode that fits. The estimate divides the
 counts by assumed rates:
 
-    products of matrices   650 TFLOP/s (8192 x 8192 x 8192 was seen at 798)
+    products of matrices   650 TFLOP/s (a product 8192 x 8192 x 8192 reached 798)
     attention              330 TFLOP/s
     memory                 2.6 TB/s: each kernel reads its operands and writes its results once
 
@@ -27,7 +27,7 @@ from asterism.engine.model.model_config import DecoderConfig
 
 _ROOT = Path(__file__).parents[2]
 CASES = (("1.7B", 8192), ("1.7B", 16_384), ("4B", 8192), ("4B", 16_384))
-GEMM_FLOPS, ATTENTION_FLOPS, MEMORY_BYTES = 650e12, 330e12, 2.6e12  # per second
+GEMM_FLOPS, ATTENTION_FLOPS, MEMORY_BYTES = 650e12, 330e12, 2.6e12  # FLOP/s and bytes/s
 PEAK_FLOPS, MEASURED_GEMM_FLOPS = 989e12, 798e12
 GPU_BYTES = 80 * 2**30
 SEQUENCES, MICRO_BATCHES = 4, 2
@@ -36,7 +36,7 @@ Figures = dict[str, float | str]
 
 
 def count(model: str, tokens: int, *, is_compiled: bool, layers: int) -> Figures:
-    """On fake CUDA. `layers`: 0 for all."""
+    """Count the operations of a step on fake CUDA. `layers`: 0 for all layers."""
     from msgspec.structs import replace
 
     from asterism.analysis.planning.model_size import measure_model
@@ -76,7 +76,7 @@ def count(model: str, tokens: int, *, is_compiled: bool, layers: int) -> Figures
 
 
 def count_head_bytes(config: DecoderConfig, *, is_compiled: bool) -> int:
-    """The peak of live tensors on fake CUDA, in bfloat16."""
+    """Return the peak bytes of live tensors on fake CUDA, in bfloat16."""
     import torch
 
     from asterism.engine.model.compiled_parts import compile_head_kernels
@@ -97,7 +97,7 @@ def count_head_bytes(config: DecoderConfig, *, is_compiled: bool) -> int:
 
 
 def count_in_child(name: str, switches: list[str]) -> Figures:
-    """Fake CUDA changes torch for a whole process."""
+    """Count in another process, because fake CUDA changes torch for a whole process."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "figures.json"
         flags = ("--count", name, "--into", str(into), *switches)
@@ -111,7 +111,7 @@ def count_in_child(name: str, switches: list[str]) -> Figures:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [f"{model}_{tokens}" for model, tokens in CASES]
-    parser.add_argument("--only", help=f"of {', '.join(names)}")
+    parser.add_argument("--only", help=f"cases out of {', '.join(names)}")
     parser.add_argument("--eager", action="store_true", help="without compiled layers and head")
     parser.add_argument("--quick", action="store_true", help="the first case, with two layers: a test of the program")
     parser.add_argument("--count", help=argparse.SUPPRESS)

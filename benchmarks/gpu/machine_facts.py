@@ -1,4 +1,4 @@
-"""Facts of the machine: the GPU, the kernel, memory, namespaces, and the versions of packages."""
+"""Collects facts of the machine: the GPU, the kernel, memory, namespaces, and the versions of packages."""
 
 import importlib.util
 import os
@@ -24,7 +24,7 @@ _PROBE_LIMIT_S = 20.0
 
 
 def collect_facts() -> Figures:
-    """`gpu` is empty without a GPU that torch can use."""
+    """Collect all facts. `gpu` is empty without a GPU that torch can use."""
     has_gpu = torch.cuda.is_available()
     facts: Figures = {
         "gpu": torch.cuda.get_device_name(0) if has_gpu else "",
@@ -53,7 +53,7 @@ def collect_facts() -> Figures:
 
 
 def _run(command: tuple[str, ...]) -> str:
-    """The output, or the reason of a failure."""
+    """Return the output, or the reason of a failure."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_LIMIT_S, check=False)
     except FileNotFoundError:
@@ -73,5 +73,5 @@ def _find_version(package: str) -> str:
 
 
 def select_device() -> torch.device:
-    """The first GPU, or the CPU of a machine without one."""
+    """Return the first GPU, or the CPU of a machine without a GPU."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,7 +1,7 @@
-"""Runs a program in a process group of its own, within a limit of time, and leaves no process of it behind.
+"""Runs a program in its own process group, within a limit of time, and leaves no process of it behind.
 
-Processes of a run leave the group: the launcher starts some in new sessions. Therefore the program that calls `adopt_orphans`
-becomes the parent of all of them once their parents are dead, and kills them too.
+The launcher starts some processes in new sessions, outside the group. After `adopt_orphans` this program becomes the
+parent of orphaned descendants, and kills them too.
 """
 
 import ctypes
@@ -19,13 +19,13 @@ from typing import IO, NamedTuple, NoReturn
 
 from asterism.bus.process.parent_death import PARENT_PID_VARIABLE
 
-ROOT = Path(__file__).parents[2]  # of the checkout
+ROOT = Path(__file__).parents[2]  # root of the checkout
 MEMORY_VARIABLE = "ASTERISM_BENCHMARK_MEMORY"  # names the folder for a section's files in shared memory
 _KERNELS_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
-MAX_ERROR = 2000  # characters, the last ones
-_END_S = 20.0  # for killed processes; a process in a broken driver may never end
+MAX_ERROR = 2000  # last characters of an error
+_END_S = 20.0  # seconds to wait for killed processes; a process in a broken driver may never end
 
 
 class Finished(NamedTuple):
@@ -36,7 +36,7 @@ class Finished(NamedTuple):
 
     @property
     def last_error(self) -> str:
-        """The end of stderr, else the exit code; empty if the program was killed at its limit and printed nothing there."""
+        """The end of stderr, else the exit code; empty if the program was killed at its limit and stderr is empty."""
         has_ended = self.code is not None
         return self.errors.strip()[-MAX_ERROR:] or (f"exit code {self.code}" if has_ended else "")
 
@@ -50,7 +50,7 @@ def adopt_orphans() -> None:
 def build_environment() -> dict[str, str]:
     """Return an environment that has the checkout on the path of all Python processes: the project needs no installation.
 
-    All programs share compiled kernels, also a user without a name, for which torch would fail to name a folder.
+    All programs share one folder of compiled kernels; torch cannot name such a folder for a user without a name.
     """
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     kernels = os.environ.get(_KERNELS_VARIABLE) or str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
@@ -70,7 +70,7 @@ def holding_temporary_folders() -> Generator[dict[str, str]]:
 
 
 def build_command(*arguments: str) -> list[str]:
-    """Of Python in the environment of `build_environment`; the kernel kills the process when its parent dies."""
+    """Build a command for the environment of `build_environment`; the kernel kills the process when its parent dies."""
     return [sys.executable, "-P", "-m", "asterism.bus.process.parent_death", sys.executable, "-P", *arguments]
 
 
@@ -98,7 +98,7 @@ def run_limited(arguments: list[str], limit_s: float, *, progress: Path | None =
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float, progress: Path | None) -> int | None:
-    """The exit code, None at the limit."""
+    """Return the exit code; None at the limit."""
     deadline, size = time.monotonic() + limit_s, _get_size(progress)
     while (code := process.poll()) is None:
         if (new_size := _get_size(progress)) != size:
@@ -110,7 +110,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, progress: Path | Non
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the group and all other descendants. Signals that come meanwhile have no effect."""
+    """Kill the group and all other descendants. Signals during this time have no effect."""
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -128,7 +128,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _list_children() -> Iterator[int]:
-    """Of this process, also dead ones, until it has waited for them."""
+    """List the children of this process, also dead ones until it has waited for them."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has ended
             fields = path.read_text().rpartition(")")[2].split()

@@ -1,6 +1,6 @@
-"""The file of results: one JSON line for each section, written as soon as the section has ended.
+"""Reads and writes the file of results: one JSON line for each section, written as soon as the section has ended.
 
-The figures of a section have the error of a part of it as PART_error, and its own error as `error`.
+The error of a part of a section is the figure PART_error; the section's own error is `error`.
 """
 
 import datetime
@@ -17,12 +17,12 @@ from benchmarks.gpu.process_group import MAX_ERROR, ROOT, Finished
 Figures = dict[str, float | str]
 MACHINE = "machine"  # the section with the facts of the machine
 _ERROR = "error"
-_FRAMES = -8  # of a traceback: the last calls
+_FRAMES = -8  # negative: the last frames of a traceback
 _SENT = "figures: "  # starts a line of a section's output
 
 
 def measure_parts(parts: Mapping[str, Callable[[], Figures]]) -> Figures:
-    """Measure the independent parts of a section. A part that fails has PART_error instead of figures, and the others run.
+    """Measure the independent parts of a section. A failed part has PART_error instead of figures, and the others run.
 
     The figures so far are printed after each part, in case the section is killed in a later one. Raises SystemExit if all
     parts fail.
@@ -42,7 +42,7 @@ def measure_parts(parts: Mapping[str, Callable[[], Figures]]) -> Figures:
 
 
 def send_figures(figures: Figures) -> None:
-    """Print them for the program that started the section."""
+    """Print the figures for the program that started the section."""
     print(_SENT + json.dumps(figures), flush=True)
 
 
@@ -64,7 +64,7 @@ def has_failed(figures: Figures) -> bool:
 
 
 def append_result(path: Path | None, section: str, figures: Figures, seconds: float, facts: Mapping[str, Any]) -> None:
-    """On the disk when the call returns. `facts`: what all results of one call have in common."""
+    """Append a line, which is on the disk when the call returns. `facts` are common to all results of one call."""
     if path is None:
         return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -77,7 +77,7 @@ def append_result(path: Path | None, section: str, figures: Figures, seconds: fl
 
 
 def read_results(path: Path | None, *, is_quick: bool) -> dict[str, Figures]:
-    """The last figures of each section. Those with a part that failed do not count, nor does an incomplete last line."""
+    """Return the last figures of each section. Sections with a failed part and an incomplete last line do not count."""
     if path is None or not path.exists():
         return {}
     found: dict[str, Figures] = {}
@@ -92,7 +92,7 @@ def read_results(path: Path | None, *, is_quick: bool) -> dict[str, Figures]:
 
 
 def read_commit() -> str:
-    """Of the checkout; empty if it has no repository, or changes that are not committed are unknown."""
+    """Return the checkout's commit, with "-dirty" for uncommitted changes; empty without git or a repository."""
     try:
         command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Whole runs with `asterism run`: RL steps from one cold start on the CPU and on the device, and a large model.
+"""Measures runs with `asterism run`: RL steps from one cold start on the CPU and on the device, and a large model.
 
 A model with random weights, or after a short cold start, solves nothing, and equal rewards have no gradient. Therefore
 these runs accept every group and alternate the advantages, whatever the rewards are.
@@ -54,20 +54,20 @@ QUICK: Mapping[str, Any] = {
 
 
 def accept_group(rewards: Sequence[float]) -> bool:
-    """Used as rl.group_filter."""
+    """Accept every group that is not empty; used as rl.group_filter."""
     return len(rewards) > 0
 
 
 def alternate_advantages(rewards: Sequence[float]) -> list[float]:
-    """Used as rl.advantage_estimator: 1, -1, 1, -1 and so on."""
+    """Return 1, -1, 1, -1 and so on; used as rl.advantage_estimator."""
     return [(-1.0) ** number for number in range(len(rewards))]
 
 
 def compare_demo(device: torch.device, settings: Mapping[str, Any]) -> Figures:
-    """RL steps from one cold start, which the device makes, with the learner on the CPU and on the device.
+    """Compare RL steps with the learner on the CPU and on the device, both after one cold start on the device.
 
-    The seeds are equal, so the first steps differ by rounding only. Later ones differ more: a rounded probability changes
-    a sampled token.
+    The seeds are equal, so the first steps differ by rounding only. Later steps differ more: a rounded probability
+    changes a sampled token.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -85,7 +85,7 @@ def _run_from_cold_start(folder: Path, name: str, learner: str, settings: Mappin
 
 
 def make_cold_start(runs: Path, device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of runs that continue from it: its last checkpoint and its questions."""
+    """Run a cold start. Return settings of runs that continue from its last checkpoint with its questions."""
     run_asterism(runs, {**settings, "learner.device": device, "rl.steps": 0})
     demo = runs / "demo"
     questions = {f"data.{part}": demo / "data" / f"{part}.jsonl" for part in ("train", "test")}
@@ -93,7 +93,7 @@ def make_cold_start(runs: Path, device: str, settings: Mapping[str, Any]) -> dic
 
 
 def run_large(device: torch.device, settings: Mapping[str, Any]) -> Figures:
-    """Learner and embedded engine on one GPU. Seconds of the last step."""
+    """Run learner and embedded engine on one GPU. The seconds are from the last step."""
     placed = {**settings, "learner.device": device.type, "engine.device": device.type}
     with tempfile.TemporaryDirectory() as folder:
         lines = run_asterism(Path(folder), placed)
@@ -103,7 +103,7 @@ def run_large(device: torch.device, settings: Mapping[str, Any]) -> Figures:
 
 
 def run_asterism(runs: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl of the RL steps. Raises SystemExit if the run fails.
+    """Return the lines of metrics.jsonl of the RL steps. Raises SystemExit if the run fails.
 
     The launcher prints on this process's stderr, so that its last lines are in the error of a section that is killed.
     """

@@ -23,11 +23,9 @@ _QUICK_LIMIT_S = 240.0
 
 
 class GpuSection(NamedTuple):
-    function: (
-        str  # MODULE:NAME below benchmarks.gpu; the function takes the device and `arguments`, and returns Figures
-    )
+    function: str  # MODULE:NAME below benchmarks.gpu; takes the device and `arguments`, and returns Figures
     arguments: Mapping[str, Any]
-    estimate_s: float  # on an H100, with the start of the process; not measured yet
+    estimate_s: float  # seconds on an H100, with the start of the process; not measured yet
     limit_s: float
 
     def import_function(self) -> Callable[..., Figures]:
@@ -45,7 +43,7 @@ COMPARED_RUNS, RUN = "runs:compare_demo", "runs:run_large"
 
 
 def list_sections(*, is_quick: bool) -> dict[str, GpuSection]:
-    """By name. `is_quick`: the same measurements with a model of 0.3M parameters."""
+    """List the sections by name. `is_quick`: the same measurements with a model of 0.3M parameters."""
     if is_quick:
         return {
             name: GpuSection(function, arguments, 15.0, _QUICK_LIMIT_S)
@@ -90,6 +88,6 @@ def _list_quick_work() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def _step(model: str, tokens: int, estimate_s: float, **changes: Any) -> GpuSection:
-    """`changes`: of the learner's settings, or `sequences_per_micro_batch` of equal lengths."""
+    """Build a section. `changes`: settings of the learner, or `sequences_per_micro_batch` of equal lengths."""
     arguments = {"config": read_qwen3(model), "tokens": tokens, "gemm_size": GEMM_SIZE, **changes}
     return GpuSection(STEP, arguments, estimate_s, 3 * estimate_s)

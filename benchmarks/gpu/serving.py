@@ -1,4 +1,4 @@
-"""The embedded engine on one device: decoding, and new weights from a learner in another process.
+"""Measures the embedded engine on one device: decoding, and new weights from a learner in another process.
 
 Weights arrive through the memory of the GPU that both use, and through a slot in shared memory.
 """
@@ -34,23 +34,23 @@ from benchmarks.gpu.weight_engine import (
 from benchmarks.support.engine_rate import PROMPT_TOKENS, fill_randomly, measure_decode_rate, write_checkpoint
 
 _MEMORY = Path(os.environ.get(MEMORY_VARIABLE, "/dev/shm"))
-_ROUNDS = 3  # of each path; the first one allocates the slot, and does not count
+_ROUNDS = 3  # rounds of each path; the first one allocates the slot, and does not count
 _VALUE_BYTES = ENGINE_DTYPE.itemsize
-_SPARE_BYTES = 256 << 20  # other files need this share of shared memory
+_SPARE_BYTES = 256 << 20  # bytes of shared memory that stay free for other files
 _EXPECTED_EVENT = "weights.from_slot"  # an engine logs it if the learner shares no memory
 
 
 def choose_folder(num_bytes: int) -> Path:
-    """Return a folder in /dev/shm, or that of temporary files if /dev/shm is absent or too small, as in some containers."""
+    """Return a folder in /dev/shm, or the temporary folder if /dev/shm is absent or too small, as in containers."""
     has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > num_bytes + _SPARE_BYTES
     return _MEMORY if has_room else Path(tempfile.gettempdir())
 
 
 def measure_weights(config: DecoderConfig, device: torch.device) -> Figures:
-    """Seconds from float32 weights of the learner to bfloat16 weights of the engine.
+    """Measure the seconds from float32 weights of the learner to bfloat16 weights of the engine.
 
-    `weights_s` is the path through the memory of the GPU, on a CPU through a file in place of it, and `slot_weights_s` the path
-    through the slot. A path fails if the engine's bits differ from the learner's; the figures of the other one remain.
+    `weights_s` is measured through the memory of the GPU (on a CPU through a file), and `slot_weights_s` through the
+    slot. A path fails if the engine's bits differ from the learner's; the figures of the other path remain.
     """
     with device:
         model = CausalLM(config)
@@ -62,7 +62,7 @@ def measure_weights(config: DecoderConfig, device: torch.device) -> Figures:
 
 
 def _measure_path(model: CausalLM, device: torch.device, parent: Path, *, is_shared: bool) -> Figures:
-    """Raises EngineFailed."""
+    """Measure one path. Raises EngineFailed if the engine has other weights or used the other path."""
     expected = sum_bits(each.detach().to(ENGINE_DTYPE) for each in model.parameters())
     with tempfile.TemporaryDirectory(dir=parent) as name, running_engine(model.config, device, Path(name)) as engine:
         sharing = make_sharing(device, Path(name)) if is_shared else None
@@ -86,7 +86,7 @@ def _measure_path(model: CausalLM, device: torch.device, parent: Path, *, is_sha
 def _change_weights(
     publisher: WeightPublisher, engine: WeightEngine, version: int, device: torch.device
 ) -> tuple[float, LoadedWeights]:
-    """Seconds of the publication, and the engine's answer with all that both processes logged."""
+    """Return the seconds of the publication, and the engine's answer with the log lines of both processes."""
     synchronize(device)
     began = time.perf_counter()
     with capture_logs() as events:
@@ -101,7 +101,7 @@ def _change_weights(
 
 
 def measure_bandwidth(device: torch.device, size: int) -> float:
-    """Bytes per second of a copy, read and written."""
+    """Measure the bytes per second that a copy reads and writes."""
     source = torch.empty(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / measure_seconds(lambda: target.copy_(source), device, rounds=5)
@@ -110,7 +110,7 @@ def measure_bandwidth(device: torch.device, size: int) -> float:
 def measure_decoding(
     config: DecoderConfig, device: torch.device, *, batch: int, new_tokens: int, copied_bytes: int
 ) -> Figures:
-    """Tokens per second, and their share of the limit that the reads of weights and KV cache set."""
+    """Measure tokens per second, and their share of the limit that the reads of weights and KV cache set."""
     parts = {
         "decode": partial(_measure_rate, config, device, batch, new_tokens),
         "bandwidth": partial(_measure_limit, config, device, batch, new_tokens, copied_bytes),

@@ -1,4 +1,4 @@
-"""Training on one device: the rate of a matrix product, full steps, a large model's passes, and the output matrix."""
+"""Measures training: the rate of a matrix product, full steps, a large model's passes, and the output matrix."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,11 +28,11 @@ from asterism.policies.losses.token_scores import EAGER_KERNELS, ScoredTokens, c
 from benchmarks.support.engine_rate import fill_randomly
 
 _MICRO_BATCHES = 2
-_LENGTHS = ((50, 300), (300, 1500), (1500, 4000))  # tokens
-_LENGTH_SHARES = (0.4, 0.45, 0.15)  # of the sequences
-_FILL = 0.97  # of a micro batch: full ones of unequal lengths would need a third one
+_LENGTHS = ((50, 300), (300, 1500), (1500, 4000))  # ranges of lengths in tokens
+_LENGTH_SHARES = (0.4, 0.45, 0.15)  # shares of the sequences with a length in each range
+_FILL = 0.97  # filled share of a micro batch: unequal lengths in full micro batches would need a third one
 _STEPS = 3
-_USABLE_SHARE = 0.93  # of the GPU's memory; the rest has the CUDA context and fragments of the allocator
+_USABLE_SHARE = 0.93  # share of the GPU's memory; the rest has the CUDA context and fragments of the allocator
 _HEAD_WIDTH, _HEAD_VOCABULARY = 2048, 151_936
 
 
@@ -42,7 +42,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure_seconds(work: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """The shortest of the rounds, after a first one, which compiles and does not count. Peak memory counts from its end."""
+    """Measure the shortest round after an uncounted first round, which compiles. Peak memory counts from its end."""
     work()
     reset_peak_memory(device)
     taken: list[float] = []
@@ -56,13 +56,13 @@ def measure_seconds(work: Callable[[], object], device: torch.device, rounds: in
 
 
 def measure_gemm(device: torch.device, size: int, dtype: torch.dtype = torch.bfloat16) -> float:
-    """FLOP/s of a product of two square matrices."""
+    """Measure the FLOP/s of a product of two square matrices."""
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return 2 * size**3 / measure_seconds(lambda: a @ b, device, rounds=10)
 
 
 def make_trainer(config: DecoderConfig, ranks: RankGroup, learner: LearnerConfig) -> Trainer:
-    """With random weights, created on the device."""
+    """Make a trainer with random weights, created on the device."""
     torch.manual_seed(0)
     with torch.device("meta"):
         model = CausalLM(config)
@@ -73,7 +73,7 @@ def make_trainer(config: DecoderConfig, ranks: RankGroup, learner: LearnerConfig
 
 
 def draw_lengths(tokens: int, micro_batches: int) -> list[int]:
-    """Seeded lengths of sequences that fill 97% of the micro batches: many short ones, and few long ones.
+    """Draw seeded lengths of sequences that fill 97% of the micro batches: many short and few long sequences.
 
     At 8,192 tokens per micro batch and above, lengths are 50 to 4,000 tokens; below, they are smaller in proportion.
     """
@@ -90,7 +90,7 @@ def draw_lengths(tokens: int, micro_batches: int) -> list[int]:
 
 
 def make_sequences(lengths: Sequence[int], vocabulary: int) -> list[TrainingSequence]:
-    """Each with its length in tokens besides the first one, all in the loss."""
+    """Make sequences of these lengths in tokens besides the first token; all of these tokens are in the loss."""
     draws = np.random.default_rng(0)
     sequences: list[TrainingSequence] = []
     for number, length in enumerate(lengths):
@@ -102,7 +102,7 @@ def make_sequences(lengths: Sequence[int], vocabulary: int) -> list[TrainingSequ
 
 
 def plan_rank(config: DecoderConfig, learner: LearnerConfig) -> RankMemory:
-    """The memory of a single rank in bfloat16."""
+    """Plan the memory of a single rank in bfloat16."""
     mode, on_gpu = learner.memory.activation_checkpointing, learner.device == "cuda"
     activations = compute_activation_memory(
         config, learner.memory.micro_batch_tokens, 2, mode, has_packed_kernel=on_gpu, is_compiled=learner.compiles
@@ -111,7 +111,7 @@ def plan_rank(config: DecoderConfig, learner: LearnerConfig) -> RankMemory:
 
 
 def choose_mode(config: DecoderConfig, learner: LearnerConfig, gpu_bytes: float) -> LearnerConfig:
-    """With the first mode of activation checkpointing that fits the GPU, as `asterism plan` would choose."""
+    """Choose the first mode of activation checkpointing that fits the GPU, as `asterism plan` would choose."""
     usable = _USABLE_SHARE * gpu_bytes
     for mode in get_args(Checkpointing):
         chosen = replace_keys(learner, {"memory.activation_checkpointing": mode})
@@ -130,9 +130,9 @@ def measure_step(
     sequences_per_micro_batch: int = 0,
     **changes: Any,
 ) -> dict[str, float | str]:
-    """A GRPO step in bfloat16: two micro batches of up to `tokens` packed tokens, and the update.
+    """Measure a GRPO step in bfloat16: two micro batches of up to `tokens` packed tokens, and the update.
 
-    `sequences_per_micro_batch`: of equal lengths; 0: unequal lengths. `changes`: of the learner's settings.
+    `sequences_per_micro_batch`: sequences of equal lengths; 0: unequal lengths. `changes`: settings of the learner.
     """
     learner = make_learner(device, tokens, **changes)
     if device.type == "cuda" and "activation_checkpointing" not in changes:
@@ -162,7 +162,7 @@ def measure_step(
 
 
 def make_learner(device: torch.device, tokens: int, **changes: Any) -> LearnerConfig:
-    """With one update per step, and the rollout's log probabilities as the old ones. Other settings are defaults."""
+    """Make settings with one update per step and the rollout's log probabilities as old ones; others are defaults."""
     settings: dict[str, Any] = {
         "device": "cuda" if device.type == "cuda" else "cpu",
         "dtype": "bfloat16",
@@ -175,7 +175,7 @@ def make_learner(device: torch.device, tokens: int, **changes: Any) -> LearnerCo
 
 
 def measure_passes(config: DecoderConfig, tokens: int, device: torch.device, gemm_size: int) -> dict[str, float | str]:
-    """Forward and backward without an optimizer, with weights and gradients in bfloat16."""
+    """Measure forward and backward without an optimizer, with weights and gradients in bfloat16."""
     torch.manual_seed(0)
     with torch.device("meta"):
         model = CausalLM(config)
@@ -197,7 +197,7 @@ def measure_passes(config: DecoderConfig, tokens: int, device: torch.device, gem
 
 
 def measure_head(tokens: int, device: torch.device, *, vocabulary: int = _HEAD_VOCABULARY) -> dict[str, float | str]:
-    """Log probabilities of `tokens` tokens and their gradients; memory besides the inputs and the output matrix."""
+    """Measure log probabilities of `tokens` tokens and their gradients; memory besides inputs and output matrix."""
     hidden = torch.randn(tokens, _HEAD_WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
     weight = (0.02 * torch.randn(vocabulary, _HEAD_WIDTH, device=device)).to(torch.bfloat16).requires_grad_()
     targets = torch.randint(vocabulary, (tokens,), device=device)

@@ -1,7 +1,7 @@
-"""A process that holds the weights of an embedded engine and loads what a learner publishes.
+"""Runs a process that holds the weights of an embedded engine and loads the versions that a learner publishes.
 
 The learner shares the memory of its GPU by CUDA IPC, and on a CPU a file in place of it. A process cannot open handles of
-its own memory, so the engine needs another one.
+its own memory, so the engine needs another process.
 """
 
 import mmap
@@ -40,9 +40,9 @@ class EngineFailed(Exception):
 class LoadedWeights(NamedTuple):
     load_s: float
     sum_of_bits: int
-    is_shared: bool  # from the memory that the learner shares, not from the slot
+    is_shared: bool  # loaded from the memory that the learner shares, not from the slot
     logged: list[str]
-    values: dict[str, NDArray[np.int16]]  # their bits by name, on request
+    values: dict[str, NDArray[np.int16]]  # bits by name, on request
 
 
 class FileSharing:
@@ -68,31 +68,31 @@ def _map(path: Path) -> Tensor:
 
 
 def make_sharing(device: torch.device, folder: Path) -> MemorySharing:
-    """`folder`: of the files that a CPU shares."""
+    """Return the sharing of a device. `folder` has the files that a CPU shares."""
     return CudaSharing(device) if device.type == "cuda" else FileSharing(folder)
 
 
 class WeightEngine:
-    """The learner's side of the process."""
+    """The learner's connection to the engine's process."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def load(self, published: WeightsPublished, *, returns_values: bool = False) -> LoadedWeights:
-        """Raises EngineFailed."""
+        """Load a version. Raises EngineFailed."""
         with self._naming_end():
             self._connection.send((published, returns_values))
         return self.wait(_ANSWER_LIMIT_S)
 
     def load_shared(self, published: WeightsPublished, *, returns_values: bool = False) -> LoadedWeights:
-        """Raises EngineFailed if the engine loads the slot instead of the shared memory."""
+        """Load a version from shared memory. Raises EngineFailed if the engine loads the slot instead."""
         loaded = self.load(published, returns_values=returns_values)
         if not loaded.is_shared:
             raise EngineFailed(f"the engine loaded the slot: {', '.join(loaded.logged)}")
         return loaded
 
     def wait(self, limit_s: float) -> Any:
-        """The next answer. Raises EngineFailed."""
+        """Return the next answer. Raises EngineFailed."""
         with self._naming_end():
             if not self._connection.poll(limit_s):
                 raise EngineFailed(f"no answer of the engine's process after {limit_s:g} s")
@@ -111,12 +111,12 @@ class WeightEngine:
 
 @contextmanager
 def running_engine(config: DecoderConfig, device: torch.device, folder: Path) -> Generator[WeightEngine]:
-    """`folder`: as in `make_sharing`. The process is dead when the context ends. Raises EngineFailed if it does not start."""
+    """Start an engine's process, which is dead when the context ends. Raises EngineFailed if it does not start."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_answer, args=(theirs, config, device, folder), daemon=True)
     process.start()
-    theirs.close()  # so that the end of the process ends a wait for its answer
+    theirs.close()  # a wait for an answer then ends when the process ends
     try:
         engine = WeightEngine(ours)
         engine.wait(_START_LIMIT_S)
@@ -168,7 +168,7 @@ def _load(
 
 
 def describe_events(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Each as a line, such as `weights.from_slot: cause=...`."""
+    """Format each event as a line, such as `weights.from_slot: cause=...`."""
     return [
         f"{each['event']}: " + " ".join(f"{key}={value}" for key, value in each.items() if key != "event")
         for each in events
@@ -176,7 +176,7 @@ def describe_events(events: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def sum_bits(tensors: Iterable[Tensor]) -> int:
-    """The sum of all 16-bit values as integers."""
+    """Return the sum of all 16-bit values as integers."""
     return sum(int(each.view(torch.int16).sum(dtype=torch.int64)) for each in tensors)
 
 

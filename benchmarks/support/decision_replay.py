@@ -30,8 +30,8 @@ class DecisionSpeed(msgspec.Struct, frozen=True):
     decisions: int
     live_trajectories: int  # maximum at any time
     engines: int
-    decided_s: float  # CPU time of all decisions, including the clock: the median replay
-    worst_s: float  # wall time
+    decided_s: float  # CPU time of all decisions in the median replay, including the clock
+    worst_s: float  # wall time of the slowest decision
 
 
 class DecisionRecorder:
@@ -44,7 +44,7 @@ class DecisionRecorder:
         self._decided.append(RecordedDecision(now, event, effects))
 
     def measure_speed(self, fresh: Callable[[], Decider]) -> DecisionSpeed:
-        """Replay the decisions. Raises AssertionError where a fresh arbiter's effects differ."""
+        """Replay the decisions. Raises AssertionError if the effects of a fresh arbiter differ."""
         events = [decided.event for decided in self._decided]
         replays = [self._replay(fresh()) for _ in range(REPLAYS)]
         return DecisionSpeed(

@@ -24,7 +24,7 @@ from asterism.configs.schema.machines import BusConfig as BusConfig
 from benchmarks.support.process_memory import read_resident_mib
 
 PEER, MEASURER = "peer", "measurer"
-QUEUE_MESSAGES = 1000  # of each of many peers
+QUEUE_MESSAGES = 1000  # queue length of each peer
 MESSAGE = StartGroup(  # 64 ids and 200 characters
     group_id=7,
     purpose="train",

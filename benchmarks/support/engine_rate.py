@@ -1,4 +1,4 @@
-"""Tokens per second of an embedded engine that decodes prompts of equal lengths."""
+"""Measures the tokens per second of an embedded engine that decodes prompts of equal lengths."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from asterism.engine.model.causal_lm import CausalLM
 from asterism.engine.model.model_config import DecoderConfig
 
 PROMPT_TOKENS = 256
-_PAGE_TOKENS = 256  # which kernels of GPUs read in place
+_PAGE_TOKENS = 256  # GPU kernels read pages of this size in place
 
 
 async def measure_engine_rate(engine: EmbeddedEngine, prompts_BT: NDArray[np.int32], new_tokens: int) -> float:
@@ -40,7 +40,7 @@ def fill_randomly(model: nn.Module) -> None:
 
 
 def write_checkpoint(folder: Path, config: DecoderConfig, device: torch.device) -> None:
-    """Random weights, without a tokenizer."""
+    """Write random weights and the configuration, without a tokenizer."""
     with device:
         model = CausalLM(config).to(torch.bfloat16)
     fill_randomly(model)
@@ -52,7 +52,7 @@ def write_checkpoint(folder: Path, config: DecoderConfig, device: torch.device) 
 async def measure_decode_rate(
     folder: Path, config: DecoderConfig, device: torch.device, batch: int, new_tokens: int
 ) -> float:
-    """Decoded tokens per second in bfloat16, without the prefill of `batch` prompts of PROMPT_TOKENS tokens."""
+    """Measure decoded tokens per second in bfloat16, without the prefill of `batch` prompts of PROMPT_TOKENS tokens."""
     tokens = -(-(PROMPT_TOKENS + new_tokens) // _PAGE_TOKENS) * _PAGE_TOKENS
     capacity = Capacity(kv_tokens=batch * tokens, page_tokens=_PAGE_TOKENS, sequence_tokens=tokens)
     engine = EmbeddedEngine(

@@ -26,11 +26,11 @@ class EngineSetup(msgspec.Struct, frozen=True):
 
     name: str
     arbiter: str
-    folder: str  # of the sockets
+    folder: str  # folder of the sockets
     checkpoint: str
     capacity: Capacity
     threads: int
-    shape: WorkloadShape  # of the workload
+    shape: WorkloadShape  # shape of the workload
     seed: int
 
 

@@ -1,4 +1,4 @@
-"""A run in one process: the actors of a run, on one event loop and the in-process bus.
+"""Runs the actors of a run in one process, on one event loop and the in-process bus.
 
     head, rollout: decide on the loop     generator, learner: one thread each
     executor: fork servers                launcher: below
@@ -32,7 +32,7 @@ from asterism.engine.learner.distributed import RankGroup
 
 
 async def run_in_one_process(run: RunConfig, folder: RunFolder) -> None:
-    """Run all actors until they end. An actor's exception cancels all actors: ExceptionGroup."""
+    """Run all actors until they end. Raises ExceptionGroup if an actor fails; the other actors are cancelled."""
     join = make_in_process_bus_factory(run, Hub())
     bus, works = join(LAUNCHER, 0), dict[str, asyncio.Task[None]]()
     async with asyncio.TaskGroup() as group:

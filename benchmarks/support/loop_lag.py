@@ -1,4 +1,4 @@
-"""Measures how long an event loop is held up."""
+"""Measures the longest delay of an event loop."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ class LoopLag:
     longest_s = 0.0
 
     async def measure(self) -> None:
-        """Until cancelled."""
+        """Measure until cancelled."""
         while True:
             due = time.monotonic() + _INTERVAL_S
             await asyncio.sleep(_INTERVAL_S)

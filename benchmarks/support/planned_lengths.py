@@ -88,7 +88,7 @@ class EngineCounts(msgspec.Struct, frozen=True):
 
     load: EngineLoad
     first_prefills: int  # prefilled tokens that no engine held before
-    cpu_s: float  # of the engine's process, from its capacity offer
+    cpu_s: float  # CPU seconds of the engine's process, from its capacity offer
 
 
 class PlannedEngine(EmbeddedEngine):

@@ -15,7 +15,7 @@ from asterism.configs.load import load_run
 from asterism.configs.run_folder import RunFolder
 from benchmarks.support.loop_lag import measuring_lag
 
-with pausing_garbage_collector():  # as in engine/learner/__main__.py
+with pausing_garbage_collector():  # like engine/learner/__main__.py
     import torch.distributed as dist
 
     from asterism.engine.learner.batches.batch_journal import BatchJournal
@@ -32,7 +32,7 @@ NUM_MINIBATCHES = 4
 
 
 def read_process_bytes() -> int:
-    """All bytes that this process has read, from files and sockets."""
+    """Return all bytes that this process has read, from files and sockets."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["rchar"])
 
@@ -70,7 +70,7 @@ class ReadingRank:
         return TrainStepResult(step, metrics, None)
 
     def save_if_due(self) -> None:
-        """It has no checkpoints."""
+        """Do nothing: the rank has no checkpoints."""
 
 
 async def lead(folder: RunFolder, ranks: RankGroup) -> None:

@@ -1,4 +1,4 @@
-"""The steps of a run in one process, as a plain script: no bus, event log, arbiter or actors.
+"""Runs the steps of a run in one process, as a plain script: no bus, event log, arbiter or actors.
 
     rollout: decide -> engine step -> decide -> ... until the batch is complete
     then train; then copy the weights
@@ -62,7 +62,7 @@ from asterism.sandbox.contract import Sandbox
 from asterism.sandbox.select_backend import make_sandbox
 from asterism.tasks import DEFAULT_TASK
 
-Call = asyncio.Task[TrajectoryEvent]  # of the sandbox
+Call = asyncio.Task[TrajectoryEvent]  # call of the sandbox
 
 
 async def run_all_steps(run: RunConfig, folder: RunFolder) -> list[dict[str, float]]:
@@ -91,9 +91,9 @@ class SingleProcessLoop:
         self._rollout.decide(time.monotonic(), ExecutorJoined(EXECUTOR, run.sandbox.fork_servers))
         self._buffer = GroupBuffer(run, problems.train, problems.test)
         self._turns: dict[int, TurnRequested] = {}  # turns in generation, by trajectory
-        self._answers: asyncio.Queue[Call] = asyncio.Queue()  # at most one per trajectory
+        self._answers: asyncio.Queue[Call] = asyncio.Queue()  # at most one answer per trajectory
         self._calls: set[Call] = set()  # unfinished sandbox calls
-        self._sequences: list[TrainingSequence] = []  # of the step's accepted groups
+        self._sequences: list[TrainingSequence] = []  # sequences of the step's accepted groups
         self._collected: StepCollected | None = None
 
     async def run_step(self, number: int) -> dict[str, float]:
@@ -164,7 +164,7 @@ class SingleProcessLoop:
                 case StepCollected() as collected:
                     self._collected = collected
                 case other:
-                    raise TypeError(f"the loop has no use for {type(other).__name__}")
+                    raise TypeError(f"the loop does not accept {type(other).__name__}")
 
     # ---------------------------------------------------------------- the sandbox
 

@@ -1,4 +1,4 @@
-"""Runs for benchmarks, from a checkpoint: in processes, in one process or in a plain loop."""
+"""Starts runs for benchmarks, from a checkpoint: in processes, in one process or in a plain loop."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def run_cold_start(config: Path, settings: Sequence[str], runs: Path) -> Path:
 def from_checkpoint(config: Path, settings: Sequence[str], checkpoint: Path, steps: int) -> RunConfig:
     """Return `config` without cold start and evaluation, on the questions of the checkpoint's run.
 
-    Measure no last step: it saves a checkpoint.
+    Do not measure the last step, because it saves a checkpoint.
     """
     data = RunFolder(checkpoint.parents[1].resolve()).data
     run = load_run(config, [*settings, "sft.steps=0", f"rl.steps={steps}"])
@@ -67,7 +67,7 @@ def _prepared_run_folder(run: RunConfig) -> Generator[RunFolder, None, None]:
 
 
 def launch(run: RunConfig) -> RunFolder:
-    """Run the processes to their end. Raises UnusableInput, RunUnfinished, asterism.actors.launch.launcher.ProcessDied."""
+    """Run all processes to their end. Raises UnusableInput, RunUnfinished and ProcessDied (launcher.py)."""
     with _prepared_run_folder(run) as folder:
         configure_logging(folder, LAUNCHER, run.log.level)
         display = make_display(Console(stderr=True))

@@ -1,4 +1,4 @@
-"""Training with transformers in padded micro batches, for comparison in benchmarks.learner."""
+"""Trains with transformers in padded micro batches, for comparison in benchmarks.learner."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from asterism.engine.learner.batches.training_sequence import TrainingSequence
 from asterism.engine.model.model_config import DecoderConfig
 
-IGNORED = -100  # a label without loss
+IGNORED = -100  # label of a token without loss
 
 
 class PaddedTraining:
-    """Forward and backward passes of the model's own code and loss, clipping, and AdamW."""
+    """Training with the model's own code and loss, clipping, and AdamW."""
 
     def __init__(self, config: DecoderConfig, micro_batch_tokens: int, *, is_sorted: bool) -> None:
-        """`is_sorted`: micro batches of sequences of similar length; otherwise in the given order."""
+        """`is_sorted`: whether micro batches have sequences of similar length, or keep the given order."""
         fields = config.to_hf()
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
         self._model = model.train()
@@ -38,7 +38,7 @@ class PaddedTraining:
         self._optimizer.zero_grad()
 
     def _split(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
-        """Each micro batch has at most the given number of tokens, with padding."""
+        """Split sequences into micro batches with at most the given number of tokens, with padding."""
         ordered = sorted(sequences, key=lambda each: -each.num_tokens) if self._is_sorted else sequences
         micro_batches: list[list[TrainingSequence]] = [[]]
         for sequence in ordered:
@@ -50,7 +50,7 @@ class PaddedTraining:
 
 
 def pad(sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, attention mask and labels; int64 [B, T], padded on the right."""
+    """Return token ids, attention mask and labels; int64 [B, T], padded on the right."""
     shape = len(sequences), max(each.num_tokens for each in sequences)
     token_ids_BT, mask_BT = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     labels_BT = np.full(shape, IGNORED, np.int64)

@@ -53,11 +53,11 @@ from benchmarks.support.planned_lengths import EngineCounts, build_groups
 
 ENGINES = ("generator-0", "generator-1")
 PAGE_TOKENS = 16
-SHARE = 1 / 3  # of the demand, as the size of the caches
+SHARE = 1 / 3  # share of the demand that the caches of both engines hold
 HEAD, ARBITER, ROLLOUT, BUFFER, EXECUTOR, LAUNCHER = (
     *("head", "head/arbiter", "head/rollout", "head/buffer", "head/executor", "head/launcher"),
 )
-LONGEST_S = 300.0  # time limit of a policy; a longer one counts as stuck
+LONGEST_S = 300.0  # a policy that takes longer counts as stuck
 
 
 class StuckTrajectories(Exception):
@@ -68,25 +68,25 @@ class TwoEngineOutcome(msgspec.Struct, frozen=True):
     """The outcome of one round of one policy, in tokens summed over the engines."""
 
     makespan_s: float
-    tokens_per_s: float  # generated
+    tokens_per_s: float  # generated tokens per second
     generated_tokens: int
     prefilled_tokens: int
-    recomputed_tokens: int  # prefilled again for the same trajectory, on any engine
-    recomputed_share: float  # of the generated tokens
+    recomputed_tokens: int  # tokens prefilled again for the same trajectory, on any engine
+    recomputed_share: float  # recomputed tokens over generated tokens
     evicted_tokens: int
     preempted: int
     migrations: int
     decode_batch: float  # sequences per decode step
-    busy_share: float  # of the makespan, mean over the engines
-    cpu_s: float  # of the engines' processes; below the makespan on a shared machine
-    lease_wait_s: float  # mean over the trajectories
-    digests: tuple[str, ...]  # of the tokens of each trajectory, by number
+    busy_share: float  # busy share of the makespan, mean over the engines
+    cpu_s: float  # CPU seconds of the engines' processes; below the makespan on a shared machine
+    lease_wait_s: float  # mean wait of a trajectory for leases
+    digests: tuple[str, ...]  # digests of the trajectories' tokens, by number
 
 
 class RolloutHarness:
     """The deciders' environment: predrawn tools and grader, the buffer, and counters."""
 
-    quiet = False  # as asterism.actors.runtime.decider_loop.Observer has it
+    quiet = False  # a field of asterism.actors.runtime.decider_loop.Observer
 
     def __init__(self, work: Workload, engines: Sequence[str]) -> None:
         self._engines = set(engines)
@@ -101,7 +101,7 @@ class RolloutHarness:
         self.bus: Bus | None = None
 
     def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
-        """As asterism.actors.runtime.decider_loop.Observer."""
+        """Implement asterism.actors.runtime.decider_loop.Observer."""
         if isinstance(event, EngineJoined):
             self.joined.add(event.engine)
             if self.joined == self._engines:
@@ -294,7 +294,7 @@ def compute_digests(ended: Sequence[TrajectoryFinished]) -> tuple[str, ...]:
 def compute_differing_share(rounds: Sequence[Sequence[str]]) -> float:
     """Return the share of trajectories with digests that differ between rounds, in [0, 1].
 
-    A batch of another size may round the last bits of a logit otherwise, and then a sampled token differs.
+    Another batch size may change the last bits of a logit, and then a sampled token.
     """
     by_trajectory = list(zip(*rounds, strict=True))
     return sum(len(set(digests)) > 1 for digests in by_trajectory) / len(by_trajectory)

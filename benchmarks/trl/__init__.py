@@ -1,1 +1,1 @@
-"""TRL, in its own environment, on the task and checkpoint of a run."""
+"""Runs TRL in its own environment, on the task and checkpoint of a run."""

@@ -1,9 +1,9 @@
-"""Compare a run with TRL's GRPOTrainer on the tiny task. JSON last.
+"""Compare a run with TRL's GRPOTrainer on the tiny task. Prints a JSON line last.
 
     make bench-trl                                     # creates .venv-trl once
     python -m benchmarks.trl [--rounds 2] [--steps 20] [--threads 2] [--checkpoint STEP_FOLDER] [--quick]
 
-Three kinds alternate by round, in the same session, so that other load on the machine affects all of them:
+Three kinds of training alternate by round, so that other load on the machine affects all of them:
 
     (no prefix)  a run that trains on all rollouts, as TRL does: plain GRPO, groups with equal rewards included
     roc_         a run as in the demo: RoC trains on at most half of the rollouts, and on no group with equal rewards
@@ -39,7 +39,7 @@ from benchmarks.trl.trl_run import TrlFailed, build_settings, has_trl, run_trl
 
 REWARD = 0.8
 LAST_STEPS = 5
-MIN_STEPS = 3  # the first and the last one are not measured
+MIN_STEPS = 3  # the first and the last step are not measured
 EVERY_ROLLOUT = ("roc.enabled=false", "rl.group_filter=benchmarks.trl.trl_run:accept_any_rewards")
 COLD_START_STEPS, QUICK_COLD_START_STEPS = 300, 40
 QUICK = ("rl.prompts=4", "rl.rollouts=8", "sft.batch_size=32", "tiny.num_train_questions=256")
@@ -48,7 +48,7 @@ Steps = Sequence[Mapping[str, float]]
 
 
 def build_runs(options: argparse.Namespace, runs: Path) -> dict[str, RunConfig]:
-    """The runs by kind, from the checkpoint of a cold start. TRL has a constant learning rate."""
+    """Build the runs by kind, from the checkpoint of a cold start. TRL has a constant learning rate."""
     settings = [f"seed={options.seed}", *(QUICK if options.quick else ()), *options.set]
     sft_steps = QUICK_COLD_START_STEPS if options.quick else COLD_START_STEPS
     sft = [f"sft.steps={sft_steps}", *settings]
@@ -63,13 +63,13 @@ def build_runs(options: argparse.Namespace, runs: Path) -> dict[str, RunConfig]:
 
 
 def find_seconds_to_reward(steps: Steps) -> float | None:
-    """Seconds of the steps up to the first one with REWARD."""
+    """Sum the seconds of the steps up to the first step with REWARD."""
     reached = next((number for number, step in enumerate(steps, 1) if step["reward"] >= REWARD), None)
     return None if reached is None else sum(step["step_s"] for step in steps[:reached])
 
 
 def compute_figures(rounds: Sequence[Steps]) -> dict[str, float | None]:
-    """A step without an update has no `rows` and `tokens`."""
+    """Compute the figures of all rounds. A step without an update has no `rows` and `tokens`."""
     seconds = [find_seconds_to_reward(steps) for steps in rounds]
     reached = [each for each in seconds if each is not None]
     measured = [step for steps in rounds for step in steps[1:-1]]
@@ -83,7 +83,7 @@ def compute_figures(rounds: Sequence[Steps]) -> dict[str, float | None]:
 
 
 def measure(options: argparse.Namespace, runs: Path) -> dict[str, float | None]:
-    """Raises TrlFailed and the errors of benchmarks.support.tiny_run.launch."""
+    """Measure all kinds. Raises TrlFailed and the errors of benchmarks.support.tiny_run.launch."""
     configs = build_runs(options, runs)
     settings = build_settings(configs[""], options.threads)
     rounds: dict[str, list[Steps]] = {kind: [] for kind in (*configs, "trl_")}
@@ -98,7 +98,7 @@ def measure(options: argparse.Namespace, runs: Path) -> dict[str, float | None]:
 
 
 def combine_figures(by_kind: Mapping[str, Mapping[str, float | None]]) -> dict[str, float | None]:
-    """The figures with their kind's prefix, rounded, and the ratios."""
+    """Merge the figures with their kind's prefix, rounded, and add the ratios."""
     named = {kind + name: value for kind, figures in by_kind.items() for name, value in figures.items()}
     for kind in ("", "roc_"):
         ours, theirs = named[f"{kind}step_s"], named["trl_step_s"]
@@ -111,12 +111,12 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=Path("configs/tiny.toml"))
     parser.add_argument("--python", type=Path, default=Path(".venv-trl/bin/python"), help="interpreter with TRL")
     parser.add_argument("--checkpoint", type=Path, help="step_000000 of a run; its folder must still have the data")
-    parser.add_argument("--rounds", type=int, help="of both (2)")
-    parser.add_argument("--steps", type=int, help="of each round (20)")
-    parser.add_argument("--threads", type=int, default=2, help="of TRL, of the engine and of the learner")
+    parser.add_argument("--rounds", type=int, help="rounds of each kind (2)")
+    parser.add_argument("--steps", type=int, help="steps of each round (20)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of TRL, of the engine and of the learner")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="32 rollouts a step, 4 steps, a short cold start")
+    parser.add_argument("--quick", action="store_true", help="32 rollouts per step, 4 steps, a short cold start")
     options = parser.parse_args()
     for name, usual, quick in (("rounds", 2, 1), ("steps", 20, 4)):
         if getattr(options, name) is None:

@@ -58,7 +58,7 @@ CHAT_TEMPLATE = (
 
 
 class UnprotectedNotebook:
-    """TRL's environment: one per rollout, with one tool."""
+    """Environment for TRL: one instance per rollout, with one tool."""
 
     def reset(self, **row: Any) -> None:
         self._names: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def end_call(*_: object) -> None:
 
 
 def compute_rewards(completions: list[list[dict[str, Any]]], answer: list[str], **_: Any) -> list[float]:
-    """1 if the last turn answers with the right number, as asterism.tasks.tiny grades it."""
+    """Return 1 if the last turn answers with the right number, as asterism.tasks.tiny grades it."""
     rewards: list[float] = []
     for turns, truth in zip(completions, answer, strict=True):
         last = turns[-1]
@@ -108,7 +108,7 @@ def compute_rewards(completions: list[list[dict[str, Any]]], answer: list[str], 
 
 
 class CountingTrainer(GRPOTrainer):
-    """Counts the rows of the losses, and their tokens that the model has written."""
+    """A trainer that counts the rows of the losses, and their tokens that the model has written."""
 
     num_rows = num_tokens = 0
 
@@ -120,7 +120,7 @@ class CountingTrainer(GRPOTrainer):
 
 
 class StepClock(TrainerCallback):
-    """The figures of each step of `minibatches` updates. `trainer` is set before the training."""
+    """Callback that records each step of `minibatches` updates. `trainer` is set before the training."""
 
     trainer: CountingTrainer
 
@@ -133,7 +133,7 @@ class StepClock(TrainerCallback):
         self._began_at = time.perf_counter()
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any], **_: Any) -> None:
-        """After each update. Only the first one of a batch logs the reward."""
+        """Record a step after its last update. Only the first update of a batch logs the reward."""
         self._reward = float(logs.get("reward", self._reward))
         if "loss" in logs and state.global_step % self._minibatches == 0:
             now = time.perf_counter()

@@ -18,16 +18,16 @@ _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TRL_EXPERIMENTAL_SILENCE": "1"}
 
 
 class TrlFailed(Exception):
-    """`str(error)` has the command's exit code. Its output is on stderr."""
+    """TRL failed. `str(error)` has the command's exit code; its output is on stderr."""
 
 
 def accept_any_rewards(_: Sequence[float]) -> bool:
-    """A group filter (docs/losses.md). As in TRL, groups with equal rewards are trained on, with advantage 0."""
+    """Accept every group as a group filter (docs/losses.md). As in TRL, equal rewards have advantage 0."""
     return True
 
 
 def has_trl(python: Path) -> bool:
-    """Whether this interpreter exists and finds TRL."""
+    """Return whether this interpreter exists and finds TRL."""
     find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('trl') is None)"
     try:
         return subprocess.run([str(python), "-c", find], check=False).returncode == 0

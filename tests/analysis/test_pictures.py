@@ -51,7 +51,7 @@ def write_run(folder: Path, *lines: dict[str, Any], summary: dict[str, Any] | No
 
 
 def is_picture(path: Path) -> bool:
-    """Also check the SVG that every picture has."""
+    """Return whether the file is a PNG, with an SVG next to it."""
     return path.read_bytes().startswith(b"\x89PNG") and b"<svg" in path.with_suffix(".svg").read_bytes()
 
 
@@ -86,7 +86,7 @@ class TestMetrics:
         assert get_column(steps, "entropy").to_list() == [None, 0.5]
         assert get_column(steps, "weights_s").to_list() == [None, None]
 
-    def test_a_folder_without_metrics_is_named(self, tmp_path: Path):
+    def test_the_error_names_a_folder_without_metrics(self, tmp_path: Path):
         with pytest.raises(AnalysisError, match=r"metrics\.jsonl: no such file"):
             read_metrics(tmp_path)
 
@@ -104,7 +104,7 @@ class TestCurves:
         first = path.with_suffix(".svg").read_bytes()
         assert draw_curves(tmp_path / "demo").with_suffix(".svg").read_bytes() == first
 
-    def test_a_binary_reward_shares_the_axis_of_accuracies_and_a_shaped_one_has_panels_of_its_own(self, tmp_path: Path):
+    def test_a_binary_reward_shares_the_axis_of_accuracies_and_a_shaped_reward_has_its_own_panels(self, tmp_path: Path):
         evaluation = {"kind": "evaluation", "label": "start_sampled", "accuracy": 0.75, "reward": 0.75}
         binary = write_run(tmp_path / "binary", evaluation, step(1, positive_share=0.5))
         shaped = write_run(
@@ -157,7 +157,7 @@ class TestComparison:
         assert json.loads(summary.read_text()) == {"roc": SUMMARY, "grpo": {**SUMMARY, "seed": 4}}
         assert (picture.parent, picture.name, summary.name) == (tmp_path / "both", "curves.png", "summary.json")
 
-    def test_a_missing_summary_is_named_and_no_file_is_written(
+    def test_the_error_names_a_missing_summary_and_no_file_is_written(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ):
         roc = write_run(tmp_path / "roc", step(1), summary=SUMMARY)
@@ -177,7 +177,7 @@ class TestComparison:
 
 
 def shown(summary: dict[str, Any]) -> dict[str, list[str]]:
-    """The non-empty cells of each row, by label."""
+    """Return the non-empty cells of each row, by label."""
     console = Console(file=io.StringIO(), width=100, color_system=None)
     with console.capture() as capture:
         console.print(build_summary_table(summary))
@@ -233,7 +233,7 @@ class TestSummaryTable:
         assert lines == ["step 3: health.entropy: [0.1]", "step 7: health.reward_drop: [0.1]"]
         assert list_health_lines({}) == []
 
-    def test_a_malformed_summary_is_named(self, tmp_path: Path):
+    def test_the_error_names_a_malformed_summary(self, tmp_path: Path):
         (tmp_path / "summary.json").write_text("{")
         with pytest.raises(AnalysisError, match=r"summary\.json: "):
             read_summary(tmp_path)

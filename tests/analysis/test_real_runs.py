@@ -36,7 +36,7 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def settings(finished_run: tuple[RunFolder, str]) -> tuple[str, ...]:
-    """Settings of a run with small caches; its cold start is long enough for calls and some correct answers."""
+    """Return settings of a run with small caches; its cold start is long enough for calls and some correct answers."""
     return (*from_cold_start_of(finished_run[0]), *SETTINGS)
 
 
@@ -50,13 +50,13 @@ def messages(folder: RunFolder, log: str, *kinds: str) -> list[AnyMessage]:
 
 
 def count_probed_tokens(folder: RunFolder) -> int:
-    """Tokens that engines generate after each load of weights, one for each prompt of a probe."""
+    """Count the tokens that engines generate after each load of weights: one for each prompt of a probe."""
     loads = [each for each in messages(folder, "head", "WeightsLoaded") if isinstance(each, WeightsLoaded)]
     return sum(len(each.probe_logprobs) for each in loads)
 
 
 def reported(folder: RunFolder) -> tuple[Utilization, str]:
-    """The report's data and its output."""
+    """Return the report's data and its output."""
     console = Console(width=100, file=StringIO())
     report_run(folder.path, json=False, console=console)
     assert folder.utilization_plot.read_bytes().startswith(b"\x89PNG")

@@ -9,7 +9,7 @@ MEMORY = BurstMemory(1.0, 1.0)
 
 
 def make_result(answered: int, elapsed_s: float) -> BurstResult:
-    """Call n ends after n ms, of which it ran 1 ms."""
+    """Make a result in which call n ends after n ms and runs for 1 ms."""
     latencies_ms = [float(number) for number in range(1, answered + 1)]
     figures = LoadFigures(answered, answered, 0, 0, {}, elapsed_s, latencies_ms)
     return BurstResult(figures, MEMORY, MEMORY, MEMORY, [1.0] * answered, [each - 1 for each in reversed(latencies_ms)])
@@ -23,8 +23,8 @@ def test_total_and_queued_time_have_their_percentiles() -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 4])
-def test_the_reports_step_needs_cores_by_the_rate_of_one(cores: int) -> None:
-    """At 1,000 calls a second and core, 45,000 calls take 45 CPU seconds. 75 cores answer them in 0.6 s, 0.3 s on average."""
+def test_the_cores_for_the_reports_step_follow_from_the_rate_of_one_core(cores: int) -> None:
+    """At 1,000 calls per second and core, 45,000 calls take 45 CPU seconds; 75 cores answer them within 0.6 s."""
     figures = compute_latency_figures(make_result(1000 * cores, 1.0), cores)
     assert figures["report_45k_cpu_s"] == pytest.approx(45.0)
     assert figures["report_45k_at_once_cores"] == pytest.approx(75.0)

@@ -24,7 +24,7 @@ from benchmarks.experiments.labelled_programs import STDIN, LabelledCall, Labell
 
 PROGRAMS = list_programs()
 LIMITED = "a limit"
-WALL_LIMIT_S = 4.0  # of a program that reaches a limit
+WALL_LIMIT_S = 4.0  # limit of a program that reaches a limit of the sandbox
 SHELL = 'ulimit -v 3000000 -t 2 -c 0; exec "$0" "$@"'
 
 
@@ -39,7 +39,7 @@ def test_at_least_40_programs_look_wrong_and_20_look_right() -> None:
 
 
 def run_interpreter(code: str, folder: Path, limit_s: float) -> subprocess.CompletedProcess[str] | None:
-    """An ordinary interpreter with limits on memory and processor time; None beyond `limit_s`."""
+    """Run an ordinary interpreter with limits on memory and processor time; None beyond `limit_s`."""
     source = folder / "program.py"
     source.write_text(code)
     environment = {"PATH": os.environ["PATH"], "OPENBLAS_NUM_THREADS": "1"}
@@ -97,7 +97,7 @@ RAISED = CodeRaised(Output(), "ValueError: x", "Traceback (most recent call last
         (MalformedCall("unknown function"), (True, True, False)),
     ],
 )
-def test_each_rule_counts_what_its_definition_names(
+def test_each_rule_counts_calls_by_its_definition(
     outcome: CodeOk | CodeRaised | MalformedCall, counted: tuple[bool, ...]
 ) -> None:
     assert judge_call(make_call(is_right=True), outcome).counts_as_failed == counted

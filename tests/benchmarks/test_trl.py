@@ -19,7 +19,7 @@ TRL_PYTHON = ROOT / ".venv-trl/bin/python"
 
 
 def make_steps(*rewards: float) -> list[dict[str, float]]:
-    """Step n takes n seconds."""
+    """Make steps; step n takes n seconds."""
     return [{"step_s": float(number), "reward": reward} for number, reward in enumerate(rewards, 1)]
 
 
@@ -34,7 +34,7 @@ def test_the_first_and_the_last_step_of_a_round_do_not_count_in_its_median() -> 
     assert compute_figures([make_steps(0.8, 0.6, 0.6), make_steps(0.6, 0.6, 0.6)])["reward_s"] is None
 
 
-def test_the_figures_contain_what_a_step_trains_on_and_none_for_a_step_without_update() -> None:
+def test_figures_have_the_trained_rows_and_tokens_and_zero_for_a_step_without_an_update() -> None:
     steps = make_steps(0.5, 0.5, 0.5, 0.5)
     steps[1] |= {"rows": 128.0, "tokens": 4000.0}
     figures = compute_figures([steps])

@@ -51,12 +51,12 @@ def test_experiments_share_the_runs_of_equal_variants(tmp_path: Path) -> None:
                 assert first[folder] == second[folder]
 
 
-def test_every_cold_start_is_of_some_variant() -> None:
+def test_every_cold_start_belongs_to_a_variant() -> None:
     assert {variant.cold_start for variant in VARIANTS.values()} == set(COLD_STARTS)
     assert {name for experiment in EXPERIMENTS.values() for name in experiment.labels} == set(VARIANTS)
 
 
-def test_settings_of_the_command_line_do_not_change_what_a_variant_sets(tmp_path: Path) -> None:
+def test_settings_of_the_command_line_do_not_change_the_settings_of_a_variant(tmp_path: Path) -> None:
     *_, grpo = plan_runs(PAIR, 1, tmp_path, ["roc.enabled=true", "rl.prompts=2"])
     run = load_run(TINY, grpo.settings)
     assert (run.roc.enabled, run.rl.prompts) == (False, 2)
@@ -74,7 +74,7 @@ def write_run(folder: Path, rewards: list[float | None], **summary: Any) -> Path
 def test_a_finished_run_with_the_same_settings_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     planned = next(plan_runs(PAIR, 1, tmp_path))
     write_run(planned.folder, [0.5], reward_end=0.5)
-    config = tmp_path / "missing.toml"  # a run with it would fail
+    config = tmp_path / "missing.toml"  # a run of this file would fail
     command = ["run", str(config), *(part for each in planned.settings for part in ("--set", each))]
     (tmp_path / "cold_demo_0.json").write_text(json.dumps(command))
     run_planned(planned, config)

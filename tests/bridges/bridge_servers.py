@@ -45,7 +45,7 @@ def serving(*command: str) -> Generator[BridgeServer]:
 
 
 def run_client(scenario: str, **parameters: Any) -> Any:
-    """The JSON value that a scenario of mcp_scenarios.py prints; `parameters` are those of McpTools."""
+    """Return the JSON value that a scenario of mcp_scenarios.py prints; `parameters` are the parameters of McpTools."""
     program = str(FOLDER / "mcp_scenarios.py")
     finished = subprocess.run(
         [str(PYTHON), program, scenario, json.dumps(parameters)],

@@ -19,7 +19,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ImageContent, TextContent
 
 server = MCPServer("counter", log_level="ERROR")
-counts: Counter[str] = Counter()  # by session
+counts: Counter[str] = Counter()  # keys: sessions
 
 
 @server.tool()

@@ -15,7 +15,7 @@ _CHUNK = b": ping\n\n" * (1 << 15)
 
 
 class HostileServer(ThreadingHTTPServer):
-    """Answers each request by the first part of its path; counts the bytes and the requests to /internal."""
+    """A server that answers by the first part of the path, and counts the bytes and the requests to /internal."""
 
     daemon_threads = True
     sent_bytes = num_internal = 0

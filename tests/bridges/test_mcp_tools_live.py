@@ -20,7 +20,7 @@ def server() -> Iterator[BridgeServer]:
 
 @pytest.fixture(params=["stdio", "http"])
 def parameters(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Of McpTools, for each transport."""
+    """Return the parameters of McpTools for each transport."""
     if request.param == "stdio":
         return STDIO
     return {"url": f"{request.getfixturevalue('server').url}/mcp"}

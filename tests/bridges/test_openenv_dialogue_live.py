@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.bridges, pytest.mark.real_clock]
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[BridgeServer]:
-    """A server with room for two sessions."""
+    """Yield a server with room for two sessions."""
     with serving(*OPENENV_SERVER, "2") as each:
         yield each
 
 
 @pytest.fixture
 def single() -> Iterator[BridgeServer]:
-    """A server with room for one session, as is the default, for one test."""
+    """Yield a server with room for one session, the default, for one test."""
     with serving(*OPENENV_SERVER, "1") as each:
         yield each
 
@@ -80,7 +80,7 @@ async def test_a_server_at_its_capacity_is_a_fault_and_close_frees_the_place(sin
     with pytest.raises(Fault, match=r"allows 1 sessions, and all are in use; .* max_concurrent_envs"):
         await second.init({"seed": 1})
     await second.close()
-    for _ in range(5):  # each needs the place of the one before
+    for _ in range(5):  # each session needs the place of the previous one
         await first.close()
         await first.init({"seed": 1})
     await first.close()

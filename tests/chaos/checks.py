@@ -19,7 +19,7 @@ from tests.chaos.play import STEPS, PlayResult
 
 
 def find_violations(result: PlayResult, baseline: RunFolder) -> Iterator[str]:
-    """The violated invariants. Without lost trajectories the run must equal the baseline byte for byte."""
+    """Yield the violated invariants. Without lost trajectories the run must equal the baseline byte for byte."""
     yield from result.leftovers
     if result.exit_code != 0:
         yield f"the run ended with exit code {result.exit_code}: {result.output[-2000:]}"
@@ -44,12 +44,12 @@ def find_violations(result: PlayResult, baseline: RunFolder) -> Iterator[str]:
 
 
 def count_failures(result: PlayResult) -> int:
-    """The number of trajectories that infrastructure lost."""
+    """Return the number of trajectories that infrastructure lost."""
     return int(json.loads(result.folder.summary.read_text())["trajectories_failed"])
 
 
 def _find_missing_lines(folder: RunFolder) -> set[int]:
-    """Steps without a metrics line, since a launch resumed from their checkpoint (asterism.actors.runtime.resume_point)."""
+    """Return steps without a metrics line: a launch resumed from their checkpoint (actors/runtime/resume_point.py)."""
     resumed = {int(entry["step"]) for entry in read_log_entries(folder, "run.started")} - {0}
     return resumed - {int(line["step"]) for line in metrics(folder, "step")}
 

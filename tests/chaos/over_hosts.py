@@ -1,4 +1,4 @@
-"""A run over hosts: started on the first and joined by the others, with kills, power-offs and partitions."""
+"""A run over hosts: started on the first host and joined by the others, with kills, power-offs and partitions."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from tests.cluster.hosts import Host, Hosts, Started
 
 PORT = 29_700
 EXPECTED_EXIT_CODES = 0, 130  # exit codes of joined nodes: the run is over, or the node was interrupted
-NODE_EXIT_TIMEOUT_S = 2 * HEARTBEAT_TIMEOUT_S  # after the run; then it is terminated
+NODE_EXIT_TIMEOUT_S = 2 * HEARTBEAT_TIMEOUT_S  # time from the end of the run until the node is terminated
 NODE_TERMINATE_TIMEOUT_S = 60.0
 _CACHE = "tmp/torchinductor_"  # torch's cache of the user
 _LEARNER, _WEIGHTS = "asterism.engine.learner", "asterism.engine.weight_transfer.weight_server"
@@ -42,7 +42,7 @@ class OverHosts:
         self._runs = runs
         self._stack = contextlib.ExitStack()
         self._hosts = self._stack.enter_context(Hosts(num_hosts))
-        self._places = list(self._hosts)  # the present host, by its number in the plan
+        self._places = list(self._hosts)  # the present host of each number in the plan
         self._key = generate_key(runs / "keys")
         cluster = (f"cluster.key={self._key}", f"cluster.host={self._places[0].address}", f"cluster.nodes={num_hosts}")
         per_node = ("engine.num_engines=1", "sandbox.executors=1")
@@ -106,7 +106,7 @@ class OverHosts:
         return description
 
     def _schedule_undo(self, fault: Fault, host: Host, undo: Callable[[], None]) -> None:
-        """Of two faults of one kind, the later one determines when both end."""
+        """Schedule the end of a fault. Of two faults of one kind, the later one determines when both end."""
         others = [due for due in self._due if (due.host, due.target) != (host, fault.target)]
         self._due = [*others, PendingUndo(time.monotonic() + fault.lasts_s, host, fault.target, undo)]
 
@@ -180,7 +180,7 @@ def _find_target(host: Host, target: str) -> int | None:
 
 
 def _find_leftovers(hosts: list[Host]) -> Iterator[str]:
-    """Processes and files that are left after EXIT_TIMEOUT_S."""
+    """Yield processes and files that are left after EXIT_TIMEOUT_S."""
     deadline = time.monotonic() + EXIT_TIMEOUT_S
     while any(host.list_processes() for host in hosts) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Runs real processes with the faults of a plan, and resumes the run after a kill of all of it."""
+"""Runs real processes with the faults of a plan, and resumes the run after a kill of the whole run."""
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ class Baseline(NamedTuple):
 
     cold_start: RunFolder
     folder: RunFolder
-    num_events: int  # of its head
+    num_events: int  # number of events in the head's log
 
 
 class Scene(Protocol):
@@ -69,7 +69,7 @@ class Scene(Protocol):
     def start(self, *, resume: bool) -> None: ...
 
     def has_ended(self) -> bool:
-        """Whether the run has ended. Also ends pauses that are due."""
+        """Return whether the run has ended. Also ends pauses that are due."""
         ...
 
     def hit(self, fault: Fault) -> str:
@@ -92,7 +92,7 @@ def run_baseline(cold_start: RunFolder, runs: Path, ranks: int = 1) -> Baseline:
 
 
 def count_events(folder: RunFolder) -> int:
-    """The number of events in the head's log."""
+    """Count the events in the head's log."""
     path = folder.events / "head.sqlite"
     if not path.exists():
         return 0
@@ -137,7 +137,7 @@ def _wait_until_ended(scene: Scene) -> None:
 
 
 def _wait_for(fault: Fault, scene: Scene) -> bool:
-    """Wait for the fault's moment; False if the run ended before."""
+    """Wait for the fault's moment; return False if the run ended before."""
     start, events = time.monotonic(), count_events(scene.folder)
     while not scene.has_ended():
         due_s = fault.after_s if fault.after_events < 0 else TIMEOUT_S
@@ -153,7 +153,7 @@ class OneMachine:
     """A run on this machine only."""
 
     def __init__(self, cold_start: RunFolder, runs: Path, ranks: int = 1) -> None:
-        """`ranks`: of the learner."""
+        """`ranks`: number of learner ranks."""
         runs.mkdir(exist_ok=True)
         self.where = "one machine" if ranks == 1 else f"one machine, {ranks} learner ranks"
         self.folder = RunFolder(runs / "demo")
@@ -194,13 +194,13 @@ def signal_process(pid: int | None, fault: Fault) -> str:
 
 
 def _find_pid(folder: RunFolder, target: str) -> int | None:
-    """Process id of the target's present incarnation."""
+    """Return the process id of the target's present incarnation."""
     started = list_process_ids(folder, target)
     return started[-1] if started else None
 
 
 def _find_rank(folder: RunFolder, rank: int) -> int | None:
-    """Process id of a rank of the learner's present incarnation, which torchrun's agent has started."""
+    """Return the process id of a rank of the learner's present incarnation, which torchrun's agent has started."""
     agent = _find_pid(folder, LEARNER)
     for pid in family(agent)[1:] if agent is not None else ():
         with contextlib.suppress(OSError):  # it has exited
@@ -210,7 +210,7 @@ def _find_rank(folder: RunFolder, rank: int) -> int | None:
 
 
 def find_leftovers(folder: RunFolder) -> Iterator[str]:
-    """Processes, sockets and shared memory that are left after EXIT_TIMEOUT_S."""
+    """Yield processes, sockets and shared memory that are left after EXIT_TIMEOUT_S."""
     deadline = time.monotonic() + EXIT_TIMEOUT_S
     while (processes := list(_find_processes(folder))) and time.monotonic() < deadline:
         time.sleep(0.05)

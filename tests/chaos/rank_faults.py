@@ -1,4 +1,4 @@
-"""Faults at an operation of a learner rank: as `learner.loss.function` this module is GRPO's loss, and its import in a rank lets
+"""Injects faults at an operation of a learner rank. The module serves as `learner.loss.function`, with GRPO's loss; its import
 the rank kill or stop itself, or block its main thread, when it begins an operation.
 
 The nth incarnation of the learner has the nth fault in the environment variable.
@@ -24,18 +24,16 @@ _VARIABLE = "ASTERISM_TEST_RANK_FAULTS"
 class RankFault(msgspec.Struct, frozen=True):
     rank: int
     step: int
-    operation: (
-        str  # of asterism.engine.learner: "forward and backward", "publish", "barrier"; or "save", in the background
-    )
+    operation: str  # "forward and backward", "publish", "barrier", or "save" in the background
     signal: signal.Signals | None  # None: block
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """As the launcher reports them."""
+        """Names of the operations, as the launcher reports them."""
         return (f"save of step {self.step}",) if self.operation == "save" else (f"step {self.step}", self.operation)
 
     def is_due(self, begun: str, running: Sequence[str]) -> bool:
-        """Whether the operation `begun`, one of the running ones, is that of the fault."""
+        """Return whether `begun`, one of the running operations, is the operation of the fault."""
         return begun == self.operations[-1] and set(self.operations) <= set(running)
 
 

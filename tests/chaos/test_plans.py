@@ -25,7 +25,7 @@ def test_on_one_machine_all_processes_are_killed_and_all_but_the_launcher_stoppe
     assert drawn == {(target, action) for target in TARGETS for action in ("kill", "stop")} | {(LAUNCHER, "kill")}
 
 
-def test_with_several_learner_ranks_each_of_them_is_killed_and_stopped_too() -> None:
+def test_each_of_several_learner_ranks_is_killed_and_stopped_too() -> None:
     drawn = {(fault.target, fault.action) for seed in SEEDS for fault in plan_ranks(seed, 1000)}
     targets = (*TARGETS, *RANK_TARGETS)
     assert drawn == {(target, action) for target in targets for action in ("kill", "stop")} | {(LAUNCHER, "kill")}

@@ -34,7 +34,7 @@ _FORWARDING, _BLOCKED = 3, 0  # states of a bridge's port
 
 
 def find_obstacle() -> str:
-    """The reason that hosts cannot be made on this machine; empty if they can."""
+    """Return the reason that hosts cannot be made on this machine; empty if they can be made."""
     if absent := [program for program in ("ip", "bridge", "nsenter", "unshare") if shutil.which(program) is None]:
         return f"missing programs: {', '.join(absent)}."
     if os.getuid() != 0:
@@ -48,7 +48,7 @@ class Started(subprocess.Popen[str]):
 
     @property
     def inner(self) -> int:
-        """Its process id outside of the host; 0 after its end."""
+        """Process id outside of the host; 0 after the end of the process."""
         while self.poll() is None:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if children := Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
@@ -65,7 +65,7 @@ class _Namespaces:
     """A set of namespaces, held by an idle process."""
 
     def __init__(self, setup: str) -> None:
-        # `cat` runs until its input ends. As the namespace's first process it inherits orphans; ignoring SIGCHLD reaps them.
+        # `cat` runs until its input ends. As the first process it inherits orphans, and reaps them by ignoring SIGCHLD.
         script = f"{setup}; echo; exec env --ignore-signal=CHLD cat"
         self._holder = subprocess.Popen(
             [
@@ -87,7 +87,7 @@ class _Namespaces:
         return ["nsenter", f"--target={self.first}", "--net", "--mount", "--uts", "--pid", f"--wdns={folder}"]
 
     def ip(self, *commands: str) -> None:
-        """Run commands of `ip`; process ids in them are those outside of the namespace."""
+        """Run commands of `ip`; process ids in them are ids outside of the namespace."""
         self._batch("ip", commands)
 
     def bridge(self, command: str) -> None:
@@ -135,7 +135,7 @@ class Host:
         return process
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> str:
-        """The output of a command. Raises CalledProcessError."""
+        """Return the output of a command. Raises CalledProcessError."""
         with self.popen(argv, stdout=subprocess.PIPE) as process:
             try:
                 output, _ = process.communicate(timeout=timeout_s)
@@ -147,21 +147,21 @@ class Host:
         return output
 
     def path(self, path: Path) -> Path:
-        """The path of a host's file from outside."""
+        """Return the path of a host's file from outside."""
         return Path(f"/proc/{self.first}/root") / path.relative_to("/")
 
     def list_private_files(self) -> list[str]:
-        """The files in its memory and its temporary folder."""
+        """List the files in the host's memory and temporary folder."""
         private = self.path(Path(_PRIVATE))
         return sorted(str(path.relative_to(private)) for path in private.rglob("*") if path != private / "tmp")
 
     def list_processes(self) -> dict[int, str]:
-        """The command lines of its processes, by their ids outside of the host."""
+        """Return the command lines of the host's processes, by their ids outside of the host."""
         namespace = str(Path(f"/proc/{self.first}/ns/pid").readlink())
         return {pid: line for pid, line in _list_running(namespace) if pid != self.first}
 
     def kill_all(self) -> None:
-        """Kill all of its processes together. The host stays, and its kernel closes their connections."""
+        """Kill all processes of the host together. The host stays, and its kernel closes their connections."""
         members: list[int] = []
         for pid in self.list_processes():
             with contextlib.suppress(ProcessLookupError):
@@ -181,7 +181,7 @@ class Host:
 
 
 class Hosts:
-    """A context manager: `with Hosts(3) as hosts`. `hosts[0]` is the first one, with the address 10.77.0.1."""
+    """A context manager: `with Hosts(3) as hosts`. `hosts[0]` is the first host, with the address 10.77.0.1."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -223,7 +223,7 @@ class Hosts:
         return host
 
     def partition(self, host: Host) -> None:
-        """The switch silently drops all frames from and to the host until `heal`.
+        """Let the switch silently drop all frames from and to the host until `heal`.
 
         The host's link stays up: without it the kernel would remove its routes and fail each send immediately, which a
         broken network does not do. So connections stay, and TCP sends the lost segments again.
@@ -236,7 +236,7 @@ class Hosts:
     def slow(self, host: Host, delay_ms: float, mbit_per_s: float) -> None:
         """Delay both directions between the host and the switch from now on; connections stay.
 
-        A relay between two bridges does it (tests/cluster/relay.py), since kernels may lack a queue with delay.
+        A relay between two bridges delays frames (tests/cluster/relay.py), since kernels may lack a queue with delay.
         """
         inner, outer, bridge = f"in{host.number}", f"out{host.number}", f"slow{host.number}"
         arguments = (inner, outer, str(delay_ms), str(mbit_per_s))
@@ -275,7 +275,7 @@ def _format_mac(number: int) -> str:
 
 
 def _list_running(namespace: str) -> Iterator[tuple[int, str]]:
-    """The running processes in a process id namespace."""
+    """Yield the running processes in a process id namespace."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]

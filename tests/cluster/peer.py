@@ -1,4 +1,4 @@
-"""A process with only a bus, controlled by lines on its input. peer.py PROCESS SOCKETS WINDOW
+"""Runs a process with only a bus, controlled by lines on its input: peer.py PROCESS SOCKETS WINDOW
 
     send TO COUNT BYTES    start sending COUNT frames of that size, alternating between the lanes
     read [COUNT]           start receiving COUNT frames (default: all) and discarding them

@@ -1,4 +1,4 @@
-"""A slow wire: relays frames between two taps with delay and a limited rate. relay.py TAP TAP DELAY_MS MBIT_PER_S
+"""Relays frames between two taps with delay and a limited rate: relay.py TAP TAP DELAY_MS MBIT_PER_S
 
 Frames wait in a bounded queue, like in a router; when it is full, frames are dropped and TCP sends them again. A tap,
 unlike the end of a veth pair, delivers frames as on a wire: none longer than the MTU, and with checksums.
@@ -23,7 +23,7 @@ class Direction:
     def __init__(self, source: int, target: int, delay_s: float, bytes_per_s: float) -> None:
         self.source, self._target = source, target
         self._delay_s, self._bytes_per_s = delay_s, bytes_per_s
-        self._free_at = 0.0  # when the wire has sent all queued frames
+        self._free_at = 0.0  # time at which the wire has sent all queued frames
         self._in_flight: deque[tuple[float, bytes]] = deque()  # (arrival time, frame)
 
     def receive(self, now: float) -> None:
@@ -38,14 +38,14 @@ class Direction:
                 self._in_flight.append((self._free_at + self._delay_s, frame))
 
     def deliver(self, now: float) -> float:
-        """Write the frames that are due; returns the time of the next one, or infinity."""
+        """Write the frames that are due; return the time of the next frame, or infinity."""
         while self._in_flight and self._in_flight[0][0] <= now:
             os.write(self._target, self._in_flight.popleft()[1])
         return self._in_flight[0][0] if self._in_flight else float("inf")
 
 
 def open_tap(name: str) -> int:
-    """A tap that exists until this process ends."""
+    """Open a tap that exists until this process ends."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
     return descriptor

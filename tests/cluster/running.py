@@ -1,4 +1,4 @@
-"""A run of the tiny recipe over hosts: started on the first one, joined by the others, and its outputs."""
+"""A run of the tiny recipe over hosts: started on the first host, joined by the others, and its outputs."""
 
 import json
 import subprocess
@@ -67,32 +67,32 @@ class ClusterRun:
         return json.loads(self.folder.summary.read_bytes())
 
     def read_output(self) -> str:
-        """The output of the run and of its nodes."""
+        """Return the output of the run and of its nodes."""
         outputs = sorted(self.folder.path.parent.glob("*.txt"))
         return "\n".join(f"--- {output.name}\n{output.read_text()}" for output in outputs)
 
     def read_log_entries(self, event: str, process: str = "launcher") -> list[dict[str, Any]]:
-        """The entries of one kind in a process's structured log."""
+        """Return the entries of one kind in a process's structured log."""
         path = self.folder.logs / f"{process}.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         entries = [json.loads(line) for line in lines if line.endswith("\n")]
         return [entry for entry in entries if entry["event"] == event]
 
     def list_nodes(self, event: str) -> list[int]:
-        """The numbers of the nodes in these log entries."""
+        """Return the numbers of the nodes in these log entries."""
         return [entry["node"] for entry in self.read_log_entries(event)]
 
     def metrics(self) -> list[dict[str, float]]:
-        """The metrics of the finished steps."""
+        """Return the metrics of the finished steps."""
         return metrics(self.folder, "step")
 
     def count_answers(self, kind: str) -> Counter[str]:
-        """The number of messages of that kind that the rollout received, by sender."""
+        """Count the messages of this kind that the rollout received, by sender."""
         log = self.folder.events / "rollout-0.sqlite"
         return Counter(decode(event.frame).sender for event, _ in read_events(log, kinds=[kind]))
 
     def list_leftovers(self) -> list[str]:
-        """Processes, sockets and weights that are left on the hosts."""
+        """List processes, sockets and weights that are left on the hosts."""
         hosts = [host for host in self._hosts if host.is_on]
         processes = [f"{host.name}: {line}" for host in hosts for line in host.list_processes().values()]
         files = [f"{host.name}: {path}" for host in hosts for path in host.list_private_files() if "asterism" in path]

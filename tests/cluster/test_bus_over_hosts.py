@@ -72,7 +72,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def count_connections(host: Host, to: Host) -> int:
-    """The number of established connections, according to the host."""
+    """Count the established connections, according to the host."""
     address = "".join(f"{int(part):02X}" for part in reversed(to.address.split(".")))
     lines = host.run(["cat", "/proc/net/tcp"]).splitlines()[1:]
     return sum(line.split()[2].startswith(address) and line.split()[3] == "01" for line in lines)
@@ -107,8 +107,8 @@ def test_frames_arrive_once_and_in_order_through_a_partition(hosts: Hosts, tmp_p
 
 
 @pytest.mark.nightly
-def test_a_full_connection_is_closed_too(hosts: Hosts, tmp_path: Path) -> None:
-    """Queued data delays the heartbeats on it."""
+def test_a_full_connection_is_closed_at_a_partition_too(hosts: Hosts, tmp_path: Path) -> None:
+    """Queued data delays the heartbeats on the connection."""
     peers = Peers(hosts, tmp_path, window=1000)
     hosts.slow(peers.hosts["b"], delay_ms=5, mbit_per_s=20)
     peers.send_command("b", "read")
@@ -154,7 +154,7 @@ def test_a_client_without_a_key_gets_only_a_handshake(hosts: Hosts, tmp_path: Pa
     if has_public_key:
         assert len(received_bytes) == greeting + curve_welcome
     else:
-        assert 0 < len(received_bytes) <= greeting  # it may close the connection earlier
+        assert 0 < len(received_bytes) <= greeting  # the server may close the connection earlier
     assert b"ERROR" not in received_bytes
     assert b"READY" not in received_bytes
     state = peers.read_state("b")

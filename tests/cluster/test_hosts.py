@@ -1,4 +1,4 @@
-"""The simulated hosts: partitions, slow links, kills and power-off as the other hosts see them."""
+"""The simulated hosts: partitions, slow links, kills and power-off as observed from the other hosts."""
 
 import os
 import signal
@@ -66,7 +66,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def count_retransmissions(host: Host) -> int:
-    """The kernel's retransmissions on the one established connection."""
+    """Return the kernel's retransmissions on the one established connection."""
     lines = host.run(["cat", "/proc/net/tcp"]).splitlines()[1:]
     (connection,) = (fields for line in lines if (fields := line.split())[3] == "01")
     return int(connection[6], 16)

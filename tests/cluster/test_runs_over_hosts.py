@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def cold(finished_run: tuple[RunFolder, str]) -> tuple[str, ...]:
-    """Settings that start a run from the common cold start."""
+    """Return settings that start a run from the common cold start."""
     return from_cold_start_of(finished_run[0])
 
 
 def assert_invariants(run: ClusterRun, summary: dict[str, Any]) -> None:
-    """No trajectory was lost, no step ran twice, and no process or file is left."""
+    """Check that no trajectory was lost, no step ran twice, and no process or file is left."""
     assert is_conserved(summary), summary
     assert summary["trajectories_failed"] == summary["trajectories_abandoned"] == 0
     assert summary["replay_identical"] is True
@@ -50,7 +50,7 @@ def test_three_hosts_generate_and_execute_and_two_of_them_train(tmp_path: Path, 
         ranks = [run.read_log_entries("step.trained", process) for process in ("learner", "learner-1")]
         assert sum(step["updates"] for step in ranks[1]) > 0
         losses = [[step.get("grad_norm") for step in steps] for steps in ranks]
-        assert losses[0] == losses[1]  # both have the whole gradient
+        assert losses[0] == losses[1]  # both ranks have the whole gradient
 
 
 @pytest.mark.nightly
@@ -70,7 +70,7 @@ def test_another_host_downloads_the_base_of_adapters_once(tmp_path: Path, cold: 
 
 @contextmanager
 def training_on_two_hosts(folder: Path, *settings: str) -> Iterator[tuple[Hosts, ClusterRun]]:
-    """A run after its first step."""
+    """Start a run on two hosts, and yield after its first step."""
     with Hosts(2) as hosts:
         run = ClusterRun(hosts, folder, *settings, "cluster.nodes=2", "cluster.learner_nodes=2")
         run.join(hosts[1])
@@ -91,7 +91,7 @@ def test_a_partition_shorter_than_the_heartbeat_timeout_loses_no_node(tmp_path: 
 
 
 @pytest.mark.nightly
-def test_a_node_that_is_disconnected_for_longer_joins_as_a_new_one(tmp_path: Path, cold: tuple[str, ...]) -> None:
+def test_a_node_that_is_disconnected_for_longer_joins_as_a_new_node(tmp_path: Path, cold: tuple[str, ...]) -> None:
     with training_on_two_hosts(tmp_path, *cold, "supervision.heartbeat_timeout_s=4") as (hosts, run):
         hosts.partition(hosts[1])
         run.wait_until(
@@ -135,12 +135,12 @@ def test_a_slow_link_delays_a_node_and_loses_nothing(tmp_path: Path, cold: tuple
         assert run.count_answers("TurnGenerated")["generator-0@1"] > 0
         fetched = run.read_log_entries("weights.fetched", "generator-0@1")
         assert [entry["version"] for entry in fetched] == [0, 1, 2]
-        # At most the bandwidth of the link.
+        # The transfer uses at most the bandwidth of the link.
         assert all(entry["fetch_s"] >= entry["bytes"] * 8 / 10e6 for entry in fetched)
 
 
 @pytest.mark.nightly
-def test_a_killed_node_is_replaced_by_another_one_during_a_step(tmp_path: Path, cold: tuple[str, ...]) -> None:
+def test_a_killed_node_is_replaced_by_another_node_during_a_step(tmp_path: Path, cold: tuple[str, ...]) -> None:
     with training_on_two_hosts(tmp_path, *cold, "supervision.heartbeat_timeout_s=4") as (hosts, run):
         hosts[1].kill_all()  # the learner's next incarnation waits for another training node
         another = hosts.add()

@@ -106,7 +106,7 @@ NEEDS = {
 
 
 def list_printed_commands(page: Path) -> list[str]:
-    """The commands in the page's indented blocks, without comments and descriptions."""
+    """List the commands in the page's indented blocks, without comments and descriptions."""
     commands: list[str] = []
     for block in _INDENTED.findall(_FENCED.sub("", page.read_text())):
         lines = re.sub(r"\\\n\s+", "", block).splitlines()
@@ -115,18 +115,18 @@ def list_printed_commands(page: Path) -> list[str]:
 
 
 def list_demo_lines(shown: str) -> list[str]:
-    """Return each line without numbers, colours and widths, in which the output in README equals that of a run."""
+    """Return each line without numbers, colours and widths: such lines are equal in README and in a run's output."""
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown)
     return [" ".join(re.sub(r"[\d,.:]+", "0", line).split()) for line in plain.splitlines() if line.strip()]
 
 
 def find_need(command: str) -> str | None:
-    """What the command needs that this machine lacks; None if it runs here."""
+    """Return the need of the command that this machine does not meet; None if the command runs here."""
     return next((need for start, need in NEEDS.items() if command.startswith(start)), None)
 
 
 def adapt(command: str) -> str:
-    """The printed command without placeholders and options in brackets, at a size for a test."""
+    """Return the printed command without placeholders and options in brackets, at a size for a test."""
     command = re.sub(r" \[.*?\]", "", REPLACED.get(command, command))
     if command.startswith(DRY_RUN):
         return f"{command} --dry-run"

@@ -1,4 +1,4 @@
-"""docs/guide.md: all of its commands, in order, in one folder, with the demo's model and its questions as files of a user."""
+"""Walks docs/guide.md: all commands in order, in one folder, with the demo's model and questions as a user's files."""
 
 import json
 import os
@@ -30,7 +30,7 @@ PAGE = ROOT / "docs" / "guide.md"
 COMMANDS = list_printed_commands(PAGE)
 RUN, RESUME = "asterism run math.toml", "asterism run math.toml --resume"
 RENDER = "asterism data render math.toml --source train"
-# What the test replaces in the printed configuration and commands: sizes, devices and names.
+# Replacements in the printed configuration and commands: sizes, devices and names.
 SIZES = {
     "prompt_tokens = 1024": "prompt_tokens = 32\nmax_turns = 4\nresult_characters = 256",
     "\nresponse_tokens = 4096": "\nresponse_tokens = 128",
@@ -64,7 +64,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_files_of_a_user(folder: Path) -> None:
-    """In the raw questions the last three are a repeated one, one of the exam, and one without an integer answer."""
+    """The last three raw questions are a repetition, a question of the exam, and one without an integer answer."""
     made = RunFolder(folder / "made")
     tiny = TinyConfig(num_train_questions=160, num_test_questions=16, num_sft_dialogues=4800)
     prepare(RunConfig(name="made", tiny=tiny, dialogue=DialogueConfig(tools=("jupyter_code",))), made)
@@ -99,7 +99,7 @@ def start(folder: Path, command: str, *more: str) -> "subprocess.Popen[str]":
 
 
 def finish(process: "subprocess.Popen[str]") -> str:
-    """The output of a command that succeeds."""
+    """Return the output of a command that succeeds."""
     with process:
         try:
             output, _ = process.communicate(timeout=PATIENCE_S)
@@ -190,7 +190,7 @@ class Serving(NamedTuple):
         return command.replace("30000", str(self.port))
 
     def ask(self, question: str) -> dict[str, Any]:
-        """The first choice of the server's response to a client with the run's tools."""
+        """Return the first choice of the server's response to a client with the run's tools."""
         tools = json.loads((self.walk.folder / "models" / "mine" / "asterism.json").read_text())["tools"]
         body = {"model": "mine", "messages": [{"role": "user", "content": question}], "tools": tools}
         request = urllib.request.Request(
@@ -204,7 +204,7 @@ class Serving(NamedTuple):
 
 @pytest.fixture
 def serving(walk: Walk) -> Iterator[Serving]:
-    """The printed command with a port and the options of a machine without a GPU."""
+    """Run the printed command with a port and the options of a machine without a GPU."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         serving = Serving(walk, probe.getsockname()[1])

@@ -31,7 +31,7 @@ PAGES = [  # tests/newcomer/test_guide.py has the commands of the guide
 
 
 def run_in_terminal(command: str, folder: Path, home: Path) -> tuple[int, str]:
-    """The exit code, and what the terminal of a new shell showed."""
+    """Return the exit code, and the output on the terminal of a new shell."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if not part.startswith(str(ROOT)))
@@ -68,7 +68,7 @@ def test_every_substitution_is_of_a_printed_command() -> None:
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """With room for the path of a socket, unlike `tmp_path`."""
+    """Yield a folder that, unlike `tmp_path`, has room for the path of a socket."""
     with tempfile.TemporaryDirectory(prefix="walk-") as folder:
         yield Path(folder)
 

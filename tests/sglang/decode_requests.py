@@ -1,4 +1,4 @@
-"""Run by SGLang's Python: decodes request bodies as its HTTP server does, with the structs of its routes.
+"""Decodes request bodies as SGLang's HTTP server does, with the structs of its routes. Runs in SGLang's Python.
 
     python decode_requests.py < [["/path", {body}], ...]
 
@@ -19,11 +19,11 @@ from sglang.srt.managers import io_struct
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 SERVER = Path(sglang.__file__).parent / "srt" / "entrypoints" / "http_server.py"
-NO_BODY = {"/flush_cache"}  # routes that take a query instead
+NO_BODY = {"/flush_cache"}  # routes that take a query instead of a body
 
 
 def find_body_names() -> dict[str, str]:
-    """The name of the struct of each route's body."""
+    """Return the name of the struct of each route's body."""
     names: dict[str, str] = {}
     for function in ast.walk(ast.parse(SERVER.read_text())):
         if not isinstance(function, ast.AsyncFunctionDef):
@@ -39,7 +39,7 @@ def find_body_names() -> dict[str, str]:
 
 
 def list_fields(struct: Any) -> dict[str, Any]:
-    """Types by name."""
+    """Return the types of the fields by name."""
     if dataclasses.is_dataclass(struct):
         return {field.name: field.type for field in dataclasses.fields(struct)}
     return {field.name: field.type for field in msgspec.structs.fields(struct)}
@@ -55,7 +55,7 @@ def find_problems(struct: Any, body: dict[str, Any]) -> list[str]:
 
 
 def find_sampling_problems(parameters: dict[str, Any]) -> list[str]:
-    """The server builds them from keywords."""
+    """List the problems of sampling parameters, which the server builds from keywords."""
     fields, problems = list_fields(SamplingParams), []
     for name, value in parameters.items():
         if name not in fields:

@@ -8,5 +8,5 @@ PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 
 
 def missing_for_sglang() -> str:
-    """A message if the environment is missing, otherwise empty."""
+    """Return a message if the environment is missing, otherwise an empty string."""
     return "" if PYTHON.exists() else f"there is no {PYTHON.relative_to(ROOT)}."

@@ -34,14 +34,14 @@ def attach_to(url: str) -> tuple[str, ...]:
 
 
 def count_running_turns(folder: RunFolder, at_least: int, after: int = 0) -> int:
-    """Running turns in the last load report; 0 before version `at_least` or with at most `after`
+    """Return the running turns in the last load report; 0 before version `at_least` or with at most `after`
     reports."""
     loads = read_log_entries(folder, "engine.load", "generator-0")
     return loads[-1]["running"] if len(loads) > after and loads[-1]["version"] >= at_least else 0
 
 
 def stop_in_a_step(group: int, folder: RunFolder, at_least: int, launcher: subprocess.Popen[str]) -> None:
-    """Stops the server's process group while turns run, as load reports confirm."""
+    """Stop the server's process group while turns run, as load reports confirm."""
     while True:
         wait_until(lambda: count_running_turns(folder, at_least) > 0, launcher, PATIENCE_S)
         os.killpg(group, signal.SIGSTOP)
@@ -59,7 +59,7 @@ def get_process_name(pid: int) -> str:
 
 
 def find_shared_memory(pids: list[int]) -> Iterator[int]:
-    """Inodes of the shared memory that the processes map."""
+    """Yield the inodes of the shared memory that the processes map."""
     for pid in pids:
         with contextlib.suppress(OSError):  # the process exited
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
@@ -67,26 +67,24 @@ def find_shared_memory(pids: list[int]) -> Iterator[int]:
 
 
 def check_run_result(folder: RunFolder, steps: int) -> dict[str, Any]:
-    """Checks a successful run and returns its summary."""
+    """Check a successful run and return its summary."""
     summary = read_conserved_summary(folder)
     assert summary["trajectories_failed"] == summary["trajectories_abandoned"] == 0
     steps_logged = metrics(folder, "step")
     assert [step["step"] for step in steps_logged] == list(range(1, steps + 1))
     assert sum(step["rows"] for step in steps_logged) > 0
-    assert all(
-        step["mismatch_max"] < 1e-4 for step in steps_logged if step["rows"]
-    )  # the same bound as for the embedded engine
+    assert all(step["mismatch_max"] < 1e-4 for step in steps_logged if step["rows"])  # bound of the embedded engine
     assert read_token_versions(folder) == {step: {step} for step in range(steps)}
     return summary
 
 
 def get_loaded_versions(folder: RunFolder) -> list[int]:
-    """The engine's weight versions, in order."""
+    """Return the engine's weight versions, in order."""
     return [entry["version"] for entry in read_log_entries(folder, "weights.loaded", "generator-0")]
 
 
 def check_cleanup(folder: RunFolder, processes: list[int], shared: set[int]) -> None:
-    """`shared`: inodes of named shared memory."""
+    """Check that nothing is left. `shared`: inodes of named shared memory."""
     assert processes_that_name(str(folder.path.parent)) == []
     assert [get_process_name(pid) for pid in processes if is_running(pid)] == []
     assert not folder.sockets.exists()

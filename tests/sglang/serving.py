@@ -15,12 +15,12 @@ from asterism.tasks.tiny.prepare import prepare
 from tests.sglang.environment import PYTHON
 
 SEQUENCE_TOKENS = 192
-LONGEST = 1000 - SPARE_TOKENS  # of the shared servers
+LONGEST = 1000 - SPARE_TOKENS  # longest sequence of the shared servers
 SCARCE_TOKENS = 1024
 
 
 def sglang(port: int = 31_000, arguments: tuple[str, ...] = (), **changes: object) -> SGLangConfig:
-    """Options for a machine without CUDA, with deterministic seeds."""
+    """Return options for a machine without CUDA, with deterministic seeds."""
     return SGLangConfig(
         python=str(PYTHON),
         port=port,
@@ -41,14 +41,14 @@ def make_roomy(model: Path, port: int) -> ServerRequirements:
 
 
 def make_scarce(model: Path, port: int) -> ServerRequirements:
-    """A small cache, which the server overcommits, and a short queue."""
+    """Return requirements with a small cache, which the server overcommits, and a short queue."""
     engine = EngineConfig(kind="sglang", kv_tokens=SCARCE_TOKENS, page_tokens=1, max_running=16, dtype="bfloat16")
     overcommit = ("--incremental-streaming-output", "--schedule-conservativeness", "0.1", "--max-queued-requests", "64")
     return ServerRequirements(engine, sglang(port, overcommit), model, LONGEST)
 
 
 def make_replicated(model: Path, port: int) -> ServerRequirements:
-    """Two model replicas on the first core; each runs one request at a time."""
+    """Return requirements with two model replicas on the first core; each replica runs one request at a time."""
     engine = EngineConfig(kind="sglang", kv_tokens=8192, max_running=1)
     given = sglang(port, data_parallel=2)
     environment = {**given.environment, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
@@ -56,7 +56,7 @@ def make_replicated(model: Path, port: int) -> ServerRequirements:
 
 
 def save_tiny_model(folder: Path, seed: int = 0, **shape: int) -> Path:
-    """The demo's model with random weights, and its tokenizer."""
+    """Save the demo's model with random weights, and its tokenizer."""
     tiny = TinyConfig(num_train_questions=1, num_test_questions=1, num_sft_dialogues=200, **shape)
     run = RunConfig(name="tiny", seed=seed, tiny=tiny, dialogue=DialogueConfig(tools=("jupyter_code",)))
     prepare(run, RunFolder(folder))

@@ -55,7 +55,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(2 * PATI
 
 PORT = 31_330
 OPTIONS = LoraOptions(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
-MAX_ERROR = 1e-4  # of log probabilities in float32, at most 1.8e-5 by processor; other weights differ by more than 0.01
+MAX_ERROR = 1e-4  # error of float32 log probabilities: at most 1.8e-5 by processor; other weights differ by over 0.01
 LONG = 400  # new tokens of a turn that an update interrupts
 
 
@@ -84,7 +84,7 @@ class Adapted(NamedTuple):
         return published
 
     def train(self, seed: int) -> CausalLM:
-        """Changes the adapters; the merged model, which is not changed later."""
+        """Change the adapters, and return the merged model, which does not change later."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.learner.named_parameters():
             if "lora_" in name:
@@ -112,21 +112,21 @@ def adapted(loop: asyncio.Runner, model: Path, tmp_path_factory: pytest.TempPath
 
 
 def measure_errors(model: CausalLM, asked: GenerationRequest, found: Generation) -> torch.Tensor:
-    """Of the log probability of each token, against the learner's with the merged model."""
+    """Return the error of each token's log probability, against the learner's with the merged model."""
     expected = learners_logprobs(model, asked, found)
     sampled = expected.gather(1, torch.from_numpy(found.token_ids).long()[:, None])[:, 0]
     return (sampled - torch.from_numpy(found.logprobs)).abs()
 
 
 async def count_adapters(shared: SharedServer) -> int:
-    """Of the server, which lists them when it refuses an unknown name."""
+    """Count the adapters of the server, which lists them when it refuses an unknown name."""
     async with SGLangClient(shared.server.url) as client:
         with pytest.raises(UpdateRefused, match="name none does not exist") as refusal:
             await client.unload_adapter("none")
     return str(refusal.value).count("asterism-")
 
 
-def test_each_version_gives_the_merged_models_log_probabilities_and_has_a_cache_of_its_own(adapted: Adapted) -> None:
+def test_each_version_gives_the_merged_models_log_probabilities_and_has_its_own_cache(adapted: Adapted) -> None:
     async def scene() -> None:
         engine = adapted.build_engine()
         await engine.start()
@@ -149,7 +149,7 @@ def test_each_version_gives_the_merged_models_log_probabilities_and_has_a_cache_
     adapted.loop.run(scene())
 
 
-def test_turns_continue_under_new_adapters_and_a_new_engine_replaces_those_of_an_earlier_one(adapted: Adapted) -> None:
+def test_turns_continue_under_new_adapters_and_a_new_engine_replaces_earlier_adapters(adapted: Adapted) -> None:
     async def scene() -> None:
         engine = adapted.build_engine()
         await engine.start()
@@ -205,7 +205,7 @@ RUN = (
 
 
 @pytest.mark.nightly
-def test_a_run_publishes_adapters_and_a_server_that_replaces_a_killed_one_gets_the_base_and_the_newest(
+def test_a_run_publishes_adapters_and_a_replaced_server_receives_the_base_and_the_newest_adapters(
     tmp_path: Path, cold_start: RunFolder
 ) -> None:
     """The death of the server ends its generator."""

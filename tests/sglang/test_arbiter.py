@@ -22,7 +22,7 @@ POLICIES: tuple[PolicyName, ...] = ("least_requests", "kv_lookahead")
 def outcomes(
     loop: asyncio.Runner, servers: tuple[SharedServer, SharedServer]
 ) -> dict[PolicyName, tuple[ScarceServerOutcome, int]]:
-    """By policy: the outcome, and the number of retractions in the server's log."""
+    """Return, by policy, the outcome and the number of retractions in the server's log."""
     scarce = servers[1]
 
     async def measure_policy(policy: PolicyName) -> tuple[ScarceServerOutcome, int]:

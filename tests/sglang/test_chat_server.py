@@ -26,7 +26,7 @@ class Serving(NamedTuple):
     run: RunFolder
     process: subprocess.Popen[str]
     url: str
-    output: list[str]  # up to the address
+    output: list[str]  # lines up to the address
 
     def ask(self, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
         body = json.dumps({"model": "demo-0", "messages": messages, **options}).encode()

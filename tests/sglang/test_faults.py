@@ -38,7 +38,7 @@ def roomy(servers: tuple[SharedServer, SharedServer]) -> SharedServer:
 
 @asynccontextmanager
 async def pause_externally(client: SGLangClient) -> AsyncGenerator[None]:
-    """Pauses the server without the engine's knowledge."""
+    """Pause the server by another client than the engine."""
     await client.pause("in_place")
     try:
         yield

@@ -75,7 +75,7 @@ class Finished(msgspec.Struct):
 
 
 def read_server_log(folder: RunFolder) -> list[tuple[int, list[int]]]:
-    """Trajectory and token versions of each request in the server's log, in order of
+    """Return trajectory and token versions of each request in the server's log, in order of
     completion. The ids of the probes of new weights are negative."""
     lines = (folder.logs / "sglang-0.log").read_text().splitlines()
     ends = [line[line.index("{") :] for line in lines if '"request.finished"' in line]
@@ -84,7 +84,7 @@ def read_server_log(folder: RunFolder) -> list[tuple[int, list[int]]]:
 
 
 def read_event_log(folder: RunFolder) -> dict[int, list[int]]:
-    """Versions of the generated tokens in the event log, by finished trajectory."""
+    """Return the versions of the generated tokens in the event log, by finished trajectory."""
     events = read_events(folder.events / "head.sqlite", kinds=["TrajectoryFinished"])
     messages = [decode(event.frame).message for event, _ in events]
     return {
@@ -97,11 +97,11 @@ def read_event_log(folder: RunFolder) -> dict[int, list[int]]:
 
 
 def list_updates_within(token_versions: Iterable[list[int]]) -> list[int]:
-    """The versions of the weights that arrived in the middle of at least one of these token sequences."""
+    """List the versions of weights that arrived in the middle of at least one of these token sequences."""
     return sorted({newer for versions in token_versions for older, newer in pairwise(versions) if newer > older})
 
 
-def test_every_tokens_version_in_the_event_log_is_the_servers(folder: RunFolder) -> None:
+def test_every_tokens_version_in_the_event_log_equals_the_servers(folder: RunFolder) -> None:
     server_versions: dict[int, list[int]] = {}
     for trajectory_id, versions in read_server_log(folder):
         server_versions.setdefault(trajectory_id, []).extend(versions)

@@ -30,11 +30,11 @@ from tests.sglang.serving import make_replicated
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.sglang, pytest.mark.timeout(1800)]
 
 PORT = 31_320
-Ranks = dict[int, list[int | None]]  # by sequence: the rank of each turn
+Ranks = dict[int, list[int | None]]  # the rank of each turn, by sequence
 
 
 class RecordingClient(SGLangClient):
-    """Records the rank of each response."""
+    """A client that records the rank of each response."""
 
     def __init__(self, url: str, ranks: Ranks) -> None:
         super().__init__(url)
@@ -149,7 +149,7 @@ def test_the_longest_queued_request_of_a_rank_runs_first(
             ended: list[str] = []
             [near] = start_turns(engine, [33], request(31, 8))
             near.add_done_callback(lambda _: ended.append("near"))
-            await asyncio.sleep(0)  # its request is the first one
+            await asyncio.sleep(0)  # its request arrives first
             far = asyncio.ensure_future(engine.generate(further))
             far.add_done_callback(lambda _: ended.append("far"))
             await wait_until(bench, engine, lambda load: load.waiting == 2, blocker)

@@ -58,7 +58,7 @@ Request = tuple[str, dict[str, Any]]
 
 
 def decode(requests: Sequence[Request]) -> list[list[str]]:
-    """The problems that SGLang's structs have with the requests."""
+    """Return the problems that SGLang's structs have with the requests."""
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     ran = subprocess.run(
         [PYTHON, PROGRAM], input=json.dumps(requests), capture_output=True, text=True, env=environment, timeout=500
@@ -99,7 +99,7 @@ async def send_control_requests() -> list[Request]:
 
 
 async def send_weights(folder: Path) -> list[Request]:
-    """With each transport, in several buckets."""
+    """Send weights with each transport, in several buckets."""
     checkpoint = save_small_model(folder, small_model())
     layout, checksums = load_layout(checkpoint, torch.bfloat16), ChecksumRegistry(folder / "checksums", "sglang-0")
     parameters = dict(small_model(seed=7).named_parameters())

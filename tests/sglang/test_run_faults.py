@@ -36,11 +36,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.sglang, pytest.
 SCHEDULER = "sglang::scheduler"
 STOPPED_S = 3.0  # less than the run's timeouts
 GROUPS = ("rl.prompts=4", "rl.rollouts=8")
-STEPS = 8  # the last ones leave time to stop a server in an early one
+STEPS = 8  # the last steps leave time to stop a server in an early step
 
 
 def find_scheduler(launcher: subprocess.Popen[str]) -> int:
-    """The pid of the managed server's scheduler, in the server's process group."""
+    """Return the pid of the managed server's scheduler, in the server's process group."""
     [scheduler] = [pid for pid in family(launcher.pid) if get_process_name(pid) == SCHEDULER]
     return scheduler
 

@@ -55,7 +55,7 @@ def test_a_rejection_has_the_servers_message(loop: asyncio.Runner, servers: tupl
 
 
 async def _wait_for_queue(client: SGLangClient, count: int, running: asyncio.Future[Generation]) -> None:
-    """Fails if the running turn ends before."""
+    """Wait for a queue of this length. Fails if the running turn ends before."""
     while (await client.get_loads())[0].num_waiting_reqs != count:
         assert not running.done()
         await asyncio.sleep(0.02)  # the server sends no event

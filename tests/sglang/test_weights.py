@@ -42,7 +42,7 @@ SEQUENCE_TOKENS = 2000
 VOCABULARY = 280
 PROMPT = np.random.default_rng(0).integers(0, VOCABULARY, 100).tolist()
 TRANSPORTS = ("disk", "tensor", "group", "ipc")
-BUCKET = 32 * 2**10  # several for the model
+BUCKET = 32 * 2**10  # several buckets for the model
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -55,7 +55,7 @@ class Served(NamedTuple):
     publisher: WholePublisher
     parameters: dict[str, Tensor]
     checksums: dict[str, str]
-    logprobs: list[float]  # of the tokens that follow PROMPT greedily
+    logprobs: list[float]  # logprobs of the greedy tokens after PROMPT
 
     def publish(self, version: int, *, noise: float = 0.0) -> WeightsPublished:
         generator = torch.Generator().manual_seed(version)
@@ -96,7 +96,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def export_in_shards(folder: Path, checkpoint: Path, dtype: Literal["float32", "bfloat16"]) -> Path:
-    """As the learner exports a checkpoint of a large model."""
+    """Export in shards, as the learner exports a checkpoint of a large model."""
     run = RunConfig(name="export", learner=make_learner(export_dtype=dtype))
     trainer = Trainer(load_model(folder), run, RankGroup())
     trainer.save(checkpoint, folder, max_shard_bytes=64 * 2**10)
@@ -122,7 +122,7 @@ def get_logprobs(answer: GenerateResponse) -> list[float]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_an_updated_server_has_the_checksums_of_one_started_from_these_weights(served: Served, transport: str) -> None:
+def test_an_update_gives_the_checksums_of_a_start_from_these_weights(served: Served, transport: str) -> None:
     first = 10 + 2 * TRANSPORTS.index(transport)
     served.loop.run(served.transports[transport].update(served.client, served.publish(first, noise=0.1)))
     changed = served.loop.run(served.client.compute_checksums())[0].checksums
@@ -132,7 +132,7 @@ def test_an_updated_server_has_the_checksums_of_one_started_from_these_weights(s
     assert served.loop.run(served.client.get_model_info()).weight_version == str(first + 1)
 
 
-def test_a_parameter_that_changes_on_its_way_is_named(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_parameter_that_changes_in_transit(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     update_from_tensor, update = SGLangClient.update_from_tensor, served.transports["tensor"].update
 
     async def damage(client: SGLangClient, payloads: list[bytes], version: str | None) -> None:
@@ -150,7 +150,7 @@ def test_a_parameter_that_changes_on_its_way_is_named(served: Served, monkeypatc
 
 
 def test_all_parameters_of_known_form_are_compared(served: Served) -> None:
-    """In float32 all of them; in bfloat16, embedding and norms, since another CPU server may pack the matrices."""
+    """Float32 compares all; bfloat16 only embedding and norms, since another CPU server may pack the matrices."""
     server = served.loop.run(served.client.get_server_info())
     dtype = getattr(torch, server.dtype)
     published = {name: parameter.to(dtype) for name, parameter in served.parameters.items()}
@@ -208,7 +208,7 @@ def test_without_paused_requests_the_cache_is_flushed(served: Served, transport:
         for weights in (old, new):
             await served.transports[transport].update(served.client, weights)
             answer = await served.client.generate(make_request(PROMPT, build_extra_key(old)))
-            # The server answers before it forgets the request, which it does before its next answer.
+            # The server removes a request after its answer, but before the next answer.
             await served.client.get_server_info()
         return answer
 

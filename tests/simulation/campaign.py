@@ -55,7 +55,7 @@ def plan(seed: int) -> tuple[RunConfig, Faults]:
         evictions=often(0.03),
     )
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
-    window = draw.choice([65_536, 4 * rl.max_groups_in_flight * rl.rollouts])  # or minimal
+    window = draw.choice([65_536, 4 * rl.max_groups_in_flight * rl.rollouts])  # large or minimal
     run = replace(
         RUN,
         evaluation=EvaluationConfig(draw.choice([0, 0, 0, 1])),
@@ -68,7 +68,7 @@ def plan(seed: int) -> tuple[RunConfig, Faults]:
 
 
 def _resample(run: RunConfig) -> RunConfig:
-    """With RoC, which needs groups of four, and room for them."""
+    """Enable RoC, which needs groups of four, and double the bus window for them."""
     rl = replace(run.rl, rollouts=2 * run.rl.rollouts)
     return replace(run, rl=rl, roc=RocConfig(), bus=BusConfig(2 * run.bus.queue_messages))
 

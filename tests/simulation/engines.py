@@ -26,9 +26,7 @@ class Script:
 
     def __init__(self, random: Random, texts: Sequence[str]) -> None:
         self._random, self._texts = random, texts
-        self._turns: dict[
-            int, tuple[int, list[int]]
-        ] = {}  # by trajectory: start position and tokens of the current turn
+        self._turns: dict[int, tuple[int, list[int]]] = {}  # start and tokens of the current turn, by trajectory
 
     def left(self, trajectory_id: int, position: int) -> list[int]:
         """Return the remaining tokens of the turn at `position`, or of a new random turn."""
@@ -40,10 +38,10 @@ class Script:
 
 
 class FakeEngine:
-    """The methods of asterism.engine.contract.Engine that a fake engine rarely needs."""
+    """A base of fake engines: methods of asterism.engine.contract.Engine that few of them need."""
 
     def build_load(self, **counts: float) -> EngineLoad:
-        """The load with these counts, and zero for all others."""
+        """Build a load with these counts, and zero for all other counts."""
         return msgspec.convert({**dict.fromkeys(EngineLoad.__struct_fields__, 0), **counts}, EngineLoad)
 
     async def pause(self) -> None: ...
@@ -86,8 +84,8 @@ class ScriptedEngine(FakeEngine):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         sequence = request.sequence_id
-        assert sequence not in self.running, "a turn was taken twice"
-        assert not self.released, "it is to generate without memory"
+        assert sequence not in self.running, "a turn is requested twice"
+        assert not self.released, "a turn is requested while the memory is released"
         self._admit(sequence, len(request.token_ids) + request.max_new_tokens)
         stop = self._stops[sequence] = asyncio.Event()
         try:
@@ -109,7 +107,7 @@ class ScriptedEngine(FakeEngine):
         """
         self.cached.pop(sequence, None)
         self.running[sequence] = self._pages_of(tokens)
-        assert self._oversold or sum(self.running.values()) <= self._pages, "its leases exceed what it has"
+        assert self._oversold or sum(self.running.values()) <= self._pages, "the leases exceed the engine's pages"
         while self.cached and sum(self.running.values()) + sum(self.cached.values()) > self._pages:
             self._evicted += self.cached.popitem(last=False)[1] * PAGE_TOKENS
 
@@ -137,11 +135,11 @@ class ScriptedEngine(FakeEngine):
             self._stops[sequence_id].set()
 
     def release_cache(self, sequence_id: int) -> None:
-        assert sequence_id not in self.running, "it is to forget what it works on"
+        assert sequence_id not in self.running, "the cache of a running sequence is released"
         self.cached.pop(sequence_id, None)
 
     async def load_weights(self, weights: WeightsPublished) -> None:
-        assert weights.version > self.version or self.released, "it is to go back to older weights"
+        assert weights.version > self.version or self.released, "the weights are not newer than the loaded weights"
         self.released = False
         await asyncio.sleep(self._random.expovariate(10))
         self.version = weights.version
@@ -158,6 +156,6 @@ class ScriptedEngine(FakeEngine):
         )
 
     async def sleep(self) -> None:
-        assert not self.running, "it is to give back memory that it works in"
+        assert not self.running, "the engine sleeps with running sequences"
         await asyncio.sleep(self._random.expovariate(10))
         self.released = True

@@ -68,7 +68,7 @@ def check_each_trajectory_ends_once(world: World) -> None:
 
 
 def check_the_counts(world: World) -> None:
-    """The counts in the metrics are those of the trajectories' ends, in a run of one launch.
+    """Check that the metrics count the trajectories' ends, in a run of one launch.
 
     If every trajectory of an evaluation fails, a second launch resumes the run.
     """
@@ -167,6 +167,5 @@ def check_the_engines(world: World) -> None:
 
 
 def count_resumes(world: World) -> int:
-    """Count the resumes of the run."""
     received = [decode(event.frame).message for event in world.logs[HEAD].events if event.actor == "recipe"]
     return sum(isinstance(message, RunStarted) for message in received) - 1

@@ -115,7 +115,7 @@ class SimulatedLearner:
                 case BatchReady():
                     self._bus.acknowledge(delivery)
                 case other:
-                    raise AssertionError(f"the learner has no use for {type(other).__name__}")
+                    raise AssertionError(f"the learner does not accept {type(other).__name__}")
 
     async def _work(self, resume_step: int | None) -> None:
         disk = self._disk

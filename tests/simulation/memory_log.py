@@ -20,7 +20,7 @@ class CommittedLog:
         self.decisions: dict[int, Decision] = {}
 
     def find_epoch_start(self, epoch: int) -> int | None:
-        """Same as asterism.bus.event_log.reader.find_epoch_start."""
+        """Find the start of an epoch, as asterism.bus.event_log.reader.find_epoch_start."""
         numbers = (event.seq for event in self.events if event.kind == "RunStarted" and event.epoch == epoch)
         return next(numbers, None)
 

@@ -34,11 +34,7 @@ class NetworkFaults(msgspec.Struct, frozen=True):
     echoes: float = 0.0  # share of frames to DETECTS_DUPLICATES that are duplicated behind the link
 
 
-DETECTS_DUPLICATES = (
-    "head",
-    "rollout-",
-    "generator-",
-)  # executors, the learner and the launcher do not detect duplicates
+DETECTS_DUPLICATES = ("head", "rollout-", "generator-")  # not executors, the learner and the launcher
 ECHO_WITHIN_S = 30.0
 
 
@@ -68,16 +64,14 @@ class Network:
         self.random, self.faults, self.limits = random, faults, limits
         self.members: dict[str, SimulatedWire] = {}  # the live processes
         self.happened: Counter[str] = Counter()
-        self.received: dict[
-            tuple[str, int], list[tuple[float, Delivery]]
-        ] = {}  # deliveries and their times, by process and session
+        self.received: dict[tuple[str, int], list[tuple[float, Delivery]]] = {}  # keys: process and session
         self._partitions: dict[frozenset[str], float] = {}  # end of each partition
 
     def join(self, process: str, session: int) -> Bus:
         received = self.received[process, session] = []
         inbox = CheckedInbox(self.limits.window_messages, received)
         links = ReliableTransport(process, session, inbox, self.limits)
-        links.first_epoch = compute_link_epoch(session // compute_link_epoch(1))  # as a launcher's address book has it
+        links.first_epoch = compute_link_epoch(session // compute_link_epoch(1))  # like a launcher's address book
         links.wire = self.members[process] = wire = SimulatedWire(self, links)
         inbox.on_drained = wire.read
         return Bus(process, inbox, links)

@@ -1,9 +1,8 @@
 """`python -m tests.simulation.nightly [SEEDS] [--first N] [--kind faults]`: run many seeds.
 
-`faults` simulates faults of every kind (tests.simulation.campaign). `repeats` simulates engine
-losses and duplicate messages (tests.simulation.test_faults), `tasks` three tasks under faults of every kind
-(tests.simulation.test_tasks). For each run that breaks an
-invariant, the output has the seed, the history and the error; the exit code is then 1.
+`faults` simulates faults of every kind (tests.simulation.campaign), `repeats` engine losses and duplicate messages
+(tests.simulation.test_faults), and `tasks` three tasks under faults of every kind (tests.simulation.test_tasks). For
+each run that breaks an invariant, the output has the seed, the history and the error; the exit code is then 1.
 """
 
 import argparse
@@ -28,7 +27,7 @@ _AT_ONCE = 20  # seeds per task of a worker process
 
 
 def failure_of(world: World) -> str:
-    """The traceback of a failed run, or an empty string."""
+    """Return the traceback of a failed run, or an empty string."""
     try:
         campaign.play(world)
     except Exception:

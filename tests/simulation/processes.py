@@ -11,7 +11,7 @@ from asterism.configs.run_folder import RunFolder
 
 
 class SimulatedProcess:
-    """The used part of asyncio.subprocess.Process."""
+    """A fake of the used part of asyncio.subprocess.Process."""
 
     def __init__(self) -> None:
         self.returncode: int | None = None
@@ -29,7 +29,7 @@ class SimulatedProcess:
 
 
 class SimulatedStart(NamedTuple):
-    time: float  # of the event loop
+    time: float  # time of the event loop
     name: str
     argv: Sequence[str]
     environment: Mapping[str, str]

@@ -11,7 +11,7 @@ from asterism.sandbox.contract import CodeResult, Grade, Isolation, SandboxFailu
 
 
 class NotebookSandbox:
-    """A asterism.sandbox.contract.Sandbox; `failure_rate` is the failure probability of calls and gradings."""
+    """A fake asterism.sandbox.contract.Sandbox; `failure_rate` is the failure probability of calls and gradings."""
 
     def __init__(self, random: Random, failure_rate: float) -> None:
         self._random, self._failure_rate = random, failure_rate

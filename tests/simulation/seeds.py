@@ -7,8 +7,8 @@ import pytest
 
 
 def select_seeds(count: int, *, fast: Collection[int], per_change: int) -> list[Any]:
-    """Seeds 0 to `count` - 1 for pytest.mark.parametrize. `fast` ones run always, the first `per_change` others are slow,
-    the rest are slow and nightly."""
+    """Return the seeds 0 to `count` - 1 for parametrize. `fast` seeds always run; `per_change` of the others are slow,
+    and the rest are slow and nightly."""
     others = [seed for seed in range(count) if seed not in fast]
     slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in others[:per_change]]
     nightly = [pytest.param(seed, marks=(pytest.mark.slow, pytest.mark.nightly)) for seed in others[per_change:]]

@@ -22,12 +22,12 @@ from asterism.tasks.hosting.task_services import TaskServices
 
 
 class SimulatedTasks(TaskServices):
-    """`failure_rate` is the failure probability of calls and scores."""
+    """Fake host processes. `failure_rate` is the failure probability of calls and scores."""
 
     def __init__(self, random: Random, failure_rate: float, descriptions: TaskDescriptions) -> None:
         super().__init__({}, {})
         self._random, self._failure_rate, self._descriptions = random, failure_rate, descriptions
-        self._instances: dict[int, int | None] = {}  # number of calls by trajectory; None: lost for good
+        self._instances: dict[int, int | None] = {}  # number of calls by trajectory; None: lost
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def call(self, request: EnvironmentCalled) -> CallResult:

@@ -54,7 +54,7 @@ def list_evaluations(world: World, label: str) -> list[EvaluationFinished]:
 
 
 def iter_answers(world: World) -> Iterator[tuple[StartGroup, TrajectoryFinished]]:
-    """The evaluations' trajectories of the last launch."""
+    """Yield the evaluations' trajectories of the last launch."""
     groups = {
         each.group_id: each
         for each in messages(launches(world, ROLLOUT)[-1])

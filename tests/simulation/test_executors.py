@@ -35,7 +35,7 @@ RUN = RunConfig(
     name="simulated",
     dialogue=DialogueConfig(prompt_tokens=16, response_tokens=1200, max_calls_per_turn=2),
     engine=EngineConfig(kv_tokens=65_536),
-    sandbox=SandboxConfig(executors=3),  # or one, depending on the seed
+    sandbox=SandboxConfig(executors=3),  # some seeds have one executor
     rl=RlConfig(steps=3, prompts=4, rollouts=4, max_refill_groups=2),
     evaluation=EvaluationConfig(questions=3),
 )
@@ -87,7 +87,7 @@ def test_no_call_is_answered_twice_and_late_answers_are_accepted(seed: int) -> N
 
 
 def replay_answers(world: World, events: Sequence[Event]) -> tuple[Rollout, Counter[tuple[int, int]]]:
-    """The state after one launch, and how often each (trajectory, call) was answered. Late answers have no effect."""
+    """Return the state after a launch, and the number of answers to each call. Late answers must have no effect."""
     rollout = world.deciders()[ROLLOUT][ROLLOUT]
     assert isinstance(rollout, Rollout)
     taken: Counter[tuple[int, int]] = Counter()
@@ -107,7 +107,7 @@ def replay_answers(world: World, events: Sequence[Event]) -> tuple[Rollout, Coun
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_model_never_sees_that_its_notebook_has_moved(seed: int) -> None:
+def test_a_moved_notebook_continues_its_cell_numbers(seed: int) -> None:
     """The cell numbers in the text of each trajectory are consecutive."""
     world = live(seed)
     for event in world.logs[HEAD].events:

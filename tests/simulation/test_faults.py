@@ -42,12 +42,12 @@ RL = (
 )
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 FAULTS = Faults(engine_deaths=0.1, echoes=0.05, lags=0.05, evictions=0.1)
-# A fifth for each policy. In seed 241 a restarted engine receives the weights sent to its predecessor.
+# Each policy has a fifth of the seeds. In seed 241 a restarted engine receives the weights sent to its predecessor.
 SEEDS = select_seeds(200, fast=(0, 1, 241), per_change=23)
 
 
 def world_of(seed: int) -> World:
-    """Choose policy and step kind by seed."""
+    """Return a world. The seed determines its policy and kind of step."""
     policy, rl = POLICIES[seed % len(POLICIES)], RL[seed % len(RL)]
     run = replace(RUN, arbiter=ArbiterSection(policy), rl=rl)
     return World(run, seed, failure_rate=0.05, faults=replace(FAULTS, executor_deaths=0.1 * (seed % 2)))

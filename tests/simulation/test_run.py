@@ -73,7 +73,7 @@ def test_a_replay_of_the_log_gives_the_same_states_and_effects(seed: int) -> Non
     assert len(decided) == sum(len(log.events) for log in world.logs.values()) > 0
 
 
-def test_a_log_of_two_incarnations_is_replayed_as_two() -> None:
+def test_a_log_of_two_incarnations_is_replayed_as_two_incarnations() -> None:
     """After a resume, the second incarnation begins with RunStarted and without earlier state."""
     deciders = live(1, 0.1).deciders()
     for _ in range(2):

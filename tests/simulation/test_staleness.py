@@ -85,7 +85,7 @@ def test_a_step_that_ends_with_the_first_groups_reports_its_shorter_batch() -> N
 
 
 class KilledWorld(World):
-    """A kill of all processes and of the launcher follows the metrics line and the checkpoint of the second step."""
+    """A world that kills all processes with the launcher after the metrics and the checkpoint of the second step."""
 
     async def store_metrics(self, message: AnyMessage) -> None:
         await super().store_metrics(message)

@@ -48,7 +48,7 @@ def live(seed: int) -> World:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_model_never_sees_that_its_instance_has_moved(seed: int) -> None:
+def test_a_moved_instance_continues_its_numbers(seed: int) -> None:
     """All invariants of a run hold, and the numbers in the texts of each trajectory are consecutive.
 
     A call that is retried runs after the next call of its turn.

@@ -72,7 +72,7 @@ class Faults(NetworkFaults, frozen=True):
 
 
 def _make_problems(tasks: Sequence[str], count: int) -> ProblemSet:
-    """`count` of each task."""
+    """Make `count` problems of each task."""
     made = [
         TokenizedProblem(f"q:{number}", "2", ids_to_bytes([65, 66, number]), b"{}" if task else b"", task)
         for task in tasks
@@ -102,7 +102,7 @@ class World:
         faults: Faults | None = None,
         descriptions: TaskDescriptions | None = None,
     ) -> None:
-        """`failure_rate` is the probability of an infrastructure failure per answer. `descriptions` of the run's tasks."""
+        """`failure_rate` is the probability of an infrastructure failure per answer. `descriptions` are by task."""
         self.descriptions = descriptions or {}
         self.run, self.failure_rate, self.faults = run, failure_rate, faults or Faults()
         self.random = random.Random(seed)

@@ -1,1 +1,1 @@
-"""Checks of benchmarks.gpu.check: what a device computes, against the CPU or against a simpler way on the same device."""
+"""Checks of benchmarks.gpu.check: they compare a device with the CPU, or with a simpler computation on the device."""

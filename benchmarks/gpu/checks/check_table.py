@@ -1,4 +1,4 @@
-"""All checks by name, the cheap ones first. The last five compile kernels on a GPU."""
+"""Lists all checks by name, the cheap ones first. The last five compile kernels on a GPU."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,7 +27,7 @@ Check = Callable[[torch.device], Iterator[Measured]]
 
 
 def list_checks(*, is_quick: bool) -> dict[str, Check]:
-    """`is_quick`: with a small vocabulary of the output matrix."""
+    """Return all checks by name. `is_quick`: with a small vocabulary of the output matrix."""
     architectures: dict[str, Check] = {}
     for name in ARCHITECTURES:
         architectures[f"float32_{name}"] = partial(check_float32, name)
@@ -51,7 +51,7 @@ def list_checks(*, is_quick: bool) -> dict[str, Check]:
 
 
 def prepare_device(device: torch.device) -> None:
-    """Products in float32 have all 24 bits: no TF32."""
+    """Let float32 products keep all 24 bits, without TF32."""
     torch.set_float32_matmul_precision("highest")
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False

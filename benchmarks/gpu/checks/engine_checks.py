@@ -1,4 +1,4 @@
-"""The embedded engine: graphs against eager steps, chunked against whole prefill, and the bits of published weights."""
+"""Checks the engine: graphs against eager steps, chunked against whole prefill, and the bits of published weights."""
 
 import asyncio
 import tempfile
@@ -25,18 +25,16 @@ from benchmarks.gpu.weight_engine import make_sharing, running_engine
 _MEMORY = Path("/dev/shm")
 _PROMPT_LENGTHS = (5, 200, 17, 64, 131)
 _NEW_TOKENS = 40
-_LOGPROB_LIMIT = (
-    1e-4  # largest difference of a log probability in float32; 0 on a CPU: its kernels do not depend on the batch
-)
+_LOGPROB_LIMIT = 1e-4  # float32; a CPU differs by 0, because its kernels do not depend on the batch
 
 
 def check_graphs(device: torch.device) -> Iterator[Measured]:
-    """Greedy tokens in float32. On a CPU neither engine has graphs."""
+    """Compare greedy tokens in float32 with and without graphs. On a CPU neither engine has graphs."""
     return _compare(_generate(device, cuda_graphs=True), _generate(device, cuda_graphs=False))
 
 
 def check_prefill(device: torch.device) -> Iterator[Measured]:
-    """Greedy tokens after prompts in chunks of 16 tokens, and after whole prompts."""
+    """Compare greedy tokens after prompts in chunks of 16 tokens, and after whole prompts."""
     return _compare(_generate(device, prefill_tokens=16), _generate(device, prefill_tokens=1024))
 
 
@@ -49,7 +47,7 @@ def _compare(found: list[Generation], expected: list[Generation]) -> Iterator[Me
 
 
 def _generate(device: torch.device, **options: Any) -> list[Generation]:
-    """Of the small model for the same prompts in each call."""
+    """Generate with the small model, for the same prompts in each call."""
     with tempfile.TemporaryDirectory() as name:
         write_small_checkpoint(Path(name))
         return asyncio.run(_run_engine(Path(name), device, options))
@@ -74,7 +72,7 @@ def _draw_prompts() -> list[NDArray[np.int32]]:
 
 
 def check_published_weights(device: torch.device) -> Iterator[Measured]:
-    """Float32 weights of a learner on the device, as bfloat16 weights of an engine on the same device, twice."""
+    """Compare float32 weights of a learner with bfloat16 weights of an engine on the same device, for two versions."""
     config = build_small_config()
     model = build_small_model(config).to(device)
     engine = FusedWeights(build_small_model(config).to(torch.bfloat16), device)
@@ -91,7 +89,7 @@ def check_published_weights(device: torch.device) -> Iterator[Measured]:
 
 
 def check_shared_weights(device: torch.device) -> Iterator[Measured]:
-    """The same for an engine in another process that maps the learner's memory: a GPU's, or a file in place of it."""
+    """Check the same for an engine in another process that maps the learner's memory: on a GPU, or in a file."""
     config = build_small_config()
     model = build_small_model(config).to(device)
     with tempfile.TemporaryDirectory(dir=_MEMORY) as name, running_engine(config, device, Path(name)) as engine:

@@ -1,4 +1,4 @@
-"""Attention of packed sequences against attention of each sequence, and the output matrix against float64."""
+"""Checks attention of packed sequences against attention of each sequence, and the output matrix against float64."""
 
 from collections.abc import Iterator
 
@@ -11,17 +11,17 @@ from asterism.policies.losses.head_kernels import FusedHeadKernels, HeadKernels
 from asterism.policies.losses.token_scores import EAGER_KERNELS, compute_token_scores
 from benchmarks.gpu.checks.measured import FLOAT32_LIMIT, Measured, compute_relative_error
 
-_LENGTHS = (300, 1, 64, 700)  # of packed sequences
-_BFLOAT16_LIMIT = 2e-2  # of single kernels; on a CPU up to 0.003, up to 0.009 with 150,000 logits
+_LENGTHS = (300, 1, 64, 700)  # lengths of packed sequences
+_BFLOAT16_LIMIT = 2e-2  # relative error of a single kernel; a CPU reaches 0.003, and 0.009 with 150,000 logits
 _HEADS, _KV_HEADS, _HEAD_DIM = 8, 2, 128
-# Mean difference of a log probability. Logits that are rounded to bfloat16 would cost 0.0015, float32 logits cost 1e-6.
+# Mean error of a log probability. Logits in bfloat16 would have an error of 0.0015; float32 logits have 1e-6.
 _LOGPROB_LIMIT = 1e-5
 _TEMPERATURE = 0.7
-_BLOCK_TOKENS = 250  # the exact scores hold the float64 logits of so many tokens at once
+_BLOCK_TOKENS = 250  # tokens that have float64 logits at the same time, for exact scores
 
 
 def check_segments(device: torch.device) -> Iterator[Measured]:
-    """In bfloat16, for which GPUs have one kernel for all sequences; the reference computes each one in float32."""
+    """Check bfloat16 attention, for which GPUs have one kernel for all sequences, against float32 per sequence."""
     draws = torch.Generator(device).manual_seed(0)
     shapes = [(sum(_LENGTHS), heads, _HEAD_DIM) for heads in (_HEADS, _KV_HEADS, _KV_HEADS)]
     given = [torch.randn(shape, device=device, generator=draws).to(torch.bfloat16) for shape in shapes]
@@ -43,7 +43,7 @@ def check_segments(device: torch.device) -> Iterator[Measured]:
 
 
 def check_head(device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> Iterator[Measured]:
-    """Compare the head with float64 on the same inputs. The large vocabulary needs several chunks, and on a GPU two groups of chunks."""
+    """Compare the head with float64. The large vocabulary needs several chunks, and on a GPU two groups of chunks."""
     tokens = 3700 if device.type == "cuda" else 700
     tokens, width, vocabulary = (200, 128, 2000) if is_quick else (tokens, 256, 151_936)
     draws = torch.Generator(device).manual_seed(0)
@@ -70,7 +70,7 @@ def check_head(device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> I
 
 
 def _list_kernels(device: torch.device) -> dict[str, HeadKernels]:
-    """Return the kernels by name. On a CPU the fused kernels run as they are: nothing is compiled there."""
+    """Return the kernels by name. On a CPU the fused kernels run without compilation."""
     fused = compile_head_kernels() if device.type == "cuda" else FusedHeadKernels()
     return {"eager": EAGER_KERNELS, "fused": fused}
 
@@ -78,7 +78,7 @@ def _list_kernels(device: torch.device) -> dict[str, HeadKernels]:
 def _score_exactly(
     hidden_NE: Tensor, weight_VE: Tensor, targets_N: Tensor, factors_2N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return log probabilities and entropies, and add the gradients of their sums with these factors to the inputs."""
+    """Return log probabilities and entropies; add the gradients of their weighted sums to the inputs."""
     found: list[Tensor] = []
     blocks = zip(
         hidden_NE.split(_BLOCK_TOKENS), targets_N.split(_BLOCK_TOKENS), factors_2N.split(_BLOCK_TOKENS, 1), strict=True

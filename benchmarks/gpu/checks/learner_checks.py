@@ -1,4 +1,4 @@
-"""Steps of the learner on a device against the CPU, its offload, and its collectives."""
+"""Checks the learner on a device: steps against the CPU, its offload, and its collectives."""
 
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
@@ -36,11 +36,11 @@ _LENGTHS = (200, 3, 57, 120, 31, 90)
 # Adam divides by the size of the gradient, so a gradient of almost 0 moves its weight by the sign of rounding. Measured on
 # a CPU: float32 differs from float64 by 1.1e-4.
 _CHANGE_LIMIT = 2e-3
-_COLD_START_LIMIT = 1e-2  # of losses and norms in bfloat16; 4e-4 on a CPU
+_COLD_START_LIMIT = 1e-2  # relative error of losses and norms in bfloat16; a CPU reaches 4e-4
 
 
 def make_run(device: torch.device, stage: str, **learner: Any) -> RunConfig:
-    """Of few steps with a high learning rate, and micro batches that hold some of the sequences each."""
+    """Make a run of few steps with a high learning rate, and micro batches that each hold some of the sequences."""
     settings: dict[str, Any] = {"optimizer.lr": 1e-3, "optimizer.warmup_steps": 0, "memory.micro_batch_tokens": 256}
     settings |= {"device": "cuda" if device.type == "cuda" else "cpu", "loss.mismatch_limit": 0.0}
     settings |= {"loss.old_logprobs": "engine", "loss.correction": "none"}
@@ -57,7 +57,7 @@ def make_run(device: torch.device, stage: str, **learner: Any) -> RunConfig:
 
 @contextmanager
 def training(run: RunConfig) -> Generator[tuple[Trainer, RankGroup]]:
-    """A trainer of the small model, joined and loaded as the learner does it."""
+    """Yield a trainer of the small model and its ranks, joined and loaded as by the learner."""
     ranks = join_ranks(run.learner)
     try:
         with tempfile.TemporaryDirectory() as name:
@@ -82,9 +82,9 @@ def make_sequences() -> list[TrainingSequence]:
 
 
 def check_trainer_step(device: torch.device) -> Iterator[Measured]:
-    """A GRPO step in float32 against the CPU's, with eager layers and on a GPU also with compiled ones.
+    """Compare a GRPO step in float32 with the CPU's, with eager layers and on a GPU also with compiled layers.
 
-    Two minibatches: the second gradient depends on the first update.
+    With two minibatches, the second gradient depends on the first update.
     """
     expected = _run_rl_step(torch.device("cpu"), is_compiled=False)
     for kind in ("eager", "compiled") if device.type == "cuda" else ("eager",):
@@ -96,7 +96,7 @@ def check_trainer_step(device: torch.device) -> Iterator[Measured]:
 
 
 def _run_rl_step(device: torch.device, *, is_compiled: bool) -> tuple[dict[str, float], Tensor]:
-    """Metrics, and the change of all weights."""
+    """Return the metrics, and the change of all weights."""
     with training(make_run(device, "rl", minibatches=2, compile=is_compiled)) as (trainer, _):
         before = _flatten(gather_full_parameters(trainer.model).values())
         metrics = trainer.run_rl_step(make_sequences())
@@ -108,7 +108,7 @@ def _flatten(tensors: Any) -> Tensor:
 
 
 def check_cold_start(device: torch.device) -> Iterator[Measured]:
-    """Steps in bfloat16 against float32 on the CPU: of a rank without units, and of FSDP units with the learner's group."""
+    """Compare bfloat16 steps with float32 on the CPU: a rank without units, and FSDP units in the learner's group."""
     expected = _run_sft_steps(make_run(torch.device("cpu"), "sft"))
     for kind, offload in (("whole", "none"), ("sharded", "optimizer")):
         found = _run_sft_steps(make_run(device, "sft", dtype="bfloat16", offload=offload))
@@ -124,7 +124,7 @@ def _run_sft_steps(run: RunConfig) -> list[dict[str, float]]:
 
 
 def check_offload(device: torch.device) -> Iterator[Measured]:
-    """Weights and moments that move to main memory and back, between two steps in bfloat16."""
+    """Check weights and moments that move to main memory and back, between two steps in bfloat16."""
     run = make_run(device, "rl", dtype="bfloat16", offload="between_steps", compile=False)
     with training(run) as (trainer, ranks):
         trainer.run_rl_step(make_sequences())
@@ -141,12 +141,12 @@ def check_offload(device: torch.device) -> Iterator[Measured]:
 
 
 def _on_device(state: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Without the numbers of steps, which AdamW keeps in main memory."""
+    """Select the tensors on the device; AdamW keeps the numbers of steps in main memory."""
     return [each for each in state if each.device.type == device.type]
 
 
 def check_collectives(device: torch.device) -> Iterator[Measured]:
-    """The group of a single rank with FSDP units (NCCL on a GPU) adds and maximizes."""
+    """Check that the group of a single rank with FSDP units (NCCL on a GPU) adds and maximizes."""
     with training(make_run(device, "rl", dtype="bfloat16", offload="optimizer")) as (_, ranks):
         assert ranks.tensor_group is not None
         for name, operation in (("sum", dist.ReduceOp.SUM), ("maximum", dist.ReduceOp.MAX)):
@@ -156,7 +156,7 @@ def check_collectives(device: torch.device) -> Iterator[Measured]:
 
 
 def check_non_finite(device: torch.device) -> Iterator[Measured]:
-    """The name of the parameter with a NaN or an infinity, where the last or the first parameter has one, or none has."""
+    """Check the name of the parameter with a NaN or an infinity: no parameter, the last one, or the first one."""
     model, ranks = build_small_model(build_small_config()).to(device), RankGroup(device=device)
     names = [name for name, _ in model.named_parameters()]
     yield Measured("finite weights that have a name", float(find_non_finite_parameter(model, ranks) is not None), 0.0)

@@ -1,4 +1,4 @@
-"""Errors and limits of checks, and how a difference is measured."""
+"""Errors and limits of checks, and functions that measure a difference."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -7,34 +7,34 @@ import torch
 from torch import Tensor
 
 # Relative errors of float32 on a device against the CPU. Measured on a CPU: float32 differs from float64 by up to 9e-7
-# (logits) and 2e-6 (gradients). Another order of summation costs about as much; a product in TF32 is off by 3e-4.
+# (logits) and 2e-6 (gradients). Another order of summation has about the same error; a product in TF32 has 3e-4.
 FLOAT32_LIMIT = 1e-4
-# A value in bfloat16 is off by up to 0.4 percent. Measured on a CPU after two layers: 0.014 (logits), 0.025 (gradients).
+# A value in bfloat16 has an error of 0.4 % at most. On a CPU, two layers have 0.014 (logits), 0.025 (gradients).
 BFLOAT16_LIMIT = 6e-2
 
 
 class Measured(NamedTuple):
-    name: str  # after the name of its check
+    name: str  # printed after the name of its check
     error: float
     limit: float
 
     @property
     def has_passed(self) -> bool:
-        """False for an error that is NaN."""
+        """Whether the error is within its limit; False for NaN."""
         return self.error <= self.limit
 
 
 def compute_relative_error(found: Tensor, expected: Tensor, smallest_norm: float = 0.0) -> float:
-    """The norm of the difference over that of the expected values, or over `smallest_norm` if it is larger."""
+    """Return the norm of the difference over the norm of the expected values, at least over `smallest_norm`."""
     found, expected = found.detach().to("cpu", torch.float64), expected.detach().to("cpu", torch.float64)
     difference, norm = (found - expected).norm().item(), max(expected.norm().item(), smallest_norm)
     return difference / norm if norm else difference
 
 
 def compute_worst_error(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """The largest relative error of a tensor; a tensor with a small norm counts by its share of all of them.
+    """Return the largest relative error of a tensor. A small norm is replaced by 1% of the norm of all tensors.
 
-    Some gradients cancel almost completely, such as that of the bias of keys: their rounding has no meaning.
+    Some gradients cancel almost completely, such as the gradient of the key bias: their rounding has no meaning.
     """
     whole = torch.stack([each.detach().double().norm().cpu() for each in expected.values()]).norm().item()
     errors = [compute_relative_error(found[name], each, whole / 100) for name, each in expected.items()]
@@ -42,7 +42,7 @@ def compute_worst_error(found: Mapping[str, Tensor], expected: Mapping[str, Tens
 
 
 def count_differing(found: Iterable[Tensor], expected: Iterable[Tensor]) -> int:
-    """Elements with other bits."""
+    """Count the elements with different bits."""
     pairs = zip(found, expected, strict=True)
     return sum(int((_view_bits(a) != _view_bits(b)).sum()) for a, b in pairs)
 

@@ -1,4 +1,4 @@
-"""Logits and gradients of each architecture: float32 against the CPU, bfloat16 and compiled layers against float32."""
+"""Checks logits and gradients of each architecture: float32 with the CPU, bfloat16 and compiled layers with float32."""
 
 import json
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ from benchmarks.gpu.checks.measured import (
 )
 
 VOCABULARY = 1000
-_LENGTHS = (37, 1, 130, 64)  # of packed sequences
-_STD = 0.05  # of weights: larger than for training, so that attention is not uniform
+_LENGTHS = (37, 1, 130, 64)  # lengths of packed sequences
+_STD = 0.05  # standard deviation of weights: larger than for training, so that attention is not uniform
 
 
 class Computed(NamedTuple):
@@ -33,7 +33,7 @@ class Computed(NamedTuple):
 
 
 def build_small_config(architecture: str = "qwen3", experts_per_token: int = 2) -> DecoderConfig:
-    """Two layers; with experts, the second one has four."""
+    """Build a configuration of two layers; with experts, the second layer has four."""
     experts = ExpertsConfig(
         num_experts=4, experts_per_token=experts_per_token, expert_size=128, normalizes_weights=True, dense_layers=(0,)
     )
@@ -51,7 +51,7 @@ def build_small_config(architecture: str = "qwen3", experts_per_token: int = 2) 
 
 
 def build_small_model(config: DecoderConfig) -> CausalLM:
-    """In float32 in main memory, with the same weights in each call; biases are not 0, and norms not 1."""
+    """Build a float32 model in main memory, with the same weights in each call; biases are not 0, and norms not 1."""
     model = CausalLM(config)
     initialize_weights(model, seed=0, std=_STD)
     draws = torch.Generator().manual_seed(2)
@@ -63,7 +63,7 @@ def build_small_model(config: DecoderConfig) -> CausalLM:
 
 
 def write_small_checkpoint(folder: Path) -> None:
-    """Without a tokenizer."""
+    """Write the small model without a tokenizer."""
     model = build_small_model(build_small_config())
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -102,18 +102,18 @@ def compare(found: Computed, expected: Computed, limit: float) -> Iterator[Measu
 
 
 def check_float32(architecture: str, device: torch.device) -> Iterator[Measured]:
-    """Against the CPU."""
+    """Compare float32 results with those of the CPU."""
     config = build_small_config(architecture)
     return compare(compute(config, device), compute(config, torch.device("cpu")), FLOAT32_LIMIT)
 
 
 def check_bfloat16(architecture: str, device: torch.device) -> Iterator[Measured]:
-    """Against float32 on the same device. A token uses all experts: a rounded router would choose others."""
+    """Compare bfloat16 with float32 on the same device. A token uses all experts, because rounding changes routes."""
     config = build_small_config(architecture, experts_per_token=4)
     return compare(compute(config, device, torch.bfloat16), compute(config, device), BFLOAT16_LIMIT)
 
 
 def check_compiled(device: torch.device) -> Iterator[Measured]:
-    """Against eager layers on the same device."""
+    """Compare compiled with eager layers on the same device."""
     config = build_small_config()
     return compare(compute(config, device, is_compiled=True), compute(config, device), FLOAT32_LIMIT)

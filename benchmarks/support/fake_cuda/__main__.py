@@ -1,4 +1,4 @@
-"""`python -m benchmarks.support.fake_cuda MODULE ARGUMENTS`: run a module on fake CUDA."""
+"""Runs a module on fake CUDA: `python -m benchmarks.support.fake_cuda MODULE ARGUMENTS`."""
 
 import runpy
 import sys

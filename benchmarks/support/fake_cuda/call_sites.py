@@ -1,7 +1,7 @@
-"""Which function of the project an operation of torch belongs to."""
+"""Finds the function of the project that an operation of torch belongs to."""
 
 # pyright: reportPrivateUsage=false
-# Reason: torch has no public names for what this file needs.
+# Reason: torch has no public names for these functions.
 
 import sys
 from functools import cache
@@ -20,7 +20,7 @@ class CallSite(NamedTuple):
     """The innermost function of the project on the stack; empty names without one."""
 
     module: str = ""
-    function: str = ""  # with the names of its classes
+    function: str = ""  # qualified name
     line: int = 0
 
     @property
@@ -29,10 +29,10 @@ class CallSite(NamedTuple):
 
 
 class SiteFinder:
-    """An operation of autograd's backward pass belongs to the function that called the forward operation."""
+    """Finds call sites. A backward operation belongs to the function that called the forward operation."""
 
     def __init__(self) -> None:
-        self._by_node: dict[int, CallSite] = {}  # by the sequence number of the forward operation's node
+        self._by_node: dict[int, CallSite] = {}  # keys: sequence numbers of the forward operations' nodes
 
     def find(self) -> CallSite:
         site, is_backward = _walk_stack()
@@ -40,12 +40,12 @@ class SiteFinder:
             node: Any = torch._C._current_autograd_node()
             return site if node is None else self._by_node.get(node._sequence_nr(), site)
         last_node = torch._C._autograd._get_sequence_nr() - 1  # pyright: ignore[reportAttributeAccessIssue]
-        self._by_node.setdefault(last_node, site)  # the first operation after a node's creation is its own
+        self._by_node.setdefault(last_node, site)  # the first operation after a node's creation belongs to the node
         return site
 
 
 def _walk_stack() -> tuple[CallSite, bool]:
-    """The site, and whether autograd's engine runs below it."""
+    """Return the site, and whether autograd's engine runs below it."""
     frame, is_backward = sys._getframe(2), False
     while frame is not None:
         filename = frame.f_code.co_filename

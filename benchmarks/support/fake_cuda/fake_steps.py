@@ -1,6 +1,6 @@
-"""Steps of the learner on fake CUDA: a model without values, a trainer, sequences, and what one step would do.
+"""Steps of the learner on fake CUDA: a model without values, a trainer, sequences, and the costs of one step.
 
-Only for processes that benchmarks/support/fake_cuda/__main__.py started.
+Only processes that benchmarks/support/fake_cuda/__main__.py started can use it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +25,14 @@ from benchmarks.support.fake_cuda.operation_log import Copy, MixedDevices, Opera
 
 Part = Literal["layers", "attention", "ends", "head", "loss", "gradients", "optimizer", "checks", "other"]
 
-# The first prefix of "module:function" that matches.
+# The first matching prefix of "module:function" gives the part.
 _PLACES: tuple[tuple[str, Part], ...] = (
     ("asterism.engine.model.packed_attention:", "attention"),
     ("asterism.engine.model.causal_lm:Backbone.", "ends"),  # embedding, and the tables of the rotary embedding
     ("asterism.engine.model.causal_lm:CausalLM.", "ends"),  # the selection of the scored hidden states
     ("asterism.engine.model.rope:apply_rope", "layers"),
     ("asterism.engine.model.rope:", "ends"),
-    ("asterism.engine.model.", "layers"),  # with the last norm and the conversion of float32 parameters
+    ("asterism.engine.model.", "layers"),  # includes the last norm and the conversion of float32 parameters
     ("asterism.policies.losses.token_scores:", "head"),
     ("asterism.policies.losses.head_kernels:", "head"),
     ("asterism.policies.losses.", "loss"),
@@ -41,14 +41,14 @@ _PLACES: tuple[tuple[str, Part], ...] = (
     ("asterism.engine.learner.trainer:Trainer._forward_backward", "gradients"),  # sums over micro batches
     ("asterism.engine.learner.trainer:Trainer._apply_gradients", "optimizer"),
     ("asterism.engine.learner.optimizers:", "optimizer"),
-    ("asterism.engine.learner.distributed:", "checks"),  # of the weights
+    ("asterism.engine.learner.distributed:", "checks"),  # checks of the weights
 )
 DEVICE = torch.device("cuda", 0)
-SEQUENCES = 4  # of a micro batch
+SEQUENCES = 4  # sequences per micro batch
 
 
 class StepCosts(NamedTuple):
-    """Of one step after the first ones, which create the optimizer's state and the compiled code."""
+    """Costs of one step after the first steps, which create the optimizer's state and the compiled code."""
 
     parts: dict[Part, KernelCount]
     updates: int
@@ -56,7 +56,7 @@ class StepCosts(NamedTuple):
     syncs: list[Sync]
     copies: list[Copy]
     mixed: list[MixedDevices]
-    peak_bytes: int  # of live CUDA tensors
+    peak_bytes: int  # peak of live CUDA tensors
     peak_place: str
 
     @property
@@ -65,14 +65,14 @@ class StepCosts(NamedTuple):
 
 
 def build_fake_model(config: DecoderConfig, learner: LearnerConfig) -> CausalLM:
-    """As a single rank of the learner holds it: float32 parameters, without a mesh; with adapters if there are any."""
+    """Build the model of a single learner rank: float32 parameters, without a mesh, with the configured adapters."""
     return build_sharded_model(config, RankGroup(device=DEVICE), learner.dtype, get_lora_options(learner))
 
 
 def build_fake_trainer(
     config: DecoderConfig, learner: LearnerConfig, *, sft: SftConfig | None = None, ranks: RankGroup | None = None
 ) -> Trainer:
-    """With a reference model if learner.loss.kl_coef is positive, and adapters if learner.lora.rank is."""
+    """Build a trainer, with a reference model for a positive KL coefficient and adapters for a positive LoRA rank."""
     model = build_fake_model(config, learner)
     run = RunConfig(name="fake", rl=RlConfig(steps=1000), sft=sft or SftConfig(), learner=learner)
     trainer = Trainer(model, run, ranks or RankGroup(device=DEVICE))
@@ -83,7 +83,7 @@ def build_fake_trainer(
 
 
 def make_sequences(lengths: Sequence[int], vocabulary: int, groups: int = 4) -> list[TrainingSequence]:
-    """Each has a length of tokens besides the first one, all in the loss."""
+    """Make sequences of these lengths in tokens besides the first token; all of these tokens are in the loss."""
     draws = np.random.default_rng(0)
 
     def make(number: int, length: int) -> TrainingSequence:
@@ -97,7 +97,7 @@ def make_sequences(lengths: Sequence[int], vocabulary: int, groups: int = 4) -> 
 def measure_step_costs(
     log: OperationLog, step: Callable[[], dict[str, float]], micro_batches: int, updates: int = 1, warmups: int = 1
 ) -> StepCosts:
-    """`step` runs `warmups` times before it is recorded. Raises RuntimeError for a step without an update."""
+    """Record `step` after `warmups` unrecorded steps. Raises RuntimeError for a step without an update."""
     for _ in range(warmups):
         step()
     log.clear()
@@ -119,9 +119,9 @@ def measure_step_costs(
 def measure_rl_step(
     log: OperationLog, config: DecoderConfig, tokens: int, learner: LearnerConfig, micro_batches: int = 2
 ) -> StepCosts:
-    """A GRPO step with micro batches of `tokens` tokens, in equal sequences, and one update.
+    """Measure a GRPO step with micro batches of `tokens` tokens, in equal sequences, and one update.
 
-    With the learner's dtype, activation_checkpointing and compile; other settings keep their values.
+    Other settings of `learner` keep their values.
     """
     learner = replace_keys(learner, {"device": "cuda", "memory.micro_batch_tokens": tokens, "minibatches": 1})
     trainer = build_fake_trainer(config, learner)
@@ -139,7 +139,7 @@ def find_part(module: str, function: str) -> Part:
 
 
 def divide_by_part(counts: Mapping[tuple[str, str], KernelCount]) -> dict[Part, KernelCount]:
-    """`counts`: by module and function."""
+    """Sum `counts` into parts. The keys are module and function."""
     parts: dict[Part, KernelCount] = {}
     for place, count in counts.items():
         part = find_part(*place)

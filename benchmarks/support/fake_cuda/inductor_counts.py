@@ -10,7 +10,7 @@ memory within compiled code is not counted, only its outputs and the tensors tha
 """
 
 # pyright: reportPrivateUsage=false
-# Reason: torch has no public names for what this file needs.
+# Reason: torch has no public names for these functions.
 
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -37,15 +37,15 @@ from benchmarks.support.fake_cuda.operation_costs import (
 )
 from benchmarks.support.fake_cuda.operation_log import get_active_log
 
-_compile = torch.compile  # before torch_patches.py replaces it
+_compile = torch.compile  # the original, which torch_patches.py replaces
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-_CACHED_ROW_BYTES = 128 << 10  # each multiprocessor of an H100 has 384 KB of the second-level cache
+_CACHED_ROW_BYTES = 128 << 10  # cached bytes of a row: an H100 has 384 KB of second-level cache per multiprocessor
 GraphListener = Callable[[GraphModule, Sequence[Any]], None]
 _listeners: list[GraphListener] = []
 
 
 class _Read(NamedTuple):
-    """One operation of a fused kernel reads a buffer."""
+    """A read of a buffer by one operation of a fused kernel."""
 
     loop: int
     num_bytes: int
@@ -60,9 +60,9 @@ class CompiledCount(NamedTuple):
 
 
 def count_compiled_part(part: Callable[..., Any], *args: Any, **kwargs: Any) -> CompiledCount:
-    """`part` is compiled for these arguments: fake CUDA tensors, modules with such parameters, and constants.
+    """Count the kernels of `part`, compiled for these arguments: fake CUDA tensors, modules on fake CUDA, constants.
 
-    The backward pass is that of all outputs; nothing is counted if no argument needs a gradient.
+    The backward pass starts at all outputs, and is empty if no argument needs a gradient.
     """
     backend = _CountingBackend(part)
     made = _compile_with(part, backend)(*args, **kwargs)
@@ -73,21 +73,21 @@ def count_compiled_part(part: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def compile_for_counts(model: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Stands for torch.compile: a call makes outputs without values, and records the compiled kernels."""
+    """Replace torch.compile: a call makes outputs without values, and records the compiled kernels."""
     if model is None:
         return partial(compile_for_counts, **options)
     return _compile_with(model, _CountingBackend(model))
 
 
 def _compile_with(model: Callable[..., Any], backend: "_CountingBackend") -> Callable[..., Any]:
-    """A code for each shape: counts of symbolic sizes would be those of the first one."""
+    """Compile separately for each shape: symbolic sizes would have the counts of the first shape."""
     torch._dynamo.config.recompile_limit = 1000
     torch._dynamo.config.accumulated_recompile_limit = 10_000
     return _compile(model, backend=backend, fullgraph=True, dynamic=False)
 
 
 class _CountingBackend:
-    """A backend of torch.compile."""
+    """A backend of torch.compile that counts kernels."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self.counts: dict[str, list[KernelCount]] = {"forward": [], "backward": []}
@@ -116,7 +116,7 @@ class _CountingBackend:
 
         def run(given: list[Any]) -> list[Any]:
             tensors = list(given)
-            given.clear()  # so that saved tensors are freed
+            given.clear()  # frees saved tensors
             if log := get_active_log():
                 log.record_kernels(f"compiled {direction}", count, self._site)
             return outputs.make(tensors)
@@ -126,7 +126,7 @@ class _CountingBackend:
 
 
 class _GraphOutputs:
-    """The outputs of a graph: its inputs, or new tensors, which share memory where the graph's do."""
+    """The outputs of a graph: its inputs, or new tensors, which share memory where the graph's outputs do."""
 
     def __init__(self, graph: GraphModule) -> None:
         nodes = list(graph.graph.nodes)
@@ -156,7 +156,7 @@ class _GraphOutputs:
 
 
 def count_graph(graph: GraphModule, inputs: Sequence[Any]) -> KernelCount:
-    """Kernels after Inductor's fusion. Products are kernels of a library, which are not fused."""
+    """Count the kernels after Inductor's fusion. Products are kernels of a library and are not fused."""
     total = KernelCount(product_flops=sum(map(_count_flops, graph.graph.nodes)))
     for is_product, moved in _schedule(graph, inputs):
         if is_product:
@@ -177,7 +177,7 @@ def _count_flops(node: Node) -> int:
 
 
 def _schedule(graph: GraphModule, inputs: Sequence[Any]) -> list[tuple[bool, int]]:
-    """The kernels of a graph: whether one is a product, and its bytes."""
+    """Return the kernels of a graph: whether each one is a product, and its bytes."""
     from torch._inductor.scheduler import NopKernelSchedulerNode
 
     with _lowered(graph, inputs) as lowering:
@@ -212,7 +212,7 @@ def _collect_reads(kernel: Any) -> Mapping[str, list[_Read]]:
     from torch._inductor.scheduler import SchedulerNode
     from torch._inductor.virtualized import V
 
-    known: dict[str, int] = {}  # by buffer: the first loop that can use its value
+    known: dict[str, int] = {}  # first loop that can use the value, by buffer
     reads: defaultdict[str, list[_Read]] = defaultdict(list)
     for node in kernel.get_nodes():
         if not isinstance(node, SchedulerNode):
@@ -228,7 +228,7 @@ def _collect_reads(kernel: Any) -> Mapping[str, list[_Read]]:
 
 
 def generate_code(graph: GraphModule, inputs: Sequence[Any]) -> str:
-    """The Python code of a graph with its kernels for Triton, which must be installed and have an active driver."""
+    """Return the Python code of a graph with its kernels for Triton, which needs an active driver."""
     with _lowered(graph, inputs) as lowering:
         return lowering.codegen()[0].value
 
@@ -245,7 +245,7 @@ def listening(listener: GraphListener) -> Generator[None]:
 
 @contextmanager
 def _lowered(graph: GraphModule, inputs: Sequence[Any]) -> Generator[Any]:
-    """Inductor's GraphLowering, within the handlers that it needs."""
+    """Yield Inductor's GraphLowering, within the handlers that it needs."""
     from torch._inductor.debug import DebugContext
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
@@ -259,13 +259,13 @@ def _lowered(graph: GraphModule, inputs: Sequence[Any]) -> Generator[Any]:
 
 
 def _is_product(node: Any) -> bool:
-    """Inductor calls a library for it, as for the few operations that it cannot compile."""
+    """Return whether a node is a product. Inductor also calls libraries for operations that it cannot compile."""
     return node.is_extern() and "mm" in str(getattr(node.node, "python_kernel_name", ""))
 
 
 @cache
 def _allow_cuda_without_triton() -> None:
-    """The scheduler asks for Triton, although only the generated code needs it."""
+    """Make the scheduler accept CUDA without Triton, which only the generated code needs."""
     from torch._inductor import scheduler
 
     def has_triton(*_device: object) -> bool:

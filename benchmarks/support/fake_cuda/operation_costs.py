@@ -1,12 +1,12 @@
-"""What one operation costs a GPU: kernels, bytes of memory traffic, and floating-point operations of products.
+"""Counts an operation's costs on a GPU: kernels, bytes of memory traffic, and floating-point operations of products.
 
-Bytes are those of the operands and results, each once, as if no cache held them. A gather or scatter touches only the rows
-that it selects. Products count 2 FLOPs per multiplication and addition; causal attention counts half of the square. An operation on lists of tensors
-counts as one kernel, although a GPU needs several for long lists.
+Bytes count each operand and result once, as if no cache held it. A gather or scatter touches only the rows that it
+selects. Products count 2 FLOPs per multiplication and addition; causal attention counts half of the square. An
+operation on lists of tensors counts as one kernel, although a GPU needs several for long lists.
 """
 
 # pyright: reportPrivateUsage=false
-# Reason: torch has no public names for what this file needs.
+# Reason: torch has no public names for these functions.
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -19,15 +19,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}
-# They do not read their first operand.
+# Operations that do not read their first operand.
 _WRITES_FIRST = {"copy_", "_foreach_copy_", "fill_", "zero_", "normal_", "uniform_"}
-# Their first operand is read or written only at the selected places.
+# Operations that read or write their first operand only at the selected places.
 _SELECTED = {
     *("embedding", "gather", "index_select", "index"),
     *("scatter_add_", "scatter_", "index_put_", "index_copy_", "index_add_"),
 }
 _ATTENTION = {
-    "_varlen_attn": (0, 1.0),  # position of the queries; passes over the square of tokens
+    "_varlen_attn": (0, 1.0),  # (position of the queries, passes over the square of tokens)
     "_varlen_attn_backward": (1, 2.5),
     "_scaled_dot_product_flash_attention": (0, 1.0),
     "_scaled_dot_product_flash_attention_backward": (1, 2.5),
@@ -37,11 +37,11 @@ _ATTENTION = {
 
 
 class KernelCount(NamedTuple):
-    """Of one operation, or the sum over many."""
+    """Counts of one operation, or their sum over many operations."""
 
-    kernels: int = 0  # launches; a product counts as one, a fused kernel too
+    kernels: int = 0  # launches; a product or a fused kernel counts as one
     products: int = 0  # kernels that are matrix products
-    pointwise_bytes: int = 0  # of all kernels besides products and attention
+    pointwise_bytes: int = 0  # bytes of all kernels besides products and attention
     product_bytes: int = 0
     product_flops: int = 0
     attention_bytes: int = 0
@@ -56,8 +56,8 @@ class KernelCount(NamedTuple):
 
 
 def is_on_cuda(value: object) -> bool:
-    """Whether it is a CUDA tensor, or the name of a CUDA device."""
-    if isinstance(value, FakeTensor):  # its `device` is an operation of its own
+    """Return whether `value` is a CUDA tensor, or the name of a CUDA device."""
+    if isinstance(value, FakeTensor):  # a read of `device` would be an operation
         return value.fake_device.type == "cuda"
     if isinstance(value, Tensor):
         return value.is_cuda
@@ -65,7 +65,7 @@ def is_on_cuda(value: object) -> bool:
 
 
 def get_storage_key(tensor: Tensor) -> int:
-    """Equal for tensors that share memory, as long as it is alive."""
+    """Return a key that is equal for tensors that share memory, while this memory is alive."""
     return tensor.untyped_storage()._cdata
 
 
@@ -74,7 +74,7 @@ def list_tensors(tree: object) -> list[Tensor]:
 
 
 def count_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: object) -> KernelCount:
-    """Nothing for a view, an allocation, and an operation that returns its operand."""
+    """Count an operation: nothing for a view, an allocation, or an operation that returns its operand."""
     given, made = list_tensors(args), list_tensors(out)
     base = get_base_name(func)
     if _is_view(func, [*given, *list_tensors(kwargs)], made) or base.startswith(("empty", "new_empty")):
@@ -93,13 +93,13 @@ def get_base_name(func: Any) -> str:
 
 
 def count_product_flops(base: str, args: Sequence[Any], out: Tensor) -> int:
-    """2 * rows * columns * inner, by the result and the left factor."""
+    """Count 2 * rows * columns * inner, from the result and the left factor."""
     left = args[1] if base in ("addmm", "baddbmm") else args[0]
     return 2 * prod(out.shape) * left.shape[-1]
 
 
 def _count_attention_flops(base: str, args: Sequence[Any]) -> float:
-    """Of the causal half. With several segments of a row, as if all had the length of the longest one."""
+    """Count the causal half. Segments of a row count as if all had the length of the longest segment."""
     place, passes = _ATTENTION[base]
     q, k = args[place], args[place + 1]
     if base.startswith("_varlen"):  # [T, H, D]
@@ -117,19 +117,19 @@ def _count_bytes(base: str, args: Sequence[Any], given: Sequence[Tensor], made: 
         return sum(read[len(list_tensors(args[0])) :]) + written
     if base not in _SELECTED:
         return sum(read) + written
-    if base.endswith("_"):  # reads indices and values, and writes as much as the values have
+    if base.endswith("_"):  # reads indices and values, and writes as many bytes as the values have
         return sum(read[1:]) + max(read[1:], default=0)
     return sum(read[1:]) + 2 * written
 
 
 def count_memory(tensor: Tensor) -> int:
-    """Bytes of the different elements: a dimension that expand() made has one."""
+    """Count the bytes of the different elements: a dimension that expand() made counts as one."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return prod(size for size, stride in sizes if stride) * tensor.element_size() if tensor.numel() else 0
 
 
 def _list_mutated(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The operands that an operation without a result writes, such as an optimizer's update of many parameters."""
+    """List the operands that an operation without a result writes, such as an optimizer's update of many parameters."""
     declared = func._schema.arguments
     named = zip((each.name for each in declared), args, strict=False)
     values = dict(named) | dict(kwargs)

@@ -1,10 +1,10 @@
-"""Records what the operations of a fake CUDA step would do to a GPU: kernels, syncs, copies, and live memory.
+"""Records the work of a fake CUDA step for a GPU: kernels, syncs, copies, and live memory.
 
-Operations of CPU tensors run for real. A read of a CUDA tensor's values gives a default: 1, True, or no index.
+Operations of CPU tensors compute values. A read of a CUDA tensor's values returns a default: 1, True, or no index.
 """
 
 # pyright: reportPrivateUsage=false
-# Reason: torch has no public names for what this file needs.
+# Reason: torch has no public names for these functions.
 
 import weakref
 from collections import Counter, defaultdict
@@ -30,26 +30,26 @@ from benchmarks.support.fake_cuda.operation_costs import (
 
 _DEVICE = torch.device("cuda", 0)
 _SCALAR_READS = {"_local_scalar_dense", "is_nonzero", "item", "equal"}
-# The sizes of their results depend on values, which the host waits for.
+# Operations with result sizes that depend on values, so that the host waits for the GPU.
 _SIZE_READS = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
 _COPIES = {"_to_copy", "copy_"}
-_BLOCK_BYTES = 512  # torch's allocator rounds up to it
+_BLOCK_BYTES = 512  # torch's allocator rounds up to blocks of this size
 
 
 class Sync(NamedTuple):
-    """The host waits for the GPU."""
+    """A wait of the host for the GPU."""
 
     kind: str
     site: CallSite
 
 
 class Copy(NamedTuple):
-    """Between host and device."""
+    """A copy between host and device."""
 
     direction: Literal["to device", "to host"]
     numel: int
-    is_pinned: bool  # the host's memory
-    is_blocking: bool  # the host waits for the stream, also of a pinned tensor
+    is_pinned: bool  # whether the host's memory is page-locked
+    is_blocking: bool  # whether the host waits for the stream, also for pinned memory
     site: CallSite
 
     @property
@@ -95,7 +95,7 @@ class LiveMemory:
 
 
 class OperationLog(TorchDispatchMode):
-    """On top of FakeTensorMode, without autograd's own threads: see `running_fake_cuda`."""
+    """A mode on top of FakeTensorMode, without autograd's own threads: see `running_fake_cuda`."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -113,8 +113,8 @@ class OperationLog(TorchDispatchMode):
 
     def clear(self) -> None:
         """Start a new recording. Live memory stays."""
-        self.counts = defaultdict[tuple[str, str], KernelCount](KernelCount)  # by module and function
-        self.operations = Counter[tuple[str, str]]()  # by name and place; kernels only
+        self.counts = defaultdict[tuple[str, str], KernelCount](KernelCount)  # keys: module and function
+        self.operations = Counter[tuple[str, str]]()  # kernels only; keys: name and place
         self.syncs: list[Sync] = []
         self.copies: list[Copy] = []
         self.mixed: list[MixedDevices] = []
@@ -155,7 +155,7 @@ class OperationLog(TorchDispatchMode):
             return made
         if base in _SCALAR_READS or base in _SIZE_READS:
             return self._answer(func, base, given[0], site)
-        if torch.is_inference_mode_enabled():  # gets operations that consist of others
+        if torch.is_inference_mode_enabled():  # inference mode passes composite operations
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -180,7 +180,7 @@ class OperationLog(TorchDispatchMode):
     def _check_devices(
         self, func: Any, base: str, args: Sequence[Any], given: Sequence[Tensor], site: CallSite
     ) -> None:
-        """A CPU tensor without dimensions is passed as a number. A mask as an index makes the host wait."""
+        """Record mixed devices, except scalars on the CPU, and the wait of the host for a mask as an index."""
         on_cuda = [is_on_cuda(each) for each in given]
         if any(on_cuda) and any(each.dim() for each, is_there in zip(given, on_cuda, strict=True) if not is_there):
             self.mixed.append(MixedDevices(func.name(), site))
@@ -188,7 +188,7 @@ class OperationLog(TorchDispatchMode):
             self.syncs.append(Sync(f"{base} by a mask", site))
 
     def _copy(self, base: str, args: Sequence[Any], kwargs: Mapping[str, Any], site: CallSite) -> Tensor | None:
-        """The result of a copy between host and device; None for another one."""
+        """Return the result of a copy between host and device; None for any other copy."""
         source = args[1] if base == "copy_" else args[0]
         target: Any = args[0] if base == "copy_" else torch.device(kwargs.get("device") or source.device)
         to_device, from_device = is_on_cuda(target), is_on_cuda(source)
@@ -200,7 +200,7 @@ class OperationLog(TorchDispatchMode):
         else:
             dtype = kwargs.get("dtype") or source.dtype
             made = _make_copy(source, dtype, to_device=to_device)
-            is_pinned = _is_pinned(source) if to_device else asynchronous  # torch makes a pinned result then
+            is_pinned = _is_pinned(source) if to_device else asynchronous  # an asynchronous copy has a pinned result
         is_blocking = not asynchronous or not is_pinned
         if source.numel():
             direction = "to device" if to_device else "to host"
@@ -217,7 +217,7 @@ def give_default(dtype: torch.dtype) -> float | int | bool:
 
 
 def _compute_on_host(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Sequence[Tensor]) -> Any:
-    """With values, unless an operand has none."""
+    """Compute with values, unless an operand has no values."""
     if any(isinstance(each, FakeTensor) for each in given):
         return func(*args, **kwargs)
     with unset_fake_temporarily():
@@ -240,7 +240,7 @@ _active: list[OperationLog] = []  # innermost last
 
 
 def record_host_wait(kind: str) -> None:
-    """Of a function of torch.cuda that waits, such as synchronize."""
+    """Record that a function of torch.cuda, such as synchronize, waits."""
     if _active:
         _active[-1].record_sync(kind)
 
@@ -251,9 +251,9 @@ def get_active_log() -> OperationLog | None:
 
 @contextmanager
 def running_fake_cuda() -> Generator[OperationLog]:
-    """Tensors on "cuda" have no values while the context is open; the log records their operations.
+    """Run fake CUDA: tensors on "cuda" have no values while the context is open; the log records their operations.
 
-    The process was started with benchmarks/support/fake_cuda/__main__.py.
+    The process must be started with benchmarks/support/fake_cuda/__main__.py.
     """
     log = OperationLog()
     _active.append(log)

@@ -1,17 +1,17 @@
-"""Replaces what torch lacks for CUDA in a CPU build. Only for processes of their own: the patches stay.
+"""Replaces CUDA functions that a CPU build of torch lacks. The patches stay, so that they need a separate process.
 
 functions of torch.cuda      raise in a CPU build ("not compiled with CUDA enabled")
 torch.version.cuda           selects Inductor's CUDA code
-scaled_dot_product_attention selects a kernel by compiled code; here as on an H100: flash without a mask in 16 bits,
-                             memory-efficient otherwise
-rms_norm                     is one kernel on CUDA; a CPU build takes it apart
+scaled_dot_product_attention selects a kernel in compiled code; the patch selects as an H100 does: flash without a
+                             mask in 16 bits, memory-efficient otherwise
+rms_norm                     is one kernel on CUDA, which a CPU build decomposes
 tensor, new_tensor           copy to the device below the modes that see operations
-tolist                       reads each value in turn from a tensor without values; on CUDA all at once
-torch.compile                compiles for a GPU; here counts Inductor's kernels (inductor_counts.py)
+tolist                       reads a fake tensor value by value, but a CUDA tensor at once
+torch.compile                compiles for a GPU; the patch counts Inductor's kernels (inductor_counts.py)
 """
 
 # pyright: reportPrivateUsage=false
-# Reason: torch has no public names for what this file needs.
+# Reason: torch has no public names for these functions.
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -34,7 +34,7 @@ _GPU = SimpleNamespace(
 
 
 class _Stream:
-    """Streams and events in order: all of them are ready at once."""
+    """A stream without asynchrony: all of its events are ready at once."""
 
     device, cuda_stream, stream_id, device_index, device_type = torch.device("cuda", 0), 0, 0, 0, 1
 
@@ -78,7 +78,7 @@ class _Event:
 
 
 def _always(value: object) -> Callable[..., Any]:
-    """A function of its own for each name: Dynamo has a table of the functions of torch.cuda."""
+    """Return a separate function for each name: Dynamo has a table of the functions of torch.cuda."""
     return lambda *_arguments, **_options: value
 
 
@@ -87,13 +87,13 @@ def _synchronize(_device: Any = None) -> None:
 
 
 def patch_torch() -> None:
-    """After native_stub.load_stub."""
+    """Patch torch after native_stub.load_stub."""
     replacements: dict[str, Any] = {
         "is_available": _always(True),
         "device_count": _always(1),
         "current_device": _always(0),
         "set_device": _always(None),
-        "_lazy_init": _always(None),  # of Dynamo, which reads the current stream
+        "_lazy_init": _always(None),  # called by Dynamo, which reads the current stream
         "synchronize": _synchronize,
         "Stream": _Stream,
         "Event": _Event,
@@ -103,7 +103,7 @@ def patch_torch() -> None:
         "get_device_properties": _always(_GPU),
         "get_rng_state": _always(torch.zeros(16, dtype=torch.uint8)),  # saved by AOTAutograd
         "set_rng_state": _always(None),
-        "is_current_stream_capturing": _always(False),  # asked by the fused optimizer
+        "is_current_stream_capturing": _always(False),  # called by the fused optimizer
     }
     for name, replacement in replacements.items():
         setattr(torch.cuda, name, replacement)
@@ -120,7 +120,7 @@ def patch_torch() -> None:
 
 
 def _replace_function(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """`replacement` also receives the function. Compiled code is traced without it: Inductor has its own kernels.
+    """Replace a function by `replacement`, which also receives the original. Traced code keeps the original function.
 
     A TorchFunctionMode would be inactive in the backward pass, where checkpointing recomputes.
     """
@@ -187,7 +187,7 @@ def _normalize(original: Any, x: Tensor, shape: Any, weight: Tensor | None = Non
 
 @torch.library.custom_op("fake_cuda::rms_norm", mutates_args=())
 def _rms_norm(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """One kernel, as aten::_fused_rms_norm on CUDA: the result and the inverse roots."""
+    """Compute the result and the inverse roots in one operation, like aten::_fused_rms_norm on CUDA."""
     raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Generates answers with an evaluation that takes too long: towers, factorials, nestings, random LaTeX."""
+"""Generates answers that take too long to evaluate: towers, factorials, nestings, random LaTeX."""
 
 from collections.abc import Callable
 from random import Random

@@ -21,7 +21,7 @@ from benchmarks.support.process_memory import list_descendants, read_proportiona
 from benchmarks.support.sandbox.executor_process import EXECUTOR
 from benchmarks.support.sandbox.probes import make_numbered_probes
 
-REPORT_CALLS, REPORT_LATENCY_S = 45_000, 0.3  # of a training step, and the mean of a call, end to end
+REPORT_CALLS, REPORT_LATENCY_S = 45_000, 0.3  # calls of a training step, and mean seconds of a call, end to end
 _CLIENT = ROLLOUT
 _ANSWER_TIMEOUT_S = 60.0  # maximum time between two answers
 
@@ -39,18 +39,18 @@ class BurstMemory(msgspec.Struct, frozen=True):
 
 class BurstResult(msgspec.Struct, frozen=True):
     figures: LoadFigures
-    start: BurstMemory  # after the first call
-    middle: BurstMemory  # after half of the answers
+    start: BurstMemory  # memory after the first call
+    middle: BurstMemory  # memory after half of the answers
     end: BurstMemory
-    ran_ms: list[float]  # of each answered call, in the order of the answers: from its start to its end in the sandbox
-    queued_ms: list[float]  # of the same calls: the rest of the time from request to answer
+    ran_ms: list[float]  # time in the sandbox of each answered call, in the order of the answers
+    queued_ms: list[float]  # rest of the time from request to answer, of the same calls
 
 
 def compute_latency_figures(result: BurstResult, cores: int = 1) -> dict[str, float]:
-    """Latencies of the burst, and what the report's step of 45K calls with a mean of 0.3 s needs at this rate.
+    """Compute the burst's latencies, and the needs of the report's step (45K calls of 0.3 s) at this rate.
 
     If all calls of the step arrive at once, the mean wait is half of the time in which the service answers all of them. If
-    they arrive evenly over the step, their CPU time is all that counts. `cores`: that the service had in the burst.
+    they arrive evenly over the step, only their CPU time counts. `cores`: number of cores of the service in the burst.
     """
     figures = result.figures
     rate_per_core = figures.per_s / cores
@@ -112,7 +112,7 @@ class _CallTimes:
         self._asked_at[call_id] = now
 
     def record_answer(self, call_id: CallId, duration_s: float, now: float) -> None:
-        """The first answer of a call counts."""
+        """Record the first answer of a call."""
         asked_at = self._asked_at.pop(call_id, None)
         if asked_at is not None:
             self.ran_ms.append(1000 * duration_s)

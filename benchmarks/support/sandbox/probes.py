@@ -23,7 +23,7 @@ _MISBEHAVING: tuple[tuple[str, float, str, Callable[[CodeOutcome], bool]], ...] 
         "hog",
         0.02,
         "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (1 << 20))",
-        # Depends on the limit that it reaches first.
+        # The outcome depends on the limit that the program reaches first.
         lambda outcome: isinstance(outcome, CodeOutOfMemory | CodeTimedOut),
     ),
     ("megabyte", 0.01, "print('x' * 1_000_000)", _is_megabyte),
@@ -31,13 +31,13 @@ _MISBEHAVING: tuple[tuple[str, float, str, Callable[[CodeOutcome], bool]], ...] 
 
 
 def make_numbered_probes(trajectories: Iterable[int]) -> Iterator[Probe]:
-    """Each prints its number, so that the answer to another call counts as wrong."""
+    """Make programs that print their number, so that the answer to another call counts as wrong."""
     for trajectory in trajectories:
         yield make_program_probe(PRINT, trajectory, f"print({trajectory})", expect_stdout(f"{trajectory}\n"))
 
 
 def make_cell_probes(kind: str, notebooks: Sequence[int], calls: Iterable[int]) -> Iterator[Probe]:
-    """Cells of notebooks, in rounds over all notebooks."""
+    """Make cells of notebooks, in rounds over all notebooks."""
     code, printed = _CELLS[kind]
     for call in calls:
         for notebook in notebooks:
@@ -45,7 +45,7 @@ def make_cell_probes(kind: str, notebooks: Sequence[int], calls: Iterable[int]) 
 
 
 def make_mixed_probes(healthy: int, seed: int = 0) -> list[Probe]:
-    """`healthy` prints, with 2% endless loops, 2% memory hogs, 1% megabyte outputs; shuffled."""
+    """Make `healthy` prints, with 2% endless loops, 2% memory hogs, 1% megabyte outputs; shuffled."""
     total = round(healthy / 0.95)
     probes = list(make_program_probes(PRINT, range(healthy)))
     for kind, share, code, accepts in _MISBEHAVING:

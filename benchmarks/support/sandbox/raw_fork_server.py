@@ -44,7 +44,7 @@ class DirectClient:
         return client
 
     def measure_seconds_per_call(self, code: str, in_flight: int, seconds: float) -> float:
-        """Keep `in_flight` calls in flight for `seconds`, then wait for the last answer."""
+        """Keep `in_flight` calls in flight for `seconds`, wait for the last answer, and return the seconds per call."""
         started = time.perf_counter()
         self._send(code, in_flight)
         sent, answered = in_flight, 0
@@ -73,7 +73,7 @@ class DirectClient:
         """Read once and return the complete messages; empty for a partial message."""
         chunk = self._socket.recv(1 << 18)
         if not chunk:
-            raise ConnectionError("the fork server has gone")
+            raise ConnectionError("the fork server closed its socket")
         self._received += chunk
         answers: list[bytes] = []
         start = 0

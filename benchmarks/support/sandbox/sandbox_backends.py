@@ -1,4 +1,4 @@
-"""The subjects of the sandbox benchmark: both backends, and a fresh interpreter for each call.
+"""Subjects of the sandbox benchmark: both backends, and a fresh interpreter for each call.
 
 A backend has one fork server for each flavour, all on one core.
 """
@@ -17,7 +17,7 @@ from asterism.sandbox.hosts.local_host import LocalHost
 
 
 def build_config(backend: str, core: int, **limits: Any) -> SandboxConfig:
-    """Build a configuration with `core` as a container's cpuset. Local processes inherit theirs."""
+    """Build a configuration with `core` as a container's cpuset. Local processes inherit the cores of this process."""
     return SandboxConfig(backend=backend, fork_servers=1, cpuset=str(core), **limits)  # pyright: ignore[reportArgumentType]
 
 

@@ -47,9 +47,9 @@ class SandboxBenchmarkSizes(msgspec.Struct, frozen=True):
 
     rounds: int  # alternate the compared variants, so that machine drift affects both
     alone: dict[str, int]  # processes per round
-    rate_s: float  # per round, for each kind
-    overhead_s: float  # per round, for each of the two clients
-    in_flight: dict[int, int]  # calls, by number in flight
+    rate_s: float  # seconds of a round, for each kind
+    overhead_s: float  # seconds of a round, for each of the two clients
+    in_flight: dict[int, int]  # number in flight -> number of calls
     idle_calls: int
     cells_s: float
     session_starts: int
@@ -79,7 +79,7 @@ async def run_load(sandbox: ForkServerSandbox, probes: Iterable[Probe], in_fligh
 
 
 async def measure_gradings(sandbox: ForkServerSandbox, sizes: SandboxBenchmarkSizes) -> dict[str, float]:
-    """Answers that math-verify compares, alone and next to answers that take too long; both in a closed loop."""
+    """Grade answers that math-verify compares, alone and next to answers that take too long; both in a closed loop."""
     await _grade_honestly(sandbox, 20)  # starts the grader
     began = time.perf_counter()
     alone = await _grade_honestly(sandbox, sizes.gradings)
@@ -98,7 +98,7 @@ async def measure_gradings(sandbox: ForkServerSandbox, sizes: SandboxBenchmarkSi
 
 
 async def _grade_honestly(sandbox: ForkServerSandbox, count: int) -> list[float]:
-    """Seconds of each grading."""
+    """Return the seconds of each grading."""
     numbers, seconds = iter(range(count)), list[float]()
 
     async def grade() -> None:
@@ -252,7 +252,7 @@ async def measure_live_notebooks(sandbox: ForkServerSandbox, sizes: SandboxBench
 async def run_mixture(sandbox: ForkServerSandbox, sizes: SandboxBenchmarkSizes) -> dict[str, float]:
     """Return the rate of healthy calls next to misbehaving neighbours, over their rate alone.
 
-    The neighbours loop, fill the memory and print. The rate alone is from before and after.
+    The neighbours loop, fill the memory and print. The rate alone is measured before and after the mixture.
     """
     await _measure_clean_s(sandbox, RATE_IN_FLIGHT)  # warm-up, not counted
     clean_s = await _measure_clean_s(sandbox, sizes.mixed_healthy)

@@ -20,19 +20,19 @@ from benchmarks.support.sglang.bare_client import BareClient
 
 _POLL_S = 0.05
 _SCORED_AT_ONCE = 4
-_TRIED_EVERY = 4  # answers per score after a neighbour's prompt
+_TRIED_EVERY = 4  # one of this many answers is scored after a neighbour's prompt
 
 
 async def measure_crowd(
     engine: SGLangEngine, bare: BareClient, requests: Sequence[GenerationRequest]
 ) -> dict[str, float]:
-    """
+    """Measure requests in flight, and the lost and mixed-up answers. Other keys:
     in_flight                concurrent requests of this process
     in_flight_at_server      maximum of running and queued requests in the server's snapshots
     tokens_per_s_1000        received tokens
     told_apart               share of the mix-ups that the check detects
-    own_difference           maximum
-    neighbours_difference    minimum
+    own_difference           maximum of an answer's difference after its own prompt
+    neighbours_difference    minimum of an answer's difference after a neighbour's prompt
     """
     looking = asyncio.create_task(_watch_max_in_flight(engine, done := asyncio.Event()))
     began = time.perf_counter()

@@ -4,8 +4,8 @@ The arbiter, the trajectories and the generator are a run's own, over the in-pro
 replace tools and grader (benchmarks/support/two_engines.py). The harness requests all groups at
 once.
 
-A turn ends where the model draws one of its stop tokens, at an unpredictable position. Their share
-of the vocabulary sets the planned mean turn length. The high temperature makes the weights
+A turn ends where the model draws one of its stop tokens, at an unpredictable position. The share
+of stop tokens in the vocabulary sets the planned mean turn length. The high temperature makes the weights
 negligible: a token depends on its trajectory's seed and its position, and on the batch only in the
 last bits of a logit.
 """
@@ -36,7 +36,7 @@ from benchmarks.support.planned_lengths import build_groups
 from benchmarks.support.two_engines import ARBITER, HEAD, RolloutHarness, compute_digests, drive
 
 ENGINE = GENERATOR
-HOT = 1e6  # logits of a random model, divided by this, differ by less than a draw resolves
+HOT = 1e6  # temperature at which the logits of a random model do not affect a draw
 # One turn may use most of a trajectory's tokens, so that the server's cache fills within turns.
 LONG = WorkloadShape(
     "long",
@@ -58,15 +58,15 @@ class ScarceServerOutcome(msgspec.Struct, frozen=True):
     """The outcome of one round of one policy, in tokens."""
 
     makespan_s: float
-    tokens_per_s: float  # generated
+    tokens_per_s: float  # generated tokens per second
     generated_tokens: int
     decode_batch: float  # sequences per decode step
     prefilled_tokens: int
-    recomputed_tokens: int  # prefilled again for the same trajectory
+    recomputed_tokens: int  # tokens prefilled again for the same trajectory
     evicted_tokens: int  # recomputed tokens that the server evicted before their trajectory's end
     retractions: int
-    lease_wait_s: float  # mean over the trajectories
-    digests: tuple[str, ...]  # of the tokens of each trajectory, by number
+    lease_wait_s: float  # mean wait of a trajectory for leases
+    digests: tuple[str, ...]  # digests of the trajectories' tokens, by number
 
 
 class StoppingEngine(SGLangEngine):
@@ -81,7 +81,7 @@ class StoppingEngine(SGLangEngine):
             load_poll_s=0.05,
         )
         self._plans, self._vocabulary = plans, vocabulary
-        self._completed_turns = Counter[int]()  # by trajectory
+        self._completed_turns = Counter[int]()  # keys: trajectories
         self.counted: EngineLoad | None = None  # set at close
 
     async def generate(self, request: GenerationRequest, on_tokens: TokenListener | None = None) -> Generation:

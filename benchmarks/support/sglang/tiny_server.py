@@ -1,4 +1,4 @@
-"""An SGLang server of the tiny model with random weights, on a CPU (configs/tiny_sglang.toml)."""
+"""Configures an SGLang server of the tiny model with random weights, on a CPU (configs/tiny_sglang.toml)."""
 
 import argparse
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ CONFIG = ROOT / "configs" / "tiny_sglang.toml"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--python", help="interpreter that has SGLang; .venv-sglang/bin/python")
-    parser.add_argument("--port", type=int, help="of the server that is started")
+    parser.add_argument("--python", help="interpreter that has SGLang (default: .venv-sglang/bin/python)")
+    parser.add_argument("--port", type=int, help="port of the server that is started")
 
 
 def configure_tiny_server(

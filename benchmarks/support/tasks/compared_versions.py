@@ -1,8 +1,8 @@
-"""The RL steps of the demo in this version and in an earlier commit, from the same checkpoint.
+"""Measures the RL steps of the demo in this version and in an earlier commit, from the same checkpoint.
 
 As a program, `python -P compared_versions.py ROOT CHECKPOINT RUNS STEPS [KEY=VALUE ...]`, it runs the
 steps in the checkout ROOT and prints their seconds as JSON. The current folder and PYTHONPATH must
-be ROOT. It imports only what the earlier commit also has.
+be ROOT. The program imports only modules that the earlier commit also has.
 """
 
 import json
@@ -26,12 +26,12 @@ _UNCOUNTED = 2  # the first step, with cold caches, and the last one, which save
 
 
 class CommitMissing(Exception):
-    """git or the commit is not there. `str(error)` has the reason."""
+    """git or the commit is missing. `str(error)` has the reason."""
 
 
 class DemoSizes(NamedTuple):
     sft_steps: int
-    steps: int  # counted ones of each round
+    steps: int  # counted steps of each round
     rounds: int
     settings: tuple[str, ...] = ()
 
@@ -59,7 +59,7 @@ def compare_with_commit(commit: str, sizes: DemoSizes) -> dict[str, float]:
 
 
 def _sum_fastest(rounds: Sequence[Sequence[float]]) -> float:
-    """The fastest round of each step counts: other load on the machine affects it least."""
+    """Sum the fastest round of each step: other load on the machine affects it least."""
     return sum(min(same) for same in zip(*rounds, strict=True))
 
 

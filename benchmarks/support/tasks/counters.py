@@ -5,7 +5,7 @@ The host process imports this module by its import path.
 
 
 class Counter:
-    """Its methods run on the event loop of the host process."""
+    """A counter with methods that run on the event loop of the host process."""
 
     def __init__(self) -> None:
         self._total = 0
@@ -27,7 +27,7 @@ class Counter:
 
 
 class SyncCounter:
-    """The same with sync methods, each call of which takes a thread."""
+    """The same counter with sync methods; each call takes a thread."""
 
     def __init__(self) -> None:
         self._total = 0

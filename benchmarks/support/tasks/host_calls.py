@@ -1,4 +1,4 @@
-"""Calls of instances in one host process: their rate, and the memory of the instances."""
+"""Measures calls of instances in one host process: their rate, and the memory of the instances."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ _OPENINGS_IN_FLIGHT = 256
 
 
 class WrongResult(Exception):
-    """An instance returned another total than that of its calls."""
+    """An instance returned a wrong total."""
 
 
 def build_run(environment: type[Counter | SyncCounter]) -> RunConfig:
@@ -33,7 +33,7 @@ def build_run(environment: type[Counter | SyncCounter]) -> RunConfig:
 
 @asynccontextmanager
 async def open_pool(environment: type[Counter | SyncCounter]) -> AsyncGenerator[HostPool]:
-    """With one process."""
+    """Open a pool with one process."""
     command = build_host_command(build_run(environment).resolved_tasks[0], DESCRIPTION, "")
     pool = HostPool(command, DESCRIPTION, _run_no_program)
     try:
@@ -47,7 +47,7 @@ async def open_instance(pool: HostPool, trajectory_id: int) -> CallResult:
 
 
 async def add_one(pool: HostPool, trajectory_id: int, call: int) -> CallResult:
-    """`call` counts from 0. Raises WrongResult."""
+    """Add 1 to an instance. `call` counts from 0. Raises WrongResult."""
     result = await pool.call(EnvironmentCalled(trajectory_id, call, TASK, *ADDITION))
     if result.outcome != Observation(str(call + 1)):
         raise WrongResult(f"call {call} of instance {trajectory_id}: {result.outcome}")
@@ -74,7 +74,7 @@ async def measure_memory(instances: int) -> float:
 
 
 async def _call_until(pool: HostPool, trajectory_id: int, end_s: float) -> int:
-    """Return the number of calls, with the first one of _open_instances."""
+    """Return the number of calls, including the first call by _open_instances."""
     calls = 1
     while time.perf_counter() < end_s:
         await add_one(pool, trajectory_id, calls)

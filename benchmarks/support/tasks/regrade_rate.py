@@ -1,4 +1,4 @@
-"""Trajectories that are scored again: their instances are opened again, and their calls repeated."""
+"""Measures regrading: trajectories' instances are opened again, and their calls repeated."""
 
 import time
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ from benchmarks.support.tasks.host_calls import (
     open_pool,
 )
 
-CALLS = 3  # of each trajectory, after its opening
+CALLS = 3  # calls of each trajectory, after its opening
 
 
 async def measure_regrading(trajectories: int, folder: Path) -> float:
@@ -67,7 +67,7 @@ async def _record_history() -> EnvironmentHistory:
 
 
 async def _regrade_all(history: EnvironmentHistory, trajectory_ids: range, tasks: TaskServices) -> None:
-    """Raises WrongResult."""
+    """Score all trajectories again. Raises WrongResult."""
     async for regraded in regrade(_iter_stored(history, trajectory_ids), tasks):
         if regraded.failure or regraded.is_changed:
             raise WrongResult(f"{regraded.trajectory_id}: {regraded.new_reward} {regraded.failure}")

@@ -18,14 +18,14 @@ TAGS = TurnTags((("<answer>", "</answer>"), ("<x>", "</x>")), (("<tool_call>", "
 
 
 def list_kinds(*texts: str, follows_result: bool = False) -> str:
-    """The first two letters of each kind."""
+    """Return the first two letters of each kind."""
     return " ".join(kind[:2] for kind in classify_turn(texts, TAGS, follows_result=follows_result))
 
 
 def test_kinds_follow_the_tags_also_within_a_token() -> None:
     assert list_kinds("I", " add", "<tool_call>", "{1}", "</tool_call>", "\n") == "re re ca ca ca re"
     assert list_kinds("so", "<ans", "wer>", "4", "</answer>") == "re an an an an"
-    assert list_kinds("so", "<x>", "4", "</x>") == "re an an an"  # of another task
+    assert list_kinds("so", "<x>", "4", "</x>") == "re an an an"  # tags of another task
     assert list_kinds("a<tool", "_call>", "x") == "ca ca ca"  # the rest of a turn without an end
     assert list_kinds("a", "b", follows_result=True) == "re re"
     assert classify_turn(["a"], TAGS, follows_result=True) == ["reflection"]
@@ -61,7 +61,7 @@ def test_dialogues_without_generated_tokens_have_no_statistics() -> None:
 
 
 class PageReader(HTMLParser):
-    """The text of the dialogues, and the texts of underlined tokens."""
+    """Collects the text of the dialogues, and the texts of underlined tokens."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ def test_pass_at_k_needs_k_answers(k: int) -> None:
         ([("42", True), ("41", False), (" 41.", False)], 0.0),
         ([("42", True), ("41", False)], 0.5),  # a tie
         ([("42", True), ("40", False), ("41", False)], 1 / 3),
-        ([("", False), ("", False), ("42", True)], 1.0),  # no answer, no vote
+        ([("", False), ("", False), ("42", True)], 1.0),  # an empty answer has no vote
         ([("", False), ("", False)], 0.0),
         ([(r"\frac12", True), ("0.5", True), ("1", False)], 1.0),  # correct answers are equal, whatever their form
         ([], 0.0),
@@ -71,12 +71,12 @@ def test_powers_of_two_end_with_the_number_of_samples() -> None:
     assert [list_powers(samples) for samples in (1, 2, 6, 32)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8, 16, 32]]
 
 
-def test_the_standard_error_is_that_of_a_mean_of_independent_values() -> None:
+def test_the_standard_error_of_a_mean_assumes_independent_values() -> None:
     assert compute_standard_error([0.0, 1.0, 1.0, 0.0]) == pytest.approx(sqrt(1 / 3) / 2)
     assert compute_standard_error([0.5]) is None
 
 
-def test_the_bootstrap_interval_holds_the_mean_and_depends_only_on_its_seed() -> None:
+def test_the_bootstrap_interval_contains_the_mean_and_depends_only_on_its_seed() -> None:
     values = [0.0, 0.25, 0.5, 1.0] * 8
     interval = compute_bootstrap_interval(values, seed=3)
     assert interval is not None

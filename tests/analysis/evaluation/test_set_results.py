@@ -21,7 +21,7 @@ from asterism.configs.schema.algorithm import Sampling
 
 
 def answer(place: int, sample: int, correct: bool | None, **fields: Any) -> AnswerRecord:
-    """None: an infrastructure failure."""
+    """Build an answer; `correct` is None for an infrastructure failure."""
     seed, question = 100 * place + sample, f"test.jsonl:{place + 1}"
     record = AnswerRecord(
         label="sampled",
@@ -68,7 +68,7 @@ def test_a_set_in_which_everything_failed_has_no_means() -> None:
     assert compute_metrics("aime", result) == {}
 
 
-def test_the_answers_of_an_environment_have_no_majority_and_none_is_missing() -> None:
+def test_answers_of_an_environment_have_no_majority_and_no_unanswered_share() -> None:
     result = compute_set_result(group_questions([answer(0, 0, True, ending="done", answer=None)]), 1)
     assert (result.avg, result.majority, result.unanswered_share) == (1.0, None, None)
 
@@ -141,14 +141,14 @@ def test_a_torn_last_line_is_ignored_and_then_removed(tmp_path: Path) -> None:
     assert path.read_bytes() == msgspec.json.encode(first) + b"\n"
 
 
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_damaged_line(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_bytes(msgspec.json.encode(ANSWERS[0]) + b"\n{}\n")
     with pytest.raises(UnusableInput, match=r"answers\.jsonl: line 2: .*label"):
         list(iter_answers(path))
 
 
-def test_the_first_result_of_an_answer_counts_and_a_failure_only_without_one(tmp_path: Path) -> None:
+def test_the_first_result_of_an_answer_counts_and_a_failure_only_without_a_result(tmp_path: Path) -> None:
     path, failed, wrong, right = tmp_path / "answers.jsonl", answer(0, 0, None), answer(0, 0, False), answer(0, 0, True)
     write(path, answer(1, 0, None), failed, wrong, right, failed)
     assert read_answers(path) == [wrong, answer(1, 0, None)]

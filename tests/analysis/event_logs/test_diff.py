@@ -189,7 +189,7 @@ def test_the_metrics_file_is_compared_without_its_times_and_cache_misses(tmp_pat
     assert (found.stream, list_differing_fields(found)) == ("metrics, step 1", ["reward"])
 
 
-def test_figures_of_probes_that_depend_on_engines_or_launches_are_not_compared_but_their_gap_is(tmp_path: Path) -> None:
+def test_probe_metrics_of_engines_or_launches_are_not_compared_but_the_probe_gap_is(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / name, ("recipe", StepTrained(1, {}))) for name in "abc"]
     of_launch = ("probe_mismatch", "probe_moved", "probe_followed", "probe_since")
     for run, engines, gap in zip(runs, (1.0, 2.0, 1.0), (0.5, 0.5, 0.25), strict=True):

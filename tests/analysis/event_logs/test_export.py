@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def stepped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Two steps of one group each; the log ends before the second step's trajectories."""
+    """Record two steps of one group each; the log ends before the second step's trajectories."""
     folder = RunFolder(tmp_path_factory.mktemp("run") / "stepped")
     recording = Recording(folder)
     recording.begin()
@@ -111,7 +111,7 @@ def test_existing_tables_are_replaced(folder: RunFolder, tmp_path: Path) -> None
     assert pl.read_parquet(tmp_path / "events").height == rows["events"]
 
 
-def test_a_lane_contains_the_phases_of_a_trajectory(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_track_contains_the_phases_of_a_trajectory(folder: RunFolder, tmp_path: Path) -> None:
     write_chrome_trace(build_spans(folder), tmp_path / "trace.json")
     tracks = checked_slices(tmp_path / "trace.json")
     lanes = [each for name, each in tracks.items() if name.startswith("trajectories/")]
@@ -122,12 +122,12 @@ def test_a_lane_contains_the_phases_of_a_trajectory(folder: RunFolder, tmp_path:
     (whole,) = [each for each in track if each[3] == 0]
     assert whole[0] == "trajectory 7 on q:1: answered, reward 1"
     inside = [each for each in track if each[3] == 1]
-    assert [end for _, _, end, _ in inside[:-1]] == [begin for _, begin, _, _ in inside[1:]]  # without gaps
+    assert [end for _, _, end, _ in inside[:-1]] == [begin for _, begin, _, _ in inside[1:]]  # no gaps
     assert inside[0][1] == whole[1]
 
 
 @pytest.mark.parametrize("live", [1, 3, 8])
-def test_a_trace_has_as_many_lanes_as_trajectories_at_the_same_time(tmp_path: Path, live: int) -> None:
+def test_a_trace_has_as_many_tracks_as_trajectories_at_the_same_time(tmp_path: Path, live: int) -> None:
     """400 trajectories, `live` of them at the same time, each with two phases."""
     spans: list[TraceSpan] = []
     for number in range(400):

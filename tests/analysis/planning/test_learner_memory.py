@@ -20,7 +20,7 @@ RANKS = (1, 8, 64)
 # GB by ranks: 16 bytes per parameter over all ranks; embedding and output matrix with their gradients in bfloat16 on each
 # rank; the inputs of all layers for 16,384 tokens in bfloat16.
 BY_HAND = {"1.7B": (31, 7, 4), "4B": (69, 13, 6), "8B": (141, 26, 12), "14B": (249, 42, 17)}
-# The same with the present units, and with all that a step needs at its peak. FSDP gathers the embedding of an untied
+# GB with the present units, and with all memory that a step needs at its peak. FSDP gathers the embedding of an untied
 # model only for its lookup, so 8B and 14B hold one of the two matrices. In addition: two gathered layers with a buffer,
 # gradients in reduction, and the layer that is recomputed.
 PLANNED = {"1.7B": (33, 9, 6), "4B": (73, 17, 10), "8B": (144, 29, 15), "14B": (254, 47, 22)}
@@ -52,7 +52,7 @@ def test_the_plan_has_the_present_units_and_the_peak_of_a_step(model: str) -> No
         assert rank.held == pytest.approx(12 * size.total / ranks)
 
 
-def test_the_numbers_of_parameters_are_those_of_the_published_models() -> None:
+def test_the_numbers_of_parameters_match_the_published_models() -> None:
     sizes = {name: measure_model(read_qwen3(name)) for name in QWEN3}
     assert {name: size.total for name, size in sizes.items()} == {
         "0.6B": 596_049_920,
@@ -75,7 +75,7 @@ def test_stronger_checkpointing_needs_less_memory(model: str) -> None:
 
 
 def count_kept_bytes(config: DecoderConfig, dtype: torch.dtype) -> float:
-    """Per token: the memory of the tensors that a forward pass keeps, without the parameters."""
+    """Count, per token, the memory of the tensors that a forward pass keeps, without the parameters."""
     segments = build_segments([64, 64])
     num_tokens = sum(segments.lengths)
     model = CausalLM(config)

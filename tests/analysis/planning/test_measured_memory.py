@@ -1,4 +1,4 @@
-"""The plan against the measured peak memory of real learner steps, on one and two ranks.
+"""Compares the plan with the measured peak memory of real learner steps, on one and two ranks.
 
 The processes return freed blocks to the system at once (MALLOC_MMAP_THRESHOLD_), so that anonymous memory is the memory of
 live tensors, on any machine.
@@ -17,7 +17,7 @@ from asterism.engine.model.model_config import DecoderConfig
 from tests.engine.learner.memory_ranks import MemoryCase, StepMemory
 from tests.engine.learner.rank_processes import run_ranks
 
-MICRO_BATCHES = 2  # per rank and update
+MICRO_BATCHES = 2  # micro batches per rank and update
 
 
 def make_case(model: dict[str, Any], sequence_tokens: int, sequences_per_rank: int, **learner: Any) -> MemoryCase:

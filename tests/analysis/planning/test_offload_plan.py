@@ -1,4 +1,4 @@
-"""The plan of learner.memory.offload, by hand: Qwen3 with a colocated server on H200 GPUs of 141 GB."""
+"""The plans of learner.memory.offload equal figures computed by hand: Qwen3 with a colocated server on H200 GPUs of 141 GB."""
 
 import pytest
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ def make_colocated(model: str, offload: str, *overrides: str, gpus: int = 1) -> 
 
 
 def count_free_cache_tokens(model: str, held: float) -> int:
-    """KV tokens in the memory that the engine's weights, in bfloat16, and the learner leave."""
+    """Count the KV tokens in the memory that the engine's bfloat16 weights and the learner leave."""
     return int((GPU_BYTES - RESERVE - 2 * PARAMETERS[model] - held) / TOKEN_BYTES[model])
 
 
@@ -33,7 +33,7 @@ def count_free_cache_tokens(model: str, held: float) -> int:
 def test_the_cache_may_use_the_memory_of_the_learners_state(
     model: str, with_state: int, without: int, offload: str
 ) -> None:
-    """The figures of docs/learner.md; one token more does not fit."""
+    """The numbers of tokens are the figures of docs/learner.md; one more token does not fit."""
     assert count_free_cache_tokens(model, 12 * PARAMETERS[model]) == with_state
     assert count_free_cache_tokens(model, 0) == without
     for value, tokens in (("none", with_state), (offload, without)):
@@ -43,7 +43,7 @@ def test_the_cache_may_use_the_memory_of_the_learners_state(
 
 
 def test_while_engines_generate_the_state_is_in_main_memory() -> None:
-    """On 8 GPUs, of which each has an eighth."""
+    """Each of 8 GPUs has an eighth of the state."""
     kept, moved = (build_plan(make_colocated("4B", offload, gpus=8)) for offload in ("none", "between_steps"))
     state = 12 * PARAMETERS["4B"]  # master weights and two moments
     gpus = [get_bytes(find(plan, "GPU memory")) for plan in (kept, moved)]
@@ -71,7 +71,7 @@ def test_an_update_in_main_memory_leaves_activations_and_gathered_units_on_the_g
     assert [host[name] / PARAMETERS["4B"] for name in ("parameters", "gradients", "optimizer")] == [4, 4, 8]
 
 
-def test_a_reference_model_moves_too() -> None:
+def test_a_reference_model_moves_to_main_memory_too() -> None:
     host = get_bytes(plan_host(make_colocated("1.7B", "optimizer", "learner.loss.kl_coef=0.1")))
     assert host["reference model"] == 4 * PARAMETERS["1.7B"]
     host = get_bytes(plan_host(make_colocated("1.7B", "between_steps", "learner.loss.kl_coef=0.1")))
@@ -82,7 +82,7 @@ def test_a_reference_model_moves_too() -> None:
     ("model", "overrides", "expected"),
     [("4B", ("sglang.memory_share=0.8",), "between_steps"), ("8B", ("sglang.memory_share=0.6",), "optimizer")],
 )
-def test_a_configuration_that_does_not_fit_names_the_offload_with_which_it_does(
+def test_the_plan_proposes_the_offload_that_makes_a_configuration_fit(
     model: str, overrides: tuple[str, ...], expected: str
 ) -> None:
     """4B: 0.8 * 141 GB leave no room for 48 GB. 8B: 16 bytes per parameter are 131 GB without activations."""
@@ -93,7 +93,7 @@ def test_a_configuration_that_does_not_fit_names_the_offload_with_which_it_does(
     assert build_plan(inputs.change({"learner.memory.offload": expected})).shortfalls == []
 
 
-def test_too_little_main_memory_names_the_offload() -> None:
+def test_the_plan_proposes_a_smaller_offload_if_main_memory_does_not_suffice() -> None:
     inputs = make_colocated("4B", "between_steps", "sglang.memory_share=0.6")
     machines = replace(inputs.machines, host_memory_bytes=plan_host(inputs).needed_bytes - 1)
     plan = build_plan(PlanInputs(inputs.run, inputs.config, machines))

@@ -1,4 +1,4 @@
-"""`asterism.analysis.planning`: what does not fit is named with the values of keys that suffice."""
+"""Plans name the resources that do not fit, with values of keys that suffice."""
 
 from operator import attrgetter
 from typing import Any
@@ -48,7 +48,7 @@ KEEPS_ALL = "learner.memory.activation_checkpointing=none"
         "whole recipe",
     ],
 )
-def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> None:
+def test_shipped_configurations_fit_their_machines(inputs: PlanInputs) -> None:
     plan = build_plan(inputs)
     assert plan.shortfalls == []
     assert plan.seconds.step_s is not None
@@ -56,7 +56,7 @@ def test_the_sizes_for_which_configurations_are_made_fit(inputs: PlanInputs) -> 
     assert find(plan, "GPU memory").needed_bytes > 0.5 * inputs.machines.gpu.memory_bytes
 
 
-def test_without_checkpointing_14b_does_not_fit_on_eight_gpus_and_the_mode_is_named() -> None:
+def test_14b_without_checkpointing_does_not_fit_on_eight_gpus_and_the_plan_names_a_mode() -> None:
     plan = build_plan(
         make_inputs("14B", KEEPS_ALL, "stage=12k", file="rstar2_14b_8gpu", machines=make_machines("h200"))
     )
@@ -64,7 +64,7 @@ def test_without_checkpointing_14b_does_not_fit_on_eight_gpus_and_the_mode_is_na
     assert {"learner.memory.activation_checkpointing": "selective"} in [change.changes for change in plan.changes]
 
 
-def test_gradients_reduced_once_are_undivided_and_the_other_value_of_the_key_is_named() -> None:
+def test_gradients_reduced_once_are_undivided_and_the_plan_names_the_other_value_of_the_key() -> None:
     machines, settings = make_machines("h100"), ("sglang.memory_share=0.4", "evaluation.response_tokens=0")
     each = make_inputs("14B", *settings, "stage=12k", file="rstar2_14b_8gpu", machines=machines)
     once = each.change({"learner.memory.reduce_gradients": "once"})
@@ -74,7 +74,7 @@ def test_gradients_reduced_once_are_undivided_and_the_other_value_of_the_key_is_
     assert {"learner.memory.reduce_gradients": "each_micro_batch"} in [change.changes for change in plan.changes]
 
 
-# ---------------------------------------------------------------- what does not fit
+# ---------------------------------------------------------------- shortfalls
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_gradients_reduced_once_are_undivided_and_the_other_value_of_the_key_is_
         ("rl.max_staleness=0", {"nodes": 1, "gpus": 4}, "GPUs of the engines", "engine.num_engines", [4]),
     ],
 )
-def test_a_value_that_fits_is_named_and_the_next_larger_one_does_not_fit(
+def test_the_plan_names_a_value_that_fits_and_the_next_larger_one_does_not_fit(
     overrides: str, machines: dict[str, Any], resource: str, key: str, expected: range | list[int]
 ) -> None:
     inputs = make_inputs("4B", overrides, machines=replace(NODE, **machines))
@@ -106,15 +106,15 @@ def test_a_value_that_fits_is_named_and_the_next_larger_one_does_not_fit(
     assert resource in [each.name for each in build_plan(inputs.change({key: larger})).shortfalls]
 
 
-def test_a_cache_that_does_not_fit_names_a_smaller_one() -> None:
+def test_a_plan_proposes_a_smaller_cache_if_the_cache_does_not_fit() -> None:
     machines = make_machines("h100", gpus=1)
     plan = build_plan(make_inputs("1.7B", "engine.kv_tokens=262144", file="qwen3_1.7b_1gpu", machines=machines))
     (change,) = (each for each in plan.changes if "engine.kv_tokens" in each.changes)
-    assert change.changes == {"engine.kv_tokens": 114_688}  # 7/16
+    assert change.changes == {"engine.kv_tokens": 114_688}  # 7/16 of 262144
 
 
 @pytest.mark.parametrize("overrides", [(), ("stage=12k",)])
-def test_a_cache_without_room_for_a_trajectory_names_a_larger_share_of_the_gpu(overrides: tuple[str, ...]) -> None:
+def test_a_larger_share_is_proposed_if_no_trajectory_fits_into_the_cache(overrides: tuple[str, ...]) -> None:
     file, machines = "rstar2_14b_8gpu", make_machines("h100")
     inputs = make_inputs("14B", "sglang.memory_share=0.3", *overrides, file=file, machines=machines)
     plan = build_plan(inputs)
@@ -161,7 +161,7 @@ def test_changes_for_the_memory_of_a_gpu_leave_room_for_a_trajectory() -> None:
 
 
 @pytest.mark.slow
-def test_two_keys_are_named_if_one_does_not_suffice() -> None:
+def test_the_plan_names_two_keys_if_one_does_not_suffice() -> None:
     machines = PlannedMachines(8, GPUS["h100"], 1)
     plan = build_plan(
         make_inputs("8B", KEEPS_ALL, "stage=12k", "sglang.colocate=false", file="rstar2_14b_8gpu", machines=machines)
@@ -170,7 +170,7 @@ def test_two_keys_are_named_if_one_does_not_suffice() -> None:
     assert all(len(change.changes) == 2 for change in plan.changes if change.resource == "GPU memory")
 
 
-def test_what_no_key_changes_names_the_machine() -> None:
+def test_the_plan_proposes_another_machine_if_no_key_removes_the_shortfall() -> None:
     plan = build_plan(make_inputs("4B", machines=PlannedMachines(8, GPUS["h100"], shared_memory_bytes=GIB)))
     (short,) = plan.shortfalls
     assert describe_remedy(plan, short).startswith("enlarge /dev/shm")
@@ -192,17 +192,17 @@ def test_the_kv_cache_has_two_values_per_layer_and_head_for_each_token() -> None
     gpu = plan_gpu(inputs)
     assert gpu is not None
     assert get_bytes(gpu)["KV cache"] == 65_536 * 114_688
-    assert get_bytes(gpu)["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # the tied embedding twice
+    assert get_bytes(gpu)["engine weights"] == 2 * (1_720_574_976 + 151_936 * 2048)  # has a tied embedding twice
 
 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("engine.max_running=64", 64 * 151_936 * (8 + 8) + 256 * 2**20),  # in graphs and outside; attention's buffer
-        ("engine.page_tokens=256", 64 * 151_936 * (8 + 8)),  # attention reads the pages
+        ("engine.max_running=64", 64 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs, eager sampling, attention
+        ("engine.page_tokens=256", 64 * 151_936 * (8 + 8)),  # attention reads the pages without a workspace
         ("engine.cuda_graphs=false", 64 * 151_936 * 8 + 2 * 256 * 2**20),
         ("evaluation.sampling.top_p=0.9", 64 * 151_936 * (25 + 8) + 256 * 2**20),
-        ("engine.max_running=250", 256 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs pad the rows
+        ("engine.max_running=250", 256 * 151_936 * (8 + 8) + 256 * 2**20),  # graphs pad 250 rows to 256
     ],
 )
 def test_an_embedded_engine_has_buffers_for_sampling_and_attention(override: str, expected: int) -> None:
@@ -217,7 +217,7 @@ def test_servers_have_no_buffers_of_their_own() -> None:
     assert "engine buffers" not in get_bytes(gpu)
 
 
-def test_tensor_parallel_gpus_share_weights_and_heads_but_not_more_ways_than_heads() -> None:
+def test_tensor_parallel_gpus_divide_the_cache_into_at_most_as_many_parts_as_heads() -> None:
     one, eight, sixteen = (
         make_inputs("4B", f"sglang.tensor_parallel={size}", "engine.num_engines=1", "engine.kv_tokens=65536")
         for size in (1, 8, 16)
@@ -233,7 +233,7 @@ def test_a_checkpoint_has_12_bytes_per_parameter_and_the_exported_model() -> Non
     assert disk["batches"] == 10 * 128 * 8 * 4608 * 9  # 10 steps of 128 groups with 8 kept trajectories
 
 
-def test_the_reference_model_and_engines_on_the_same_gpu_count() -> None:
+def test_a_gpu_plan_counts_the_reference_model_only_with_kl() -> None:
     plain, with_kl = (
         get_bytes(find(build_plan(make_inputs("1.7B", *more, file="qwen3_1.7b_1gpu")), "GPU memory"))
         for more in ((), ("learner.loss.kl_coef=0.1",))
@@ -250,7 +250,7 @@ def test_a_run_with_adapters_trains_and_saves_only_them() -> None:
     gpu, disk = get_bytes(find(build_plan(inputs), "GPU memory")), get_bytes(plan_disk(inputs))
     kept = inputs.run.learner.checkpoints.keep + 3
     assert gpu["parameters"] == 4 * (total + adapters)
-    assert gpu["optimizer"] in {8 * adapters, 12 * adapters}  # with the temporary tensor
+    assert gpu["optimizer"] in {8 * adapters, 12 * adapters}  # bytes with or without a temporary tensor
     assert "reference model" not in gpu
     assert disk["checkpoints"] == kept * 12 * adapters + 4 * total
     cold = make_inputs("1.7B", *settings, "sft.steps=1", "sft.data=sft.jsonl", file="qwen3_1.7b_1gpu")
@@ -292,7 +292,7 @@ def test_a_plan_proposes_to_publish_adapters_if_shared_memory_is_short() -> None
     further = (
         ("learner.lora.rank=16", "engine.kind=embedded"),
         ("learner.lora.rank=16", "engine.kind=sglang", "sglang.weights=tensor"),
-        ("learner.lora.rank=16", "engine.kind=sglang", "sglang.data_parallel=2"),  # loads no adapters
+        ("learner.lora.rank=16", "engine.kind=sglang", "sglang.data_parallel=2"),  # data parallelism: no adapters
         ("learner.lora.rank=0", "engine.kind=embedded"),
     )
     proposals = [

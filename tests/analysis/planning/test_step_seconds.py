@@ -1,4 +1,4 @@
-"""The time of a step is that of its parts, with the stated assumptions."""
+"""The seconds of a step follow from its parts, with the stated assumptions."""
 
 from io import StringIO
 
@@ -15,7 +15,7 @@ from tests.analysis.planning.shipped_plans import find, get_bytes, make_inputs, 
 
 
 def test_a_step_of_the_report_takes_216_s_on_64_mi300x_and_33_min_on_8_h200() -> None:
-    """8,192 trajectories with 71M tokens; attention not counted, the embedding counted."""
+    """The step has 8,192 trajectories with 71M tokens; the count has the embedding but no attention."""
     config = read_qwen3("14B")
     size = measure_model(config)
     flops = count_training_flops(size.total, 71e6)

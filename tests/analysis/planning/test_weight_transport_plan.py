@@ -1,4 +1,4 @@
-"""Memory of weights on their way to the engines, per transport: slots, folders of servers, parts of a transfer."""
+"""Memory of weights in transfer to the engines, by transport: slots, folders of servers, parts of a transfer."""
 
 from io import StringIO
 
@@ -14,12 +14,12 @@ from asterism.analysis.planning.storage_plan import plan_shared_memory
 from asterism.engine.weight_transfer.published_bytes import MAX_FOLDERS, count_slot_bytes, shares_gpu_weights
 from tests.analysis.planning.shipped_plans import STAGES, find, get_bytes, make_inputs, make_machines
 
-WHOLE = 2 * 14_768_307_200  # of Qwen3-14B in bfloat16
+WHOLE = 2 * 14_768_307_200  # weights of Qwen3-14B in bfloat16
 BUCKET = 2 * 151_936 * 5120  # the embedding, which exceeds sglang.bucket_mib
 
 
 def make_14b(*overrides: str) -> PlanInputs:
-    """On eight servers that share the learner's GPUs."""
+    """Plan for eight servers that share the learner's GPUs."""
     return make_inputs("14B", *overrides, file="rstar2_14b_8gpu", machines=make_machines("h100"))
 
 
@@ -37,7 +37,7 @@ def test_eight_servers_with_folders_need_two_slots_and_two_folders_instead_of_ei
 
 
 @pytest.mark.parametrize(("transport", "buckets"), [("tensor", 6), ("group", 2)])
-def test_parts_of_a_transfer_need_no_folder_but_main_memory_and_a_part_on_each_gpu(
+def test_transfers_in_buckets_need_no_folder_but_main_memory_and_a_bucket_on_each_gpu(
     transport: str, buckets: int
 ) -> None:
     inputs = make_14b(f"sglang.weights={transport}")
@@ -48,7 +48,7 @@ def test_parts_of_a_transfer_need_no_folder_but_main_memory_and_a_part_on_each_g
     assert get_bytes(gpu)["weight bucket"] == BUCKET
 
 
-def test_handles_need_no_main_memory_but_parts_and_a_context_on_each_gpu() -> None:
+def test_ipc_handles_need_no_main_memory_but_buckets_and_a_context_on_each_gpu() -> None:
     inputs = make_14b("sglang.weights=ipc")
     assert list_shared(inputs) == {"published weights": 2 * WHOLE}
     assert "weight buckets" not in get_bytes(plan_host(inputs))
@@ -66,7 +66,7 @@ def test_request_bodies_are_counted_for_each_rank_of_a_server() -> None:
     assert get_bytes(plan_host(make_14b("sglang.weights=tensor", *ranks)))["weight buckets"] == 4 * 11 * BUCKET
 
 
-def test_a_part_is_no_larger_than_the_weights() -> None:
+def test_a_bucket_is_no_larger_than_the_weights() -> None:
     inputs = make_14b("sglang.weights=group", "sglang.bucket_mib=1048576")
     assert get_bytes(plan_host(inputs))["weight buckets"] == 8 * 2 * WHOLE
 
@@ -85,7 +85,7 @@ def test_embedded_engines_map_the_slots_and_need_nothing_else() -> None:
     assert "weight buckets" not in get_bytes(plan_host(inputs))
 
 
-def test_an_embedded_engine_on_the_gpu_of_a_single_rank_needs_the_published_weights_there_too() -> None:
+def test_an_embedded_engine_on_the_gpu_of_a_single_rank_keeps_published_weights_on_that_gpu() -> None:
     machines = make_machines("h100", gpus=1)
     shared, alone = (
         make_inputs("1.7B", f"engine.share_gpu_weights={value}", file="qwen3_1.7b_1gpu", machines=machines)
@@ -99,7 +99,7 @@ def test_an_embedded_engine_on_the_gpu_of_a_single_rank_needs_the_published_weig
     assert list_shared(shared) == list_shared(alone)
 
 
-def test_a_gpu_without_room_for_the_published_weights_names_the_key() -> None:
+def test_the_plan_names_the_key_if_a_gpu_has_no_room_for_the_published_weights() -> None:
     fits = make_inputs(
         "1.7B", "engine.share_gpu_weights=false", file="qwen3_1.7b_1gpu", machines=make_machines("h100", 1)
     )
@@ -141,7 +141,7 @@ def test_14b_fits_eight_h100_and_the_plan_prints_the_folders(stage: str) -> None
     assert "1 folder for all servers of the node, and 1 while an engine restarts" in output.getvalue()
 
 
-def test_a_shared_memory_without_room_for_folders_names_a_transport_that_needs_none() -> None:
+def test_the_plan_proposes_a_transport_without_folders_if_shared_memory_has_no_room_for_them() -> None:
     inputs = make_14b()
     machines = make_machines("h100")
     plan = build_plan(PlanInputs(inputs.run, inputs.config, replace(machines, shared_memory_bytes=64 * GIB)))

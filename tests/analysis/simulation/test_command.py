@@ -83,7 +83,7 @@ def test_a_recorded_run_has_no_scale_or_seed_and_is_not_overwritten(tmp_path: Pa
         simulated("static", run=tmp_path)
 
 
-def test_an_unwritable_output_folder_is_named(tmp_path: Path) -> None:
+def test_the_error_names_an_unwritable_output_folder(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(UnusableInput, match=r"taken: is not a folder"):
         simulated("static", run=tmp_path / "taken")
@@ -100,7 +100,7 @@ def test_a_long_simulation_prints_its_progress() -> None:
     assert shown.getvalue() == "static: 900 of 2,000 trajectories ended after 20 s of virtual time\n"
 
 
-def test_a_simulation_reports_all_trajectories_as_ended_at_last() -> None:
+def test_a_simulation_finally_reports_all_trajectories_as_ended() -> None:
     reports: list[tuple[float, int, int]] = []
     workload, cluster = draw_named_workload("one_node", 0, 1 / 64)
     simulate(workload, cluster, "static", on_progress=lambda *report: reports.append(report))

@@ -39,7 +39,7 @@ CLUSTER = msgspec.structs.replace(build_cluster(QWEN3_14B, H100, 1), kv_tokens=4
 
 
 class Recorded(Simulation):
-    """Logs the messages to its deciders."""
+    """A simulation that logs the messages to its deciders."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(WORKLOAD, CLUSTER, "kv_lookahead")
@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shape_of(plan: TrajectoryPlan) -> tuple[object, ...]:
-    """All but when tools answer, and what the last turn would have said beyond the limit."""
+    """Return the plan without the times of tools, and without the last turn's tokens beyond the limit."""
     turns = [(turn.tokens, turn.result_tokens) for turn in plan.turns]
     return plan.group_id, plan.prompt_tokens, plan.final_tokens, plan.generated_tokens, len(turns), turns[:-1]
 

@@ -26,7 +26,7 @@ class Reported(NamedTuple):
 
 @pytest.fixture(scope="module", params=["kv_lookahead", "static"])
 def reported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reported]:
-    """Of the two, the second makes the engines evict."""
+    """Simulate a step and report on its logs; the second policy makes the engines evict."""
     policy: SimulatedPolicy = request.param
     logs: Path = tmp_path_factory.mktemp(policy) / "logs"
     yield Reported(simulate(WORKLOAD, CLUSTER, policy, recording=LogRecorder(logs)), compute_utilization(logs))
@@ -54,9 +54,7 @@ def test_the_report_has_the_trajectories_and_their_waits(reported: Reported) -> 
     assert waits["tools_s"] == about(outcome.waits_s["tools"])
     generation = ("engine's queue", "prefill", "decode")
     assert waits["generation_s"] == about(sum(outcome.waits_s[each] for each in generation))
-    latency_s = (
-        2 * CLUSTER.latency_s * outcome.leases
-    )  # of the request and of the grant, which the arbiter does not see
+    latency_s = 2 * CLUSTER.latency_s * outcome.leases  # request and grant, which the arbiter does not measure
     leases = ("lease to begin", "lease after a tool", "lease within a turn")
     assert waits["lease_wait_s"] == about(sum(outcome.waits_s[each] for each in leases) + latency_s)
 

@@ -79,11 +79,11 @@ def test_waits_add_up_to_the_time_of_trajectories() -> None:
     simulation = Simulation(WORKLOAD, CLUSTER, "kv_lookahead")
     simulation.run()
     lived_s = sum(at for at, _ in simulation.finished.values())
-    assert sum(outcome("kv_lookahead").waits_s.values()) == pytest.approx(lived_s, rel=0.01)  # but for messages
+    assert sum(outcome("kv_lookahead").waits_s.values()) == pytest.approx(lived_s, rel=0.01)  # messages are not counted
 
 
 class _LostGrants(Simulation):
-    """Loses all grants of leases."""
+    """A simulation that loses all grants of leases."""
 
     def _record_lease(self, granted: LeaseGranted) -> None:
         self.rollout.trajectories.pop(granted.trajectory_id)
@@ -145,8 +145,6 @@ def test_the_table_names_every_policy_and_the_bounds() -> None:
 
 @pytest.mark.slow
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    from asterism.analysis.simulation.simulation_figure import (
-        draw_outcomes,  # takes a second, which test collection should not
-    )
+    from asterism.analysis.simulation.simulation_figure import draw_outcomes  # the import takes a second
 
     assert draw_outcomes([outcome("static"), outcome("kv_lookahead")], tmp_path / "step.png").stat().st_size > 10_000

@@ -68,7 +68,7 @@ def one_turn(trajectory_id: int, prompt_tokens: int, tokens: int, group_id: int 
 
 
 def drawn(seed: int, trajectories: int = 12, siblings: int = 1) -> list[tuple[float, TrajectoryPlan]]:
-    """Arrivals and plans."""
+    """Draw arrivals and plans."""
     draw = random.Random(seed)
     prompts = [draw.randint(1, 40) for _ in range(trajectories)]
     plans = [one_turn(n, prompts[n // siblings], draw.randint(1, 60), n // siblings) for n in range(trajectories)]
@@ -76,7 +76,7 @@ def drawn(seed: int, trajectories: int = 12, siblings: int = 1) -> list[tuple[fl
 
 
 def ends_by_a_loop(arrivals: list[tuple[float, TrajectoryPlan]], cluster: SimulatedCluster) -> dict[int, float]:
-    """What the engine does, one step and one token at a time; memory never runs out."""
+    """Simulate the engine, one step and one token at a time; memory never runs out."""
     coming = sorted(arrivals, key=lambda arrival: arrival[0])
     queue: list[list[Any]] = []  # [plan, cached tokens], the first may be in prefill
     batch: list[list[Any]] = []
@@ -118,7 +118,7 @@ def test_turns_end_at_the_same_time_as_in_a_loop_over_steps(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_skipped_steps_equal_single_steps_when_pages_run_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals = drawn(seed, siblings=3)
-    tight = cluster(kv_tokens=160)  # of up to 100 that a trajectory needs
+    tight = cluster(kv_tokens=160)  # a trajectory needs up to 100 KV tokens
     skipping, stepping = (OneEngine([plan for _, plan in arrivals], tight) for _ in range(2))
 
     def check() -> None:
@@ -164,7 +164,7 @@ def test_a_turn_continues_from_its_cache_after_its_lease_ended() -> None:
     world.request(0, lease=2)
     world.run()
     assert [turn.finish for turn in world.turns] == ["length", "stop"]
-    assert world.engine.get_load().prefilled_tokens == 10 + 1  # the last one was drawn and not read
+    assert world.engine.get_load().prefilled_tokens == 10 + 1  # the last token was drawn and not read
     assert world.engine.get_load().recomputed_tokens == 0
 
 

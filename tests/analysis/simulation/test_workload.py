@@ -21,7 +21,7 @@ SHAPE = WorkloadShape(
 
 
 def lengths(workload: Workload) -> np.ndarray:
-    """Response tokens [groups, siblings]."""
+    """Return response tokens [groups, siblings]."""
     flat = [plan.final_tokens - plan.prompt_tokens for plan in workload.plans]
     return np.array(flat, dtype=float).reshape(SHAPE.prompts, SHAPE.siblings)
 

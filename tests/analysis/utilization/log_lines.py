@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Logs:
-    """Writes lines into `folder`; `t` is in seconds since the epoch."""
+    """A writer of log lines into `folder`; `t` is in seconds since the epoch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -23,19 +23,19 @@ class Logs:
             file.write(text)
 
     def load(self, engine: str, t: float, **changes: float) -> None:
-        """An engine.load line; fields default to 0."""
+        """Write an engine.load line; fields default to 0."""
         names = ("version", "running", "waiting", "used_tokens", "cached_tokens", "decode_steps", "generated_tokens")
         more = ("prefilled_tokens", "recomputed_tokens", "evicted_tokens", "preempted", "busy_s")
         self.line(engine, t, "engine.load", engine=engine, **{**dict.fromkeys((*names, *more), 0), **changes})
 
     def counted(self, t: float, *phases: int, rollout: str = "rollout-0", **engines: int) -> None:
-        """`phases`: leasing, generating, calling, grading; `engines` as generator_0=4."""
+        """Write a line of counts. `phases`: leasing, generating, calling, grading; `engines` as generator_0=4."""
         names = ("leasing", "generating", "calling", "grading")
         asked = {name.replace("_", "-"): count for name, count in engines.items()}
         self.line(rollout, t, "trajectories.counted", **dict(zip(names, phases, strict=True)), engines=asked)
 
     def ended(self, trajectory_id: int, t: float, *waits: float, **changes: Any) -> None:
-        """`waits`: for a lease, generation, tools, grading."""
+        """Write the end of a trajectory. `waits`: for a lease, generation, tools, grading."""
         names = ("lease_wait_s", "generation_s", "tools_s", "grading_s")
         fields = {"group_id": 0, "ending": "answered", "turns": 2, "calls": 1, "tokens": 30, "generated_tokens": 10}
         line = {**fields, **dict(zip(names, waits, strict=True)), **changes}

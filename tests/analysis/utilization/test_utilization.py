@@ -25,7 +25,7 @@ def engine_of(logs: Logs, engine: str = "generator-0") -> EngineUtilization:
 
 
 def a_step(logs: Logs) -> None:
-    """An engine gets weights at 2, works from 3 to 6, and is idle until 15, once for every cause."""
+    """Log an engine that gets weights at 2, works from 3 to 6, and is idle until 15, once for every cause."""
     logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
     logs.line("generator-0", 2, "weights.loaded", version=0, load_s=0.5)
     logs.line("head", 2, "step.requested", name="step 1", version=0)
@@ -43,7 +43,7 @@ def a_step(logs: Logs) -> None:
 
 
 class TestEngines:
-    def test_each_idle_second_has_its_cause_and_busy_and_idle_make_the_whole(self, logs: Logs) -> None:
+    def test_each_idle_second_has_a_cause_and_busy_and_idle_time_add_up(self, logs: Logs) -> None:
         a_step(logs)
         use = engine_of(logs)
         assert use.idle_by_cause_s == pytest.approx(
@@ -52,7 +52,7 @@ class TestEngines:
         assert (use.starting_s, use.active_s, use.busy_s) == pytest.approx((2, 13, 2.9))
         assert use.idle_s == pytest.approx(sum(use.idle_by_cause_s.values())) == pytest.approx(13 - 2.9)
 
-    def test_busy_time_that_a_late_report_adds_counts_before_it(self, logs: Logs) -> None:
+    def test_excess_busy_time_of_a_late_report_counts_before_the_report(self, logs: Logs) -> None:
         """A step of 2.5 s ends after the report at 3, and the engine reports it at 4."""
         logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
         logs.line("generator-0", 0, "weights.loaded", version=0, load_s=0.0)
@@ -74,7 +74,7 @@ class TestEngines:
         assert engine_of(logs).running_mean == pytest.approx(4 * 0.5 / 13)
 
     def test_running_sequences_come_from_the_counters_and_not_from_the_samples(self, logs: Logs) -> None:
-        """Eight sequences run for one second between two samples, which see none of them."""
+        """Eight sequences run for one second between two samples, which count none of them."""
         logs.line("generator-0", 0, "engine.started", kv_tokens=1000, page_tokens=10)
         logs.line("generator-0", 0, "weights.loaded", version=0, load_s=0.5)
         logs.load("generator-0", 1)
@@ -266,7 +266,7 @@ class TestLaunches:
 
 
 class TestDoubts:
-    def test_invalid_lines_are_counted_and_named_and_the_others_read(self, logs: Logs) -> None:
+    def test_invalid_lines_are_counted_and_named_and_valid_lines_are_read(self, logs: Logs) -> None:
         logs.ended(0, 1, 1.0, 0, 0, 0)
         logs.text("rollout-0", '{"event": "trajectory.ended", "trajec\n\xff\n\n[1]\n')
         logs.line("rollout-0", 2, "trajectory.ended", trajectory_id=1)
@@ -296,7 +296,7 @@ class TestDoubts:
         logs.line("generator-0", 1, "weights.loaded", version=0, load_s=0.5, probe_tokens=32)
         assert not any("engines generated" in doubt for doubt in compute_utilization(logs.folder).doubts)
 
-    def test_a_folder_without_logs_is_named(self, tmp_path: Path) -> None:
+    def test_the_error_names_a_folder_without_logs(self, tmp_path: Path) -> None:
         (tmp_path / "logs").mkdir()
         with pytest.raises(AnalysisError, match=str(tmp_path / "logs")):
             compute_utilization(tmp_path / "logs")

@@ -37,7 +37,7 @@ RUN = RunConfig(
     rl=RlConfig(steps=2, prompts=4, rollouts=4, max_refill_groups=2),
     evaluation=EvaluationConfig(questions=3),
 )
-SEED = 5  # of the only run
+SEED = 5  # seed of the only run
 
 
 Recorded = tuple[World, "Phases", Utilization, LogTables]
@@ -100,7 +100,7 @@ def ends(world: World) -> list[TrajectoryFinished | TrajectoryFailed]:
 
 @pytest.mark.slow
 def test_totals_agree_with_the_event_log(recorded: Recorded) -> None:
-    """Those of finished trajectories, message by message; of the others the log has no more than their number."""
+    """Finished trajectories are compared message by message; of failed trajectories the log has only the number."""
     world, _, use, lines = recorded
     counts = StepCounts()
     for message in ends(world):
@@ -124,7 +124,7 @@ def test_every_live_trajectory_is_in_one_phase_and_leaves_it(recorded: Recorded)
     assert max(rollout.live) == RUN.rl.prompts * RUN.rl.rollouts
     assert rollout.live[-1] == 0
     assert not any(rollout.rollout.num_generating.values())
-    assert use.timeline.trajectories["leasing"][-1] < 1  # a mean over the last stretch of the time line
+    assert use.timeline.trajectories["leasing"][-1] < 1  # mean of the last interval of the timeline
 
 
 def test_time_in_phases_equals_the_waits_of_trajectories(recorded: Recorded) -> None:

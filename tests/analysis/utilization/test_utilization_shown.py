@@ -21,7 +21,7 @@ COLUMNS = 80
 
 
 def write_logs(run: Path, engines: int) -> Logs:
-    """A folder with logs only, as the simulator writes it."""
+    """Write a folder with logs only, as the simulator does."""
     logs = Logs(run / "logs")
     logs.line("head", 0, "step.requested", name="step 1", version=0)
     logs.line("head", 0, "group.started", name="step 1", group_id=0, size=2)
@@ -81,7 +81,7 @@ def test_the_figure_is_drawn_for_any_number_of_engines(tmp_path: Path, engines: 
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_missing_folder_and_a_folder_without_logs_are_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_folder_and_a_folder_without_logs(tmp_path: Path) -> None:
     with pytest.raises(UnusableInput, match=str(tmp_path / "nowhere")):
         shown(tmp_path / "nowhere")
     with pytest.raises(UnusableInput, match=rf"{tmp_path}/logs: no logs"):

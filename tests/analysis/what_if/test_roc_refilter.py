@@ -28,7 +28,7 @@ from tests.simulation.test_faults import live, world_of
 from tests.simulation.world import World
 
 RUN = RunConfig(name="test", seed=3, rl=RlConfig(prompts=2, rollouts=8))
-# Positives 0 to 4 call twice: no call of the first two fails, every call of the others does.
+# Positives 0 to 4 call twice: no call of 0 and 1 fails, every call of 2 to 4 fails.
 YOUNG = [
     *(finished(number, 1.0, calls=2, failed=0 if number < 2 else 2) for number in range(5)),
     *(finished(number, 0.0) for number in range(5, 8)),
@@ -62,14 +62,14 @@ def test_plain_grpo_keeps_the_whole_group_and_moves_the_advantages() -> None:
     assert found.advantage_change_both_mean == pytest.approx(sum(of_both) / 4)
 
 
-def test_lowest_keeps_the_positives_that_fail_least() -> None:
+def test_the_setting_lowest_keeps_the_positives_with_the_fewest_failed_calls() -> None:
     lowest = replace(RUN, roc=RocConfig(positives="lowest"))
     found = compute_difference(list_candidates(judged(), lowest))
     assert (found.other.positives, found.other.failed_call_share) == (2, 0.0)
 
 
-def test_a_floor_and_a_number_to_keep_of_the_command_line_apply(tmp_path: Path) -> None:
-    """As `asterism log roc --set` loads them: keys of roc alone."""
+def test_floor_and_keep_apply_from_the_command_line(tmp_path: Path) -> None:
+    """The settings are loaded as by `asterism log roc --set`: keys of roc only."""
     write_resolved(RUN, path := tmp_path / "config.toml")
     shares: list[float] = []
     for floor in (1e-6, 1.0):

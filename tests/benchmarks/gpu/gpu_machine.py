@@ -1,7 +1,7 @@
-"""A GPU machine without an installation of the project: its packages, and a Python that lacks all others.
+"""Imitates a GPU machine without an installation of the project: a Python that has only the machine's packages.
 
-The list is that of a machine with torch 2.11 for CUDA and no package registry, without the packages that have no Python
-modules which this project could import.
+The list is from a machine with torch 2.11 for CUDA and no package registry. Packages without Python modules that this
+project could import are left out.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[3]
-WHEELS = ("msgspec", "structlog", "pyzmq")  # carried in a folder: docs/gpu.md
+WHEELS = ("msgspec", "structlog", "pyzmq")  # wheels that a folder carries: docs/gpu.md
 PACKAGES = [
     "absl-py",
     "accelerate",
@@ -144,7 +144,7 @@ PACKAGES = [
 
 _PROJECT = "asterism"
 
-# The modules look absent to every way of asking for them, and so does the installation of the project.
+# No import finds the absent modules or the installation of the project.
 _SITE_CUSTOMIZE = """
 import sys
 from importlib.machinery import PathFinder
@@ -163,13 +163,13 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in geta
 
 
 def build_environment(folder: Path) -> dict[str, str]:
-    """For a Python that has only the packages of the machine; it is started in ROOT. Writes into `folder`."""
+    """Build the environment of a Python with only the machine's packages, started in ROOT. Writes into `folder`."""
     (folder / "sitecustomize.py").write_text(_SITE_CUSTOMIZE.format(absent=sorted(list_absent_modules())))
     return {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
 
 
 def list_absent_modules() -> set[str]:
-    """Top-level modules of this environment that the machine lacks."""
+    """List the top-level modules of this environment that the machine lacks."""
     present = _add_requirements({_normalize(name) for name in (*PACKAGES, *WHEELS)}) | {_PROJECT}
     return {
         module
@@ -179,7 +179,7 @@ def list_absent_modules() -> set[str]:
 
 
 def _add_requirements(names: set[str]) -> set[str]:
-    """A package of the list may have other requirements in the version that is installed here."""
+    """Add the requirements of the installed versions, which may differ from the versions on the machine."""
     found: set[str] = set()
     pending = set(names)
     while pending:
@@ -191,7 +191,7 @@ def _add_requirements(names: set[str]) -> set[str]:
 def _list_requirements(name: str) -> Iterator[str]:
     try:
         lines = requires(name) or []
-    except PackageNotFoundError:  # only the machine has it
+    except PackageNotFoundError:  # only the machine has the package
         return
     for requirement in map(Requirement, lines):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):

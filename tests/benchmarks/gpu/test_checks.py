@@ -25,7 +25,7 @@ def test_an_error_that_is_not_a_number_fails() -> None:
     assert not Measured("x", math.nan, 1.0).has_passed
 
 
-def test_the_worst_error_is_of_one_tensor_unless_it_is_small_among_all() -> None:
+def test_the_worst_error_ignores_a_tensor_that_is_small_among_all() -> None:
     expected = {"a": torch.full((4,), 100.0), "b": torch.full((4,), 10.0), "c": torch.full((4,), 1e-6)}
     found = {"a": expected["a"], "b": expected["b"] * 1.1, "c": torch.zeros(4)}
     assert compute_worst_error(found, expected) == pytest.approx(0.1)
@@ -33,14 +33,14 @@ def test_the_worst_error_is_of_one_tensor_unless_it_is_small_among_all() -> None
     assert compute_relative_error(torch.zeros(3), torch.zeros(3)) == 0.0
 
 
-def test_bits_differ_where_values_are_equal() -> None:
+def test_zeros_of_different_sign_differ_in_bits() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         zeros = torch.zeros(5, dtype=dtype)
         assert count_differing([zeros], [zeros.clone()]) == 0
         assert count_differing([zeros], [-zeros]) == 5
 
 
-def test_a_result_above_its_limit_and_a_check_without_an_end_fail_the_whole() -> None:
+def test_a_result_above_its_limit_and_an_unfinished_check_fail_the_summary() -> None:
     good = {"check": "a", "name": "x", "error": 0.1, "limit": 1.0, "passed": True}
     lines = [good, {"check": "a", "finished": 2.0}, {**good, "check": "b", "passed": False}]
     summary = summarize(lines, {"c": "no result after 5 s"})
@@ -69,7 +69,7 @@ def test_weights_that_differ_by_a_thousandth_fail(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_a_check_without_an_end_fails_and_the_next_one_runs_in_a_new_process() -> None:
+def test_a_check_beyond_its_time_limit_fails_and_the_next_check_runs_in_a_new_process() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.check", "--device", "cpu", "--quick", "--limit-s", "0.3"]
     done = subprocess.run(
         [*command, "--only", "segments,weights"], cwd=ROOT, capture_output=True, text=True, check=False

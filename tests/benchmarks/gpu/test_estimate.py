@@ -1,4 +1,4 @@
-"""The paper estimate of a GRPO step stays above the model FLOP/s utilization that docs/gpu.md states as a floor."""
+"""The estimated model FLOP/s utilization of a GRPO step exceeds the floor in docs/gpu.md."""
 
 import json
 import subprocess

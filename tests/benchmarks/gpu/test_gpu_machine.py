@@ -11,7 +11,7 @@ from tests.benchmarks.gpu.gpu_machine import ROOT, build_environment, list_absen
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# The programs, the command, and what the processes of a run with the process sandbox and the embedded engine import.
+# The programs, the command, and the imports of a run's processes with the process sandbox and the embedded engine.
 MODULES = (
     *(
         "benchmarks.gpu.__main__",
@@ -58,13 +58,13 @@ def test_the_machine_lacks_the_packages_of_figures_containers_and_checked_answer
     assert not {"torch", "msgspec", "structlog", "zmq", "typer", "rich", "configs"} & absent
 
 
-def test_the_modules_of_a_run_and_of_the_programs_import_there(environment: dict[str, str]) -> None:
+def test_the_modules_of_a_run_and_of_the_programs_import_on_the_machine(environment: dict[str, str]) -> None:
     done = run(environment, "-c", PRINT_LOADED, *MODULES)
     assert done.returncode == 0, done.stderr
     assert not {"polars", "matplotlib", "aiodocker", "math_verify"} & set(done.stdout.split())
 
 
-def test_a_run_ends_there_without_its_figures(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_on_the_machine_ends_without_figures(environment: dict[str, str], tmp_path: Path) -> None:
     settings = ("sandbox.backend=process", "tiny.num_train_questions=64", "tiny.num_test_questions=16", "sft.steps=2")
     settings += ("tiny.num_sft_dialogues=64", "sft.batch_size=16", "rl.steps=1", "rl.prompts=2", "rl.rollouts=4")
     flags = [text for each in (*settings, f"runs_folder={tmp_path}") for text in ("--set", each)]
@@ -78,7 +78,7 @@ def test_a_run_ends_there_without_its_figures(environment: dict[str, str], tmp_p
     assert json.loads((folder / "summary.json").read_text())["replay_identical"] is True
 
 
-def test_the_benchmark_and_its_runs_end_there(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_benchmark_and_its_runs_end_on_the_machine(environment: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     command = ("-m", "benchmarks.gpu", "--quick", "--only", "run_small,head", "--out", str(out))
     done = run(environment, *command)
@@ -89,7 +89,7 @@ def test_the_benchmark_and_its_runs_end_there(environment: dict[str, str], tmp_p
     assert [json.loads(line)["section"] for line in out.read_text().splitlines()] == ["machine", "run_small", "head"]
 
 
-def test_the_checks_pass_there(environment: dict[str, str]) -> None:
+def test_the_checks_pass_on_the_machine(environment: dict[str, str]) -> None:
     chosen = "float32_qwen3,segments,weights,shared_weights,non_finite,graphs,collectives,offload"
     done = run(environment, "-m", "benchmarks.gpu.check", "--device", "cpu", "--quick", "--only", chosen)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
 
 @contextmanager
 def starting(*arguments: str) -> Generator[subprocess.Popen[str]]:
-    """Kills the program, if it has not ended."""
+    """Start a program, and kill it at the end of the context."""
     process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -61,7 +61,7 @@ def starting(*arguments: str) -> Generator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_section_at_its_limit_dies_with_the_processes_that_left_its_group(tmp_path: Path) -> None:
+def test_a_section_at_its_limit_is_killed_with_the_processes_that_left_its_group(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     with starting("-c", RUN_STUBBORN, STUBBORN, str(pids)) as process:
         output, _ = process.communicate(timeout=60)
@@ -79,7 +79,7 @@ def test_a_section_at_its_limit_leaves_no_temporary_files() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_run_ends_with_the_program_that_measures_it(number: signal.Signals) -> None:
-    """Of five processes or more: the program, the section, the launcher, and processes of the run."""
+    """Five processes or more end: the program, the section, the launcher, and processes of the run."""
     with starting(*DEMO) as process:
         wait_until(lambda: len(family(process.pid)) >= 5)
         members = family(process.pid)
@@ -91,7 +91,7 @@ def test_a_run_ends_with_the_program_that_measures_it(number: signal.Signals) ->
     assert not [pid for pid in members if is_running(pid)]
 
 
-def test_a_section_that_exceeds_its_limit_is_an_error_and_the_others_run(tmp_path: Path) -> None:
+def test_a_section_that_exceeds_its_limit_is_an_error_and_other_sections_run(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     command = ("-m", "benchmarks.gpu", "--quick", "--out", str(out))
     limited = [sys.executable, *command, "--only", "passes_small", "--limit-s", "0.2"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.gpu.runs import QUICK, run_asterism
 run_asterism(Path(sys.argv[1]), {**QUICK, "rl.steps": sys.argv[2]})
 """
-# In a process of its own, because run_limited kills all children of its process.
+# In a separate process, because run_limited kills all children of its process.
 MEASURE = """
 import json, sys
 from benchmarks.gpu.process_group import adopt_orphans, run_limited

@@ -99,7 +99,7 @@ def test_figures_of_a_file_count_in_later_calls_and_errors_do_not(tmp_path: Path
     assert line == {"section": "head", "figures": {"head_s": 1.0}, "seconds": 2.0, **FACTS}
 
 
-def test_a_part_that_fails_leaves_the_figures_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_fails_leaves_the_figures_of_the_other_parts(capsys: pytest.CaptureFixture[str]) -> None:
     def run_out_of_memory() -> Figures:
         raise RuntimeError("out of memory")
 
@@ -142,7 +142,7 @@ def test_sequences_of_unequal_lengths_fill_two_micro_batches(model: str, tokens:
         assert np.quantile(lengths, 0.9) > 5 * np.quantile(lengths, 0.1)
 
 
-def test_alternating_advantages_add_up_to_nothing() -> None:
+def test_alternating_advantages_add_up_to_zero() -> None:
     assert alternate_advantages([0.0, 0.0, 1.0, 0.0]) == [1.0, -1.0, 1.0, -1.0]
 
 

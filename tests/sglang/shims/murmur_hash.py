@@ -7,7 +7,7 @@ _LOW = 0xFFFFFFFF
 
 
 def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor) -> torch.Tensor:
-    """Hashes four blocks: the seed's lower and upper half [n], the position [n], the column [m].
+    """Hash four blocks: the seed's lower and upper half [n], the position [n], the column [m].
 
     Returns int64 [n, m], below 2**32.
     """
@@ -31,6 +31,6 @@ def _rotated(word: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _times(word: torch.Tensor, factor: int) -> torch.Tensor:
-    """The product's lower 32 bits, in halves that do not overflow."""
+    """Return the product's lower 32 bits, in halves that do not overflow."""
     upper, lower = divmod(factor, 1 << 16)
     return (word * lower + (((word * upper) & 0xFFFF) << 16)) & _LOW

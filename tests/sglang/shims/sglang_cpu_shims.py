@@ -47,7 +47,7 @@ def _leave_kernels_alone(invariant: ModuleType) -> None:
 
 
 def _ignore_page_locking(_layers: ModuleType) -> None:
-    """LoRA on CPUs asks for page-locked memory all the same."""
+    """Ignore page-locking, which LoRA also requests on CPUs."""
     import torch
 
     def without_pinning(create: Callable[..., object]) -> Callable[..., object]:
