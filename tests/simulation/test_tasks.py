@@ -63,6 +63,7 @@ def test_the_model_never_sees_that_its_instance_has_moved(seed: int) -> None:
         assert trajectory.environment.rewards.get("seen", 0.0) <= 0.5 * (len(trajectory.environment.calls))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_groups_follow_the_weights_of_the_tasks_and_end_by_task(seed: int) -> None:
     world = live(seed)

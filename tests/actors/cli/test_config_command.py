@@ -13,6 +13,7 @@ from asterism.configs.schema_tree import find_section, get_field_types
 from tests.actors.runs.running import ROOT, asterism
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides", [[], ["learner.lr=2e-5", "sglang.environment.A=x", 'dialogue.tools=["jupyter_code"]']]
 )
@@ -24,6 +25,7 @@ def test_the_printed_configuration_is_a_file_with_the_same_values(tmp_path: Path
     assert load_run(printed) == load_run(ROOT / "configs/tiny.toml", overrides)
 
 
+@pytest.mark.slow
 def test_every_key_has_a_description() -> None:
     sections = {key: section for key, kind in get_field_types(RunConfig).items() if (section := find_section(kind))}
     described = {

@@ -125,6 +125,7 @@ def test_every_live_trajectory_is_in_one_phase_and_leaves_it(recorded: Recorded)
     assert use.timeline.trajectories["leasing"][-1] < 1  # a mean over the last stretch of the time line
 
 
+@pytest.mark.slow
 def test_time_in_phases_equals_the_waits_of_trajectories(recorded: Recorded) -> None:
     _, _, use, _ = recorded
     names = dict(zip(PHASES, use.trajectories.waits, strict=True))

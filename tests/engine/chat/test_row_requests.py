@@ -46,6 +46,7 @@ TWO_CALLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", FORMATS)
 @pytest.mark.parametrize("family", FAMILY_KINDS)
 def test_public_rows_have_the_ids_of_the_request_with_their_messages(tmp_path: Path, family: str, config: str) -> None:

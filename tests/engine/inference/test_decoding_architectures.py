@@ -45,6 +45,7 @@ def test_batches_and_chunks_give_the_logprobs_of_the_training_forward(model_type
     assert_logprobs(model, generate_all(model, prefill_tokens=7, rows=rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_greedy_tokens_equal_the_training_forward(model_type: str, tied: bool) -> None:

@@ -52,6 +52,7 @@ def find_disagreements(count: int, seed: int) -> tuple[list[tuple[str, str, bool
     return found, verdicts
 
 
+@pytest.mark.slow
 def test_a_changed_character_of_a_thousand_numbers_changes_the_verdict_or_keeps_the_number() -> None:
     disagreements, verdicts = find_disagreements(1000, SEED)
     assert disagreements == []

@@ -14,6 +14,7 @@ from tests.sandbox.hostile.catalogue import HOSTILE
 from tests.sandbox.hostile.record import Ending, Hostile
 from tests.sandbox.hostile.without_namespaces import KNOWN_ESCAPES, get_skip_reason
 
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_program_that(arena_pair: list[Arena], name: str) -> None:
     hostile = HOSTILE[name]

@@ -83,6 +83,7 @@ class TestPackages:
                 if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                     assert requirement.specifier.contains(listed[canonicalize_name(requirement.name)]), name
 
+    @pytest.mark.slow
     def test_every_package_has_hashes_and_pip_checks_them(self, tmp_path: Path):
         text = (FOLDER / "image" / "requirements.txt").read_text()
         blocks = re.sub(r" \\\n +", " ", "".join(re.findall(r"^[^#].*\n", text, re.MULTILINE))).splitlines()

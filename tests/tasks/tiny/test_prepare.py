@@ -64,6 +64,7 @@ def test_the_same_seed_gives_the_same_bytes(prepared: RunFolder, tmp_path: Path)
     assert read_contents(RunFolder(tmp_path)) == read_contents(prepared)
 
 
+@pytest.mark.slow
 def test_another_seed_gives_different_files(prepared: RunFolder, tmp_path: Path) -> None:
     prepare(RunConfig(name="some", seed=1, tiny=TINY, dialogue=NOTEBOOK), RunFolder(tmp_path))
     other, same = read_contents(RunFolder(tmp_path)), read_contents(prepared)

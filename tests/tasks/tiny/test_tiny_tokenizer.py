@@ -34,6 +34,7 @@ def tokenizer(folder: Path) -> FastTokenizer:
     return load_tokenizer(folder)
 
 
+@pytest.mark.slow
 def test_a_prompt_has_fewer_than_twenty_tokens_on_average(tokenizer: FastTokenizer, dialogues: list[Messages]) -> None:
     lengths = [
         len(encode_segments(tokenizer, build_prompt_segments(messages[0]["content"], FORMAT))) for messages in dialogues

@@ -87,6 +87,7 @@ def test_a_second_start_encodes_nothing_and_has_the_same_dialogues(
     assert read_texts(first, 4) == read_texts(again, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sft",
     [
