@@ -8,6 +8,7 @@ import json
 import statistics
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,15 @@ def order_files(files: list[str], durations_s: dict[str, float]) -> list[str]:
     return sorted(files, key=lambda file: -durations_s.get(file, median_s))
 
 
+def start_apart(files: list[str], shared: set[str], workers: int) -> list[str]:
+    """Of the files in `shared`, let only one start at first: the other workers would wait until it has made the run."""
+    first: list[str] = []
+    for file in files:
+        if len(first) < workers and (file not in shared or shared.isdisjoint(first)):
+            first.append(file)
+    return [*first, *(file for file in files if file not in first)]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", action="store_true", help=f"write the seconds of each file to {DURATIONS}")
 
@@ -56,7 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the tests in each worker process; with --no-loadscope-reorder, pytest-xdist starts the files in this order."""
-    if hasattr(config, "workerinput"):
-        files = list(dict.fromkeys(get_file(item.nodeid) for item in items))
-        rank = {file: number for number, file in enumerate(order_files(files, read_durations()))}
-        items.sort(key=lambda item: rank[get_file(item.nodeid)])
+    workers: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if workers is None:
+        return
+    files = order_files(list(dict.fromkeys(get_file(item.nodeid) for item in items)), read_durations())
+    shared = {get_file(item.nodeid) for item in items if "finished_run" in getattr(item, "fixturenames", ())}
+    rank = {file: number for number, file in enumerate(start_apart(files, shared, workers["workercount"]))}
+    items.sort(key=lambda item: rank[get_file(item.nodeid)])

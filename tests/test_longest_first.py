@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from tests import longest_first
-from tests.longest_first import DURATIONS, Recorder, order_files, pytest_collection_modifyitems, read_durations
+from tests.longest_first import (
+    DURATIONS,
+    Recorder,
+    order_files,
+    pytest_collection_modifyitems,
+    read_durations,
+    start_apart,
+)
 
 
 def test_long_files_come_first_and_unknown_files_count_as_the_median() -> None:
@@ -17,10 +24,17 @@ def test_long_files_come_first_and_unknown_files_count_as_the_median() -> None:
     assert order_files(["b", "a"], {}) == ["b", "a"]
 
 
+def test_only_one_of_the_first_files_makes_the_shared_run() -> None:
+    assert start_apart(["a", "b", "c", "d"], {"a", "b"}, 2) == ["a", "c", "b", "d"]
+    assert start_apart(["a", "b", "c", "d"], {"b", "c"}, 3) == ["a", "b", "d", "c"]
+    assert start_apart(["a", "b"], {"a", "b"}, 2) == start_apart(["a", "b"], set(), 2) == ["a", "b"]
+
+
 def test_only_worker_processes_sort_and_tests_of_a_file_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(longest_first, "read_durations", lambda: {"a.py": 1.0, "b.py": 2.0})
     items: list[Any] = [SimpleNamespace(nodeid=nodeid) for nodeid in ("a.py::1", "b.py::2", "b.py::1")]
-    for config, expected in [(SimpleNamespace(), items), (SimpleNamespace(workerinput={}), [*items[1:], items[0]])]:
+    worker = SimpleNamespace(workerinput={"workercount": 2})
+    for config, expected in [(SimpleNamespace(), items), (worker, [*items[1:], items[0]])]:
         ordered = list(items)
         pytest_collection_modifyitems(config, ordered)  # type: ignore[arg-type]
         assert ordered == expected
