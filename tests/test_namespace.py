@@ -1,4 +1,4 @@
-"""The wheel, installed beside a user's project that has packages `tasks`, `configs`, `engine` and `actors` of its own."""
+"""The wheel, installed next to a user's project that has packages `tasks`, `configs`, `engine` and `actors` of its own."""
 
 import json
 import os
