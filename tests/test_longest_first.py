@@ -36,7 +36,7 @@ def test_only_worker_processes_sort_and_tests_of_a_file_keep_their_order(monkeyp
     worker = SimpleNamespace(workerinput={"workercount": 2})
     for config, expected in [(SimpleNamespace(), items), (worker, [*items[1:], items[0]])]:
         ordered = list(items)
-        pytest_collection_modifyitems(config, ordered)  # type: ignore[arg-type]
+        pytest_collection_modifyitems(config, ordered)
         assert ordered == expected
 
 
@@ -50,8 +50,8 @@ def test_recorded_durations_replace_earlier_ones_and_short_or_removed_files_leav
         (tmp_path / name).touch()
     recorder = Recorder()
     for nodeid, duration in [("slow.py::a", 1.5), ("slow.py::b[x]", 0.56), ("now_short.py::a", 0.1)]:
-        recorder.pytest_runtest_logreport(SimpleNamespace(nodeid=nodeid, duration=duration))  # type: ignore[arg-type]
-    recorder.pytest_sessionfinish(SimpleNamespace(config=SimpleNamespace(rootpath=tmp_path)))  # type: ignore[arg-type]
+        recorder.pytest_runtest_logreport(SimpleNamespace(nodeid=nodeid, duration=duration))
+    recorder.pytest_sessionfinish(SimpleNamespace(config=SimpleNamespace(rootpath=tmp_path)))
     assert read_durations() == {"slow.py": 2.1, "kept.py": 3.0}
 
 
