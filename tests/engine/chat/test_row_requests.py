@@ -79,6 +79,7 @@ def list_prompts(system: str, schemas: list[Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", FORMATS)
 @pytest.mark.parametrize("family", FAMILY_KINDS)
 def test_each_kind_of_prompt_is_that_of_the_request(tmp_path: Path, family: str, config: str) -> None:

@@ -61,6 +61,7 @@ def test_every_rope_scaling_is_decoded(scaling: str) -> None:
     assert_logprobs(model, generate_all(model, prefill_tokens=512, rows=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", DENSE)
 def test_a_dense_model_gives_a_token_the_same_bits_alone_and_in_a_batch(model_type: str) -> None:
     model = small_model(config=small_architecture(model_type))

@@ -36,6 +36,7 @@ def read_contents(folder: RunFolder) -> dict[str, bytes]:
     return {str(path.relative_to(folder.path)): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_prepared_files_are_readable_as_user_files(prepared: RunFolder) -> None:
     assert len(list(read_problems(prepared.data / "train.jsonl"))) == 100
     assert len(list(read_problems(prepared.data / "test.jsonl"))) == 20
@@ -44,6 +45,7 @@ def test_prepared_files_are_readable_as_user_files(prepared: RunFolder) -> None:
     assert len(list(iter_sft_dialogues(prepared.data / "sft.jsonl", tokenizer, formats))) == 100
 
 
+@pytest.mark.slow
 def test_the_model_has_an_embedding_for_every_token(prepared: RunFolder) -> None:
     init = prepared.checkpoints / "init"
     assert load_model(init).config.vocab_size == load_tokenizer(init).vocab_size

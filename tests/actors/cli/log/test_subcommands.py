@@ -105,6 +105,7 @@ def test_show_prints_one_line_per_event_up_to_the_limit(folder: RunFolder) -> No
     assert all(" CodeFinished  from executor-" in line for line in shown)
 
 
+@pytest.mark.slow
 def test_show_filters_by_seconds_since_the_start(folder: RunFolder) -> None:
     seconds = [
         float(line.split()[0]) for line in log("show", folder.path, "--since", "0.5", "--until", "1").splitlines()
