@@ -16,7 +16,7 @@ TRL_INSTALLED := $(TRL)/.installed
 # An empty PYTHONDONTWRITEBYTECODE lets pytest cache the rewritten tests.
 FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker and not sglang and not bridges and not nightly" --hypothesis-profile=quick
 # All other tests: two worker processes, each of which runs whole files, since fixtures are per file or per session.
-# The longest files start first (tests/longest_first.py).
+# The longest files start first (tests/longest_first.py); `make test ARGS=--record-durations` records them.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile --no-loadscope-reorder
 SGLANG_TESTS := $(BIN)/python -m pytest tests/sglang
 
@@ -122,7 +122,7 @@ simulate-faults: $(INSTALLED) ## simulate the control plane under a virtual cloc
 
 nightly: $(INSTALLED) $(SGLANG_INSTALLED) $(TRL_INSTALLED) ## the tests that take too long for `make test`, the bridges, and many seeds of each simulation
 	$(PYTEST) -m "nightly and not sglang"
-	$(PYTEST) -m "hypothesis and not nightly and not sglang and not bridges" --hypothesis-profile=nightly
+	$(PYTEST) -m "hypothesis and not nightly and not sglang and not bridges" --hypothesis-profile=nightly --timeout 3600
 	$(SGLANG_TESTS) -m "sglang and nightly"
 	$(BIN)/python -m tests.simulation.nightly 10000
 	$(BIN)/python -m tests.simulation.nightly 10000 --kind repeats

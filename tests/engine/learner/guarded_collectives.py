@@ -1,4 +1,4 @@
-"""`python -m tests.engine.learner.guarded_collectives RANKS OUT DEFECT`: what a rank sends in the learner's collectives.
+"""`main(RANKS, OUT, DEFECT)`: what a rank sends in the learner's collectives.
 
 Steps of RL and of the cold start, and the check of the weights, of a model with experts. On CPUs, a tensor that was made on a
 wrong device cannot be recognized by its device; so each tensor that is reduced must derive from the parameters, and have
@@ -7,7 +7,6 @@ elements. Each rank writes OUT/RANK.json: the violations, and the number of tens
 
 import json
 import os
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,7 +88,6 @@ def plant_empty_maxima() -> None:
 
 
 def main(world_size: int, out: str, defect: str = "") -> None:
-    torch.set_num_threads(1)
     ranks = join(world_size)
     model = trainable_model("qwen3_moe")
     shard_model(model, ranks)
@@ -115,7 +113,3 @@ def main(world_size: int, out: str, defect: str = "") -> None:
     (Path(out) / f"{ranks.rank}.json").write_text(json.dumps(found))
     leave_ranks(ranks)
     os._exit(0)  # as leave_ranks, for a single rank, which has no mesh
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])

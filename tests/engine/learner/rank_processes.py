@@ -4,11 +4,10 @@ Runs with `learner.ranks` above 1 (tests/actors/runs) start theirs through torch
 """
 
 import contextlib
+import importlib
 import multiprocessing
 import os
-import runpy
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,8 +21,8 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(list(PRELOADED))
 
 
-def run_ranks(ranks: int, module: str, *arguments: str) -> None:
-    """Run `python -m tests.engine.learner.MODULE ARGUMENTS` on each rank, in the environment that torchrun sets."""
+def run_ranks(ranks: int, module: str, *arguments: object) -> None:
+    """Run `main` of tests.engine.learner.MODULE on each rank, in the environment that torchrun sets, with one thread."""
     with (
         tempfile.TemporaryDirectory() as folder,
         start_ranks(ranks, module, *arguments, errors=Path(folder)) as started,
@@ -40,7 +39,7 @@ def run_ranks(ranks: int, module: str, *arguments: str) -> None:
 
 
 @contextlib.contextmanager
-def start_ranks(ranks: int, module: str, *arguments: str, errors: Path) -> Iterator[list[BaseProcess]]:
+def start_ranks(ranks: int, module: str, *arguments: object, errors: Path) -> Iterator[list[BaseProcess]]:
     """Start the ranks, and kill those left at the end. Each writes its standard error to a file with its number."""
     shared = {"OMP_NUM_THREADS": "1"}
     if ranks > 1:
@@ -63,13 +62,12 @@ def start_ranks(ranks: int, module: str, *arguments: str, errors: Path) -> Itera
             process.close()
 
 
-def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str], errors: Path) -> None:
+def _run(module: str, arguments: tuple[object, ...], environment: dict[str, str], errors: Path) -> None:
     with errors.open("wb") as file:
         os.dup2(file.fileno(), 2)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = [module, *arguments]
-    import torch  # the process that forks has more threads
+    import torch  # not in the process of the tests that only start ranks
 
     torch.set_num_threads(1)
-    runpy.run_module(f"tests.engine.learner.{module}", run_name="__main__", alter_sys=True)
+    importlib.import_module(f"tests.engine.learner.{module}").main(*arguments)
