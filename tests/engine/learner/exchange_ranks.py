@@ -1,4 +1,4 @@
-"""`main(RANKS_PER_NODE, FOLDER)`: four ranks on nodes of that many ranks exchange samples.
+"""`main(RANKS_PER_NODE, FOLDER)`: four ranks on several nodes exchange samples.
 
 Each rank writes the sequences that it loads to FOLDER/rank_R.json. Ranks of later nodes have paths without a file.
 """

@@ -1,4 +1,4 @@
-"""`main(RANKS, OUT, DEFECT)`: what a rank sends in the learner's collectives.
+"""`main(RANKS, OUT, DEFECT)`: checks tensors of the learner's collectives.
 
 Steps of RL and of the cold start, and the check of the weights, of a model with experts. On CPUs, a tensor that was made on a
 wrong device cannot be recognized by its device; so each tensor that is reduced must derive from the parameters, and have
@@ -112,4 +112,4 @@ def main(world_size: int, out: str, defect: str = "") -> None:
     found = {"violations": violations, "sent": len(sent)}
     (Path(out) / f"{ranks.rank}.json").write_text(json.dumps(found))
     leave_ranks(ranks)
-    os._exit(0)  # as leave_ranks, for a single rank, which has no mesh
+    os._exit(0)  # like leave_ranks, but for a single rank without a mesh

@@ -1,6 +1,6 @@
 """`main(CASES, OUT)`: gradients of one minibatch in float64, by case.
 
-CASES is a JSON list of LossCase. Runs on all ranks. OUT gets losses, gradients and metrics.
+CASES is a JSON list of LossCase. All ranks run the cases. OUT gets losses, gradients and metrics.
 """
 
 from pathlib import Path

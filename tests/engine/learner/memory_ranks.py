@@ -1,4 +1,4 @@
-"""`main(CASE, OUT)`: the memory of real learner steps on all ranks.
+"""`main(CASE, OUT)`: measures the memory of real learner steps on all ranks.
 
 Each rank writes OUT/RANK.json, a StepMemory. CASE is a MemoryCase as JSON.
 """

@@ -1,4 +1,4 @@
-"""`main(CHECKPOINT, OUT, DTYPE, RANKS_PER_NODE, LEARNER)`: ranks publish a model twice.
+"""`main(CHECKPOINT, OUT, DTYPE, RANKS_PER_NODE, LEARNER)`: publishes a model twice.
 
 Ranks of later nodes cannot write to OUT/slots. Each rank writes the peak of its anonymous memory to OUT/RANK.json, the
 leading rank the second message to OUT/published.json.

@@ -1,4 +1,4 @@
-"""`main(CHECKPOINT, OUT, LEARNER)`: what a rank loads and holds.
+"""`main(CHECKPOINT, OUT, LEARNER)`: reports what each rank loads and keeps.
 
 Each rank writes OUT/RANK.json, a RankReport. LEARNER is a JSON object with settings of [learner].
 """

@@ -109,7 +109,7 @@ def test_parts_of_a_group_are_bounded_and_keep_every_row(lengths: list[int]) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks_per_node", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_ranks_on_other_nodes_receive_their_samples(ranks_per_node: int, tmp_path: Path) -> None:
-    """Two nodes; only the first one has the files."""
+    """Of two nodes, only the first node has the files."""
     run_ranks(4, "exchange_ranks", str(ranks_per_node), str(tmp_path))
     loaded = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(4)]
     for rank, share in enumerate(loaded):

@@ -1,4 +1,4 @@
-"""`main(SCRIPTS)`: steps of one stage per script, on all ranks."""
+"""`main(SCRIPTS)`: runs steps of one stage per script on all ranks."""
 
 import json
 import warnings
@@ -144,7 +144,7 @@ def run_script(script: RankScript, ranks: RankGroup) -> None:
 
 
 def main(encoded: str) -> None:
-    warnings.filterwarnings("error", "FSDP2-wrapped module")  # of outputs that are views
+    warnings.filterwarnings("error", "FSDP2-wrapped module")  # a warning about outputs that are views
     scripts = msgspec.json.decode(encoded, type=list[RankScript])
     ranks = join_ranks(small_run(**scripts[0].learner).learner)
     for script in scripts:

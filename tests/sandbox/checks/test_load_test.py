@@ -105,7 +105,7 @@ def test_out_of_order_answers_to_cells_of_one_notebook_are_counted():
 
 
 @pytest.mark.slow
-def test_a_mixed_load_has_separate_figures_for_every_kind_of_call():
+def test_the_figures_of_a_mixed_load_are_separate_for_every_kind_of_call():
     probes = make_mixed_probes(healthy=950)
     tally = CallTally()
     for probe in probes:

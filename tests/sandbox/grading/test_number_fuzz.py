@@ -53,7 +53,7 @@ def find_disagreements(count: int, seed: int) -> tuple[list[tuple[str, str, bool
 
 
 @pytest.mark.slow
-def test_a_changed_character_of_a_thousand_numbers_changes_the_verdict_or_keeps_the_number() -> None:
+def test_the_grader_and_the_evaluator_agree_on_a_thousand_changed_numbers() -> None:
     disagreements, verdicts = find_disagreements(1000, SEED)
     assert disagreements == []
     assert verdicts[True] > 20

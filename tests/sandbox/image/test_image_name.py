@@ -112,7 +112,7 @@ class TestMessages:
         assert build_image.main(list(arguments)) == EXIT_UNUSABLE
         return handler.buffer[-1].getMessage()
 
-    def test_a_missing_engine_is_reported_with_its_address(self, monkeypatch: pytest.MonkeyPatch):
+    def test_the_error_for_a_missing_engine_names_its_address(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("DOCKER_HOST", NO_ENGINE)
         assert f"no engine at {NO_ENGINE}" in self.build_and_read_error(monkeypatch)
 
@@ -135,7 +135,7 @@ class TestMessages:
         ],
         ids=["no docker", "no debootstrap", "no root", "debootstrap fails", "docker fails"],
     )
-    def test_a_local_build_names_the_cause_of_its_failure(
+    def test_the_error_of_a_local_build_names_the_cause(
         self, monkeypatch: Any, commands: Commands, scripts: dict[str, str], uid: int, message: str
     ):
         monkeypatch.setattr(build_image, "get_engine_architecture", lambda: "amd64")
