@@ -12,22 +12,19 @@ BRIDGES_INSTALLED := $(BRIDGES)/.installed
 TRL := .venv-trl
 TRL_INSTALLED := $(TRL)/.installed
 
-# The fast tests run in two processes, each on its own core; only one of them imports torch.
+# The fast tests run in one process, since the import of torch takes seconds, and the static checks at the same time.
 # An empty PYTHONDONTWRITEBYTECODE lets pytest cache the rewritten tests.
 FAST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -m "not slow and not docker and not sglang and not bridges and not nightly" --hypothesis-profile=quick
 # All other tests: two worker processes, each of which runs whole files, since fixtures are per file or per session.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile
+# The longest files start first (tests/longest_first.py); `make test ARGS=--record-durations` records them.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p xdist --numprocesses 2 --dist loadfile --no-loadscope-reorder
 SGLANG_TESTS := $(BIN)/python -m pytest tests/sglang
-WITH_TORCH := tests/engine tests/policies/losses tests/policies/tools tests/tasks/tiny tests/tasks/curation tests/analysis \
-	tests/benchmarks tests/actors/engines tests/actors/evaluation tests/actors/cli/chat tests/actors/cli/doctor \
-	tests/actors/cli/log tests/actors/cli/serving tests/actors/cli/test_console.py tests/actors/cli/test_sandbox_shell.py \
-	tests/actors/launch/test_node_role.py tests/actors/runs/test_roll_back.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo ablation sandbox-image sandbox-image-local sglang-environment bridges-environment trl-environment bench-trl \
 	test test-without-docker test-sglang test-bridges bench-gpu coverage \
 	simulate-faults test-chaos nightly fuzz check \
-	fast-tests-with-torch fast-tests-without-torch format clean
+	static-checks fast-tests format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-27s %s\n", $$1, $$2 }'
@@ -101,7 +98,7 @@ bench-trl: $(INSTALLED) $(TRL_INSTALLED) ## compare seconds per step and learnin
 	$(BIN)/python -m benchmarks.trl --python $(TRL)/bin/python $(ARGS)
 
 test: $(INSTALLED) ## all tests except the nightly ones and those of SGLang and the bridges; needs root, a Docker engine and the sandbox image
-	$(PYTEST) -m "not sglang and not bridges and not nightly" --durations=100
+	$(PYTEST) -m "not sglang and not bridges and not nightly" --durations=100 $(ARGS)
 
 test-without-docker: $(INSTALLED) ## the same without the tests that need a Docker engine, the sandbox image or root
 	$(PYTEST) -m "not docker and not hosts and not sglang and not bridges and not nightly"
@@ -125,6 +122,7 @@ simulate-faults: $(INSTALLED) ## simulate the control plane under a virtual cloc
 
 nightly: $(INSTALLED) $(SGLANG_INSTALLED) $(TRL_INSTALLED) ## the tests that take too long for `make test`, the bridges, and many seeds of each simulation
 	$(PYTEST) -m "nightly and not sglang"
+	$(PYTEST) -m "hypothesis and not nightly and not sglang and not bridges" --hypothesis-profile=nightly --timeout 3600
 	$(SGLANG_TESTS) -m "sglang and nightly"
 	$(BIN)/python -m tests.simulation.nightly 10000
 	$(BIN)/python -m tests.simulation.nightly 10000 --kind repeats
@@ -139,17 +137,16 @@ test-chaos: $(INSTALLED) ## 40 runs with processes killed, stopped and disconnec
 	$(BIN)/python -m tests.chaos.campaign --runs 20 --kind resumptions
 
 check: $(INSTALLED) ## check format, lint, types and import layers, and run the fast tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync --keep-going static-checks fast-tests
+
+static-checks: $(INSTALLED)
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
-	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync fast-tests-with-torch fast-tests-without-torch
+	$(BIN)/pyright
 
-fast-tests-with-torch: $(INSTALLED)
-	$(FAST) $(WITH_TORCH)
-
-fast-tests-without-torch: $(INSTALLED)
-	$(FAST) $(WITH_TORCH:%=--ignore=%) --ignore=tests/sandbox/hostile --ignore=tests/sglang
+fast-tests: $(INSTALLED)
+	$(FAST) --ignore=tests/sandbox/hostile --ignore=tests/sglang
 
 format: $(INSTALLED) ## format the files for `make check`
 	$(BIN)/ruff format .

@@ -1,7 +1,7 @@
 """Hypothesis profiles, the event loop of async tests, and a check that required Docker engines, hosts and SGLang exist.
 
-`make check` uses `--hypothesis-profile=quick`; `make test` uses the default, `thorough`. A missing
-requirement ends the run before its first test; only a marker expression leaves tests out.
+`make check` uses `--hypothesis-profile=quick`; `make test` uses the default, `thorough`; `make nightly` runs the property
+tests with `nightly`. A missing requirement ends the run before its first test; only a marker expression leaves tests out.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from tests.cluster.hosts import find_obstacle
 from tests.sglang.environment import missing_for_sglang
 from tests.simulation.clock import run_virtually
 
-pytest_plugins = ["tests.actors.runs.fixtures"]
+pytest_plugins = ["tests.actors.runs.fixtures", "tests.longest_first"]
 
-settings.register_profile("thorough", max_examples=100, deadline=None, print_blob=True)
-settings.register_profile("quick", max_examples=5, deadline=None, print_blob=True)
+for name, max_examples in {"quick": 5, "thorough": 30, "nightly": 500}.items():
+    settings.register_profile(name, max_examples=max_examples, deadline=None, print_blob=True)
 settings.load_profile("thorough")
 
 _FOR_DOCKER = """{count} of the tests that were asked for need a Docker engine and the sandbox image; {problem}

@@ -43,6 +43,7 @@ RUNS = st.builds(
 
 
 class TestResolved:
+    @pytest.mark.slow
     @given(run=RUNS)
     def test_a_written_configuration_loads_as_the_same(self, tmp_path_factory: pytest.TempPathFactory, run: RunConfig):
         path = tmp_path_factory.getbasetemp() / "resolved.toml"

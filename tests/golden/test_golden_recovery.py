@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from asterism.actors.runtime.decider_process import ProcessIncarnation, decide_until_shutdown
@@ -77,6 +78,7 @@ async def run_head_twice(run: RunConfig, folder: RunFolder, events: Sequence[Eve
         await second
 
 
+@pytest.mark.slow
 def test_run_finished_of_a_recovered_head_is_not_dropped_as_a_duplicate(tmp_path: Path) -> None:
     """A frame sent outside the log would take the number of RunFinished, which the launcher would then drop."""
     source, events = read("trajectories_aborted_at_the_end")

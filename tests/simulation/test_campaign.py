@@ -23,6 +23,7 @@ def played(seed: int) -> World:
     return play(world_of(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_counts_add_up_under_all_faults(seed: int) -> None:
     """`play` checks all of tests.simulation.invariants."""
@@ -41,6 +42,7 @@ def test_the_seeds_cover_the_tested_faults() -> None:
     assert sum(world.checked_loans for world in worlds) > 0
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_to_the_byte() -> None:
     first, second = played(3), play(world_of(3))
     assert first.history == second.history

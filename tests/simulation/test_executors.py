@@ -71,6 +71,7 @@ def test_every_trajectory_ends_once_under_kills(seed: int) -> None:
     assert [batch.step for batch in world.batches] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_call_is_answered_twice_and_late_answers_are_accepted(seed: int) -> None:
     world = live(seed)

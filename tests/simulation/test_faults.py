@@ -60,6 +60,7 @@ def live(seed: int) -> World:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_trajectory_ends_once_under_engine_faults_and_duplicates(seed: int) -> None:
     check_each_trajectory_ends_once(live(seed))

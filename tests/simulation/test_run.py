@@ -46,6 +46,7 @@ def kinds(world: World, process: str) -> Counter[str]:
 SEEDS = select_seeds(60, fast=(1,), per_change=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("failure_rate", [0.0, 0.1])
 def test_every_trajectory_that_starts_ends_once(seed: int, failure_rate: float) -> None:
@@ -73,6 +74,7 @@ def test_a_replay_of_the_log_gives_the_same_states_and_effects(seed: int) -> Non
     assert len(decided) == sum(len(log.events) for log in world.logs.values()) > 0
 
 
+@pytest.mark.slow
 def test_a_log_of_two_incarnations_is_replayed_as_two_incarnations() -> None:
     """After a resume, the second incarnation begins with RunStarted and without earlier state."""
     deciders = live(1, 0.1).deciders()

@@ -63,6 +63,7 @@ def test_a_moved_instance_continues_its_numbers(seed: int) -> None:
         assert trajectory.environment.rewards.get("seen", 0.0) <= 0.5 * (len(trajectory.environment.calls))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_groups_follow_the_weights_of_the_tasks_and_end_by_task(seed: int) -> None:
     world = live(seed)

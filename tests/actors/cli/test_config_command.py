@@ -14,6 +14,7 @@ from asterism.configs.schema.schema_tree import Section, find_section, get_field
 from tests.actors.runs.running import ROOT, asterism
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides", [[], ["learner.optimizer.lr=2e-5", "sglang.environment.A=x", 'dialogue.tools=["jupyter_code"]']]
 )
@@ -25,6 +26,7 @@ def test_the_printed_configuration_is_a_file_with_the_same_values(tmp_path: Path
     assert load_run(printed) == load_run(ROOT / "configs/tiny.toml", overrides)
 
 
+@pytest.mark.slow
 def test_every_key_has_a_description() -> None:
     described: dict[str, str] = {}
 

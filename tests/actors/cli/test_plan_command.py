@@ -61,6 +61,7 @@ def test_a_gpu_that_is_too_small_is_an_error_with_the_key_to_change(plan: Callab
     assert "GPU memory: set " in result.output
 
 
+@pytest.mark.slow
 def test_the_assumptions_of_the_time_can_be_changed(plan: Callable[..., Result], tmp_path: Path) -> None:
     def read_seconds(*arguments: str) -> dict[str, float]:
         path = tmp_path / "plan.json"

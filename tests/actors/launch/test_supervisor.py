@@ -187,6 +187,7 @@ async def test_two_failures_with_the_same_exception_end_the_run(
     assert node.printed[0] == f"executor-0 ended with exit code 1{cause}; it restarts as incarnation 2"
 
 
+@pytest.mark.slow
 async def test_a_result_resets_the_failures_of_an_executor(node: Node) -> None:
     failing = asyncio.create_task(node.supervisor.wait_for_failure())
     for incarnation in range(1, 3 * RESTARTS):
@@ -232,6 +233,7 @@ async def test_a_process_without_heartbeats_is_killed_and_restarted(node: Node, 
     assert node.count_starts("other-0") == 2
 
 
+@pytest.mark.slow
 async def test_a_process_that_hangs_is_printed_with_the_cause_and_may_hang_only_so_often(node: Node) -> None:
     failing = asyncio.create_task(node.supervisor.wait_for_failure())
     node.stop_heartbeats("other-0")
@@ -257,6 +259,7 @@ async def test_a_starting_process_has_a_longer_heartbeat_timeout(node: Node, sus
     assert node.count_starts("other-0") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "startup_s", "short_s"), [("other-0", 0.0, 40.0), ("other-long", LONG_S, LONG_S)])
 async def test_a_process_that_runs_long_enough_after_its_start_up_resets_its_failures(
     node: Node, name: str, startup_s: float, short_s: float

@@ -16,7 +16,7 @@ from asterism.configs.run_folder import RunFolder, StagesFolder
 from asterism.engine.learner.checkpoints import get_tensors_folder, list_saved_steps
 from asterism.engine.learner.saving.training_state import read_whole_weights
 from asterism.engine.model.weight_files import list_weight_files
-from tests.actors.runs.running import ASTERISM, COLD_START, ROOT, SMALL, asterism, metrics, wait_until
+from tests.actors.runs.running import ASTERISM, ROOT, SMALL, asterism, metrics, wait_until
 
 STAGES = """
 [[stages]]
@@ -36,15 +36,15 @@ EARLY_END = 3  # one step after the rule holds
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def start(folder: Path, *options: str) -> "subprocess.Popen[str]":
+def start(folder: Path, model: Path, *options: str) -> "subprocess.Popen[str]":
     settings = (
         *SMALL,
-        *COLD_START,
-        "tiny.num_sft_dialogues=9600",
+        f"model.checkpoint={model}",
+        "sft.batch_size=32",
         "rl.rollouts=2",
         "rl.prompts=24",
         "roc.enabled=false",
-        "sft.steps=300",
+        "sft.steps=70",
         "sampling.temperature=0.3",
         f'runs_folder="{folder}"',
     )
@@ -54,17 +54,22 @@ def start(folder: Path, *options: str) -> "subprocess.Popen[str]":
 
 
 @pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagesFolder]:
-    """A run that was killed in its second stage and then resumed."""
+def model(finished_run: tuple[RunFolder, str]) -> Path:
+    return finished_run[0].get_checkpoint_path(0)
+
+
+@pytest.fixture(scope="module")
+def staged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagesFolder]:
+    """A run that was killed in its second stage and then resumed. Its model has had a cold start before."""
     folder = tmp_path_factory.mktemp("stages")
     text = (ROOT / "configs" / "tiny.toml").read_text().replace("steps = 60\n", "steps = 2\n")
     (folder / "stages.toml").write_text(text + STAGES)
     stages = StagesFolder(folder / "demo")
     second = stages.get_stage(2, "early")
-    with start(folder) as process:
+    with start(folder, model) as process:
         wait_until(lambda: bool(metrics(second, "step")), process, patience_s=600)
         process.kill()
-    with start(folder, "--resume") as process:
+    with start(folder, model, "--resume") as process:
         output, _ = process.communicate(timeout=400)
         assert process.returncode == 0, output
     yield stages
@@ -159,11 +164,11 @@ def test_the_report_shows_all_stages(staged: StagesFolder) -> None:
 
 
 @pytest.mark.nightly
-def test_a_stage_is_repeated_from_the_results_of_the_one_before(staged: StagesFolder) -> None:
+def test_a_stage_is_repeated_from_the_results_of_the_one_before(staged: StagesFolder, model: Path) -> None:
     first, second, third = list_stages(staged)
     kept = [(folder.metrics.read_text(), read_weights(folder, 2)) for folder in (first, second)]
     launched = third.launch_counter.stat().st_mtime_ns
-    with start(staged.path.parent, "--from-stage", "unsolved", "--overwrite") as process:
+    with start(staged.path.parent, model, "--from-stage", "unsolved", "--overwrite") as process:
         output, _ = process.communicate(timeout=400)
         assert process.returncode == 0, output
     assert third.launch_counter.stat().st_mtime_ns > launched

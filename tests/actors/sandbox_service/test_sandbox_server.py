@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -127,7 +127,6 @@ async def count_cells(client: Bus, trajectory_id: int) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 2**32), st.sampled_from(("", "head", "x" * 500)))))
 def test_no_message_of_any_kind_ends_the_service(drawn: list[tuple[type[AnyMessage], int, str]]) -> None:
     async def scenario() -> None:

@@ -28,6 +28,7 @@ def count_free_cache_tokens(model: str, held: float) -> int:
     return int((GPU_BYTES - RESERVE - 2 * PARAMETERS[model] - held) / TOKEN_BYTES[model])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "with_state", "without"), [("1.7B", 1_000_666, 1_180_693), ("4B", 559_746, 887_095)])
 @pytest.mark.parametrize("offload", ["between_steps", "optimizer"])
 def test_the_cache_may_use_the_memory_of_the_learners_state(

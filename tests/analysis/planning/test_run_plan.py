@@ -258,6 +258,7 @@ def test_a_run_with_adapters_trains_and_saves_only_them() -> None:
     assert get_bytes(plan_disk(cold))["checkpoints"] == disk["checkpoints"] + 12 * total
 
 
+@pytest.mark.slow
 def test_the_longest_dialogue_of_a_cold_start_has_its_own_micro_batch() -> None:
     def plan_cold_start(*settings: str) -> RunPlan:
         file, machines = "qwen3_1.7b_1gpu", make_machines("h100", gpus=1)

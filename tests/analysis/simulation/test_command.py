@@ -100,6 +100,7 @@ def test_a_long_simulation_prints_its_progress() -> None:
     assert shown.getvalue() == "static: 900 of 2,000 trajectories ended after 20 s of virtual time\n"
 
 
+@pytest.mark.slow
 def test_a_simulation_finally_reports_all_trajectories_as_ended() -> None:
     reports: list[tuple[float, int, int]] = []
     workload, cluster = draw_named_workload("one_node", 0, 1 / 64)

@@ -36,6 +36,7 @@ def about(figure: float) -> object:
     return pytest.approx(figure, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_report_has_the_engines_counters(reported: Reported) -> None:
     outcome, engines = reported.outcome, reported.use.engines
     assert sum(each.generated_tokens for each in engines) == outcome.generated_tokens

@@ -40,6 +40,7 @@ def untimed(outcome: SimulationOutcome) -> SimulationOutcome:
     return msgspec.structs.replace(outcome, decision_s=0.0, simulated_in_s=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_trajectory_ends_once_with_its_planned_tokens(policy: SimulatedPolicy) -> None:
     simulation = Simulation(WORKLOAD, CLUSTER, policy)

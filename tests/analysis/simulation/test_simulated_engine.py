@@ -209,6 +209,7 @@ def test_a_working_engine_reports_all_its_work() -> None:
     assert len(world.reports) == 1 + int(world.answers[0] / 0.25)
 
 
+@pytest.mark.slow
 def test_the_simulator_starts_without_torch() -> None:
     program = "import sys, asterism.analysis.simulation.simulate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -127,6 +127,7 @@ def test_every_live_trajectory_is_in_one_phase_and_leaves_it(recorded: Recorded)
     assert use.timeline.trajectories["leasing"][-1] < 1  # mean of the last interval of the timeline
 
 
+@pytest.mark.slow
 def test_time_in_phases_equals_the_waits_of_trajectories(recorded: Recorded) -> None:
     _, _, use, _ = recorded
     names = dict(zip(PHASES, use.trajectories.waits, strict=True))
@@ -135,6 +136,7 @@ def test_time_in_phases_equals_the_waits_of_trajectories(recorded: Recorded) -> 
         assert counted_s == pytest.approx(use.trajectories.waits[wait].total_s, rel=0.01, abs=0.05)
 
 
+@pytest.mark.slow
 def test_each_step_and_evaluation_has_its_trajectories_and_its_parts(recorded: Recorded) -> None:
     world, _, use, _ = recorded
     assert [step.name for step in use.steps] == [

@@ -115,6 +115,7 @@ def test_every_step_keeps_the_batch_that_the_learner_received(seed: int, tmp_pat
         assert tuple(sorted(rows, key=lambda row: row.trajectory_id)) == batch.samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [

@@ -60,6 +60,7 @@ def test_attention_that_mixes_two_sequences_fails(monkeypatch: pytest.MonkeyPatc
     assert not any(each.has_passed for each in kernel_checks.check_segments(CPU))
 
 
+@pytest.mark.slow
 def test_weights_that_differ_by_a_thousandth_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     config = model_checks.build_small_config()
     expected = model_checks.compute(config, CPU)

@@ -45,6 +45,7 @@ def test_arrays_are_shorter_than_without_byte_shuffle() -> None:
     assert len(compress_frame(frame)) < 0.95 * len(zlib.compress(frame, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marker", [b"\x01", b"\x02"])
 def test_a_small_frame_that_expands_beyond_the_limit_is_refused(marker: bytes) -> None:
     encoder = zlib.compressobj(9)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from asterism.bus.process.exit_reason import ExitReason, exit_reason_path, load_exit_reason
 from asterism.bus.process.structured_log import LogFile
 from asterism.configs.atomic_write import DiskError
@@ -55,6 +57,7 @@ print("not reached")
 """
 
 
+@pytest.mark.slow
 def test_a_process_with_an_unwritable_log_exits_and_writes_the_reason_to_shared_memory(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.logs.mkdir()

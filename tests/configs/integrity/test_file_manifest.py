@@ -62,6 +62,7 @@ def test_only_the_chosen_names_are_read(folder: Path) -> None:
     check_file(folder / "sub" / "b.bin")
 
 
+@pytest.mark.slow
 def test_a_flip_in_the_manifest_is_noticed_or_without_effect(folder: Path) -> None:
     """A changed name of a file is that of a missing one."""
     path = folder / MANIFEST_NAME

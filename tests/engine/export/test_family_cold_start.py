@@ -159,6 +159,7 @@ def test_a_turn_that_the_format_cannot_express_makes_its_row_unusable(
         cold_start.read([{"messages": [QUESTION, turn]}])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "llama3"])
 def test_no_name_and_no_schema_of_a_row_becomes_a_special_token(tmp_path: Path, name: str) -> None:
     cold_start = ColdStart(tmp_path, CONFIGS[name])

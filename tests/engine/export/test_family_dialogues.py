@@ -43,6 +43,7 @@ def test_the_template_of_the_family_renders_the_token_ids_of_the_run(tmp_path: P
     assert (num_called, num_equal, num_prompts) == COUNTS[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "llama3 later"])
 def test_the_templates_of_these_tests_render_as_the_package(tmp_path: Path, name: str) -> None:
     """Its authors compare it with the published templates. It deviates with `enable_thinking = false`."""

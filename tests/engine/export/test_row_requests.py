@@ -46,6 +46,7 @@ TWO_CALLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", FORMATS)
 @pytest.mark.parametrize("family", FAMILY_KINDS)
 def test_public_rows_have_the_ids_of_the_request_with_their_messages(tmp_path: Path, family: str, config: str) -> None:
@@ -78,6 +79,7 @@ def list_prompts(system: str, schemas: list[Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", FORMATS)
 @pytest.mark.parametrize("family", FAMILY_KINDS)
 def test_each_kind_of_prompt_is_that_of_the_request(tmp_path: Path, family: str, config: str) -> None:

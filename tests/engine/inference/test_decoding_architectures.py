@@ -46,6 +46,7 @@ def test_batches_and_chunks_give_the_logprobs_of_the_training_forward(model_type
     assert_logprobs(model, generate_all(model, prefill_tokens=7, rows=rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_greedy_tokens_equal_the_training_forward(model_type: str, tied: bool) -> None:
@@ -61,6 +62,7 @@ def test_a_model_with_any_rope_scaling_is_decoded(scaling: str) -> None:
     assert_logprobs(model, generate_all(model, prefill_tokens=512, rows=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", DENSE)
 def test_a_dense_model_gives_a_token_the_same_bits_alone_and_in_a_batch(model_type: str) -> None:
     model = small_model(config=small_architecture(model_type))

@@ -54,6 +54,7 @@ def expected(asked: GenerationRequest) -> list[int]:
     return generation.token_ids.tolist()
 
 
+@pytest.mark.slow
 async def test_two_engines_in_one_process_do_not_affect_each_other(model_folder: Path) -> None:
     async with running_engine(model_folder) as engine:
         other = EmbeddedEngine(model_folder, Capacity(2 * LONGEST, 8, LONGEST))

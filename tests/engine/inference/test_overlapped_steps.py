@@ -138,6 +138,7 @@ def test_random_scripts_give_equal_generations_and_counters(seed: int) -> None:
 # ---------------------------------------------------------------- capacity
 
 
+@pytest.mark.slow
 def test_a_row_of_an_ended_sequence_serves_the_next_sequence() -> None:
     core = new_core(MODEL, max_running=2, overlaps_steps=True)
     requests = [request(number) for number in range(7)]
@@ -161,6 +162,7 @@ def test_a_surplus_token_is_not_counted_and_its_page_is_freed() -> None:
     assert core.get_load().used_tokens == 0
 
 
+@pytest.mark.slow
 def test_preemption_waits_until_launched_tokens_are_known() -> None:
     requests = [request(number, 6 * PAGE, (), 3 * PAGE) for number in range(2)]
     core = new_core(MODEL, pages=12, overlaps_steps=True)

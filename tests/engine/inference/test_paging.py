@@ -159,6 +159,7 @@ def test_eviction_takes_the_least_recently_used_sequence_last_page_first(model: 
     assert core.get_load().recomputed_tokens == PAGE
 
 
+@pytest.mark.slow
 def test_the_newest_request_is_preempted_and_resumes_with_the_same_tokens(model: CausalLM) -> None:
     core = new_core(model, pages=12)
     requests = [GenerationRequest(number, random_ids(3 * PAGE, number), 6 * PAGE, seed=number) for number in range(2)]

@@ -1,10 +1,9 @@
-"""`python -m tests.engine.learner.exchange_ranks RANKS_PER_NODE FOLDER`: four ranks on several nodes exchange samples.
+"""`main(RANKS_PER_NODE, FOLDER)`: four ranks on several nodes exchange samples.
 
 Each rank writes the sequences that it loads to FOLDER/rank_R.json. Ranks on later nodes have paths without a file.
 """
 
 import json
-import sys
 from pathlib import Path
 
 from asterism.configs.schema.learner_config import LearnerConfig
@@ -40,7 +39,3 @@ def main(ranks_per_node: str, folder: str) -> None:
     }
     (Path(folder) / f"rank_{ranks.rank}.json").write_text(json.dumps(loaded))
     leave_ranks(ranks)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""`python -m tests.engine.learner.guarded_collectives RANKS OUT DEFECT`: checks tensors of the learner's collectives.
+"""`main(RANKS, OUT, DEFECT)`: checks tensors of the learner's collectives.
 
 A model with experts runs steps of RL and of the cold start, and the check of its weights. On CPUs, a tensor on a wrong
 device cannot be recognized by its device; so each reduced tensor must derive from the parameters and have elements.
@@ -7,7 +7,6 @@ Each rank writes the violations and the number of tensors to OUT/RANK.json. DEFE
 
 import json
 import os
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,7 +88,6 @@ def plant_empty_maxima() -> None:
 
 
 def main(world_size: int, out: str, defect: str = "") -> None:
-    torch.set_num_threads(1)
     ranks = join(world_size)
     model = trainable_model("qwen3_moe")
     shard_model(model, ranks)
@@ -115,7 +113,3 @@ def main(world_size: int, out: str, defect: str = "") -> None:
     (Path(out) / f"{ranks.rank}.json").write_text(json.dumps(found))
     leave_ranks(ranks)
     os._exit(0)  # like leave_ranks, but for a single rank without a mesh
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])

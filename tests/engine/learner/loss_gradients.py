@@ -1,9 +1,8 @@
-"""`python -m tests.engine.learner.loss_gradients CASES OUT`: gradients of one minibatch in float64, by case.
+"""`main(CASES, OUT)`: gradients of one minibatch in float64, by case.
 
-CASES is a JSON list of LossCase. All ranks of torchrun run the cases. OUT gets losses, gradients and metrics.
+CASES is a JSON list of LossCase. All ranks run the cases. OUT gets losses, gradients and metrics.
 """
 
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +85,3 @@ def main(cases: str, out: str) -> None:
         torch.save(results, Path(out))
     wait_at_barrier(ranks)
     leave_ranks(ranks)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

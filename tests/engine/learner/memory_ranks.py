@@ -1,10 +1,9 @@
-"""`python -m tests.engine.learner.memory_ranks CASE OUT`: measures the memory of real learner steps on all ranks.
+"""`main(CASE, OUT)`: measures the memory of real learner steps on all ranks.
 
 Each rank writes OUT/RANK.json, a StepMemory. CASE is a MemoryCase as JSON.
 """
 
 import gc
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +89,8 @@ def measure(case: MemoryCase, ranks: RankGroup) -> StepMemory:
 
 
 def main(case: str, out: str) -> None:
-    torch.set_num_threads(1)
     decoded = msgspec.json.decode(case, type=MemoryCase)
     ranks = join_ranks(small_run(**decoded.learner).learner)
     measured = measure(decoded, ranks)
     (Path(out) / f"{ranks.rank}.json").write_bytes(msgspec.json.encode(measured))
     leave_ranks(ranks)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

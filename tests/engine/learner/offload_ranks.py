@@ -1,11 +1,10 @@
-"""`python -m tests.engine.learner.offload_ranks OUT LEARNER`: steps that free the memory of the device in between.
+"""`main(OUT, LEARNER)`: steps that free the memory of the device in between.
 
 LEARNER is a JSON object with settings of [learner]. The checkpoint OUT/step_000002 starts before the state moves, the
 checkpoints OUT/step_000003 and OUT/step_000004 start while it is moved. The state returns after the end of step 3's
 save and during step 4's save. Each rank writes OUT/RANK.json, an OffloadReport; rank 0 also OUT/parameters.pt.
 """
 
-import sys
 from pathlib import Path
 
 import msgspec
@@ -70,7 +69,6 @@ def train(out: Path, trainer: Trainer, offload: StateOffload, report: OffloadRep
 
 
 def main(out: str, settings: str) -> None:
-    torch.set_num_threads(1)
     run, folder = small_run(**msgspec.json.decode(settings)), Path(out)
     ranks = join_ranks(run.learner)
     if ranks.is_leader:
@@ -92,7 +90,3 @@ def main(out: str, settings: str) -> None:
     if ranks.is_leader:
         torch.save(parameters, folder / "parameters.pt")
     leave_ranks(ranks)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,10 +1,8 @@
-"""`python -m tests.engine.learner.probe_ranks OUT COPIES`: each rank writes the probe of an untied model to OUT_RANK.json."""
+"""`main(OUT, COPIES)`: each rank writes the probe of an untied model to OUT_RANK.json."""
 
-import sys
 from pathlib import Path
 
 import msgspec
-import torch
 
 from asterism.engine.learner.distributed import join_ranks, leave_ranks
 from asterism.engine.learner.sharding import shard_model
@@ -13,14 +11,9 @@ from tests.engine.learner.training_examples import rl_sequences, small_run, trai
 
 
 def main(out: str, copies: str) -> None:
-    torch.set_num_threads(1)
     ranks = join_ranks(small_run(ranks=2, dp_replicate=int(copies)).learner)
     model, prober = trainable_model(is_tied=False), WeightProber(5, ranks)
     shard_model(model, ranks)
     prober.choose_prompts(2, rl_sequences(2))
     Path(f"{out}_{ranks.rank}.json").write_bytes(msgspec.json.encode(prober.measure(model)))
     leave_ranks(ranks)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

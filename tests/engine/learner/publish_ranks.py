@@ -1,11 +1,10 @@
-"""Publishes a model twice: `python -m tests.engine.learner.publish_ranks CHECKPOINT OUT DTYPE RANKS_PER_NODE LEARNER`.
+"""`main(CHECKPOINT, OUT, DTYPE, RANKS_PER_NODE, LEARNER)`: publishes a model twice.
 
 Ranks on later nodes cannot write to OUT/slots. Each rank writes the peak of its anonymous memory to OUT/RANK.json; the
 leading rank writes the second message to OUT/published.json.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import msgspec
@@ -23,7 +22,6 @@ from tests.engine.learner.training_examples import small_run
 
 
 def main(checkpoint: str, out: str, dtype: str, ranks_per_node: str, settings: str) -> None:
-    torch.set_num_threads(1)
     learner = small_run(**msgspec.json.decode(settings), ranks=4).learner
     ranks = join_ranks(learner)._replace(local_world_size=int(ranks_per_node))
     model = load_sharded_model(Path(checkpoint), ranks, learner.dtype, get_lora_options(learner))
@@ -41,7 +39,3 @@ def main(checkpoint: str, out: str, dtype: str, ranks_per_node: str, settings: s
         (Path(out) / "published.json").write_bytes(msgspec.json.encode(published))
     (Path(out) / f"{ranks.rank}.json").write_text(json.dumps({"publishing_bytes": peak.growth}))
     leave_ranks(ranks)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

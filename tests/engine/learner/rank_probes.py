@@ -1,9 +1,8 @@
-"""`python -m tests.engine.learner.rank_probes CHECKPOINT OUT LEARNER`: reports what each rank loads and keeps.
+"""`main(CHECKPOINT, OUT, LEARNER)`: reports what each rank loads and keeps.
 
 Each rank writes OUT/RANK.json, a RankReport. LEARNER is a JSON object with settings of [learner].
 """
 
-import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -108,7 +107,6 @@ def get_groups(ranks: RankGroup) -> list[Any]:
 
 
 def main(checkpoint: str, out: str, settings: str) -> None:
-    torch.set_num_threads(1)
     learner = small_run(**msgspec.json.decode(settings)).learner
     ranks = join_ranks(learner)
     with measuring_memory() as peak:
@@ -126,7 +124,3 @@ def main(checkpoint: str, out: str, settings: str) -> None:
     )
     (Path(out) / f"{ranks.rank}.json").write_bytes(msgspec.json.encode(report))
     leave_ranks(ranks)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def run_guarded(ranks: int, out: Path, *defect: str) -> list[dict[str, object]]:
-    run_ranks(ranks, "guarded_collectives", str(ranks), str(out), *defect)
+    run_ranks(ranks, "guarded_collectives", ranks, str(out), *defect)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 

@@ -2,8 +2,6 @@
 micro batches and orders of rows."""
 
 import functools
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from tests.engine.learner.loss_gradients import (
     make_rows,
 )
 from tests.engine.learner.loss_reference import ReferenceSequence, compute_reference_loss
+from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.training_examples import rl_sequences, small_run, trainable_model
 
 pytestmark = pytest.mark.slow
@@ -127,9 +126,7 @@ def test_value_and_gradient_equal_plain_loops(name: str) -> None:
 def test_value_and_gradient_do_not_depend_on_the_ranks(ranks: int, tmp_path: Path) -> None:
     named = [(name, LossCase(settings, 40 if ranks == 2 else 128)) for name, settings in SETTINGS.items()]
     cases = msgspec.json.encode([case for _, case in named]).decode()
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    script = ["-m", "tests.engine.learner.loss_gradients", cases, str(tmp_path / "out.pt")]
-    subprocess.run([sys.executable, *command, *script], check=True, capture_output=True, cwd=Path(__file__).parents[3])
+    run_ranks(ranks, "loss_gradients", cases, str(tmp_path / "out.pt"))
     results = torch.load(tmp_path / "out.pt", weights_only=True)
     for (name, _), result in zip(named, results, strict=True):
         check(name, LossGradients(*result))

@@ -1,8 +1,6 @@
 """Tests of the learner's files of accepted groups: each rank reads its own samples, on any node."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from asterism.engine.learner.batches.batch_journal import BatchJournal
 from asterism.engine.learner.batches.training_sequence import TrainingSequence, build_rl_sequence
 from asterism.engine.learner.micro_batches.packing import split_micro_batches
 from asterism.policies.groups.selection import MAX_PART_BYTES, split_accepted_group
+from tests.engine.learner.rank_processes import run_ranks
 from tests.engine.learner.training_examples import replace_tokens, row, rows, store_batch
 
 
@@ -111,11 +110,7 @@ def test_parts_of_a_group_are_bounded_and_keep_every_row(lengths: list[int]) -> 
 @pytest.mark.parametrize("ranks_per_node", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_ranks_on_other_nodes_receive_their_samples(ranks_per_node: int, tmp_path: Path) -> None:
     """Of two nodes, only the first node has the files."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    module = ["-m", "tests.engine.learner.exchange_ranks", str(ranks_per_node), str(tmp_path)]
-    root = Path(__file__).parents[3]
-    done = subprocess.run([*command, *module], capture_output=True, cwd=root, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    run_ranks(4, "exchange_ranks", str(ranks_per_node), str(tmp_path))
     loaded = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(4)]
     for rank, share in enumerate(loaded):
         assert share["from_files"] == (rank < ranks_per_node)

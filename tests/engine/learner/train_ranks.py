@@ -1,7 +1,6 @@
-"""`python -m tests.engine.learner.train_ranks SCRIPTS`: runs steps of one stage per script on all ranks of torchrun."""
+"""`main(SCRIPTS)`: runs steps of one stage per script on all ranks."""
 
 import json
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -145,14 +144,9 @@ def run_script(script: RankScript, ranks: RankGroup) -> None:
 
 
 def main(encoded: str) -> None:
-    torch.set_num_threads(1)
     warnings.filterwarnings("error", "FSDP2-wrapped module")  # a warning about outputs that are views
     scripts = msgspec.json.decode(encoded, type=list[RankScript])
     ranks = join_ranks(small_run(**scripts[0].learner).learner)
     for script in scripts:
         run_script(script, ranks)
     leave_ranks(ranks)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -65,6 +65,7 @@ def test_sharded_weights_are_loaded_by_their_index(folder: Path) -> None:
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_bytes", [1, 4 * 32 * 7, hf_checkpoint.BLOCK_BYTES])
 def test_the_output_matrix_of_a_tied_checkpoint_must_equal_its_embeddings(
     folder: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch

@@ -65,6 +65,7 @@ async def test_a_completed_stream_leaves_its_connection_for_reuse() -> None:
     assert len(server.connections) == 1
 
 
+@pytest.mark.slow
 async def test_a_response_larger_than_one_read_is_reassembled() -> None:
     ids = [7] * 20_000
     [answer] = await generate(FakeServer(streaming(lambda body: make_response(body, ids, LENGTH))))

@@ -31,6 +31,7 @@ def make_slot() -> memoryview:
     return slot
 
 
+@pytest.mark.slow
 def test_the_table_does_not_depend_on_the_number_of_threads() -> None:
     tables: list[bytes] = []
     for threads in (1, 4):
@@ -93,6 +94,7 @@ def test_processes_share_the_processors() -> None:
     assert count_device_threads(torch.device("cpu")) == 1
 
 
+@pytest.mark.slow
 def test_one_rank_and_a_second_pass_write_the_same_digest(tmp_path: Path) -> None:
     """The parameters end within chunks, and the largest spans several."""
     torch.manual_seed(0)

@@ -102,7 +102,7 @@ def test_the_slot_holds_the_same_weights_for_other_engines(tmp_path: Path) -> No
     ids=["another device", "no mapping"],
 )
 def test_an_engine_that_cannot_use_the_memory_loads_the_slot_and_counts_it(
-    tmp_path: Path, memory: Any, cause: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, memory: Any, cause: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     transfer = Transfer(tmp_path, engine=memory(tmp_path))
     for version in range(2):

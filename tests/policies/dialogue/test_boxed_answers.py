@@ -108,6 +108,7 @@ def test_any_text_is_read_and_a_content_has_balanced_braces(text: str) -> None:
         assert bare.count("{") == bare.count("}")
 
 
+@pytest.mark.slow
 def test_repeated_openings_are_read_in_linear_time() -> None:
     """Quadratic time would need minutes."""
     for opening in ("\\boxed{", "\\boxed  ", "\\boxed 1+", "\\fbox \\", "\\", "{", "\\boxed" + " " * 50):

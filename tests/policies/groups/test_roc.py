@@ -81,6 +81,7 @@ def test_each_penalty_can_be_switched_off(error: int, form: int, total: float) -
         assert compute_penalty(trajectory, roc) == total
 
 
+@pytest.mark.slow
 def test_a_larger_floor_keeps_more_dirty_positives() -> None:
     dirty = [finished(tid, 1.0, calls=2, failed=1) for tid in range(8)]
     group = [*dirty, *(finished(tid, float(tid < 16)) for tid in range(8, 32))]

@@ -143,6 +143,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(SETTINGS, st.data())
 def test_steps_are_in_order_and_within_the_bound_in_any_case(settings: dict[str, int], data: st.DataObject) -> None:
     """Trajectories end in any order, with tokens of any version since their group started."""

@@ -114,6 +114,7 @@ def test_a_set_that_falls_is_named_though_the_sum_of_the_due_sets_rises() -> Non
     assert "the accuracy of the set hard greedy evaluation fell from 70.0% (version 3) to 20.0%" in report.message
 
 
+@pytest.mark.slow
 def test_sampling_noise_of_healthy_runs_reports_nothing() -> None:
     draws = random.Random(0)
     for _ in range(300):

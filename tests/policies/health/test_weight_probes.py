@@ -59,6 +59,7 @@ class Scenario:
         return [version for version, each in metrics.items() if each.get("probe_unmoved_engines", 0.0) > 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [1e-6, 0.003, 0.02])
 @pytest.mark.parametrize("movement", [0.0, 1e-4, 3e-3, 0.05, 1.0])
 def test_an_engine_that_loads_every_version_is_never_reported(movement: float, noise: float) -> None:

@@ -104,6 +104,7 @@ def test_out_of_order_answers_to_cells_of_one_notebook_are_counted():
     assert tally.compute_figures().out_of_order == 1
 
 
+@pytest.mark.slow
 def test_the_figures_of_a_mixed_load_are_separate_for_every_kind_of_call():
     probes = make_mixed_probes(healthy=950)
     tally = CallTally()

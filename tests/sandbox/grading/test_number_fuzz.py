@@ -52,6 +52,7 @@ def find_disagreements(count: int, seed: int) -> tuple[list[tuple[str, str, bool
     return found, verdicts
 
 
+@pytest.mark.slow
 def test_the_grader_and_the_evaluator_agree_on_a_thousand_changed_numbers() -> None:
     disagreements, verdicts = find_disagreements(1000, SEED)
     assert disagreements == []

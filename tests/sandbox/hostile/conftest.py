@@ -45,11 +45,12 @@ def arena(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield arena
 
 
-@pytest.fixture(scope="module", params=PARAMETERS)
+@pytest.fixture(scope="module")
 def arena_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Arena]]:
     """Make an arena for programs that end by their own code, and one for programs that may reach the time limit.
 
-    Only the second arena has a short limit: most of the suite's time passes in waiting for it.
+    The test file names their kind (ARENA). Only the second arena has a short limit: most of the suite's time passes in
+    waiting for it.
     """
-    with open_arenas(request.param, tmp_path_factory.mktemp("executor"), 2.0, 0.25) as arenas:
+    with open_arenas(request.module.ARENA, tmp_path_factory.mktemp("executor"), 2.0, 0.25) as arenas:
         yield arenas

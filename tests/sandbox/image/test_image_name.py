@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging.handlers
 import os
 import re
 import shutil
@@ -82,6 +83,7 @@ class TestPackages:
                 if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                     assert requirement.specifier.contains(listed[canonicalize_name(requirement.name)]), name
 
+    @pytest.mark.slow
     def test_every_package_has_hashes_and_pip_checks_them(self, tmp_path: Path):
         text = (FOLDER / "image" / "requirements.txt").read_text()
         blocks = re.sub(r" \\\n +", " ", "".join(re.findall(r"^[^#].*\n", text, re.MULTILINE))).splitlines()
@@ -104,13 +106,15 @@ class TestPackages:
 
 
 class TestMessages:
-    def build_and_read_error(self, caplog: pytest.LogCaptureFixture, *arguments: str) -> str:
+    def build_and_read_error(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+        handler = logging.handlers.BufferingHandler(capacity=100)
+        monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
         assert build_image.main(list(arguments)) == EXIT_UNUSABLE
-        return caplog.records[-1].getMessage()
+        return handler.buffer[-1].getMessage()
 
-    def test_the_error_for_a_missing_engine_names_its_address(self, caplog: Any, monkeypatch: pytest.MonkeyPatch):
+    def test_the_error_for_a_missing_engine_names_its_address(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("DOCKER_HOST", NO_ENGINE)
-        assert f"no engine at {NO_ENGINE}" in self.build_and_read_error(caplog)
+        assert f"no engine at {NO_ENGINE}" in self.build_and_read_error(monkeypatch)
 
     @pytest.mark.parametrize(
         ("scripts", "uid", "message"),
@@ -132,12 +136,14 @@ class TestMessages:
         ids=["no docker", "no debootstrap", "no root", "debootstrap fails", "docker fails"],
     )
     def test_the_error_of_a_local_build_names_the_cause(
-        self, caplog: Any, monkeypatch: Any, commands: Commands, scripts: dict[str, str], uid: int, message: str
+        self, monkeypatch: Any, commands: Commands, scripts: dict[str, str], uid: int, message: str
     ):
         monkeypatch.setattr(build_image, "get_engine_architecture", lambda: "amd64")
         monkeypatch.setattr(os, "geteuid", lambda: uid)
         commands(**scripts)
-        assert re.search(message, self.build_and_read_error(caplog, "--local", "--mirror", "http://mirror.invalid"))
+        assert re.search(
+            message, self.build_and_read_error(monkeypatch, "--local", "--mirror", "http://mirror.invalid")
+        )
 
 
 class TestParts:

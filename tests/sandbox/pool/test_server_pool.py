@@ -214,6 +214,7 @@ async def test_an_overtaken_call_frees_its_slot(overtaking: int, is_long: bool, 
         await stop(endless)
 
 
+@pytest.mark.slow
 async def test_a_server_never_exceeds_its_bound_and_waiting_calls_start_in_order(call: Caller):
     endless = start_endless_calls(call, MAX_CALLS_PER_SERVER + 2)
     await call.server.wait_running(MAX_CALLS_PER_SERVER)

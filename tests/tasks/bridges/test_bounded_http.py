@@ -79,6 +79,7 @@ class HostileServer:
         return websocket
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
@@ -110,6 +111,7 @@ async def test_a_frame_that_is_too_large_is_a_fault() -> None:
         await session.close()
 
 
+@pytest.mark.slow
 async def test_closing_ends_although_the_server_sends_messages_forever() -> None:
     async with HostileServer("endless close").serving() as url:
         session = OpenEnvSession(url, 1.0)

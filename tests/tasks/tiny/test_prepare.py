@@ -37,6 +37,7 @@ def read_contents(folder: RunFolder) -> dict[str, bytes]:
     return {str(path.relative_to(folder.path)): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_prepared_files_are_readable_as_user_files(prepared: RunFolder) -> None:
     assert len(list(read_problems(prepared.data / "train.jsonl"))) == 100
     assert len(list(read_problems(prepared.data / "test.jsonl"))) == 20
@@ -45,6 +46,7 @@ def test_prepared_files_are_readable_as_user_files(prepared: RunFolder) -> None:
     assert len(list(iter_sft_dialogues(prepared.data / "sft.jsonl", tokenizer, formats))) == 100
 
 
+@pytest.mark.slow
 def test_the_model_has_an_embedding_for_every_token(prepared: RunFolder) -> None:
     init = prepared.checkpoints / "init"
     assert load_model(init).config.vocab_size == load_tokenizer(init).vocab_size
@@ -65,6 +67,7 @@ def test_the_same_seed_gives_the_same_bytes(prepared: RunFolder, tmp_path: Path)
     assert read_contents(RunFolder(tmp_path)) == read_contents(prepared)
 
 
+@pytest.mark.slow
 def test_another_seed_gives_different_files(prepared: RunFolder, tmp_path: Path) -> None:
     prepare(RunConfig(name="some", seed=1, tiny=TINY, dialogue=NOTEBOOK), RunFolder(tmp_path))
     other, same = read_contents(RunFolder(tmp_path)), read_contents(prepared)

@@ -34,6 +34,7 @@ def tokenizer(folder: Path) -> FastTokenizer:
     return load_tokenizer(folder)
 
 
+@pytest.mark.slow
 def test_a_prompt_has_fewer_than_twenty_tokens_on_average(tokenizer: FastTokenizer, dialogues: list[Messages]) -> None:
     lengths = [
         len(encode_segments(tokenizer, build_prompt_segments(messages[0]["content"], FORMAT))) for messages in dialogues
@@ -42,6 +43,7 @@ def test_a_prompt_has_fewer_than_twenty_tokens_on_average(tokenizer: FastTokeniz
     assert max(lengths) <= 24
 
 
+@pytest.mark.slow
 def test_a_short_result_has_seven_tokens(tokenizer: FastTokenizer) -> None:
     assert len(encode_segments(tokenizer, build_tool_turn_segments(["Tool call success\nstdout:\n42"], FORMAT))) == 7
 

@@ -112,6 +112,7 @@ def test_a_row_that_is_missing_is_named(folder: Path) -> None:
         load(folder, row=2)
 
 
+@pytest.mark.slow
 def test_a_run_and_a_chat_count_the_same_rows(folder: Path) -> None:
     """Without the unusable ones."""
     path = folder / "targets.jsonl"

@@ -121,6 +121,7 @@ def test_an_output_cannot_replace_an_input(arguments: tuple[str, ...], problem: 
     assert [path.name for path in Path("parts").iterdir()] == ["train.jsonl"]
 
 
+@pytest.mark.slow
 def test_rows_are_rendered_as_the_run_tokenizes_them() -> None:
     write_byte_tokenizer(Path("model"), DialogueConfig())
     write_jsonl("train.jsonl", [{"question": "What is 1+1?", "answer": 2}, {"question": "What is 2+2?", "answer": 4}])

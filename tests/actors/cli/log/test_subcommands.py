@@ -97,6 +97,7 @@ def find_calling_trajectory(folder: RunFolder) -> int:
 # ---------------------------------------------------------------- show, story
 
 
+@pytest.mark.slow
 def test_show_prints_one_line_per_event_up_to_the_limit(folder: RunFolder) -> None:
     assert len(log("show", folder.path).splitlines()) == sum(1 for _ in merge_events(folder))
     shown = log("show", folder.path, "--kind", "CodeFinished", "--actor", ROLLOUT, "--limit", 3).splitlines()
@@ -104,6 +105,7 @@ def test_show_prints_one_line_per_event_up_to_the_limit(folder: RunFolder) -> No
     assert all(" CodeFinished  from executor-" in line for line in shown)
 
 
+@pytest.mark.slow
 def test_show_filters_by_seconds_since_the_start(folder: RunFolder) -> None:
     seconds = [
         float(line.split()[0]) for line in log("show", folder.path, "--since", "0.5", "--until", "1").splitlines()
@@ -243,6 +245,7 @@ def test_at_the_start_the_recipe_waits_for_a_generator_and_the_weights(folder: R
 # ---------------------------------------------------------------- diff, export, roc
 
 
+@pytest.mark.slow
 def test_a_run_does_not_diverge_from_itself(folder: RunFolder, tmp_path: Path) -> None:
     same = copy(folder, tmp_path)
     assert "identical, apart from times: every trajectory, step" in log("diff", folder.path, same.path)
@@ -359,6 +362,7 @@ def test_a_damaged_log_is_named(folder: RunFolder, tmp_path: Path) -> None:
         assert refusal(name, changed.path, *arguments).startswith(f"{log}: cannot be read as an event log: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frame", ["x'00'", "x'01ff'", "substr(frame, 1, length(frame) / 2)"])
 def test_a_damaged_event_is_named(folder: RunFolder, tmp_path: Path, frame: str) -> None:
     trajectory = find_calling_trajectory(folder)

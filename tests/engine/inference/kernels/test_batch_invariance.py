@@ -73,6 +73,7 @@ class AttentionByRow:
         self.attend_per_row(q_XGD, keys_KWD.repeat(rows, 1, 1), values_KWD.repeat(rows, 1, 1), mask_R1W, out_XGD)
 
 
+@pytest.mark.slow
 def test_products_that_depend_on_the_number_of_rows_are_replaced() -> None:
     assert find_batch_invariant_matmul(CONFIG, 64, 16, [DEPENDENT, BY_ROW]) is BY_ROW
     assert find_batch_invariant_matmul(CONFIG, 29, 16, [DEPENDENT, BY_ROW]) is DEPENDENT

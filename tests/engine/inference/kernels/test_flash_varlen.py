@@ -55,6 +55,7 @@ def assert_generates_as_trained(core: EngineCore, model: CausalLM) -> None:
             np.testing.assert_allclose(generation.logprobs, wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "page_tokens"), [(varlen_2_11, 1), (varlen_2_13, PAGE + 1), (varlen_2_13, PAGE)])
 @pytest.mark.parametrize("prefill_tokens", [20, 512])
 def test_generations_equal_the_training_forward(
@@ -66,6 +67,7 @@ def test_generations_equal_the_training_forward(
     assert core.get_load().prefilled_tokens < sum((3, 50, 9, 61, 64, 17, 40)) + 200  # prefixes were cached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", [varlen_2_11, varlen_2_13])
 def test_graphs_with_overlapped_steps_give_the_same_generations(use: Use, attention: Callable[..., Any]) -> None:
     use(attention, PAGE)

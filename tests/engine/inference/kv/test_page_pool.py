@@ -1,7 +1,7 @@
 """Tests of the reference counts of the KV cache's pages: a page with several holders counts once."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asterism.engine.inference.kv.page_pool import PagePool, compute_page_digests
@@ -50,7 +50,6 @@ def test_a_page_is_found_while_a_sequence_holds_it_and_not_after_new_weights() -
 MOVES = ("start", "register", "share", "park", "resume", "truncate")
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 99)), max_size=40))
 def test_page_counts_equal_the_sum_over_holders(moves: list[tuple[str, int]]) -> None:
     pool = PagePool(PAGES)

@@ -1,10 +1,9 @@
-"""`python -m tests.engine.learner.cold_start.cold_start_ranks RUN_FOLDER OUT`: the cold start on all ranks of torchrun.
+"""`main(RUN_FOLDER, OUT)`: the cold start on all ranks.
 
 Each rank writes the number of encoded texts, the dialogues of the first steps, and the metrics of all steps.
 """
 
 import json
-import sys
 from pathlib import Path
 
 from asterism.configs.load import load_run
@@ -42,7 +41,3 @@ def main(folder: RunFolder, out: Path) -> None:
     report = {"encoded": len(encoded), "batches": batches, "metrics": metrics}
     (out / f"{ranks.rank}.json").write_text(json.dumps(report))
     leave_ranks(ranks)
-
-
-if __name__ == "__main__":
-    main(RunFolder(Path(sys.argv[1])), Path(sys.argv[2]))

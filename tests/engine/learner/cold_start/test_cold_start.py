@@ -87,6 +87,7 @@ def test_a_second_start_encodes_nothing_and_has_the_same_dialogues(
     assert read_texts(first, 4) == read_texts(again, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sft",
     [
@@ -261,7 +262,7 @@ def test_two_ranks_tokenize_the_data_once_and_train_as_one_rank(swept_path: Path
         _, folder = make_cold_start(swept_path / str(count), ranks=count, **sft)
         out = swept_path / f"out{count}"
         out.mkdir()
-        run_ranks(count, "cold_start.cold_start_ranks", str(folder.path), str(out))
+        run_ranks(count, "cold_start.cold_start_ranks", folder, out)
         reports[count] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(count)]
     (alone,), (leader, follower) = reports[1], reports[2]
     assert leader["encoded"] == alone["encoded"] > 40

@@ -53,6 +53,7 @@ def test_a_sequence_without_loss_tokens_is_left_out() -> None:
     assert split_micro_batches([sequence(5, counted=False), sequence(4)], 1, 100) == [[[1]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_micro_batches_of_long_sequences_are_full_and_cost_the_same_on_all_ranks(seed: int) -> None:
     lengths = draw_lengths(2000, seed)

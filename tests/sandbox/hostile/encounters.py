@@ -1,4 +1,7 @@
-"""Each hostile program has an allowed outcome, harms no neighbour or server, and leaves nothing."""
+"""Each hostile program has an allowed outcome, harms no neighbour or server, and leaves nothing.
+
+A test file per kind of sandbox imports this test, so that pytest-xdist runs the kinds in different processes.
+"""
 
 import os
 
@@ -10,8 +13,6 @@ from tests.sandbox.hostile.arena import Arena, Encounter
 from tests.sandbox.hostile.catalogue import HOSTILE
 from tests.sandbox.hostile.record import Ending, Hostile
 from tests.sandbox.hostile.without_namespaces import KNOWN_ESCAPES, get_skip_reason
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", HOSTILE)
