@@ -21,12 +21,12 @@ _LEARNER_TABLES = {
 }
 RENAMED_KEYS: dict[str, str] = {
     **{f"learner.{key}": f"learner.{table}.{key}" for table, keys in _LEARNER_TABLES.items() for key in keys},
-    "learner.loss.function": "learner.loss.function",
-    "learner.loss.mean": "learner.loss.mean",
+    "learner.loss": "learner.loss.function",
+    "learner.loss_mean": "learner.loss.mean",
     **{f"learner.lora_{key}": f"learner.lora.{key}" for key in ("rank", "alpha", "targets", "publish")},
-    "learner.checkpoints.every": "learner.checkpoints.every",
-    "learner.checkpoints.minutes": "learner.checkpoints.minutes",
-    "learner.checkpoints.keep": "learner.checkpoints.keep",
+    "learner.checkpoint_every": "learner.checkpoints.every",
+    "learner.checkpoint_minutes": "learner.checkpoints.minutes",
+    "learner.keep_checkpoints": "learner.checkpoints.keep",
     **{f"evaluation.{key}": f"evaluation.sampling.{key}" for key in ("temperature", "top_p", "top_k")},
 }
 # Values that meant "as [sampling]"; a key that is left out means this now.
@@ -108,7 +108,7 @@ def _set(root: MutableMapping[str, Any], key: str, value: object) -> None:
 
 
 def _find_parent(root: Mapping[str, Any], key: str) -> MutableMapping[str, Any] | None:
-    """Return the table with the former key; None without it. `learner.loss.function` is also the name of a present table."""
+    """Return the table with the former key; None without it. `learner.loss` is also the name of a present table."""
     *parents, name = key.split(".")
     table: Any = root
     for each in parents:

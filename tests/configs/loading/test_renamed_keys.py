@@ -20,21 +20,15 @@ rl = { rollouts = 4, prompts = 2 }
 
 [learner]
 ranks = 2
+# a slow rate
+lr = 1e-5  # 3e-5 diverges
+loss = "gspo"
+loss_mean = "sequence"
+lora_rank = 4
+betas = [
   0.9,
   0.99,
 ]
-
-[learner.optimizer]
-# a slow rate
-lr = 1e-5  # 3e-5 diverges
-betas = [
-
-[learner.loss]
-function = "gspo"
-mean = "sequence"
-
-[learner.lora]
-rank = 4
 
 [evaluation]
 temperature = 0.6
@@ -48,7 +42,7 @@ reward.functions = { tests = "tasks.rewards.unit_tests:score", own = "tasks.mine
 
 [[stages]]
 name = "a"
-learner.optimizer.warmup_steps = 0
+learner.warmup_steps = 0
 """
 NEW = """# a run
 name = "r"
@@ -84,7 +78,7 @@ learner.optimizer.warmup_steps = 0
 def test_every_present_name_is_a_key_and_no_former_name_is() -> None:
     assert [new for new in RENAMED_KEYS.values() if find_annotation(RunConfig, new.split(".")) is None] == []
     former = [old for old in RENAMED_KEYS if find_annotation(RunConfig, old.split(".")) is not None]
-    assert former == ["learner.loss.function"]  # a table now
+    assert former == ["learner.loss"]  # a table now
 
 
 def test_a_file_is_rewritten_with_its_comments(tmp_path: Path) -> None:
@@ -92,7 +86,7 @@ def test_a_file_is_rewritten_with_its_comments(tmp_path: Path) -> None:
     output = StringIO()
     migrate_file(tmp_path / "run.toml", Console(file=output, width=200))
     assert (tmp_path / "run.toml").read_text() == NEW
-    assert "learner.optimizer.lr -> learner.optimizer.lr\n" in output.getvalue()
+    assert "learner.lr -> learner.optimizer.lr\n" in output.getvalue()
     migrate_file(tmp_path / "run.toml", Console(file=output, width=200))
     assert (tmp_path / "run.toml").read_text() == NEW
     assert output.getvalue().endswith(": 0 names replaced\n")
@@ -105,7 +99,7 @@ def test_tables_of_one_line_are_rewritten() -> None:
 def test_a_file_that_lines_cannot_express_is_refused_unchanged(tmp_path: Path) -> None:
     text = '"learner" = { "lr" = 1 }\n'
     (tmp_path / "run.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r"rename by hand: learner.optimizer.lr -> learner.optimizer.lr"):
+    with pytest.raises(ConfigError, match=r"rename by hand: learner.lr -> learner.optimizer.lr"):
         migrate_file(tmp_path / "run.toml", Console(file=StringIO()))
     assert (tmp_path / "run.toml").read_text() == text
 
@@ -116,12 +110,12 @@ def test_a_file_that_lines_cannot_express_is_refused_unchanged(tmp_path: Path) -
         (
             'name = "r"\n[learner]\nlr = 1',
             [],
-            "`learner.optimizer.lr` is named `learner.optimizer.lr` now; `asterism config --migrate ",
+            "`learner.lr` is named `learner.optimizer.lr` now; `asterism config --migrate ",
         ),
         (
             'name = "r"',
-            ["learner.lora.rank=4"],
-            "--set learner.lora.rank=4: `learner.lora.rank` is named `learner.lora.rank` now",
+            ["learner.lora_rank=4"],
+            "--set learner.lora_rank=4: `learner.lora_rank` is named `learner.lora.rank` now",
         ),
         (
             'name = "r"\n[learner.loss]\nfunction = "policies.losses.grpo:compute_grpo_loss"',
