@@ -100,9 +100,7 @@ def load_preset(name: str, folder: Path) -> RunConfig:
 def compute_loss(run: RunConfig, advantages: list[float], logprobs_N: torch.Tensor) -> torch.Tensor:
     weights = compute_token_weights([Sequence(0, len(each)) for each in NOW], run.learner.loss.mean, LIMIT)
     owners = [i for i in range(G) for _ in NOW[i]]
-    options: dict[str, Any] = {
-        name: getattr(run.learner.loss.function, name) for name in ("clip_low", "clip_high", "clip_dual")
-    }
+    options: dict[str, Any] = {name: getattr(run.learner.loss, name) for name in ("clip_low", "clip_high", "clip_dual")}
     old_N = torch.tensor([each for row in OLD for each in row], dtype=torch.float64)
     advantages_N = torch.tensor([advantages[i] for i in owners], dtype=torch.float64)
     batch = build_loss_input(
