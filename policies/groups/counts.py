@@ -22,7 +22,7 @@ from asterism.bus.messages import (
 from asterism.configs.success import SuccessRule
 from asterism.policies.groups.selection import GroupSelection
 
-_ROW_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")  # in the text of an exception
+_ROW_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")  # values of a row in the text of an exception
 _MAX_KIND_CHARACTERS = 200
 
 
@@ -68,7 +68,7 @@ def _add_components(sums: dict[str, ComponentSum], components: dict[str, float])
 def count_task_trajectory(
     tasks: dict[str, TaskCounts], task: str, event: TrajectoryFinished | TrajectoryFailed, success: SuccessRule
 ) -> dict[str, TaskCounts]:
-    """`task` is the name of a task or of an evaluation set. An empty name is not counted."""
+    """Add a trajectory to the counts of `task`, a task or an evaluation set. An empty name is not counted."""
     if not task:
         return tasks
     counts = tasks.get(task, TaskCounts())
@@ -114,12 +114,12 @@ def add_group_selection(counts: StepCounts, task: str, selection: GroupSelection
 
 
 def parse_failed_component(cause: str) -> str:
-    """The infrastructure component that failed: the part of the cause before the colon."""
+    """Return the infrastructure component that failed: the part of the cause before the colon."""
     return cause.partition(":")[0]
 
 
 def classify_failure(cause: str) -> str:
-    """The kind of a failure: the first line of its cause, without the values that differ between rows."""
+    """Return the kind of a failure: the first line of its cause, without the values that differ between rows."""
     return _ROW_VALUES.sub("…", cause.partition("\n")[0])[:_MAX_KIND_CHARACTERS]
 
 
@@ -132,7 +132,7 @@ def _add_to_length_counts(counts: LengthCounts, trajectory: TrajectoryFinished) 
 
 
 class StepLengths(msgspec.Struct):
-    """Lengths of the groups that one step started, until all of their trajectories have ended."""
+    """The lengths of the groups that one step started, until all of their trajectories have ended."""
 
     num_open_groups: int = 0
     step_ended: bool = False

@@ -17,5 +17,5 @@ LOSSES = {
 
 
 def load_policy_loss(name: str) -> PolicyLoss:
-    """`name`: of a built-in loss, or an import path. Raises UnusableInput."""
+    """Load the built-in loss `name`, or the loss at the import path `name`. Raises UnusableInput."""
     return cast("PolicyLoss", load_object(LOSSES.get(name, name), "learner.loss"))

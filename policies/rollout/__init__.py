@@ -1,1 +1,1 @@
-"""One rollout process: the state machine of each trajectory and its transitions."""
+"""The deciders of a rollout process: the state machine of each trajectory, its transitions, and executors."""
