@@ -1,4 +1,4 @@
-"""The ledger: whole pages, a shared prompt once, nothing beyond the usable pages."""
+"""The ledger counts whole pages and a shared prompt once, and leases no page beyond the usable pages."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def make_ledger(tokens: int = 64, page: int = 1) -> tuple[Ledger, EngineAccount]
 
 
 def lease(ledger: Ledger, event: LeaseRequested, tokens: int) -> KvAccount:
-    """Lease on the first engine."""
+    """Lease tokens on the first engine."""
     holding = ledger.enqueue_request(event, "rollout-0", 0.0)
     ledger.grant_lease(holding, next(iter(ledger.engines.values())), tokens)
     return holding
@@ -40,7 +40,7 @@ def test_older_reports_are_refused() -> None:
     with pytest.raises(ProtocolError, match="reports lower counters than before"):
         engine.apply_report(load(steps=10, evicted=0))
     engine.apply_report(load(steps=30, evicted=5))
-    assert engine.usable_pages == 960  # the same eviction counts once
+    assert engine.usable_pages == 960  # the same eviction reduces the usable pages once
 
 
 def test_requests_of_ended_trajectories_are_refused() -> None:
