@@ -51,7 +51,7 @@ class KvDemandForecast:
         final_tokens: float,
         survival_curve: SurvivalCurveGetter,
     ) -> None:
-        """Set a trajectory's tokens now, leased and at its expected end.
+        """Set a trajectory's present, leased and expected final tokens.
 
         The next computation of the demand calls `survival_curve`, which returns the probability that
         the trajectory continues beyond each interval start, [NUM_BINS].

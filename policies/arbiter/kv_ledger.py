@@ -47,7 +47,7 @@ class EngineAccount:
         return self.usable_pages - self.leased_pages
 
     def count_free_pages_for(self, account: KvAccount) -> int:
-        """Return the free pages for `account`, of the total pages if the engine has no other account."""
+        """Return the pages that `account` may lease: free usable pages, or all pages without other accounts."""
         free = self.compute_headroom_for(account)
         return free if free > 0 else 0
 
@@ -116,7 +116,7 @@ class PromptGroup(NamedTuple):
 
 
 class Ledger:
-    """Accounts and engines. An invalid event raises ProtocolError and changes nothing."""
+    """The ledger of accounts and engines. An invalid event raises ProtocolError and changes nothing."""
 
     def __init__(self, *, shrinks_paused_leases: bool = True) -> None:
         """`shrinks_paused_leases`: between turns, leases cover only the cached tokens."""
@@ -154,7 +154,7 @@ class Ledger:
         engine = self.engines.get(event.engine)
         if engine is None or engine.incarnation != event.incarnation:
             raise ProtocolError(
-                f"load report of incarnation {event.incarnation} of {event.engine}, which is not joined"
+                f"load report of incarnation {event.incarnation} of {event.engine}, which has not joined"
             )
         return engine
 
@@ -290,10 +290,9 @@ class Ledger:
 
     def _check_growth(self, account: KvAccount, tokens: int) -> None:
         if tokens < account.tokens:
-            raise ProtocolError(f"{account} has {tokens} tokens after {account.tokens}")
+            raise ProtocolError(f"{account} has {tokens} tokens, fewer than the {account.tokens} before")
 
     def _shrink_lease(self, account: KvAccount, tokens: int) -> None:
-        """Reduce the lease to the cached tokens."""
         engine = account.engine
         if engine is None or not self._shrinks_paused_leases or tokens >= account.leased_tokens:
             return

@@ -111,7 +111,7 @@ class LengthStats:
         return self.survival.survival_curve(tokens, self._compute_group_factor(group_id))
 
     def _compute_group_factor(self, group_id: int) -> float:
-        """Return the ratio of the group's mean length, shrunk towards the typical length, to the latter."""
+        """Return the ratio of the group's mean length, shrunk towards the typical length, to the typical length."""
         group = self._groups.get(group_id)
         if group is None:
             return 1.0

@@ -10,7 +10,7 @@ from asterism.policies.arbiter.kv_ledger import EngineAccount, KvAccount
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """Lease `tokens` KV tokens in total on `engine`, after evicting the caches in `to_evict`."""
+    """A decision to lease `tokens` KV tokens in total on `engine`, after evicting the caches in `to_evict`."""
 
     account: KvAccount
     engine: EngineAccount
@@ -20,7 +20,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Preemption(msgspec.Struct, frozen=True):
-    """Evict the cache of a waiting trajectory; it keeps waiting."""
+    """A decision to evict the cache of a waiting trajectory, which keeps waiting."""
 
     account: KvAccount
     reason: str

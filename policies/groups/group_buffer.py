@@ -2,7 +2,7 @@
 
 The buffer sends the trajectories of a group as soon as it accepts the group; the step's batch then only lists its
 groups. The buffer rejects a group without a gradient, such as a group with equal rewards, and replaces it by a
-group on another problem, up to `rl.max_refill_groups` times in a step. Trajectories that fail by infrastructure are
+group on another problem, up to `rl.max_refill_groups` times in a step. Trajectories lost to infrastructure failures are
 not answers. A group with too few answers is counted as lost, and also replaced.
 
 Several steps may be collected at the same time (`rl.max_staleness`), each from the groups started

@@ -34,7 +34,6 @@ def compute_overlong_penalty(trajectory: TrajectoryFinished, rl: RlConfig, limit
 
 
 def list_filters(rl: RlConfig) -> list[ResponseFilter]:
-    """List all filters of the run."""
     filters: list[ResponseFilter] = ["overlong"] if rl.overlong == "drop" else []
     return [*filters, "repeated"] if rl.repeated_ngram_tokens else filters
 

@@ -50,7 +50,7 @@ def rank_causes(history: StepHistory, health: HealthConfig, active: Collection[s
 
 
 def find_divergence(history: StepHistory, health: HealthConfig) -> RankedCause | None:
-    """Return "divergence" if the newest rewards are far below those before the first update, or below the best ones."""
+    """Return the cause "divergence" if the newest rewards are far below the first or the best rewards."""
     rewards = history.list_newest("reward", 1) and history.list_values("reward")[-_NEWEST_STEPS:]
     known = [each for each in (history.find_reference_reward(), history.best_reward) if each is not None]
     if not rewards or not known or history.num_steps <= len(rewards):

@@ -83,8 +83,7 @@ class StepHistory(msgspec.Struct):
             self.first_step_reward = reward
 
     def find_reference_reward(self) -> float | None:
-        """Return the lower of the first step's reward, which is older than any update, and of the reward of the
-        evaluation at the start, which has other questions."""
+        """Return the lower reward of the first step, before any update, and of the evaluation at the start."""
         known = [each for each in (self.first_step_reward, self.start_reward) if each is not None]
         return min(known) if self.first_step_reward is not None else None
 

@@ -56,7 +56,7 @@ class HeadKernels(Protocol):
 
 
 class EagerHeadKernels:
-    """Kernels of one torch operation after the other."""
+    """Kernels as sequences of torch operations."""
 
     memory = EAGER_LOGITS
 
@@ -88,8 +88,8 @@ class EagerHeadKernels:
 
 
 class FusedHeadKernels:
-    """Kernels of one expression each, for torch.compile: the forward pass reads the logits once, and the backward pass
-    reads the logits and writes their gradient once.
+    """Kernels as one expression for each pass, for torch.compile: the forward pass reads the logits once, and the
+    backward pass reads the logits and writes their gradient once.
 
     `compile_function` compiles an expression; without it, the expressions run eagerly.
     """

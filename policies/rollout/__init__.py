@@ -1,1 +1,1 @@
-"""The deciders of a rollout process: the state machine of each trajectory, its transitions, and executors."""
+"""The decider of a rollout process: trajectories as state machines, their transitions, and executors."""

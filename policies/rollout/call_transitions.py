@@ -192,7 +192,7 @@ def on_opened(rules: Rules, trajectory: Trajectory, now: float, event: Environme
     observation = event.outcome
     if not isinstance(observation, Observation):
         raise ProtocolError(
-            f"trajectory {trajectory.trajectory_id} has no first observation: an executor fails the call"
+            f"trajectory {trajectory.trajectory_id} has no first observation; the executor must send CallFailed"
         )
     added = rules.renderer.render_opening(observation.content)
     prompt_ids = trajectory.group.prompt_ids + ids_to_bytes(added)

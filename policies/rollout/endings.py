@@ -64,10 +64,7 @@ def stop(rules: Rules, trajectory: Trajectory, now: float, ending: Ending) -> Tr
 
 
 def _search_response(rules: Rules, trajectory: Trajectory) -> tuple[Trajectory, bool]:
-    """Return the trajectory with an answer from its whole response, and whether it has an answer.
-
-    An ending at a limit stays.
-    """
+    """Search the whole response for an answer. Return the trajectory, and whether it has an answer."""
     answer = find_response_answer(rules.renderer.decode_response(trajectory.record), rules.dialogue)
     if answer is None:
         return trajectory, trajectory.ending == "answered"

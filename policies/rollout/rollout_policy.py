@@ -40,7 +40,7 @@ class RolloutPolicy(Protocol):
     ) -> list[Transition]:
         """Return the transition of the event's trajectory, and the transitions of siblings that change with it.
 
-        `live` contains all live trajectories by id; the group has the ids `list_siblings(trajectory.group)`.
+        `live` contains all live trajectories by id. The ids of the group are `list_siblings(trajectory.group)`.
         Raises ProtocolError for an event that the trajectory's phase does not accept.
         """
         ...

@@ -81,7 +81,6 @@ class Rules(msgspec.Struct, frozen=True):
 
     @property
     def of_evaluations(self) -> Rules:
-        """The rules of the task's evaluations."""
         return replace(self, response_tokens=self.evaluated_response_tokens or self.response_tokens)
 
 

@@ -28,7 +28,9 @@ def check_response(status: int, headers: Any) -> None:
     if status in _REDIRECTS and "location" in headers:
         raise ResponseRefused(f"the server redirects to {headers['location'][:200]}; set `url` to this address")
     if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-        raise ResponseRefused(f"the server compresses its response ({headers['content-encoding'][:40]}) unasked")
+        raise ResponseRefused(
+            f"the server compresses its response ({headers['content-encoding'][:40]}); disable its compression"
+        )
 
 
 async def refuse_redirects(

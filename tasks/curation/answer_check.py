@@ -34,7 +34,7 @@ def is_answer_of_kind(answer: str, kind: AnswerKind) -> bool:
 
 
 def find_unreadable_answers(answers: Collection[str]) -> list[str]:
-    """Parse each answer in the sandbox, with its limits, and return the unreadable ones in the order of `answers`."""
+    """Parse each answer in the sandbox, with its limits, and return the unreadable answers in their order."""
     return asyncio.run(_find_unreadable(answers))
 
 

@@ -1,4 +1,4 @@
-"""Reports the contents of a data file in a run's view: `asterism data inspect`."""
+"""Reports the contents that a run reads from a data file: `asterism data inspect`."""
 
 import sys
 from collections import Counter
@@ -141,7 +141,7 @@ def _is_dialogue(fields: RowFields) -> bool:
 
 
 def _find_quantile(counts: Counter[int], share: float) -> int:
-    """Return the least value such that at least `share` of all values are at most that large; 0 without values."""
+    """Return the least value that at least `share` of all values do not exceed; 0 without values."""
     passed, total = 0, counts.total()
     for value in sorted(counts):
         passed += counts[value]

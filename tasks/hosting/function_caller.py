@@ -32,7 +32,7 @@ Running = asyncio.Future[_Ended]  # a thread, or the asyncio task of a coroutine
 
 
 class FunctionCaller:
-    """Makes at most `max_threads` sync calls at the same time, without abandoned calls; further calls wait."""
+    """Calls functions. At most `max_threads` sync calls, without abandoned calls, run at the same time."""
 
     def __init__(self, max_threads: int) -> None:
         self._permits = asyncio.Semaphore(max_threads)

@@ -129,8 +129,6 @@ def build_host_command(task: TaskConfig, description: TaskDescription, checkpoin
 
 
 class _ProgramRunner:
-    """Runs programs for the code of tasks."""
-
     def __init__(self, sandbox: CodeSandbox) -> None:
         self._sandbox = sandbox
         self._numbers = count(_SCRATCH_CALLS)

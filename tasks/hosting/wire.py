@@ -81,7 +81,7 @@ class Ready(HostMessage, frozen=True):
 
 
 class Alive(HostMessage, frozen=True):
-    """A sign each second, while requests are open, that the interpreter is not blocked."""
+    """The message of each second while requests are open: the interpreter is not blocked."""
 
 
 class Returned(HostMessage, frozen=True):
@@ -97,7 +97,7 @@ class Scored(HostMessage, frozen=True):
 
 
 class Inspected(HostMessage, frozen=True):
-    """The answer to Inspect, after the end of all closings of instances."""
+    """The answer to Inspect, sent when no instance is being closed."""
 
     live_instances: int  # number of objects of the task's class
     threads: tuple[str, ...]  # names of threads, without the main thread and thread pools
@@ -112,8 +112,6 @@ class Failed(HostMessage, frozen=True):
 
 
 class RunProgram(HostMessage, frozen=True):
-    """Run a program in the sandbox."""
-
     trajectory_id: int
     code: str
     stdin: str

@@ -102,8 +102,8 @@ _CODECS: dict[str, tuple[Any, Callable[[Any], list[Any]], Callable[[list[Any]], 
 def call_function(setup: str, program: str, name: str, calls: list[Any]) -> list[Any]:
     """Run `program` after `setup`, and call its function `name` with each of `calls`: encoded [arguments, keywords].
 
-    An answer is ["value", value, arguments after the call], or ["raised", name of the type, text]. The function raises
-    the exceptions of `program` itself.
+    An answer is ["value", value, arguments after the call], or ["raised", name of the type, text]. Exceptions of
+    `program` itself, and a SystemExit of a call, are raised.
     """
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(compile(setup, "<setup>", "exec"), namespace)

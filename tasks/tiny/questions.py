@@ -36,11 +36,10 @@ class Question(NamedTuple):
     answer: int
 
     def fill_snippet(self, template: str) -> str:
-        """Fill the operands into one of the family's snippets."""
         return _fill_template(template, self.operands)
 
 
-# Expressions of arithmetic questions, which have three numbers, and a fourth operand that selects the expression.
+# Expressions of arithmetic questions. Of the four operands, three are numbers, and the fourth selects the expression.
 _EXPRESSIONS = ("{a}+{b}+{c}", "{a}+{b}-{c}", "{a}*{b}+{c}", "{a}*{b}-{c}")
 
 
@@ -138,7 +137,6 @@ def _fill_template(template: str, operands: tuple[int, ...]) -> str:
 
 
 def fill_expression(operands: tuple[int, ...]) -> str:
-    """Return the expression of an arithmetic question."""
     return _EXPRESSIONS[operands[3]].format(**_name_operands(operands))
 
 

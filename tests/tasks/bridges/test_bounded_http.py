@@ -86,7 +86,7 @@ class HostileServer:
         ("redirected", "the server redirects to /internal; set `url` to this address"),
         ("redirected by a script", "the server redirects to //127.0.0.1:1/internal; set `url`"),
         ("redirected websocket", "the server redirects to /internal; set `url`"),
-        ("bomb", r"the server compresses its response \(gzip\) unasked"),
+        ("bomb", r"the server compresses its response \(gzip\); disable"),
     ],
 )
 async def test_a_hostile_response_is_refused_within_bounded_memory_and_time(mode: str, message: str) -> None:
