@@ -45,7 +45,7 @@ def check_value(value: Any, schema: JsonSchema | bool, path: str) -> Any:
     """Return the value in the type of the schema. Raises ArgumentError with `path`.
 
     The check ignores further features in schemas of MCP servers: keywords such as `$ref` and `oneOf`, and true and
-    false as schemas. The server checks them.
+    false as schemas. The server checks these features.
     """
     if isinstance(schema, bool):
         return check_value(value, {}, path)

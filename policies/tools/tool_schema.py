@@ -109,7 +109,7 @@ def _parse_choices(text: str, schema: JsonSchema) -> list[object]:
         try:
             check_value(choice, schema, "choices")
         except ArgumentError as error:
-            raise ToolSchemaError(f"its choices do not have its type: {error}") from error
+            raise ToolSchemaError(f"its choices do not fit the parameter's type: {error}") from error
     return stripped
 
 

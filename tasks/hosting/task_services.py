@@ -53,7 +53,7 @@ class TaskServices:
     async def score(self, submission: AnswerSubmitted) -> AnswerScore:
         """Score a trajectory. Raises HostFailure and SandboxFailure."""
         if submission.task not in self._scorers:
-            raise HostFailure("unknown task")
+            raise HostFailure(f'this executor has no task "{submission.task}"')
         return await self._scorers[submission.task].score(submission)
 
     async def inspect(self, task: str) -> Inspected | None:
@@ -62,7 +62,7 @@ class TaskServices:
 
     def _get_pool(self, task: str) -> HostPool:
         if task not in self._pools:
-            raise HostFailure("unknown task")
+            raise HostFailure(f'this executor has no host process of task "{task}"')
         return self._pools[task]
 
     def end(self, trajectory_id: int) -> None:

@@ -32,7 +32,7 @@ from asterism.policies.decider import Send
 from tests.policies.arbiter.leases import load, request
 
 RESPONSE = 960
-CAPACITY = 1088  # the minimum: one trajectory with the longest prompt fits
+CAPACITY = 1088  # the smallest engine: one trajectory with the longest prompt fits
 PROMPTS = (8, 40, 128)
 MAX_OVERTAKES = 3
 NAMES = ("a", "b", "c")  # engine names
@@ -48,7 +48,7 @@ class LiveTrajectory:
     state: Literal["waiting", "running", "parked"] = "waiting"
     turn: int = 0
     lease: int = 0
-    leased: int = 0  # tokens, according to the ledger
+    leased: int = 0  # leased tokens in the ledger
     engine: str = ""  # engine with the cache, according to the arbiter's messages
 
 
@@ -176,7 +176,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def an_engine_leaves_before_its_join_arrives(self, name: str) -> None:
-        """The departure of the previous incarnation is not reported yet, either."""
+        """The departure of the previous incarnation has not arrived, either."""
         self.incarnations[name] += 1
         self.engines.pop(name, None)
         self._drop_caches(name)

@@ -52,7 +52,7 @@ def test_the_estimate_is_the_product_of_survival_rates_by_age(observations: Sequ
         expected.append(at)
     assert compute_curve(estimate_from(*observations)) == pytest.approx(
         expected, rel=0.05
-    )  # the last of sixty weighs 1% more
+    )  # the last of sixty observations weighs 1% more than the first
 
 
 def test_without_observations_all_lengths_are_equally_likely() -> None:

@@ -182,7 +182,7 @@ async def test_the_death_of_a_process_is_detected_although_a_forked_child_keeps_
             os.kill(child, signal.SIGKILL)
 
 
-async def test_host_processes_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+async def test_host_processes_end_with_their_parent_process(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(f"{HEAD}\ndef do() -> str:\n    'Do it.'\n    return str(os.getpid())\n")
     (tmp_path / "executor.py").write_text(EXECUTOR)
     script = str(tmp_path / "executor.py")
@@ -190,7 +190,7 @@ async def test_host_processes_end_with_the_process_that_started_them(tmp_path: P
     assert executor.stdout is not None
     pid = int(await executor.stdout.readline())
     assert is_running(pid)
-    assert os.getsid(pid) == pid  # ^C in the executor's terminal does not reach it
+    assert os.getsid(pid) == pid  # the process does not receive ^C in the executor's terminal
     executor.kill()
     await executor.wait()
     await until(lambda: not is_running(pid))
