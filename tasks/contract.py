@@ -1,6 +1,7 @@
-"""What a task's code may return or raise. All of it is duck-typed: a task needs no import of Asterism.
+"""The types that a task's code may return or raise.
 
-An object with the same attributes, or a dict with the same keys, does the same. docs/tasks.md has examples.
+A task need not import Asterism: an object with the same attributes, or a dict with the same keys, has the same effect.
+docs/tasks.md has examples.
 """
 
 from typing import Any, Protocol
@@ -11,31 +12,31 @@ SANDBOX = "sandbox"  # parameter of a constructor, a tool or a reward function t
 
 
 class Fault(Exception):
-    """The infrastructure failed, such as a server of the task. The call is retried once, and then the trajectory is
-    masked and counted; it is never scored."""
+    """The infrastructure failed, such as a server of the task. Asterism retries the call once. After a second failure,
+    the trajectory is masked and counted, and never scored."""
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a tool that needs more than text."""
+    """The result of a tool that returns more than text."""
 
     content: str | list[dict[str, Any]]
-    stop: bool = False  # the trajectory ends
+    stop: bool = False  # whether the trajectory ends
     rewards: dict[str, float] = {}  # components of the reward, summed over the calls
-    metrics: dict[str, float] = {}  # reported, and not part of the reward
-    fault: str | Exception | None = None  # as if Fault was raised
+    metrics: dict[str, float] = {}  # metrics to report, which are not part of the reward
+    fault: str | Exception | None = None  # has the same effect as raising Fault
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a dialogue's `init`: the messages of the user that follow the row's question."""
+    """The result of a dialogue's `init`: messages of the user after the row's question."""
 
     messages: str | list[dict[str, Any]] = ""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a dialogue's `step`: the user's answer to a turn of the assistant."""
+    """The result of a dialogue's `step`: the user's answer to a turn of the assistant. See ToolResult."""
 
     messages: str | list[dict[str, Any]] = ""
-    done: bool = False  # the trajectory ends
+    done: bool = False  # whether the trajectory ends
     rewards: dict[str, float] = {}
     metrics: dict[str, float] = {}
     fault: str | Exception | None = None
@@ -52,12 +53,12 @@ class SandboxResult(msgspec.Struct, frozen=True):
 
 
 class SandboxHandle(Protocol):
-    """The sandbox, for a model's program."""
+    """The sandbox, in which a task may run a model's program."""
 
     async def run(self, code: str, stdin: str = "", files: dict[str, str] | None = None) -> SandboxResult:
-        """Runs a Python program in a process of its own, with text files in its folder. Raises Fault."""
+        """Run a Python program in a separate process, with text files in its folder. Raises Fault."""
         ...
 
     def run_blocking(self, code: str, stdin: str = "", files: dict[str, str] | None = None) -> SandboxResult:
-        """The same for sync functions. Raises Fault."""
+        """Run a Python program like `run`, for sync functions. Raises Fault."""
         ...

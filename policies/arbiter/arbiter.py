@@ -42,7 +42,7 @@ _BATCHING_REASON = "for requests made at the same time, then for room"
 
 
 class ArbiterStateSummary(msgspec.Struct, frozen=True):
-    """Fingerprinted after each event. Lists are by engine, in join order."""
+    """The part of the state that is fingerprinted after each event. Lists are by engine, in join order."""
 
     leased_pages: list[int]
     running: list[int]
@@ -63,7 +63,7 @@ class Arbiter:
         ends_at_first_groups: bool = False,
         forecast_factory: Callable[[], OnlineLengthForecast] | None = None,
     ) -> None:
-        """`ends_at_first_groups`: as LookaheadPolicy. `forecast_factory`: not the learned one."""
+        """`ends_at_first_groups`: see LookaheadPolicy. `forecast_factory` replaces LearnedLengthForecast."""
         self._policy_name: PolicyName = policy
         self._rollout_address = rollout_address
         self._address = address
@@ -82,7 +82,7 @@ class Arbiter:
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
         match event:
-            case RunStarted():  # trajectories end with the head; engines join again
+            case RunStarted():  # a restarted head has no trajectories, and engines join again
                 self._reset()
                 return []
             case LeaseRequested():
@@ -165,7 +165,7 @@ class Arbiter:
         return self._admit(now)
 
     def _remove_engine(self, engine: EngineAccount, evicted: Sequence[KvAccount]) -> None:
-        """Waiting trajectories lose their cache; running ones request again after TurnFailed."""
+        """Queue the engine's waiting trajectories again; running ones request a lease after TurnFailed."""
         self.policy.on_engine_left(engine)
         for account in evicted:
             if account.state == "waiting":
@@ -243,7 +243,7 @@ class Arbiter:
 def make_policy(
     name: PolicyName, ledger: Ledger, length_forecast: LengthForecast, *, ends_at_first_groups: bool
 ) -> Policy:
-    """`ends_at_first_groups`: see LookaheadPolicy; the other policies ignore it."""
+    """Return the policy `name`. Policies other than LookaheadPolicy ignore `ends_at_first_groups`."""
     match name:
         case "static":
             return FcfsPolicy(ledger, baselines.choose_by_group, "its group's engine", may_oversell=True)

@@ -1,11 +1,11 @@
 """The baseline policies: an engine router, and a queue in order of arrival.
 
-    static          a fixed engine for each group, whatever happens (the report's baseline)
+    static          one fixed engine for each group (the report's baseline)
     round_robin     the next engine for each request
     least_requests  the engine with the fewest running trajectories
-    worst_case      first come, first served, to the engine with the most free KV tokens; the lease
-                    covers the worst case and is kept until the trajectory ends, so that nothing is
-                    ever evicted (the report's scheduler)
+    worst_case      the engine with the most free KV tokens, first come, first served; the lease covers
+                    the worst case until the trajectory ends, so that engines never evict a cache
+                    (the report's scheduler)
 
 The first three grant every request immediately: engines that overflow evict and recompute.
 """
@@ -17,21 +17,21 @@ from itertools import chain, count
 from asterism.policies.arbiter.kv_ledger import EngineAccount, KvAccount, Ledger
 from asterism.policies.arbiter.policy import Grant, Preemption
 
-# The engine for a request that needs so many tokens, or None if the request has to wait.
+# Returns the engine for an account's request of that many tokens, or None if the request must wait.
 EngineRouter = Callable[[Ledger, KvAccount, int], EngineAccount | None]
 
 
 class FcfsPolicy:
     """First come, first served: the first request waits until the router finds an engine.
 
-    A lease covers the worst case. Trajectories with a cached prefix go first; others may be
-    waiting for the pages that they hold.
+    A lease covers the worst case. Trajectories with a cached prefix are served first, because the
+    other trajectories may wait for the pages of that prefix.
     """
 
     batches_arrivals = False
 
     def __init__(self, ledger: Ledger, choose_engine: EngineRouter, reason: str, *, may_oversell: bool) -> None:
-        """`reason`: of the choice, for the log."""
+        """`reason`: why the router chooses an engine; each grant reports it."""
         self.may_oversell = may_oversell
         self._ledger = ledger
         self._choose_engine, self._reason = choose_engine, reason
@@ -39,7 +39,7 @@ class FcfsPolicy:
         self._waiting: OrderedDict[int, KvAccount] = OrderedDict()
 
     def on_waiting(self, account: KvAccount) -> None:
-        self._waiting_with_cache.pop(account.trajectory_id, None)  # its engine may have left
+        self._waiting_with_cache.pop(account.trajectory_id, None)  # the engine of the cache may have left
         queue = self._waiting if account.engine is None else self._waiting_with_cache
         queue[account.trajectory_id] = account
 

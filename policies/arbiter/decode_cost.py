@@ -1,12 +1,12 @@
-"""Engine costs: seconds for a decode step, for a cached token that it reads, and for a prefilled
-token.
+"""Engine costs: seconds per decode step, per cached token that a step reads, and per prefilled token.
 
-Least squares over load reports. The busy time of an engine between two reports is
+A least-squares fit over load reports estimates the costs. The busy time of an engine between two
+reports is
 
     step * decode steps + read * (steps * cached tokens of running trajectories) + prefill *
     prefilled tokens
 
-Older reports count less. All costs are 0 until enough reports have arrived.
+Older reports weigh less. All costs are 0 until the first solution.
 """
 
 from typing import NamedTuple
@@ -16,13 +16,13 @@ import numpy as np
 from asterism.bus.messages import EngineLoadReported
 
 _DECAY = 0.9999  # factor of a report's weight with each newer report
-_SCALE = np.array([1.0, 1e5, 1e2, 1.0])  # brings the columns to similar magnitudes
-_RIDGE = 1e-6  # share of the trace: a column that has not varied yet gets a cost of about 0
-_SOLVE_EVERY = 16  # reports
+_SCALE = np.array([1.0, 1e5, 1e2, 1.0])  # divisors that bring the columns to similar magnitudes
+_RIDGE = 1e-6  # ridge term, as a share of the trace: a column without variation gets a cost of about 0
+_SOLVE_EVERY = 16  # reports between two solutions
 
 
 class CostCoefficients(NamedTuple):
-    """Seconds."""
+    """Seconds per decode step, per cached token that a step reads, and per prefilled token."""
 
     step: float
     read: float
@@ -51,7 +51,7 @@ class DecodeCostModel:
             self.costs = self._solve()
 
     def remove_engine(self, engine: str) -> None:
-        """The engine has left; its counters restart from 0 if it rejoins."""
+        """Forget the last report: the counters of an engine that rejoins restart from 0."""
         self._last_reports.pop(engine, None)
 
     def _solve(self) -> CostCoefficients:

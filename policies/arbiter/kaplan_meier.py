@@ -1,10 +1,10 @@
-"""The Kaplan-Meier estimate of trajectory lengths, with running trajectories as censored ones.
+"""The Kaplan-Meier estimate of trajectory lengths, with running trajectories as censored observations.
 
-(Nonparametric Estimation from Incomplete Observations, JASA 1958.) The hazard of an age is the
-share of the trajectories that reached it and ended there. Finished trajectories by themselves
-would bias the estimate towards short lengths. Weights halve every `_HALF_LIFE` trajectories,
-because response lengths change as the policy learns. A running trajectory weighs as much as a
-trajectory that ends now.
+Source: Nonparametric Estimation from Incomplete Observations, JASA 1958. The hazard of an age is the
+share of the trajectories that end at the age, among all that reach the age. An estimate from finished
+trajectories alone would be biased towards short lengths. Weights halve every `_HALF_LIFE`
+trajectories, because response lengths change as the policy learns. A running trajectory weighs as
+much as a trajectory that ends now.
 """
 
 from math import log2
@@ -14,26 +14,26 @@ from numpy.typing import NDArray
 
 NUM_BINS = 64
 _HALF_LIFE = 4096.0  # trajectories
-_PRIOR_TRAJECTORIES = 4.0  # trajectories, with lengths uniform up to the limit
-_UPDATE_EVERY = 32  # observations
-_MIN_PRIOR_WEIGHT = 1e-12  # of the prior, relative to a new trajectory's 1
+_PRIOR_TRAJECTORIES = 4.0  # weight of the prior in trajectories, with lengths uniform up to the limit
+_UPDATE_EVERY = 32  # observations between two updates of the curve
+_MIN_PRIOR_WEIGHT = 1e-12  # least weight of the prior, relative to the weight 1 of a new trajectory
 _MAX_HAZARD = 1 - 1e-4  # below 1, so that the survival beyond any age stays defined
 _FACTORS_PER_DOUBLING = 8  # resolution of `group_factor` in the cache of curves
 
 
 class KaplanMeierEstimator:
-    """Lengths in [0, limit], in `NUM_BINS` equal intervals."""
+    """An estimator of lengths in [0, limit] tokens, in `NUM_BINS` equal intervals."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._width = -(-limit // NUM_BINS)
         self._prior_at_risk = _PRIOR_TRAJECTORIES * (1 - np.arange(NUM_BINS) / NUM_BINS)
-        # Weights by interval: of the ended trajectories that reached it and that ended in it.
+        # Weight of the ended trajectories by interval: `_at_risk` reached the interval, `_ended` ended in it.
         self._at_risk = self._prior_at_risk.copy()
         self._ended = [_PRIOR_TRAJECTORIES / NUM_BINS] * NUM_BINS
-        # By interval: running trajectories that are assumed to survive it.
+        # Number of running trajectories that are assumed to survive each interval.
         self._assumed_alive = np.zeros(NUM_BINS, np.int64)
-        self._unit_weight = 1.0  # of the next trajectory; grows instead of all others shrinking
+        self._unit_weight = 1.0  # weight of the next trajectory; it grows, so that older weights stay fixed
         self._num_updates = 0
         self._interval_starts = np.arange(NUM_BINS) * float(self._width)
         self._cached_curves: dict[tuple[int, int], NDArray[np.float64]] = {}
@@ -64,7 +64,7 @@ class KaplanMeierEstimator:
         return self._mean_remaining[0]
 
     def compute_mean_beyond(self, tokens: int) -> float:
-        """The expected length of a running trajectory with `tokens` tokens: at most the limit."""
+        """Return the expected length of a running trajectory with `tokens` tokens, at most the limit."""
         number = tokens // self._width
         if number >= NUM_BINS:
             return float(self.limit)
@@ -73,11 +73,10 @@ class KaplanMeierEstimator:
         return min(tokens + max(remaining_tokens, 1.0), float(self.limit))
 
     def survival_curve(self, tokens: int, group_factor: float) -> NDArray[np.float64]:
-        """The probability that a trajectory with `tokens` tokens continues beyond each multiple of
-        the interval width.
+        """Return the probability that a trajectory of `tokens` tokens gains more than i interval widths.
 
-        Float64 [NUM_BINS], multiple 0 first; read-only. Its remaining length is `group_factor`
-        times the typical one.
+        Read-only float64 [NUM_BINS], i = 0 first. The trajectory's remaining length is
+        `group_factor` times the typical remaining length.
         """
         key = min(tokens // self._width, NUM_BINS - 1), round(_FACTORS_PER_DOUBLING * log2(group_factor))
         curve = self._cached_curves.get(key)

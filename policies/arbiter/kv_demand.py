@@ -1,13 +1,13 @@
 """The expected KV demand of an engine's trajectories over their remaining lengths, and its peak.
 
-All trajectories grow by one token at a time, in step, and free their pages when they end. After a
-growth of r tokens they hold
+The model: all trajectories grow together, one token at a time, and free their pages at their ends.
+After a growth of r tokens, they hold
 
     demand(r) = sum over i of (tokens_i + r) * P(remaining_i >= r)
 
-The sum is kept for now and for `NUM_BINS` intervals of r up to the response limit, as an upper
-bound within each interval. Adding, removing or updating a trajectory takes one pass over the
-intervals, however many trajectories there are.
+The forecast stores the sum for r = 0 and an upper bound for each of `NUM_BINS` intervals of r up to
+the response limit. Adding, removing or updating a trajectory takes one pass over the intervals,
+independent of the number of trajectories.
 """
 
 from collections.abc import Callable
@@ -21,21 +21,21 @@ SurvivalCurveGetter = Callable[[], NDArray[np.float64]]
 
 
 def compute_interval_starts(limit: int) -> NDArray[np.float64]:
-    """The start of each interval of r, [NUM_BINS]."""
+    """Return the start of each interval of r in tokens, [NUM_BINS]."""
     return np.arange(NUM_BINS, dtype=np.float64) * -(-limit // NUM_BINS)
 
 
 class KvDemandForecast:
-    """Of one engine, in tokens; shared prompts are counted with every trajectory."""
+    """The forecast of one engine, in tokens; each trajectory counts the whole shared prompt."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: maximum of new tokens of a trajectory."""
+        """`limit`: the maximum number of new tokens of a trajectory."""
         self.committed_tokens = 0.0  # demand if all trajectories had their expected final lengths
         self.reads = 0.0  # cached tokens that all remaining decode steps read
-        # 0 for now, then the end of each interval.
+        # Growth r: 0 for the present, then the end of each interval.
         self._interval_ends = np.append(0.0, compute_interval_starts(limit) + -(-limit // NUM_BINS))
         self._demand = np.zeros(NUM_BINS + 1)
-        # By trajectory:
+        # The next five tables are by trajectory.
         self._tokens: dict[int, float] = {}
         self._remaining: dict[int, float] = {}
         self._leased: dict[int, float] = {}
@@ -51,10 +51,10 @@ class KvDemandForecast:
         final_tokens: float,
         survival_curve: SurvivalCurveGetter,
     ) -> None:
-        """`leased_tokens` are reserved for the trajectory, also beyond its present `tokens`.
+        """Set a trajectory's present, leased and expected final tokens.
 
-        `survival_curve` returns the probability that the trajectory continues beyond each interval
-        start, [NUM_BINS]; it is called when the demand is next computed.
+        The next computation of the demand calls `survival_curve`, which returns the probability that
+        the trajectory continues beyond each interval start, [NUM_BINS].
         """
         self.remove(trajectory_id)
         remaining_tokens = final_tokens - tokens if final_tokens > tokens else 0.0
@@ -77,11 +77,11 @@ class KvDemandForecast:
             self._dirty.discard(trajectory_id)
 
     def get_longest_remaining(self) -> float:
-        """The largest number of new tokens that any trajectory is expected to need."""
+        """Return the largest expected number of new tokens of a trajectory."""
         return max(self._remaining.values(), default=0.0)
 
     def can_fit(self, tokens: float, survival_curve: NDArray[np.float64], capacity: float) -> bool:
-        """Whether the peak demand with one further trajectory is at most `capacity`."""
+        """Return whether the peak demand with one further trajectory is at most `capacity`."""
         self._refresh_demand()
         need = self._demand + _compute_demand(self._interval_ends + tokens, survival_curve)
         return bool(need.max() <= capacity)
@@ -104,12 +104,12 @@ class KvDemandForecast:
 
 
 def _compute_demand(tokens: NDArray[np.float64], survival: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The demand of trajectories now and within each interval, [..., 1 + NUM_BINS]."""
+    """Return the demand of trajectories now and within each interval, [..., 1 + NUM_BINS]."""
     part = tokens.copy()
     part[..., 1:] *= survival
     return part
 
 
 def count_kv_reads(tokens: float, remaining_tokens: float) -> float:
-    """Cached tokens that the `remaining_tokens` decode steps after `tokens` read."""
+    """Return the number of cached tokens that the `remaining_tokens` decode steps after `tokens` read."""
     return (tokens + remaining_tokens / 2) * remaining_tokens

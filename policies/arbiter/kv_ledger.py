@@ -1,8 +1,8 @@
 """The arbiter's ledger: the KV pages that each trajectory has leased on each engine.
 
-A trajectory has pages on at most one engine. The pages of a prompt are shared by the group's
-members on that engine and counted once. Leases never exceed an engine's usable pages, unless the
-policy oversells deliberately. Events of an engine's earlier incarnation are refused. Every
+A trajectory has pages on at most one engine. Members of a group share the pages of their prompt on an
+engine, and the ledger counts those pages once. Leases never exceed an engine's usable pages, unless
+the policy oversells deliberately. The ledger refuses events of an engine's earlier incarnation. Every
 operation is O(1); the ledger makes no decisions.
 """
 
@@ -16,16 +16,16 @@ from asterism.bus.messages import EngineJoined, EngineLeft, EngineLoadReported, 
 
 AccountState = Literal["waiting", "running", "idle"]
 
-_MAX_ENDED_IDS = 65_536  # ended trajectories that are remembered, to refuse their late requests
+_MAX_ENDED_IDS = 65_536  # ids of ended trajectories that are kept, to refuse their late requests
 _CAPACITY_DECAY = 0.95  # factor on an engine's usable pages after evictions or preemptions
-_CAPACITY_RECOVERY = 1.01  # factor after any other report
+_CAPACITY_RECOVERY = 1.01  # factor on an engine's usable pages after any other report
 _get_counters = attrgetter(
     "decode_steps", "generated_tokens", "prefilled_tokens", "evicted_tokens", "preempted", "busy_s"
 )
 
 
 class EngineAccount:
-    """One engine's pages. `step_s` is the measured time of a decode step, 0 if unknown."""
+    """The pages of one engine. `step_s` is the measured time of a decode step, 0 if unknown."""
 
     def __init__(self, joined: EngineJoined) -> None:
         self.name = joined.engine
@@ -35,10 +35,10 @@ class EngineAccount:
         self.usable_pages = self.total_pages
         self.version = joined.version
         self.leased_pages = 0
-        self.running = 0  # trajectories with a lease to generate
-        self.accounts: dict[int, KvAccount] = {}  # with pages here
-        self.idle: OrderedDict[int, KvAccount] = OrderedDict()  # in tool calls, longest first
-        self.group_members: dict[int, int] = {}  # by group: members with pages here
+        self.running = 0  # trajectories that generate under a lease
+        self.accounts: dict[int, KvAccount] = {}  # accounts with pages on this engine
+        self.idle: OrderedDict[int, KvAccount] = OrderedDict()  # accounts in tool calls, longest idle first
+        self.group_members: dict[int, int] = {}  # number of members with pages on this engine, by group
         self.step_s = 0.0
         self.report: EngineLoadReported | None = None
 
@@ -47,17 +47,17 @@ class EngineAccount:
         return self.usable_pages - self.leased_pages
 
     def count_free_pages_for(self, account: KvAccount) -> int:
-        """Pages that `account` may lease here: without other accounts, all announced ones."""
+        """Return the pages that `account` may lease: free usable pages, or all pages without other accounts."""
         free = self.compute_headroom_for(account)
         return free if free > 0 else 0
 
     def compute_headroom_for(self, account: KvAccount) -> int:
-        """`count_free_pages_for`, but negative if more is leased than is usable now."""
+        """Return the free pages as `count_free_pages_for`, but negative if leases exceed the usable pages."""
         others = len(self.accounts) - (account.engine is self)
         return (self.usable_pages if others else self.total_pages) - self.leased_pages
 
     def apply_report(self, report: EngineLoadReported) -> None:
-        """Use fewer pages of an engine that evicts or preempts, and slowly more again."""
+        """Reduce the usable pages after evictions or preemptions; otherwise raise them slowly."""
         last = self.report
         if last is not None and any(map(lt, _get_counters(report), _get_counters(last))):
             raise ProtocolError(f"{self.name} reports lower counters than before")
@@ -74,29 +74,29 @@ class EngineAccount:
 
 
 class KvAccount:
-    """One trajectory's account, from its first request to its end."""
+    """The account of one trajectory, from its first request to its end."""
 
     def __init__(self, request: LeaseRequested, rollout_address: str, arrival: int) -> None:
         self.trajectory_id = request.trajectory_id
         self.group_id = request.group_id
         self.rollout_address = rollout_address
-        self.arrival = arrival  # rank of its first request among all trajectories
+        self.arrival = arrival  # rank of the first request among all trajectories
         self.request = request
         self.tokens = request.tokens
         self.state: AccountState = "waiting"
-        self.waiting_since = 0.0  # when it began to wait
-        self.engine: EngineAccount | None = None  # the engine where it has pages
-        self.pages = 0  # its own, without shared ones
+        self.waiting_since = 0.0  # time of the newest request, seconds
+        self.engine: EngineAccount | None = None  # the engine that holds the trajectory's pages
+        self.pages = 0  # leased pages, without shared pages of the prompt
         self.leased_tokens = 0
         self.num_leases = 0
-        self.turn_start_tokens = 0  # its tokens at the start of its turn
+        self.turn_start_tokens = 0  # tokens at the start of the current turn
 
     def __str__(self) -> str:
         return f"trajectory {self.trajectory_id}"
 
     @property
     def is_extension(self) -> bool:
-        """Whether it requests another lease within a turn."""
+        """Whether the trajectory requests a further lease within a turn."""
         return self.tokens > self.turn_start_tokens
 
     def count_own_pages(self, engine: EngineAccount, tokens: int) -> int:
@@ -104,19 +104,19 @@ class KvAccount:
         return -(-tokens // page_tokens) - self.request.prompt_tokens // page_tokens
 
     def count_shared_pages(self, engine: EngineAccount) -> int:
-        """Whole pages of the prompt; its last, partial page is each member's own."""
+        """Return the number of whole pages of the prompt; each member has its own last, partial page."""
         return self.request.prompt_tokens // engine.page_tokens
 
 
 class PromptGroup(NamedTuple):
-    """Trajectories that share a prompt."""
+    """The trajectories that share a prompt."""
 
     prompt_tokens: int
     members: int
 
 
 class Ledger:
-    """Raises ProtocolError for an invalid event, and then changes nothing."""
+    """The ledger of accounts and engines. An invalid event raises ProtocolError and changes nothing."""
 
     def __init__(self, *, shrinks_paused_leases: bool = True) -> None:
         """`shrinks_paused_leases`: between turns, leases cover only the cached tokens."""
@@ -124,15 +124,15 @@ class Ledger:
         self.engines: dict[str, EngineAccount] = {}
         self.accounts: dict[int, KvAccount] = {}
         self.groups: dict[int, PromptGroup] = {}  # groups of `accounts`
-        self._incarnations: dict[str, int] = {}  # by engine: the last known one
+        self._incarnations: dict[str, int] = {}  # newest incarnation of each engine
         self._num_arrivals = 0
-        # Indexed by id modulo the size; a list, because a growing dict stalls for milliseconds.
+        # Indexed by id modulo the size; not a dict, because a growing dict stalls for milliseconds.
         self._ended_ids = [-1] * _MAX_ENDED_IDS
 
     # ---------------------------------------------------------------- engines
 
     def add_engine(self, event: EngineJoined) -> list[KvAccount]:
-        """Returns the accounts that lose their pages on an earlier incarnation of the engine."""
+        """Add the engine. Return the accounts that lose their pages on its earlier incarnation."""
         if event.page_tokens <= 0 or event.kv_tokens < event.page_tokens:
             raise ProtocolError(f"{event.engine} offers less than one page: {event.kv_tokens} tokens")
         if event.incarnation <= (last := self._incarnations.get(event.engine, 0)):
@@ -143,7 +143,7 @@ class Ledger:
         return evicted
 
     def remove_engine(self, event: EngineLeft) -> list[KvAccount]:
-        """Returns the accounts that had pages there. The incarnation cannot join again."""
+        """Remove the engine and return its accounts. The same incarnation cannot join again."""
         last = self._incarnations.get(event.engine, 0)
         if event.incarnation < last or (event.incarnation == last and event.engine not in self.engines):
             raise ProtocolError(f"incarnation {event.incarnation} of {event.engine} had already left")
@@ -154,7 +154,7 @@ class Ledger:
         engine = self.engines.get(event.engine)
         if engine is None or engine.incarnation != event.incarnation:
             raise ProtocolError(
-                f"load report of incarnation {event.incarnation} of {event.engine}, which is not joined"
+                f"load report of incarnation {event.incarnation} of {event.engine}, which has not joined"
             )
         return engine
 
@@ -168,7 +168,7 @@ class Ledger:
     # ---------------------------------------------------------------- trajectories
 
     def enqueue_request(self, event: LeaseRequested, rollout_address: str, now: float) -> KvAccount:
-        """The trajectory waits; its cached tokens stay leased."""
+        """Mark the trajectory as waiting; its cached tokens stay leased."""
         if event.tokens <= 0 or event.max_new_tokens <= 0 or not 0 <= event.prompt_tokens <= event.tokens:
             raise ProtocolError(
                 f"trajectory {event.trajectory_id} requests {event.max_new_tokens} KV tokens after {event.tokens}"
@@ -186,7 +186,7 @@ class Ledger:
         return account
 
     def mark_idle(self, trajectory_id: int, tokens: int) -> KvAccount:
-        """The trajectory waits for a tool; its cached tokens stay leased."""
+        """Mark the trajectory as waiting for a tool; its cached tokens stay leased."""
         account = self._get_running(trajectory_id)
         self._check_growth(account, tokens)
         if account.engine is not None and tokens > account.leased_tokens:
@@ -197,7 +197,7 @@ class Ledger:
         return account
 
     def close_account(self, trajectory_id: int, tokens: int) -> KvAccount:
-        """The trajectory ended with `tokens` tokens."""
+        """Close the account of a trajectory that ended with `tokens` tokens."""
         account = self.accounts.get(trajectory_id)
         if account is None:
             raise ProtocolError(f"trajectory {trajectory_id} holds no lease")
@@ -214,14 +214,14 @@ class Ledger:
         return account
 
     def count_missing_pages(self, account: KvAccount, engine: EngineAccount, tokens: int) -> int:
-        """Further pages that a lease of `tokens` tokens on `engine` would take."""
+        """Return the number of further pages that a lease of `tokens` tokens on `engine` needs."""
         own = account.count_own_pages(engine, tokens)
         if account.engine is engine:
             return own - account.pages
         return own if account.group_id in engine.group_members else own + account.count_shared_pages(engine)
 
     def grant_lease(self, account: KvAccount, engine: EngineAccount, tokens: int, *, oversell: bool = False) -> None:
-        """Lease `tokens` tokens on `engine`, and release its pages elsewhere."""
+        """Lease `tokens` tokens on `engine`, and release the account's pages on another engine."""
         missing = self.count_missing_pages(account, engine, tokens)
         free_pages = engine.count_free_pages_for(account)
         if missing > free_pages and not oversell:
@@ -280,7 +280,7 @@ class Ledger:
             raise ProtocolError(f"{account} changed its group or its prompt")
         if event.turn < last.turn or event.tokens + event.max_new_tokens > last.tokens + last.max_new_tokens:
             raise ProtocolError(f"{account} requests an earlier turn, or exceeds its first limit")
-        self._check_growth(account, event.tokens)  # may exceed its lease by tool responses
+        self._check_growth(account, event.tokens)  # tool responses may exceed the lease
 
     def _get_running(self, trajectory_id: int) -> KvAccount:
         account = self.accounts.get(trajectory_id)
@@ -290,10 +290,9 @@ class Ledger:
 
     def _check_growth(self, account: KvAccount, tokens: int) -> None:
         if tokens < account.tokens:
-            raise ProtocolError(f"{account} has {tokens} tokens after {account.tokens}")
+            raise ProtocolError(f"{account} has {tokens} tokens, fewer than the {account.tokens} before")
 
     def _shrink_lease(self, account: KvAccount, tokens: int) -> None:
-        """Reduce the lease to the cached tokens."""
         engine = account.engine
         if engine is None or not self._shrinks_paused_leases or tokens >= account.leased_tokens:
             return

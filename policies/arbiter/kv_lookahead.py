@@ -1,27 +1,27 @@
 """kv_lookahead: leases by expected lengths, the longest first, with little recomputation.
 
-Engines never have to evict. Free room of an engine goes to, in this order:
-    1. turns on it that have used up their lease, the oldest trajectory first: they hold a cache
-       and decode nothing
-    2. trajectories with a tool result and a cache there, the oldest first
-    3. trajectories with an evicted cache, wherever there is room, the oldest first
+Engines never have to evict. The policy leases the free pages of an engine in this order:
+    1. turns on the engine that have used up their lease, the oldest trajectory first: they hold a
+       cache and decode nothing
+    2. trajectories with a tool result and a cache on the engine, the oldest first
+    3. trajectories with an evicted cache, on any engine with room, the oldest first
     4. new trajectories: the first few of each group, to learn the group's length; then the longest
        expected. If a step ends with the first complete groups: members of the group with the
        fewest trajectories left
 
-If 1 or 2 find no room, the caches of idle trajectories are evicted, the longest idle first,
-because a slow tool call probably stays slow; then, if no trajectory runs there, or after
-`_PREEMPT_AFTER_S`, the cache of the youngest trajectory that waits there. The oldest trajectory
-never loses its cache to a younger one, so every trajectory ends.
+If a trajectory of 1 or 2 finds no room, the policy evicts the caches of idle trajectories, the longest
+idle first, because a slow tool call probably stays slow. If no trajectory runs on the engine, or after
+`_PREEMPT_AFTER_S`, it then evicts the cache of the youngest trajectory that waits there. The oldest
+trajectory never loses its cache to a younger one, so every trajectory ends.
 
-3 and 4 must also fit the expected peak demand of the engine's trajectories
-(asterism.policies.arbiter.kv_demand). They go to an engine with a few of their siblings, for the shared
-prompt; else to the engine with the lowest expected demand; else to any. New trajectories wait until
-all requests that are made at the same time are known.
+Trajectories of 3 and 4 must also fit the expected peak demand of the engine's trajectories
+(asterism.policies.arbiter.kv_demand). They start on an engine with a few of their siblings, to share
+the prompt; else on the engine with the lowest expected demand; else on any engine. New trajectories
+wait until all requests of the same moment have arrived.
 
-When no trajectory is left to begin, trajectories move so that all engines finish
-together (asterism.policies.arbiter.rebalancing). At most `_MAX_OVERTAKES` later trajectories begin before a
-new one; then only it may begin (asterism.policies.arbiter.start_queue).
+When no trajectory is left to begin, trajectories migrate so that all engines finish together
+(asterism.policies.arbiter.rebalancing). At most `_MAX_OVERTAKES` later trajectories begin before a
+waiting new trajectory; then only that trajectory may begin (asterism.policies.arbiter.start_queue).
 """
 
 from collections import OrderedDict
@@ -38,14 +38,14 @@ from asterism.policies.arbiter.start_queue import StartQueue
 _LEASE_QUANTILE = 0.9  # share of the turns that end within their first lease
 _MIN_LEASE_TOKENS = 64  # new tokens; a shorter lease costs more messages than it is worth
 _MAX_LEASE_TOKENS = 256  # new tokens; a longer lease reserves room that stays unused for long
-_MAX_SIBLINGS_PER_ENGINE = 4  # while other engines have room too
-_PREEMPT_AFTER_S = 1.0  # before a younger trajectory loses its cache to one with a cache
+_MAX_SIBLINGS_PER_ENGINE = 4  # members of a group on one engine, while other engines also have room
+_PREEMPT_AFTER_S = 1.0  # wait of an older trajectory before a younger one loses its cache, seconds
 _MAX_OVERTAKES = 65_536
 _PREEMPTION_REASON = "an older trajectory needs its pages"
 
 
 class LookaheadPolicy:
-    """Implements asterism.policies.arbiter.policy.Policy."""
+    """The policy `kv_lookahead` (implements asterism.policies.arbiter.policy.Policy)."""
 
     may_oversell = False
     batches_arrivals = True
@@ -70,18 +70,18 @@ class LookaheadPolicy:
             max_overtakes=max_overtakes,
             ends_at_first_groups=ends_at_first_groups,
         )
-        # Trajectories without a cache were added since all engines were last tried for them.
+        # Whether trajectories without a cache arrived after the last attempt to place one.
         self._has_unplaced = False
-        # Engines since their trajectories with a cache were last served.
+        # Engines that changed after their trajectories with a cache were last served.
         self._changed_engines: OrderedDict[str, None] = OrderedDict()
-        # Engines since trajectories without a cache were last tried there.
+        # Engines that changed after the last attempt to place trajectories without a cache.
         self._engines_with_new_room: dict[str, None] = {}
 
     # ---------------------------------------------------------------- events
 
     def on_waiting(self, account: KvAccount) -> None:
         if account.num_leases:
-            # Its length so far changes the expected length of its group.
+            # The trajectory's length so far changes the expected length of its group.
             self._start_queue.update_rank(account.group_id)
             self._resume_queue.push(account)
         else:
@@ -180,7 +180,7 @@ class LookaheadPolicy:
         return Preemption(max(waiting, key=lambda each: each.arrival), _PREEMPTION_REASON) if len(waiting) > 1 else None
 
     def _find_migration_target(self, account: KvAccount, engine: EngineAccount, tokens: int) -> EngineAccount | None:
-        """The engine to which the trajectory should move, so that all engines finish together."""
+        """Return the engine to migrate the trajectory to, so that all engines finish together; else None."""
         if self._peek_unplaced()[0] is not None:
             return None
         remaining_tokens = self._length_forecast.estimate_final_tokens(account) - account.tokens
@@ -196,7 +196,7 @@ class LookaheadPolicy:
     def _select_idle_to_evict(
         self, account: KvAccount, engine: EngineAccount, tokens: int
     ) -> tuple[KvAccount, ...] | None:
-        """The caches to evict for a lease of `tokens`; None if all idle ones are too few."""
+        """Return the caches to evict for a lease of `tokens`; None if all idle caches are too few."""
         missing = self._ledger.count_missing_pages(account, engine, tokens)
         if missing <= engine.count_free_pages_for(account):
             return ()
@@ -210,7 +210,7 @@ class LookaheadPolicy:
         return None
 
     def _compute_fitting_lease(self, account: KvAccount, engine: EngineAccount) -> int | None:
-        """A lease of all free room, if long enough; without other accounts, of any length."""
+        """Return a lease of all free pages; None if it adds too few tokens (1 suffices without other accounts)."""
         held_pages = account.pages + account.count_shared_pages(engine)
         max_tokens = account.tokens + account.request.max_new_tokens
         tokens = min((held_pages + engine.count_free_pages_for(account)) * engine.page_tokens, max_tokens)
@@ -236,7 +236,7 @@ class LookaheadPolicy:
         return None
 
     def _rank_engines(self, account: KvAccount) -> Iterator[EngineAccount]:
-        """The engines to try, best first; none with waiting trajectories that have a cache."""
+        """Yield the engines to try, best first, except engines where a trajectory with a cache waits."""
         engines = [
             engine for engine in self._ledger.engines.values() if self._resume_queue.peek_cached(engine.name) is None
         ]
@@ -272,7 +272,7 @@ class LookaheadPolicy:
         return Grant(account, engine, tokens, "there is room to recompute its cache")
 
     def _peek_unplaced(self) -> tuple[KvAccount | None, bool]:
-        """The next trajectory without a cache, and whether it is overdue."""
+        """Return the next trajectory without a cache, and whether it is overdue."""
         evicted = self._resume_queue.peek_evicted()
         return (evicted, False) if evicted is not None else self._start_queue.peek()
 

@@ -11,7 +11,7 @@ from asterism.policies.arbiter.policy import LengthForecast
 
 
 class OnlineLengthForecast(LengthForecast, Protocol):
-    """A forecast that learns from requests, leases, and ends of turns and trajectories."""
+    """A forecast updated by requests, leases, and ends of turns and trajectories."""
 
     def on_lease_requested(self, account: KvAccount) -> None: ...
 
@@ -23,16 +23,15 @@ class OnlineLengthForecast(LengthForecast, Protocol):
 
 
 class LearnedLengthForecast:
-    """Implements OnlineLengthForecast."""
+    """The length forecast from statistics of the run (implements OnlineLengthForecast)."""
 
     def __init__(self, response_tokens: int, length_stats: LengthStats | None = None) -> None:
         """`length_stats`: statistics known before the first trajectory."""
         self.limit = response_tokens
         self._length_stats = length_stats or LengthStats(response_tokens)
-        # By trajectory that has begun: its expected response tokens, without its siblings'
-        # influence.
+        # Expected response tokens of each started trajectory, without the influence of its siblings.
         self._expected_tokens: dict[int, float] = {}
-        # By trajectory: the response tokens until which it is assumed to survive.
+        # Response tokens until which each trajectory is assumed to survive.
         self._assumed_alive_until: dict[int, int] = {}
 
     def on_turn_ended(self, account: KvAccount) -> None:
@@ -51,7 +50,7 @@ class LearnedLengthForecast:
             self._assumed_alive_until[account.trajectory_id] = until
 
     def on_trajectory_ended(self, account: KvAccount) -> None:
-        if not account.num_leases:  # aborted before it began
+        if not account.num_leases:  # a trajectory that was aborted before it began
             return
         tokens = _count_response_tokens(account)
         self._length_stats.survival.add_ended(self._assumed_alive_until.pop(account.trajectory_id, 0), tokens)

@@ -1,7 +1,7 @@
 """Length statistics of turns and trajectories, learned from the run.
 
-Lengths are counted in bins, so that the cost of an estimate does not grow with the run. Weights
-halve every `_HALF_LIFE` trajectories, because response lengths change as the policy learns.
+Bins count the lengths, so that the cost of an estimate does not grow with the run. Weights halve
+every `_HALF_LIFE` trajectories, because response lengths change as the policy learns.
 """
 
 from bisect import bisect_left
@@ -16,20 +16,20 @@ from asterism.policies.arbiter.kaplan_meier import KaplanMeierEstimator
 _BINS = 64
 _HALF_LIFE = 4096.0  # trajectories
 _PRIOR_WEIGHT = 1.0  # total weight of the prior, which is uniform up to the limit
-_MIN_WEIGHT = 1e-12  # relative to a new length's 1: old lengths stay possible
-_MAX_TURN_HISTOGRAMS = 8  # later turns share the last one
-_MAX_GROUPS = 8192  # the newest ones are kept
-_GROUP_PRIOR_MEMBERS = 2.0  # weight, in members, of the typical length in a group's mean
+_MIN_WEIGHT = 1e-12  # least weight of a bin, relative to the weight 1 of a new length: old lengths stay possible
+_MAX_TURN_HISTOGRAMS = 8  # later turns share the last histogram
+_MAX_GROUPS = 8192  # number of newest groups to keep
+_GROUP_PRIOR_MEMBERS = 2.0  # weight of the typical length in a group's mean, in members
 
 
 class LengthHistogram:
-    """Lengths in [0, limit]; newer ones count more. Cumulative sums lag a few additions."""
+    """A histogram of lengths in [0, limit]; newer lengths weigh more. Quantiles lag a few additions."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._width = -(-limit // _BINS)
         self._weights = [_PRIOR_WEIGHT / _BINS] * _BINS
-        self._unit_weight = 1.0  # of the next length; grows instead of all others shrinking
+        self._unit_weight = 1.0  # weight of the next length; it grows, so that older weights stay fixed
         self._num_added = 0
         self._next_sum_at = 1
         self._update_cumulative()
@@ -49,7 +49,7 @@ class LengthHistogram:
         self._cumulative = list(accumulate(self._weights))
 
     def estimate_quantile_beyond(self, tokens: int, quantile: float) -> int:
-        """The `quantile` of the lengths above `tokens`, rounded up to the end of a bin."""
+        """Return the `quantile` of the lengths above `tokens`, rounded up to the end of a bin."""
         cumulative, first = self._cumulative, tokens // self._width
         if first >= _BINS:
             return self._limit
@@ -61,8 +61,8 @@ class LengthHistogram:
 
 class _GroupLengths:
     def __init__(self) -> None:
-        self.members = 0  # that have begun
-        self.tokens = 0.0  # sum of their final lengths, expected ones for running members
+        self.members = 0  # members that have begun
+        self.tokens = 0.0  # sum of the members' final lengths; expected lengths for running members
 
 
 class LengthStats:
@@ -71,7 +71,7 @@ class LengthStats:
     def __init__(self, response_tokens: int) -> None:
         """`response_tokens`: the length limit of a trajectory, without its prompt."""
         self.limit = response_tokens
-        self.survival = KaplanMeierEstimator(response_tokens)  # whatever the group
+        self.survival = KaplanMeierEstimator(response_tokens)  # over all groups
         self._turns = [LengthHistogram(response_tokens) for _ in range(_MAX_TURN_HISTOGRAMS)]
         self._groups: OrderedDict[int, _GroupLengths] = OrderedDict()
 
@@ -79,14 +79,14 @@ class LengthStats:
         self._turns[turn if turn < _MAX_TURN_HISTOGRAMS else -1].add(tokens)
 
     def update_expected_tokens(self, group_id: int, previous_tokens: float | None, expected_tokens: float) -> None:
-        """Change the expected length of a group's member; None as `previous_tokens`: a new member.
+        """Change the expected length of a group's member. `previous_tokens` is None for a new member.
 
-        Running members count with their expected length; finished ones by themselves would make a
-        group look short until its long members end.
+        Running members count with their expected lengths: a mean over finished members alone would be
+        too short until the group's long members end.
         """
         group = self._groups.get(group_id)
         if group is None:
-            if previous_tokens is not None:  # the group was dropped as too old
+            if previous_tokens is not None:  # a member of a group that was dropped as too old
                 return
             group = self._groups[group_id] = _GroupLengths()
             if len(self._groups) > _MAX_GROUPS:
@@ -98,20 +98,20 @@ class LengthStats:
             group.tokens += expected_tokens - previous_tokens
 
     def estimate_turn_tokens(self, turn: int, tokens: int, quantile: float) -> int:
-        """The `quantile` of the final length of a turn that has `tokens` tokens now."""
+        """Return the `quantile` of the final length of a turn that has `tokens` tokens now."""
         return self._turns[turn if turn < _MAX_TURN_HISTOGRAMS else -1].estimate_quantile_beyond(tokens, quantile)
 
     def estimate_final_tokens(self, group_id: int, tokens: int) -> float:
-        """The expected length at `tokens` tokens, its remainder scaled by the group."""
+        """Return the expected length at `tokens` tokens, with the remainder scaled by the group's factor."""
         remaining_tokens = (self.survival.compute_mean_beyond(tokens) - tokens) * self._compute_group_factor(group_id)
         return min(tokens + max(remaining_tokens, 1.0), float(self.limit))
 
     def survival_curve(self, group_id: int, tokens: int) -> NDArray[np.float64]:
-        """See KaplanMeierEstimator.survival_curve."""
+        """Return KaplanMeierEstimator.survival_curve with the group's factor."""
         return self.survival.survival_curve(tokens, self._compute_group_factor(group_id))
 
     def _compute_group_factor(self, group_id: int) -> float:
-        """The group's mean length, shrunk towards the typical one, over the typical one."""
+        """Return the ratio of the group's mean length, shrunk towards the typical length, to the typical length."""
         group = self._groups.get(group_id)
         if group is None:
             return 1.0

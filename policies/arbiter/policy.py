@@ -10,7 +10,7 @@ from asterism.policies.arbiter.kv_ledger import EngineAccount, KvAccount
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """Lease `tokens` KV tokens in total on `engine`, after evicting the caches in `to_evict`."""
+    """A decision to lease `tokens` KV tokens in total on `engine`, after evicting the caches in `to_evict`."""
 
     account: KvAccount
     engine: EngineAccount
@@ -20,37 +20,37 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Preemption(msgspec.Struct, frozen=True):
-    """Evict the cache of a waiting trajectory; it keeps waiting."""
+    """A decision to evict the cache of a waiting trajectory, which keeps waiting."""
 
     account: KvAccount
     reason: str
 
 
 class Policy(Protocol):
-    """Receives every change of the ledger; `decide_next` is called until it returns None."""
+    """Receives every change of the ledger. The arbiter calls `decide_next` until it returns None."""
 
     may_oversell: bool
     batches_arrivals: bool
-    """Whether a new trajectory waits for the other requests that are made at the same time."""
+    """Whether a new trajectory waits for the other requests of the same moment."""
 
     def on_waiting(self, account: KvAccount) -> None:
-        """The trajectory requested a lease, or lost its cache while it waited."""
+        """Add a trajectory that requested a lease, or that lost its cache while it waited."""
         ...
 
     def on_withdrawn(self, account: KvAccount) -> None:
-        """The trajectory no longer waits: it was granted a lease, or has ended."""
+        """Remove a trajectory that no longer waits: it was granted a lease, or has ended."""
         ...
 
     def on_load_reported(self, engine: EngineAccount) -> None: ...
 
     def on_capacity_changed(self, engine: EngineAccount) -> None:
-        """The engine joined, or pages there may have become free."""
+        """Note that the engine joined, or that pages on the engine may have become free."""
         ...
 
     def on_leased(self, account: KvAccount) -> None: ...
 
     def on_pages_released(self, account: KvAccount, engine: EngineAccount) -> None:
-        """The trajectory has no cache on `engine` any more."""
+        """Note that the trajectory has no cache on `engine` any more."""
         ...
 
     def on_ended(self, account: KvAccount) -> None: ...
@@ -60,23 +60,23 @@ class Policy(Protocol):
     def decide_next(self, now: float) -> Grant | Preemption | None: ...
 
     def get_wait_reason(self, account: KvAccount) -> str:
-        """What a request that was not granted immediately waits for."""
+        """Return why the waiting request was not granted immediately."""
         ...
 
 
 class LengthForecast(Protocol):
-    """Lengths as learned or by an oracle. `limit`: maximum of new tokens of a trajectory."""
+    """A forecast of lengths, learned or by an oracle. `limit`: maximum number of new tokens of a trajectory."""
 
     limit: int
 
     def estimate_turn_tokens(self, account: KvAccount, quantile: float) -> int:
-        """The `quantile` of the new tokens of the trajectory's current turn, in total."""
+        """Return the `quantile` of the total new tokens of the trajectory's current turn."""
         ...
 
     def estimate_final_tokens(self, account: KvAccount) -> float:
-        """The trajectory's expected tokens at its end, prompt included."""
+        """Return the trajectory's expected tokens at its end, prompt included."""
         ...
 
     def survival_curve(self, account: KvAccount) -> NDArray[np.float64]:
-        """The probability that it continues beyond the start of each interval of the forecast."""
+        """Return the probability that the trajectory continues beyond the start of each interval, [NUM_BINS]."""
         ...

@@ -1,10 +1,10 @@
-"""Migrations that let all engines finish together: a step ends with the last of them.
+"""Migrations that let all engines finish together: a step ends with its last engine.
 
-The remaining time of an engine is estimated from the expected remaining tokens of its trajectories
-and from measured costs (asterism.policies.arbiter.decode_cost):
+The estimate of an engine's remaining time uses the expected remaining tokens of its trajectories and
+measured costs (asterism.policies.arbiter.decode_cost):
 
-    end_s = step * (remaining tokens of the longest) + read * (cached tokens that all remaining
-    steps read)
+    end_s = step * (remaining tokens of the longest trajectory) + read * (cached tokens that all
+    remaining steps read)
 """
 
 from typing import NamedTuple
@@ -13,14 +13,13 @@ from asterism.policies.arbiter.decode_cost import CostCoefficients, DecodeCostMo
 from asterism.policies.arbiter.kv_demand import KvDemandForecast, count_kv_reads
 from asterism.policies.arbiter.kv_ledger import EngineAccount
 
-# Migrate only if the target, with the trajectory, finishes within this share of the source's
-# remaining time.
+# Largest ratio of the target's remaining time, with the trajectory, to that of the source.
 _MIGRATE_IF_FINISHES_WITHIN = 0.7
 _MIGRATE_IF_SAVES = 0.75  # least share of the recomputation cost that a migration saves
 
 
 class _RemainingWork(NamedTuple):
-    """Of one engine at its last report, adjusted by later migrations."""
+    """The remaining work of one engine at its last report, adjusted by later migrations."""
 
     longest_tokens: float  # remaining tokens of the longest trajectory
     reads: float  # cached tokens that all remaining steps read
@@ -46,7 +45,7 @@ class Rebalancer:
         self._ends_in_s.pop(engine.name, None)
 
     def find_migration_target(self, source: str, tokens: int, remaining_tokens: float) -> str | None:
-        """The engine on which the trajectory lets the later of both engines finish earlier."""
+        """Return the engine that, with the trajectory, lets the later of both engines end earlier; else None."""
         source_end_s = self._ends_in_s.get(source, 0.0)
         if source_end_s <= 0.0 or len(self._ends_in_s) < 2:
             return None

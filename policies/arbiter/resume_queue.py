@@ -1,8 +1,8 @@
-"""Trajectories that have begun and wait for a lease: by engine those with a cache there, and the
-evicted ones.
+"""The queue of started trajectories that wait for a lease: trajectories with a cache by engine, and
+evicted trajectories.
 
-Heaps with lazy deletion: entries that a later push or a withdrawal made stale are dropped when
-they reach the top.
+The heaps delete lazily: an entry that a later push or a withdrawal made stale is dropped when it
+reaches the top.
 """
 
 import heapq
@@ -13,10 +13,10 @@ from asterism.policies.arbiter.kv_ledger import KvAccount
 
 class ResumeQueue:
     def __init__(self) -> None:
-        # By engine; extensions of a turn first, then by age.
+        # Heaps by engine: extensions of a turn first, then the oldest trajectory.
         self._cached: dict[str, list[tuple[int, int, int, KvAccount]]] = {}
         self._evicted: list[tuple[int, int, KvAccount]] = []
-        self._valid_pushes: dict[int, int] = {}  # by trajectory: number of its valid entry
+        self._valid_pushes: dict[int, int] = {}  # number of the valid entry of each trajectory
         self._push_numbers = count()
 
     def push(self, account: KvAccount) -> None:
@@ -50,7 +50,7 @@ class ResumeQueue:
         ]
 
     def peek_evicted(self) -> KvAccount | None:
-        """The oldest trajectory without a cache."""
+        """Return the oldest trajectory without a cache."""
         while self._evicted:
             _, number, account = self._evicted[0]
             if self._valid_pushes.get(account.trajectory_id) == number:

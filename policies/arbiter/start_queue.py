@@ -1,8 +1,9 @@
 """The order in which new trajectories begin.
 
-The first few of each group, to learn the group's length; then the longest expected. If a step ends
-with the first complete groups: members of the group with the fewest trajectories left. At most
-`max_overtakes` later trajectories begin before a new one; then only that one may begin.
+The first few members of each group begin first, to learn the group's length; then the trajectories
+with the longest expected lengths. If a step ends with the first complete groups, members of the group
+with the fewest trajectories left begin first. At most `max_overtakes` later trajectories begin before
+a waiting trajectory; then only that trajectory may begin.
 """
 
 import heapq
@@ -13,11 +14,11 @@ from itertools import count
 from asterism.policies.arbiter.kv_ledger import KvAccount, PromptGroup
 
 _PROBES_PER_GROUP = 4  # members that begin before the group's expected length counts
-_MAX_STALE_RATIO = 16  # stale heap entries per valid one, before they are removed
+_MAX_STALE_RATIO = 16  # heap entries per valid entry, before stale entries are removed
 
 
 class StartQueue:
-    """Groups and their members in heaps; stale entries are dropped when they reach the top."""
+    """Heaps of groups and of their members; stale entries are dropped when they reach the top."""
 
     def __init__(
         self,
@@ -32,12 +33,12 @@ class StartQueue:
         self._estimate_final_tokens = estimate_final_tokens
         self._max_overtakes = max_overtakes
         self._ends_at_first_groups = ends_at_first_groups
-        # By group: a heap, the longest expected first.
+        # Heap of each group's members, the longest expected member first.
         self._members: dict[int, list[tuple[float, int, KvAccount]]] = {}
-        self._group_heap: list[tuple[float, int, int]] = []  # heap: (priority, group, stamp)
-        self._stamps: dict[int, int] = {}  # by group: the stamp of its valid heap entry
+        self._group_heap: list[tuple[float, int, int]] = []  # heap of (priority, group, stamp)
+        self._stamps: dict[int, int] = {}  # stamp of the valid heap entry of each group
         self._num_started_by_group: dict[int, int] = {}
-        self._num_started_at_arrival: dict[int, int] = {}  # by waiting trajectory
+        self._num_started_at_arrival: dict[int, int] = {}  # `_num_started` when each waiting trajectory arrived
         self._queue: deque[KvAccount] = deque()  # in order of arrival
         self._num_started = 0
         self._next_stamp = count()
@@ -69,7 +70,7 @@ class StartQueue:
                 heapq.heapify(self._group_heap)
 
     def remove_group(self, group_id: int) -> None:
-        """All members of the group have ended."""
+        """Remove a group after the end of its last member."""
         for table in (self._members, self._stamps, self._num_started_by_group):
             table.pop(group_id, None)
 
@@ -81,7 +82,7 @@ class StartQueue:
         self.update_rank(group_id)
 
     def peek(self) -> tuple[KvAccount | None, bool]:
-        """The trajectory to begin next, and whether it is overdue."""
+        """Return the trajectory to begin next, and whether it is overdue."""
         if not self._num_started_at_arrival:
             self._queue.clear()
             return None, False
@@ -103,7 +104,7 @@ class StartQueue:
         return None, False
 
     def _compute_priority(self, group_id: int, first: KvAccount) -> float:
-        """The group with the lowest value begins first."""
+        """Return the group's priority; the group with the lowest value begins first."""
         num_started = self._num_started_by_group.get(group_id, 0)
         if self._ends_at_first_groups:  # fewest members left; on a tie, most members started
             return self._ledger_groups[group_id].members - num_started / (num_started + 1)

@@ -1,1 +1,1 @@
-"""Groups of trajectories: collection, rejection, RoC, advantages, staleness."""
+"""Groups of trajectories: collection, rejection, Resample-on-Correct (RoC), advantages, staleness."""

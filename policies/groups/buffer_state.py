@@ -1,4 +1,4 @@
-"""The group buffer's state: open groups, and the collections to which they belong."""
+"""The state of the group buffer: open groups in collections, one for each step or evaluation."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -30,14 +30,14 @@ from asterism.policies.groups.counts import StepLengths, add_trajectory, classif
 from asterism.policies.groups.staleness import count_other_versions
 
 STEP_ENDED = "the step ended without it"
-MAX_REPORTED_FAILURES = 20  # kinds per launch
+MAX_REPORTED_FAILURES = 20  # kinds of failures per launch
 
 
 class OpenGroup(msgspec.Struct):
     start: StartGroup
     started_for_step: int  # 0: an evaluation
     rollout_address: str
-    position: int  # of its problem in the sequence of problems
+    position: int  # position of the group's problem in the sequence of problems
     finished: list[TrajectoryFinished] = []
     failed: list[int] = []  # ids of trajectories lost to infrastructure failures
     aborted: list[int] = []
@@ -65,10 +65,10 @@ class OpenGroup(msgspec.Struct):
 
 
 class AcceptedGroup(NamedTuple):
-    """A group that has been sent to the learner."""
+    """The size of a group that has been sent to the learner."""
 
     num_rows: int
-    num_parts: int  # of GroupAccepted
+    num_parts: int  # number of GroupAccepted messages
 
 
 class GroupCollection(msgspec.Struct):
@@ -79,15 +79,15 @@ class GroupCollection(msgspec.Struct):
     open_groups: dict[int, OpenGroup] = {}
     accepted: dict[int, AcceptedGroup] = {}  # by group id
     num_planned_groups: int = 0  # started or carried over; a refill replaces a planned group
-    positions: list[int] = []  # of all started or carried groups
+    positions: list[int] = []  # problem positions of all started or carried groups
     num_refills: int = 0
     counts: StepCounts = StepCounts()
     failures: dict[str, int] = {}
     first_failure: str = ""
     staleness: StalenessCounts = StalenessCounts()
-    is_complete: bool = False  # but possibly waiting for earlier steps
-    first_group_id: int = -1  # of an evaluation
-    other_version_tokens: int = 0  # of an evaluation: generated with other weights than requested
+    is_complete: bool = False  # a complete step may wait for earlier steps
+    first_group_id: int = -1  # first group of an evaluation
+    other_version_tokens: int = 0  # tokens of an evaluation from other weights than requested
 
     @property
     def is_last(self) -> bool:
@@ -127,12 +127,12 @@ class GroupCollection(msgspec.Struct):
 class BufferState(msgspec.Struct):
     cursor: BufferCursor = BufferCursor()
     evaluation: GroupCollection | None = None
-    steps: dict[int, GroupCollection] = {}  # in order; at most the last one is not requested yet
+    steps: dict[int, GroupCollection] = {}  # by step, in order; only the last step may be unrequested
     aborting: dict[int, OpenGroup] = {}  # aborted groups with live trajectories
     lengths: dict[int, StepLengths] = {}  # by step
-    pending_run_finished: RunFinished | None = None  # until the aborted groups have ended
-    answered: frozenset[int] = frozenset()  # as in RunStarted
-    reported_failures: list[str] = []  # kinds, at most MAX_REPORTED_FAILURES
+    pending_run_finished: RunFinished | None = None  # sent when the aborted groups have ended
+    answered: frozenset[int] = frozenset()  # see RunStarted
+    reported_failures: list[str] = []  # kinds of failures, at most MAX_REPORTED_FAILURES
 
     def find_open_group(self, group_id: int) -> OpenGroup | None:
         return next(
@@ -143,13 +143,13 @@ class BufferState(msgspec.Struct):
         return [*self.steps.values(), *([self.evaluation] if self.evaluation is not None else [])]
 
     def build_resume_cursor(self) -> BufferCursor:
-        """A resumed run restarts the groups of later steps: their positions are pending."""
+        """Return the cursor with pending positions of later steps' groups, which a resumed run restarts."""
         positions = (position for each in self.steps.values() for position in each.positions)
         return replace(self.cursor, pending=tuple(sorted({*self.cursor.pending, *positions})))
 
 
 def report_first_failure(state: BufferState, event: TrajectoryFailed, group: OpenGroup | None) -> list[Send]:
-    """Only the first one of its kind. `group`: None if its step has ended."""
+    """Report the first failure of each kind. `group` is None if the step of the group has ended."""
     kind, known = classify_failure(event.cause), state.reported_failures
     if group is None or kind in known or len(known) >= MAX_REPORTED_FAILURES:
         return []

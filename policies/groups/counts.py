@@ -21,7 +21,7 @@ from asterism.configs.schema.success import SuccessRule
 from asterism.policies.groups.selection import GroupSelection
 from asterism.policies.task_counts import add_by_name, add_components, add_counts, count_group, count_trajectory
 
-_ROW_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")  # in the text of an exception
+_ROW_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")  # values of a row in the text of an exception
 _MAX_KIND_CHARACTERS = 200
 
 
@@ -60,12 +60,12 @@ def _add_everywhere(counts: StepCounts, start: StartGroup, added: TaskCounts) ->
 
 
 def parse_failed_component(cause: str) -> str:
-    """The infrastructure component that failed: the part of the cause before the colon."""
+    """Return the infrastructure component that failed: the part of the cause before the colon."""
     return cause.partition(":")[0]
 
 
 def classify_failure(cause: str) -> str:
-    """The kind of a failure: the first line of its cause, without the values that differ between rows."""
+    """Return the kind of a failure: the first line of its cause, without the values that differ between rows."""
     return _ROW_VALUES.sub("…", cause.partition("\n")[0])[:_MAX_KIND_CHARACTERS]
 
 
@@ -74,7 +74,7 @@ def _count_length(trajectory: TrajectoryFinished) -> LengthCounts:
 
 
 class StepLengths(msgspec.Struct):
-    """Lengths of the groups that one step started, until all of their trajectories have ended."""
+    """The lengths of the groups that one step started, until all of their trajectories have ended."""
 
     num_open_groups: int = 0
     step_ended: bool = False

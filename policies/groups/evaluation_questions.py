@@ -1,9 +1,9 @@
-"""The answers that evaluations ask for: which questions of which sets, how often, and with which seeds.
+"""The plan of an evaluation's answers: the questions of each set, their numbers of samples, and the seeds.
 
-The seed of an answer depends only on the run's seed, the name of its set, the place of its question in the set and the
+The seed of an answer depends only on the run's seed, the name of the set, the place of the question in the set and the
 number of the sample. So an evaluation during training and `asterism eval` draw the same answers from the same weights,
-whatever other sets the run has. Questions of a set without a name, which is that of a run without [[evaluation.sets]], are
-numbered through all tasks.
+independent of the run's other sets. A run without [[evaluation.sets]] has one set without a name; the numbers of its
+questions run through all tasks.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -16,32 +16,32 @@ from asterism.policies.seeded_random import EVALUATE, mix
 
 
 class PlannedAnswer(NamedTuple):
-    problem: int  # numbered through all sets
+    problem: int  # number of the problem through all sets
     evaluation_set: str
-    place: int  # of the problem in its set
-    sample: int  # from 0
-    seed: int  # of its group; no two answers have the same
+    place: int  # place of the problem in its set
+    sample: int  # number of the sample, from 0
+    seed: int  # seed of the answer's group, different for each answer
 
 
 class EvaluationQuestions:
     def __init__(self, run: RunConfig, counts: Sequence[int]) -> None:
-        """`counts`: problems of each set."""
+        """`counts`: number of problems of each set."""
         self._seed = run.seed
         self._sets = run.resolved_evaluation_sets
         self._intervals = run.evaluation.intervals
         self._counts = counts
 
     def list_answers(self, request: EvaluationRequested, answered: Collection[int] = ()) -> list[PlannedAnswer]:
-        """Of up to `request.questions` questions of each set that is due, without the seeds in `answered`."""
+        """List answers to at most `request.questions` questions of each due set, except the seeds in `answered`."""
         due = self._list_due_sets(request)
         return [each for number in due for each in self._plan(number, request.questions) if each.seed not in answered]
 
     def list_all(self) -> list[PlannedAnswer]:
-        """Of all evaluations of the run."""
+        """List the answers of all evaluations of the run."""
         return [each for number in range(len(self._counts)) for each in self._plan(number, self._counts[number])]
 
     def _list_due_sets(self, request: EvaluationRequested) -> list[int]:
-        """Evaluations at the start and at the end have all sets."""
+        """List the sets of the evaluation; at the start and at the end, all sets."""
         numbers = range(len(self._counts))
         if not request.label.startswith("step_") or not self._has_own_intervals:
             return list(numbers)
@@ -49,7 +49,7 @@ class EvaluationQuestions:
 
     @property
     def _has_own_intervals(self) -> bool:
-        """With equal intervals each evaluation has all sets."""
+        """Whether the sets have different intervals; with equal intervals, each evaluation has all sets."""
         return len(set(self._intervals)) > 1
 
     def _plan(self, number: int, wanted: int) -> Iterator[PlannedAnswer]:

@@ -1,15 +1,14 @@
-"""The group buffer: starts groups, collects their trajectories, and sends those of accepted groups to the learner.
+"""The group buffer: starts groups, collects their trajectories, and sends accepted groups to the learner.
 
-The trajectories of a group leave as soon as the group is accepted; the step's batch then only lists its groups.
-
-A group without a gradient, such as one with equal rewards, is rejected and replaced by a group on another
-problem, up to `rl.max_refill_groups` times in a step. Trajectories lost to infrastructure failures
-are not answers; a group with too few others is lost, counted, and replaced as well.
+The buffer sends the trajectories of a group as soon as it accepts the group; the step's batch then only lists its
+groups. The buffer rejects a group without a gradient, such as a group with equal rewards, and replaces it by a
+group on another problem, up to `rl.max_refill_groups` times in a step. Trajectories lost to infrastructure failures are
+not answers. A group with too few answers is counted as lost, and also replaced.
 
 Several steps may be collected at the same time (`rl.max_staleness`), each from the groups started
 for it; batches are sent in the order of the steps. A step may start more groups than it needs
-(`rl.group_oversampling`); it ends with its first complete groups, and the others are carried to
-the next step or aborted. docs/staleness.md states the rules.
+(`rl.group_oversampling`); it ends with its first complete groups, and carries the other groups to
+the next step or aborts them. docs/staleness.md states the rules.
 """
 
 from collections.abc import Sequence
@@ -62,7 +61,7 @@ class BufferStateSummary(msgspec.Struct, frozen=True):
     num_open: int
     num_aborting: int
     num_rows: int
-    counts: StepCounts  # of the earliest collection
+    counts: StepCounts  # counts of the earliest collection
 
 
 class GroupBuffer:
@@ -78,7 +77,7 @@ class GroupBuffer:
         self._rl, self._success = run.rl, run.success
         self._selection_rules = SelectionRules.from_config(run)
         self._starter = GroupStarter(run, train, test, rollout_addresses)
-        self._observers = (RECORDER, RECIPE)  # the recorder first: the recipe continues the run
+        self._observers = (RECORDER, RECIPE)  # in this order, because the recipe continues the run
         self.state = BufferState()
 
     def decide(self, now: float, event: AnyMessage) -> Sequence[Send]:
@@ -123,12 +122,12 @@ class GroupBuffer:
         effects = [self._start_training_group(collection) for _ in range(self._count_groups_to_start())]
         collection.num_planned_groups += len(effects)
         for group in [group for group in collection.open_groups.values() if group.is_complete]:
-            if group.start.group_id in collection.open_groups:  # carried over and already complete
+            if group.start.group_id in collection.open_groups:  # a carried group that is already complete
                 effects += self._close_group(collection, group)
         return effects
 
     def _get_or_create_collection(self, request: StepRequested) -> GroupCollection:
-        """An empty collection, or the one with the groups carried over from the previous step."""
+        """Return an empty collection, or the collection of groups carried over from the previous step."""
         steps = list(self.state.steps.values())
         requested = sum(each.request is not None for each in steps)
         if requested > self._rl.max_staleness:
@@ -141,7 +140,7 @@ class GroupBuffer:
         return steps[-1] if has_carried_groups else GroupCollection(request.step)
 
     def _count_groups_to_start(self) -> int:
-        """If surplus groups are carried over, the steps in flight share the spares of one step."""
+        """Return the number of groups. With carried groups, all steps in flight share the spare groups of one step."""
         rl = self._rl
         if rl.surplus_groups == "abort":
             return rl.started_groups
@@ -150,7 +149,7 @@ class GroupBuffer:
         return max(0, len(steps) * rl.prompts + num_spare - sum(each.num_planned_groups for each in steps))
 
     def _start_evaluation(self, request: EvaluationRequested) -> list[Send]:
-        """Steps may be collected at the same time."""
+        """Start the answers of an evaluation, possibly while steps are being collected."""
         if self.state.evaluation is not None:
             raise ProtocolError("EvaluationRequested while an evaluation is still being collected")
         first_group_id = self.state.cursor.next_group_id
@@ -196,10 +195,10 @@ class GroupBuffer:
         return [*self._close_group(collection, group), *self._report_lengths_if_complete(group.started_for_step)]
 
     def _close_group(self, collection: GroupCollection, group: OpenGroup) -> list[Send]:
-        """All trajectories of the group have ended."""
+        """Close a group after the end of its last trajectory, and judge a training group."""
         request = collection.request
         if request is None:
-            return []  # judged when its new step is requested
+            return []  # the group is judged when its new step is requested
         del collection.open_groups[group.start.group_id]
         if isinstance(request, EvaluationRequested):
             return [] if collection.open_groups else self._end_evaluation(collection, request)
@@ -236,7 +235,7 @@ class GroupBuffer:
     # ---------------------------------------------------------------- ending
 
     def _end_complete_steps(self, collection: GroupCollection) -> list[Send]:
-        """A step ends with enough accepted groups or without open ones; batches keep step order."""
+        """End steps with enough accepted groups or without open groups. Batches keep the order of the steps."""
         enough = len(collection.accepted) >= self._rl.prompts
         if collection.is_complete or (collection.open_groups and not enough):
             return []
@@ -252,7 +251,7 @@ class GroupBuffer:
         return effects
 
     def _finish_run_if_drained(self) -> list[Send]:
-        """The run finishes after the end of the last aborted trajectory."""
+        """Finish the run after the end of the last aborted trajectory."""
         finished = self.state.pending_run_finished
         if finished is None or self.state.aborting:
             return []
@@ -260,7 +259,7 @@ class GroupBuffer:
         return [Send(LAUNCHER, finished)]
 
     def _carry_or_abort_open_groups(self, collection: GroupCollection) -> list[Send]:
-        """Carry open groups to the next step, or abort them; after the last step, abort all."""
+        """Carry open groups to the next step, or abort them; abort them after the last step."""
         surplus, collection.open_groups = collection.open_groups, {}
         following = [step for step, each in self.state.steps.items() if step > collection.step and not each.is_complete]
         step = following[0] if following else next(reversed(self.state.steps)) + 1
@@ -276,7 +275,7 @@ class GroupBuffer:
         return [Send(group.rollout_address, group.build_abort_message()) for group in unfinished.values()]
 
     def _end_step(self, collection: GroupCollection) -> list[Send]:
-        """Groups are sorted, so that a batch does not depend on completion order."""
+        """Send the batch and the counts. Sorted groups make a batch independent of completion order."""
         groups = tuple(BatchGroup(group_id, each.num_parts) for group_id, each in sorted(collection.accepted.items()))
         num_rows = sum(each.num_rows for each in collection.accepted.values())
         staleness = collection.staleness if self._rl.max_staleness else None
@@ -290,7 +289,7 @@ class GroupBuffer:
     def _end_evaluation(self, collection: GroupCollection, request: EvaluationRequested) -> list[Send]:
         finished = collection.build_evaluation_finished(request)
         self.state.evaluation = None
-        is_resumed = bool(self.state.answered)  # other answers have a result
+        is_resumed = bool(self.state.answered)  # earlier answers have results
         if not is_resumed and (failed := collection.find_total_failure(f"evaluation {request.label}")):
             return [Send(RECORDER, finished), Send(LAUNCHER, failed)]
         return [Send(observer, finished) for observer in self._observers]
@@ -304,7 +303,7 @@ class GroupBuffer:
             lengths.num_open_groups -= group.is_complete
 
     def _report_lengths_if_complete(self, step: int) -> list[Send]:
-        """Only for a step that started more groups than it needs, once all of them have ended."""
+        """Report the lengths of a step that started more groups than it needs, after the end of all its groups."""
         lengths = self.state.lengths.get(step)
         if lengths is None or not lengths.is_complete:
             return []

@@ -2,12 +2,12 @@
 
     rl.overlong_buffer_tokens  the reward falls linearly towards the length limit. Source: "soft overlong punishment",
                                DAPO, arXiv 2503.14476, section 3.4
-    rl.overlong = "drop"       responses that the length limit ends are not trained on. Source: "overlong filtering",
+    rl.overlong = "drop"       responses that end at the length limit are not trained on. Source: "overlong filtering",
                                in the same section
     rl.repeated_ngram_tokens   responses that repeat an n-gram too often are not trained on
 
-rStar2-Agent (arXiv 2508.20722) keeps overlong responses as negatives, because leaving them out encouraged repetition.
-Its authors also tried an n-gram filter, without success.
+rStar2-Agent (arXiv 2508.20722) keeps overlong responses as negatives, because dropping them encouraged repetition. Its
+authors also tried an n-gram filter, without success.
 """
 
 from typing import Literal
@@ -23,8 +23,8 @@ _BASE = np.uint64(6_364_136_223_846_793_005)  # odd, so that its powers keep all
 
 
 def compute_overlong_penalty(trajectory: TrajectoryFinished, rl: RlConfig, limit: int) -> float:
-    """0 up to `limit` - `rl.overlong_buffer_tokens` tokens, then rising linearly, up to `rl.overlong_penalty` at the
-    `limit` and for a response that it ends. Tool tokens count, as in dialogue.response_tokens."""
+    """Return 0 for up to `limit` - `rl.overlong_buffer_tokens` tokens; then a linear rise to `rl.overlong_penalty` at
+    the `limit`, also for a response that ends there. Tool tokens count, as in dialogue.response_tokens."""
     buffer = rl.overlong_buffer_tokens
     if not buffer:
         return 0.0
@@ -34,13 +34,12 @@ def compute_overlong_penalty(trajectory: TrajectoryFinished, rl: RlConfig, limit
 
 
 def list_filters(rl: RlConfig) -> list[ResponseFilter]:
-    """All filters that the run applies."""
     filters: list[ResponseFilter] = ["overlong"] if rl.overlong == "drop" else []
     return [*filters, "repeated"] if rl.repeated_ngram_tokens else filters
 
 
 def find_filter(trajectory: TrajectoryFinished, rl: RlConfig) -> ResponseFilter | None:
-    """The first filter that leaves the trajectory out of the training rows."""
+    """Return the first filter that drops the trajectory from the training rows, or None."""
     if rl.overlong == "drop" and trajectory.ending == "length":
         return "overlong"
     if rl.repeated_ngram_tokens:
@@ -52,10 +51,9 @@ def find_filter(trajectory: TrajectoryFinished, rl: RlConfig) -> ResponseFilter 
 
 
 def repeats_ngram(token_ids: NDArray[np.int32], is_generated: NDArray[np.bool_], size: int, limit: int) -> bool:
-    """Whether an n-gram of `size` generated tokens in a row occurs over `limit` times; occurrences may overlap.
-    Both arrays have one value per token.
+    """Return whether an n-gram of `size` consecutive generated tokens occurs over `limit` times, with overlaps.
 
-    N-grams are compared by a hash of 64 bits, the same in all processes.
+    Both arrays have one value per token. The comparison uses a 64-bit hash, which is the same in all processes.
     """
     ids, num_ngrams = token_ids.astype(np.uint64), len(token_ids) - size + 1
     if num_ngrams < 1:
@@ -66,5 +64,5 @@ def repeats_ngram(token_ids: NDArray[np.int32], is_generated: NDArray[np.bool_],
     totals = np.concatenate([[0], np.cumsum(is_generated)])
     whole = hashes[totals[size:] - totals[:num_ngrams] == size]
     buckets = (whole >> np.uint64(48)).astype(np.int64)
-    frequent = whole[np.bincount(buckets, minlength=1)[buckets] > limit]  # few remain to be sorted
+    frequent = whole[np.bincount(buckets, minlength=1)[buckets] > limit]  # leaves few hashes to sort
     return bool((np.unique(frequent, return_counts=True)[1] > limit).any())

@@ -1,10 +1,10 @@
 """Resample-on-Correct: selects the trajectories of a group to train on (rStar2-Agent, arXiv
 2508.20722, section 4).
 
-Half of the trajectories are kept. Correct ones are drawn with a probability inversely proportional
-to p_total = p_err + p_format, which prefers clean ones; wrong ones uniformly, which keeps the
-failure modes diverse. The default follows the report; `release` reproduces the public release,
-quirks included (docs/release.md).
+RoC keeps half of the trajectories. It draws correct trajectories with a probability inversely
+proportional to p_total = p_err + p_format, which prefers clean trajectories. It draws wrong ones
+uniformly, which keeps the failure modes diverse. The default follows the report; the penalty
+`release` reproduces the public release with its quirks (docs/release.md).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from asterism.policies.seeded_random import NEGATIVES, POSITIVES, draw_uniform, 
 
 
 def compute_error_penalty(trajectory: TrajectoryFinished, kind: str) -> float:
-    """p_err: the share of failed tool calls; 0.5 without calls."""
+    """Return p_err: the share of failed tool calls; 0.5 without calls."""
     if kind == "release":
         counts = trajectory.release or approximate_release_counts(trajectory)
         wrong, calls = counts.responses_with_error, counts.tool_responses
@@ -26,7 +26,7 @@ def compute_error_penalty(trajectory: TrajectoryFinished, kind: str) -> float:
 
 
 def compute_format_penalty(trajectory: TrajectoryFinished, kind: str) -> float:
-    """p_format: 1 for missing, unbalanced, reversed or nested answer tags, else superfluous answers per turn."""
+    """Return p_format: 1 for missing, unbalanced, reversed or nested answer tags, else surplus answers per turn."""
     if kind == "release":
         counts = trajectory.release or approximate_release_counts(trajectory)
         opens, closes, spans, turns = counts.answer_opens, counts.answer_closes, counts.answer_spans, counts.turns
@@ -39,7 +39,7 @@ def compute_format_penalty(trajectory: TrajectoryFinished, kind: str) -> float:
 
 
 def approximate_release_counts(trajectory: TrajectoryFinished) -> ReleaseCounts:
-    """For a run with roc.penalty = "report", which does not count the text of whole responses."""
+    """Approximate the counts of a run with roc.penalty = "report", which does not count the text of responses."""
     return ReleaseCounts(
         tool_responses=trajectory.calls,
         responses_with_error=trajectory.responses_with_error,
@@ -56,11 +56,11 @@ def compute_penalty(trajectory: TrajectoryFinished, roc: RocConfig) -> float:
 
 
 def compute_class_counts(positives: int, negatives: int, keep_count: int, roc: RocConfig) -> tuple[int, int]:
-    """The positives and negatives to keep, in proportion to their share of the group.
+    """Return the numbers of positives and negatives to keep, in proportion to their shares of the group.
 
-    At least `roc.min_positives` and `roc.min_negatives`, if there are that many. If the rounded
-    negatives do not exceed their minimum, the positives get the rest; else the negatives get the
-    rest of the rounded positives. Halves round to even.
+    The minima are `roc.min_positives` and `roc.min_negatives`, or the available trajectories. If the
+    rounded negatives do not exceed their minimum, the positives get the rest; else the negatives get
+    the rest of the rounded positives. Halves round to even.
     """
     size = positives + negatives
     num_positives, num_negatives = round(positives * keep_count / size), round(negatives * keep_count / size)
@@ -78,8 +78,8 @@ def resample(
     seed: int,
     success: SuccessRule | None = None,
 ) -> list[TrajectoryFinished]:
-    """The trajectories to train on, at most `keep_count`, in the group's order. `success`: of positives; by default
-    roc.positive_above decides."""
+    """Return the trajectories to train on, at most `keep_count`, in the group's order. `success` defines positives, by
+    default with the limit roc.positive_above."""
     if len(group) <= keep_count:
         return list(group)
     success = success or SuccessRule(limit=roc.positive_above)
@@ -93,7 +93,7 @@ def resample(
 
 def _choose_positives(positives: Sequence[TrajectoryFinished], count: int, roc: RocConfig, seed: int) -> set[int]:
     if roc.positives == "lowest":
-        # Stable: ties by index.
+        # A stable sort: equal penalties keep the order of the group.
         ranked = sorted(positives, key=lambda trajectory: compute_penalty(trajectory, roc))
         return {trajectory.trajectory_id for trajectory in ranked[:count]}
     return _draw(positives, [1.0 / max(compute_penalty(t, roc), roc.floor) for t in positives], count, seed)
@@ -106,7 +106,7 @@ def _choose_negatives(negatives: Sequence[TrajectoryFinished], count: int, roc: 
 
 
 def _draw(pool: Sequence[TrajectoryFinished], weights: Sequence[float], count: int, seed: int) -> set[int]:
-    """Weighted draw without replacement: the largest u ** (1 / w) win (Efraimidis, Spirakis 2006)."""
+    """Draw `count` ids by weight without replacement: the largest u ** (1 / w) win (Efraimidis, Spirakis 2006)."""
     keyed = [
         (draw_uniform(seed, place) ** (1.0 / weight), trajectory.trajectory_id)
         for place, (trajectory, weight) in enumerate(zip(pool, weights, strict=True))

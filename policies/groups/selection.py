@@ -14,16 +14,16 @@ from asterism.policies.groups.response_filters import compute_overlong_penalty, 
 from asterism.policies.groups.roc import resample
 from asterism.policies.groups.staleness import apply_staleness_bound, compute_oldest_version
 
-MAX_PART_BYTES = 8 << 20  # of the tokens in one message to the learner
-_TOKEN_BYTES = 13  # of a token in TokenRecord
+MAX_PART_BYTES = 8 << 20  # maximum size of the tokens in one message to the learner
+_TOKEN_BYTES = 13  # size of a token in TokenRecord
 
 
 class SelectionRules(NamedTuple):
-    """The settings that decide on the rows of a group."""
+    """The settings that determine the rows of a group."""
 
     rl: RlConfig
     roc: RocConfig
-    success: SuccessRule  # of RoC's positives
+    success: SuccessRule  # defines RoC's positives
     keep_count: int  # trajectories of a group that RoC keeps; for plain GRPO, the minimum size
     response_tokens: Mapping[str, int]  # length limit by task
     accepts_rewards: GroupFilter
@@ -31,7 +31,7 @@ class SelectionRules(NamedTuple):
 
     @classmethod
     def from_config(cls, run: RunConfig) -> "SelectionRules":
-        """Raises UnusableInput for a function that cannot be loaded."""
+        """Read the settings. Raises UnusableInput for a function that cannot be loaded."""
         return cls(
             rl=run.rl,
             roc=run.roc,
@@ -45,14 +45,14 @@ class SelectionRules(NamedTuple):
 
 class GroupSelection(NamedTuple):
     verdict: Verdict
-    rows: list[TrainingSample]  # of an accepted group
-    dropped: Mapping[str, int]  # trajectories by filter; empty without filters
+    rows: list[TrainingSample]  # rows of an accepted group; else empty
+    dropped: Mapping[str, int]  # number of dropped trajectories by filter; empty without filters
 
 
 def select_fresh_trajectories(
     finished: Iterable[TrajectoryFinished], step: int, rl: RlConfig
 ) -> list[TrajectoryFinished]:
-    """Within the staleness bound of `step` (all if `max_staleness` is 0), sorted by id."""
+    """Return the trajectories within the staleness bound of `step` (all if `max_staleness` is 0), sorted by id."""
     ordered = sorted(finished, key=lambda trajectory: trajectory.trajectory_id)
     if not rl.max_staleness:
         return ordered
@@ -64,7 +64,7 @@ def select_fresh_trajectories(
 def select_rows(
     rules: SelectionRules, fresh: Sequence[TrajectoryFinished], seed: int, task: str = ""
 ) -> GroupSelection:
-    """`seed`: of the group. Advantages are relative to the kept trajectories."""
+    """Select the rows with the group's `seed`. Advantages are relative to the kept trajectories."""
     found = {trajectory.trajectory_id: find_filter(trajectory, rules.rl) for trajectory in fresh}
     counted = Counter(found.values())
     dropped: dict[str, int] = {each: counted[each] for each in list_filters(rules.rl)}
@@ -83,7 +83,7 @@ def select_rows(
 
 
 def split_accepted_group(step: int, group_id: int, rows: Iterable[TrainingSample]) -> list[GroupAccepted]:
-    """Messages of at most MAX_PART_BYTES of tokens; a longer trajectory has its own."""
+    """Split the rows into messages of at most MAX_PART_BYTES of tokens; a longer trajectory has its own message."""
     parts, num_bytes = list[list[TrainingSample]](), 0
     for row in rows:
         size = _TOKEN_BYTES * row.record.num_tokens

@@ -1,12 +1,12 @@
-"""The staleness bound: the maximum age of training tokens, and the treatment of older ones.
+"""The staleness bound: the maximum age of training tokens, and the treatment of older tokens.
 
 Version v is the policy after step v; step s updates version s - 1. The staleness of a token of
-version v in step s is s - 1 - v versions; the bound is `rl.max_staleness`. With 0 all tokens of a
-step are of one version: the synchronous algorithm. `rl.stale_tokens` selects the treatment of a
-trajectory with older tokens:
+version v in step s is s - 1 - v versions; the bound is `rl.max_staleness`. With the bound 0, all
+tokens of a step have the same version: the synchronous algorithm. `rl.stale_tokens` selects the
+treatment of a trajectory with older tokens:
 
-    mask  stale tokens are excluded from the loss; without other tokens the trajectory is dropped
-    drop  the trajectory is dropped, and its group is judged without it
+    mask  excludes stale tokens from the loss, and drops a trajectory without other tokens
+    drop  drops the trajectory, and judges its group without it
 
 Source: the bound, and several versions within one trajectory: AReaL (arXiv 2505.24298).
 """
@@ -24,14 +24,14 @@ StaleTokensRule = Literal["mask", "drop"]
 
 
 def compute_oldest_version(step: int, max_staleness: int) -> int:
-    """The oldest version that `step` may train on."""
+    """Return the oldest version that `step` may train on."""
     return step - 1 - max_staleness
 
 
 def apply_staleness_bound(
     trajectory: TrajectoryFinished, oldest: int, rule: StaleTokensRule
 ) -> TrajectoryFinished | None:
-    """The trajectory without tokens of versions before `oldest`; None if it is dropped."""
+    """Return the trajectory without loss on tokens of versions before `oldest`, or None if it is dropped."""
     trained = _decode_mask(trajectory.record.loss_mask)
     stale = trained & (_decode_versions(trajectory.record.versions) < oldest)
     if not stale.any():
@@ -43,7 +43,7 @@ def apply_staleness_bound(
 
 
 def check_versions(rows: Iterable[TrainingSample], step: int, max_staleness: int) -> None:
-    """Raises ProtocolError for a token in the loss of a version that `step` may not train on."""
+    """Raise ProtocolError if a loss token has a version that `step` may not train on."""
     oldest, newest = compute_oldest_version(step, max_staleness), step - 1
     for row in rows:
         versions = _decode_versions(row.record.versions)[_decode_mask(row.record.loss_mask)]
@@ -61,13 +61,13 @@ def count_masked_tokens(before: TrajectoryFinished, after: TrainingSample) -> in
 
 
 def count_other_versions(trajectory: TrajectoryFinished, version: int) -> int:
-    """The generated tokens of other versions."""
+    """Return the number of generated tokens of other versions."""
     versions = _decode_versions(trajectory.record.versions)[_decode_mask(trajectory.record.loss_mask)]
     return int((versions != version).sum())
 
 
 def add_staleness(counts: StalenessCounts, rows: Iterable[TrainingSample], version: int) -> StalenessCounts:
-    """`counts` plus the rows of an update of `version`."""
+    """Add the rows of an update of `version` to `counts`."""
     for row in rows:
         behind = version - _decode_versions(row.record.versions)[_decode_mask(row.record.loss_mask)]
         counts = replace(

@@ -1,7 +1,7 @@
 """Ranks the causes of health checks that trigger together: a cause with evidence in the metrics comes first.
 
-A diverged policy, for example, reaches the length limit and gives groups equal rewards. More response tokens or easier
-questions would not help, so that the fall of the reward decides.
+For example, a diverged policy reaches the length limit and gives groups equal rewards. More response tokens or easier
+questions would not help. The fall of the reward is the evidence of the divergence.
 """
 
 from collections.abc import Collection
@@ -13,8 +13,8 @@ from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.health_checks import HEALTH_CHECKS
 from asterism.policies.health.step_history import StepHistory
 
-_NOISE_FACTOR = 3.0  # of the median change of the reward between two steps
-_NEWEST_STEPS = 2  # of the mean reward to compare: fewer than those of a check, which reports later
+_NOISE_FACTOR = 3.0  # least fall of the reward, as a multiple of its median change between two steps
+_NEWEST_STEPS = 2  # steps of the newest mean reward; a check takes more steps, and so reports later
 
 
 class RankedCause(NamedTuple):
@@ -23,20 +23,20 @@ class RankedCause(NamedTuple):
     change: str
 
 
-# A diverged policy can trigger these.
+# Checks that a diverged policy can trigger.
 _BY_DIVERGENCE = {
     *("length_limit", "tool_errors", "entropy", "gradient_norm", "clipping", "equal_groups", "skipped_updates"),
     *("no_updates", "reward_drop"),
 }
-# Failed trajectories, and calls without a result, can trigger these.
+# Checks that failed trajectories and calls without a result can trigger.
 _BY_FAILURES = {"masked_trajectories", "equal_groups", "no_updates", "reward_drop", "tool_errors"}
-# An engine without the published weights samples stale tokens, which can trigger these.
+# Checks that the stale tokens of an engine without the published weights can trigger.
 _BY_LOST_WEIGHTS = {"mismatch", "confident_tokens", "clipping", "gradient_norm", "reward_drop"}
 _EVIDENT_CAUSES = {"weight_sync": _BY_LOST_WEIGHTS, "masked_trajectories": _BY_FAILURES, "tool_timeouts": _BY_FAILURES}
 
 
 def rank_causes(history: StepHistory, health: HealthConfig, active: Collection[str]) -> list[RankedCause]:
-    """`active`: the checks that have found a problem. The first cause is the most likely one."""
+    """Return the causes of the checks in `active`, which have found a problem; the most likely cause first."""
     newest = replace(health, window_steps=1)  # a symptom may trigger before the check of its cause
     causes = [
         _get_usual_cause(name)
@@ -50,7 +50,7 @@ def rank_causes(history: StepHistory, health: HealthConfig, active: Collection[s
 
 
 def find_divergence(history: StepHistory, health: HealthConfig) -> RankedCause | None:
-    """Evidence: the newest rewards are far below those before the first update, or below the best ones."""
+    """Return the cause "divergence" if the newest rewards are far below the first or the best rewards."""
     rewards = history.list_newest("reward", 1) and history.list_values("reward")[-_NEWEST_STEPS:]
     known = [each for each in (history.find_reference_reward(), history.best_reward) if each is not None]
     if not rewards or not known or history.num_steps <= len(rewards):

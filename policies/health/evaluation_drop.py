@@ -1,7 +1,7 @@
-"""Does the evaluation fall while the training reward rises? The policy then learns the reward, not the task.
+"""Finds evaluations that fall while the training reward rises: the policy then learns the reward, not the task.
 
-The questions of a set are the same in each evaluation. So the variance of its accuracy is at most the binomial one, and a
-fall of z standard errors is at least as rare as that of a normal variable.
+The questions of a set are the same in each evaluation. So the variance of the set's accuracy is at most the binomial
+variance, and a fall of z standard errors is at least as rare as a fall of z standard deviations of a normal variable.
 """
 
 import math
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-MAX_POINTS = 200  # of a set and a kind of sampling; then the oldest ones are dropped
+MAX_POINTS = 200  # points to keep of each set and kind of sampling, the newest ones
 _SET_PREFIX, _SET_SUFFIX = "set ", ": accuracy"
-_REWARD_NOISE_FACTOR = 2.0  # of the standard error of a change of the training reward
+_REWARD_NOISE_FACTOR = 2.0  # least rise of the training reward, in standard errors of its change
 
 
 class EvaluationPoint(msgspec.Struct, frozen=True):
@@ -23,15 +23,16 @@ class EvaluationPoint(msgspec.Struct, frozen=True):
 
 
 class EvaluationDrop(NamedTuple):
-    name: str  # of the set, with the kind of sampling
+    name: str  # the set and the kind of sampling
     before: EvaluationPoint
     newest: EvaluationPoint
-    errors: float  # of the fall, in standard errors
+    errors: float  # the fall in standard errors
     reward: float  # mean training reward of the window of `before`
 
 
 def list_points(values: Mapping[str, float], version: int, reward: float | None) -> dict[str, EvaluationPoint]:
-    """By set; sets may be due at different steps, so that their sum is not comparable. Without sets, one with the name ""."""
+    """Return the points by set, or one point named "" without sets. Sets may be due at different steps, so that their
+    sum is not comparable."""
     names = [name.removesuffix(_SET_SUFFIX) for name in values if name.startswith(_SET_PREFIX)]
     prefixes = {name: f"{name}: " for name in names if f"{name}{_SET_SUFFIX}" in values} or {"": ""}
     points: dict[str, EvaluationPoint] = {}
@@ -46,10 +47,10 @@ def list_points(values: Mapping[str, float], version: int, reward: float | None)
 def find_drop(
     name: str, points: Sequence[EvaluationPoint], first_reward: float, noise: float, window_steps: int
 ) -> EvaluationDrop | None:
-    """The earlier evaluation from which the newest one has fallen most, if the training reward has risen since.
+    """Return the largest fall of the newest evaluation from an earlier one after which the training reward has risen.
 
-    `first_reward`: of the first window of the run, for evaluations before it. `noise`: the median change of the reward
-    between two steps, about one standard deviation.
+    `first_reward`: mean reward of the run's first window, for evaluations before that window. `noise`: the median
+    change of the reward between two steps, about one standard deviation.
     """
     *earlier, newest = points
     if newest.reward is None:
@@ -64,7 +65,7 @@ def find_drop(
 
 
 def count_standard_errors(before: EvaluationPoint, after: EvaluationPoint) -> float:
-    """The fall of the accuracy over the standard error of the difference, with the pooled accuracy (z test of two shares)."""
+    """Return the fall of the accuracy in standard errors, with the pooled accuracy (z test of two shares)."""
     total = before.answered + after.answered
     pooled = (before.accuracy * before.answered + after.accuracy * after.answered) / total
     error = math.sqrt(pooled * (1 - pooled) * (1 / before.answered + 1 / after.answered)) if 0 < pooled < 1 else 0.0

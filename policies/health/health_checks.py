@@ -1,6 +1,6 @@
-"""The table of health checks. Each measures the last steps and returns its numbers if they are over the limit.
+"""The table of health checks. Each check measures the last steps and returns its numbers if they exceed the limit.
 
-A metric that the newest step lacks, such as the loss of a step without rows, triggers nothing. Only `mismatch` and
+A metric that the newest step lacks, such as the loss of a step without rows, triggers no check. Only `mismatch` and
 `skipped_updates` react to values that are not finite.
 """
 
@@ -15,26 +15,25 @@ from asterism.policies.health.step_history import FAILURE_PREFIX, TOOL_PREFIX, S
 from asterism.policies.health.weight_probes import UNMOVED_BELOW
 
 MIN_STEPS_BEFORE_SPIKE = 5
-# A drop of the reward must exceed this many times the mean change between two steps.
-REWARD_NOISE_FACTOR = 4.0
+REWARD_NOISE_FACTOR = 4.0  # least drop of the reward, as a multiple of its median change between two steps
 
 Measure = Callable[[StepHistory, HealthConfig], str | None]
 
 
 class HealthCheck(NamedTuple):
-    measure: Measure  # the numbers of an unhealthy history, as a sentence without a full stop; None if it is healthy
-    cause: str  # the usual one
-    change: str  # the configuration keys that help
+    measure: Measure  # returns the numbers of an unhealthy history as a sentence without a full stop, or None
+    cause: str  # the usual cause
+    change: str  # the remedy, with configuration keys
 
 
 def _find_mean_above(history: StepHistory, name: str, limit: float, health: HealthConfig) -> float | None:
-    """The mean of the window; None if one of its values does not exceed the limit."""
+    """Return the mean of the window, or None if a value of the window does not exceed the limit."""
     values = history.list_newest(name, health.window_steps)
     return statistics.fmean(values) if values and min(values) > limit else None
 
 
 def _find_unsolved_share(history: StepHistory, health: HealthConfig) -> float | None:
-    """The share of positives; None if it is unknown, or if the questions are solved."""
+    """Return the share of positives, or None if the share is unknown or at least `solved_share`."""
     share = history.compute_mean("positive_share", health.window_steps)
     return share if share is not None and share < health.solved_share else None
 
@@ -63,7 +62,7 @@ def measure_tool_errors(history: StepHistory, health: HealthConfig) -> str | Non
 
 
 def _measure_many_tool_errors(history: StepHistory, health: HealthConfig) -> str | None:
-    """A share that never fell is no rise: plain GRPO keeps the failed calls of the cold start."""
+    """Find a high share that never rose: plain GRPO keeps the failed calls of the cold start."""
     limit, steps = health.tool_errors_share, health.tool_errors_steps
     values = history.list_newest("errors_in_positives", steps)
     if not values or min(values) <= limit:
@@ -84,7 +83,7 @@ def measure_tool_timeouts(history: StepHistory, health: HealthConfig) -> str | N
 
 
 def _list_timeout_shares(history: StepHistory, tool: str, steps: int) -> list[float]:
-    """Of the newest steps; empty if one of them has no call of the tool."""
+    """Return the shares of the newest steps, or no share if one of the steps has no call of the tool."""
     newest = history.steps[-steps:]
     calls = [step.get(f"{TOOL_PREFIX}{tool}: calls", 0.0) for step in newest]
     if len(newest) < steps or min(calls) <= 0:
@@ -148,7 +147,7 @@ def measure_mismatch(history: StepHistory, health: HealthConfig) -> str | None:
 
 
 def measure_confident_tokens(history: StepHistory, health: HealthConfig) -> str | None:
-    """Of the newest step. Stale tokens differ because the policy has changed since."""
+    """Measure the newest step only. Skip stale tokens: they differ because the policy has changed since."""
     newest, limit = history.list_newest("mismatch_confident", 1), health.confident_tokens_count
     if not newest or newest[0] <= limit or history.steps[-1].get("staleness_max", 0.0) > 0:
         return None
@@ -268,7 +267,7 @@ def measure_masked_trajectories(history: StepHistory, health: HealthConfig) -> s
 
 
 def _measure_masked_run(history: StepHistory, health: HealthConfig) -> str | None:
-    """Failures that depend on the row are in some steps only."""
+    """Measure the whole run: failures that depend on the row occur in some steps only."""
     total, limit = history.failed + history.trajectories, health.masked_run_share
     share = _divide(history.failed, total)
     if history.num_steps < health.window_steps or share <= limit:
@@ -284,7 +283,7 @@ def _compute_masked_share(step: Mapping[str, float]) -> float:
 
 
 def _divide(part: float | None, whole: float | None) -> float:
-    """0 if a value is missing, not finite, or the whole is 0."""
+    """Return the quotient, or 0 if a value is missing or not finite, or if the whole is 0."""
     if part is None or not whole or not is_finite(part) or not is_finite(whole):
         return 0.0
     return part / whole

@@ -1,8 +1,8 @@
-"""Runs the health checks at the end of each step, and reports a problem once until it is over.
+"""Runs the health checks at the end of each step, and reports each problem once until it ends.
 
-A check that found a problem is silent while the problem lasts. After a whole window of healthy steps, the check can
-report again. Checks that trigger in the same step give one report with ranked causes. A check that triggers later by a
-cause that is already reported gives no further report, unless its action is "stop".
+A check that found a problem gives no further report while the problem lasts. After a whole window of healthy steps, the
+check can report again. Checks that trigger in the same step give one report with ranked causes. A later check with a
+cause that is already reported gives no report, unless its action is "stop".
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,15 +18,15 @@ from asterism.policies.health.step_history import StepHistory
 
 class HealthState(msgspec.Struct):
     history: StepHistory = msgspec.field(default_factory=StepHistory)
-    healthy_steps: dict[str, int] = {}  # by check that found a problem: steps in a row without it
-    reported_cause: str = ""  # with evidence, of checks that still find a problem
+    healthy_steps: dict[str, int] = {}  # consecutive healthy steps of each check that found a problem
+    reported_cause: str = ""  # reported cause with evidence, while its checks still find a problem
 
 
 class Finding(NamedTuple):
-    check: str  # its key in [health]; the first of `checks`
+    check: str  # the check's key in [health]; the first of `checks`
     action: Literal["warn", "stop"]
     message: str  # numbers, causes, keys to change
-    checks: tuple[str, ...]  # that triggered in this step
+    checks: tuple[str, ...]  # checks that triggered in this step
 
 
 def get_action(health: HealthConfig, check: str) -> Action:
@@ -34,13 +34,13 @@ def get_action(health: HealthConfig, check: str) -> Action:
 
 
 def check_step(state: HealthState, values: Mapping[str, float], health: HealthConfig) -> list[Finding]:
-    """Add the metrics of the step that has just ended, and return the problem to report, if there is one."""
+    """Add the metrics of the step that has just ended, and return the problem to report, if any."""
     state.history.add_step(values, health.window_steps)
     return _check_history(state, health, HEALTH_CHECKS)
 
 
 def check_evaluation(state: HealthState, health: HealthConfig) -> list[Finding]:
-    """After an evaluation, which may be the end of the run: the problem to report, if there is one."""
+    """Return the problem to report after an evaluation, if any; the evaluation may be the end of the run."""
     return _check_history(state, health, ("evaluation_drop",))
 
 
@@ -55,13 +55,13 @@ def _check_history(state: HealthState, health: HealthConfig, checks: Iterable[st
     if causes[0].name == state.reported_cause and not stops:
         return []
     state.reported_cause = "" if causes[0].name in HEALTH_CHECKS else causes[0].name
-    names = sorted(found, key=lambda name: name != causes[0].name)  # stable: then the order of the table
+    names = sorted(found, key=lambda name: name != causes[0].name)  # a stable sort: the rest in order of the table
     action = "stop" if stops else "warn"
     return [Finding(names[0], action, _format_message(found, names, causes), tuple(names))]
 
 
 def _format_message(found: Mapping[str, str], names: list[str], causes: list[RankedCause]) -> str:
-    """One check without evidence of another cause: its numbers come first. Otherwise the most likely cause does."""
+    """Begin with the numbers of a single check without evidence of another cause, else with the most likely cause."""
     first, *others = causes
     title = ", ".join(f"health.{name}" for name in names)
     numbers = "; ".join(found[name] for name in names)
@@ -74,7 +74,7 @@ def _format_message(found: Mapping[str, str], names: list[str], causes: list[Ran
 
 
 def _find_problem(state: HealthState, name: str, health: HealthConfig) -> str | None:
-    """The numbers of a check that triggers in this step."""
+    """Return the numbers of a check that triggers in this step, else None."""
     if get_action(health, name) == "off":
         return None
     numbers = HEALTH_CHECKS[name].measure(state.history, health)
@@ -89,6 +89,6 @@ def _find_problem(state: HealthState, name: str, health: HealthConfig) -> str | 
 def _count_healthy_step(state: HealthState, name: str, window_steps: int) -> None:
     if name in state.healthy_steps:
         state.healthy_steps[name] += 1
-        # A condition of a whole window fails for `window_steps - 1` further steps after one healthy step.
+        # After one healthy step, a condition on a whole window stays false for `window_steps - 1` further steps.
         if state.healthy_steps[name] >= 2 * window_steps - 1:
             del state.healthy_steps[name]

@@ -19,28 +19,28 @@ METRICS_READ = (
     *("probe_unmoved_engines",),
 )
 MAX_FINITE = 1e100  # larger values count as infinite, so that sums and means are finite
-FAILURE_PREFIX = "failed: "  # of the counts of masked trajectories by cause
-TOOL_PREFIX = "tool "  # of "tool NAME: calls" and "tool NAME: timed_out"
+FAILURE_PREFIX = "failed: "  # prefix of the counts of masked trajectories by cause
+TOOL_PREFIX = "tool "  # prefix of "tool NAME: calls" and "tool NAME: timed_out"
 
 
 class StepHistory(msgspec.Struct):
-    """State of the recorder; empty at each launch of the run."""
+    """A part of the recorder's state; empty at each launch of the run."""
 
-    steps: list[dict[str, float]] = []  # of the newest MAX_WINDOW_STEPS steps, the oldest first
+    steps: list[dict[str, float]] = []  # metrics of the newest MAX_WINDOW_STEPS steps, the oldest first
     # Means over a window; None before the first complete window.
     first_reward: float | None = None
     best_reward: float | None = None
     lowest_tool_errors: float | None = None
-    # References of reward_drop, before any update: the sampled evaluation at the start, and the first step.
+    # Rewards before any update, for reward_drop: of the sampled evaluation at the start, and of the first step.
     start_reward: float | None = None
     first_step_reward: float | None = None
-    # Of the launch, evaluations included.
+    # Totals of the launch, evaluations included.
     num_steps: int = 0
-    run_steps: int = 0  # of the whole run; 0: unknown
+    run_steps: int = 0  # configured steps of the whole run; 0: unknown
     updates: float = 0.0
     trajectories: float = 0.0
     failed: float = 0.0
-    failures: dict[str, float] = {}  # failed trajectories of steps, by part
+    failures: dict[str, float] = {}  # failed trajectories of steps, by the part that failed
     evaluations: dict[str, list[EvaluationPoint]] = {}  # by set and kind of sampling
 
     def add_step(self, values: Mapping[str, float], window_steps: int) -> None:
@@ -58,7 +58,7 @@ class StepHistory(msgspec.Struct):
     def add_evaluation(
         self, values: Mapping[str, float], window_steps: int, *, kind: str, version: int, is_start: bool
     ) -> None:
-        """`kind`: "sampled" or "greedy". `is_start`: the sampled one before the first step, with the weights of that step."""
+        """`kind`: "sampled" or "greedy". `is_start`: the sampled evaluation before the first step, with its weights."""
         reward = self.compute_mean("reward", window_steps)
         for name, point in list_points(values, version, reward).items():
             points = self.evaluations.setdefault(f"{name} {kind}".strip(), [])
@@ -83,19 +83,18 @@ class StepHistory(msgspec.Struct):
             self.first_step_reward = reward
 
     def find_reference_reward(self) -> float | None:
-        """The reward of the first step, with tokens older than any update. If the evaluation at the start has a
-        lower one, that counts: its questions are others."""
+        """Return the lower reward of the first step, before any update, and of the evaluation at the start."""
         known = [each for each in (self.first_step_reward, self.start_reward) if each is not None]
         return min(known) if self.first_step_reward is not None else None
 
     def compute_noise(self, name: str) -> float:
-        """The median change between two steps; a single large drop does not change it."""
+        """Return the median change between two steps, on which a single large drop has no effect."""
         values = self.list_values(name)
         changes = [abs(value - before) for before, value in pairwise(values)]
         return statistics.median(changes) if changes else 0.0
 
     def list_tools(self) -> list[str]:
-        """Tools with calls in the newest step."""
+        """List the tools with calls in the newest step."""
         names = self.steps[-1] if self.steps else {}
         suffix = ": calls"
         return [
@@ -105,23 +104,22 @@ class StepHistory(msgspec.Struct):
         ]
 
     def list_values(self, name: str) -> list[float]:
-        """The finite values of all steps that have one, the oldest first."""
+        """List the finite values of all steps, the oldest first."""
         return [value for step in self.steps if is_finite(value := step.get(name, math.nan))]
 
     def list_newest(self, name: str, steps: int) -> list[float]:
-        """The values of the newest `steps` steps that have a finite one; empty if the newest step has none, or if
-        there are fewer."""
+        """List the newest `steps` finite values; none if there are fewer, or if the newest step lacks one."""
         has_newest = bool(self.steps) and is_finite(self.steps[-1].get(name, math.nan))
         values = self.list_values(name) if has_newest else []
         return values[-steps:] if len(values) >= steps else []
 
     def compute_mean(self, name: str, steps: int) -> float | None:
-        """Over the values of `list_newest`; None without any."""
+        """Return the mean of the values of `list_newest`, or None without values."""
         values = self.list_newest(name, steps)
         return statistics.fmean(values) if values else None
 
     def sum_newest(self, name: str, steps: int) -> float:
-        """Over the newest `steps` steps; missing values and values that are not finite count as 0."""
+        """Return the sum over the newest `steps` steps; missing and non-finite values count as 0."""
         return sum_finite([step.get(name, 0.0) for step in self.steps[-steps:]])
 
 

@@ -1,10 +1,10 @@
-"""Compares the probes of an engine with those of the learner: has the engine the published weights?
+"""Compares the probes of an engine with those of the learner, to check that the engine has the published weights.
 
-L and E are the changes of the learner's and of the engine's log probabilities of the same prompts, between two versions.
-An engine with the published weights follows: E = L + noise, where noise is the mismatch of both. Without them, E is noise.
-The share sum(E L) / sum(L L) is 1 in the first case and 0 in the second one, in expectation. It is computed once L exceeds
-the noise by far, so that small updates are compared over several versions. A version that the engine has followed is the
-start of the next comparison, so that a later loss is found as soon as an early one.
+L and E are the changes of the learner's and of the engine's log probabilities of the same prompts, between two
+versions. With the published weights, E = L + noise, where the noise is the mismatch of engine and learner. Without the
+published weights, E is noise. The expected share sum(E L) / sum(L L) is 1 in the first case, and 0 in the second case.
+The comparison takes place when L exceeds the noise by far, so that it covers several small updates. A version that the
+engine has followed is the start of the next comparison, so that the loss of any version is found equally soon.
 """
 
 import math
@@ -17,16 +17,15 @@ from asterism.bus.messages import WeightsProbed
 from asterism.configs.schema.health import HealthConfig
 from asterism.policies.health.step_history import is_finite
 
-# Root mean squares in nats.
-MIN_MOVEMENT = 1e-3  # of the learner, to compare movements at all
-MOVEMENT_FACTOR = 4.0  # over the mismatch, to compare movements
-# Of sum(E L) / sum(L L). Between the two the comparison continues with the next version.
+MIN_MOVEMENT = 1e-3  # least movement L to compare, a root mean square in nats
+MOVEMENT_FACTOR = 4.0  # least ratio of the movement L to the mismatch, to compare them
+# Limits of sum(E L) / sum(L L). Between the two limits, the comparison continues with the next version.
 UNMOVED_BELOW, MOVED_ABOVE = 0.25, 0.5
-MAX_MISMATCHES = 100  # of the first steps, for their median
+MAX_MISMATCHES = 100  # mismatches to keep for the median, those of the first steps
 
 
 class ProbeReference(msgspec.Struct, frozen=True):
-    """The probe of an engine from which movements count."""
+    """The probe of an engine at which a comparison of movements starts."""
 
     chosen_at: int
     version: int
@@ -35,21 +34,21 @@ class ProbeReference(msgspec.Struct, frozen=True):
 
 
 class ProbeFigures(msgspec.Struct):
-    """The figures of one probe in nats; `moved`, `followed` and `since` (a version) exist only with a comparison."""
+    """The figures of one probe: `gap` (nats); after a comparison also `moved` (nats), `followed`, `since` (version)."""
 
     version: int
     values: dict[str, float]
 
 
 class WeightProbes(msgspec.Struct):
-    """State of the recorder; empty at each launch of the run."""
+    """A part of the recorder's state; empty at each launch of the run."""
 
     references: dict[str, ProbeReference] = {}  # by engine
-    mismatches: list[float] = []  # of the tokens of the first steps without stale tokens
+    mismatches: list[float] = []  # mismatch of the tokens of each of the first steps without stale tokens
     newest: dict[str, ProbeFigures] = {}  # the last probe of each engine since the last step
 
     def add_probe(self, event: WeightsProbed, health: HealthConfig) -> None:
-        """A change of the prompts, and a value that is not finite, starts a new comparison."""
+        """Compare the probe with the reference. Changed prompts or a non-finite value start a new comparison."""
         learner, engine = event.learner_logprobs, event.engine_logprobs
         if len(learner) != len(engine) or not all(map(is_finite, (*learner, *engine))):
             self.references.pop(event.engine, None)
@@ -71,21 +70,21 @@ class WeightProbes(msgspec.Struct):
             self.references[event.engine] = newest
 
     def add_step(self, values: Mapping[str, float]) -> None:
-        """The mismatch of the tokens of a step, as a root mean square: the KL estimate k3 of small differences is half of
-        their mean square."""
+        """Store the mismatch of the step's tokens as a root mean square: for small differences, the KL estimate k3 is
+        half of their mean square."""
         k3 = values.get("mismatch_k3", math.nan)
         if is_finite(k3) and values.get("staleness_max", 0.0) == 0.0 and len(self.mismatches) < MAX_MISMATCHES:
             self.mismatches.append(math.sqrt(2 * max(0.0, k3)))
 
     def compute_mismatch(self, health: HealthConfig) -> float:
-        """Without a measured step, that of `health.mismatch_k3_nats`."""
+        """Return the median mismatch, or the mismatch at `health.mismatch_k3_nats` without a measured step."""
         return statistics.median(self.mismatches) if self.mismatches else math.sqrt(2 * health.mismatch_k3_nats)
 
     def take_metrics(self, step: int, health: HealthConfig) -> dict[str, float]:
-        """The figures of the probes since the previous call: over engines, the largest gap and the smallest share.
+        """Return the figures of the probes since the previous call: the engines' largest gap and smallest share.
 
-        A restarted engine probes weights of an ended step, at a time that no event of the run determines. The figures leave
-        out such a probe.
+        The figures leave out the probe of a restarted engine: it probes weights of an ended step, at a time that no
+        event of the run determines.
         """
         probes, self.newest = [each.values for each in self.newest.values() if each.version >= step], {}
         if not probes:
@@ -112,6 +111,6 @@ def _subtract(values: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def _divide_movements(engine: Sequence[float], learner: Sequence[float]) -> float:
-    """The least-squares factor of the learner's movement in the engine's; the former is not zero."""
+    """Return the least-squares factor of the learner's movement, which is not zero, in the engine's movement."""
     pairs = zip(engine, learner, strict=True)
     return math.fsum(of_engine * own for of_engine, own in pairs) / math.fsum(own * own for own in learner)

@@ -10,7 +10,7 @@ from asterism.policies.losses.policy_loss import LossInput, LossOutput
 
 
 def compute_grpo_loss(batch: LossInput) -> LossOutput:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A); for A < 0 at most -clip_dual A.
+    """Compute -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A); for A < 0 at most -clip_dual A.
 
     r is the ratio of a token's current and old probability.
 
@@ -22,7 +22,7 @@ def compute_grpo_loss(batch: LossInput) -> LossOutput:
 
 
 def compute_gspo_loss(batch: LossInput) -> LossOutput:
-    """GRPO with one ratio per sequence: the geometric mean of its tokens' ratios.
+    """Compute GRPO with one ratio per sequence: the geometric mean of the ratios of the sequence's tokens.
 
     The mean over sequences of the paper is learner.loss.mean = "sequence".
 
@@ -33,7 +33,7 @@ def compute_gspo_loss(batch: LossInput) -> LossOutput:
 
 
 def compute_cispo_loss(batch: LossInput) -> LossOutput:
-    """-clip(r, 1 - clip_low, 1 + clip_high) A log p, with no gradient through the ratio r.
+    """Compute -clip(r, 1 - clip_low, 1 + clip_high) A log p, with no gradient through the ratio r.
 
     Source: CISPO, arXiv 2506.13585 (MiniMax-M1), section 3.1. The paper has no lower bound: clip_low = 1.
     """
@@ -45,7 +45,7 @@ def compute_cispo_loss(batch: LossInput) -> LossOutput:
 
 
 def _compute_clipped_loss(batch: LossInput, ratios_N: Tensor) -> LossOutput:
-    """`clip_fraction`: of tokens without a gradient because of the clip."""
+    """The metric `clip_fraction` is the share of tokens without a gradient because of the clip."""
     advantages_N = batch.advantages_N
     unclipped_N = ratios_N * advantages_N
     clipped_N = ratios_N.clamp(1.0 - batch.clip_low, 1.0 + batch.clip_high) * advantages_N
@@ -61,5 +61,5 @@ def _compute_clipped_loss(batch: LossInput, ratios_N: Tensor) -> LossOutput:
 
 
 def compute_sft_loss(batch: LossInput) -> LossOutput:
-    """Cross entropy, averaged over the minibatch's loss tokens."""
+    """Compute the cross entropy, averaged over the minibatch's loss tokens."""
     return LossOutput(-batch.logprobs_N.sum() / batch.minibatch_tokens)

@@ -1,8 +1,8 @@
 """Products and pointwise functions of the output head, for one chunk of tokens.
 
-Shapes: C tokens of a chunk, E hidden size, V vocabulary. In 16 bits the products read 16-bit values and add in float32. A logit
-is rounded to 16 bits only where `float32_logits` is off. Rounding costs a log probability 0.002 (logits with a standard
-deviation of 1.3) to 0.03 (8); without it the error is that of float32 (docs/mismatch.md).
+Shapes: C tokens of a chunk, E hidden size, V vocabulary. In 16 bits, the products read 16-bit values and add in
+float32. Logits are rounded to 16 bits only if `float32_logits` is off. The rounding error of a log probability is then
+0.002 nats for logits with a standard deviation of 1.3, and 0.03 nats for a standard deviation of 8 (docs/mismatch.md).
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from torch import Tensor
 from asterism.policies.losses.logits_chunks import EAGER_LOGITS, FUSED_LOGITS, LogitsMemory
 
 _MAX_BLOCK_LOGITS = 1024
-_MIN_BLOCK_LOGITS = 64  # with fewer, partial sums cost more than a second read
-_CAST_BYTES = 8 << 20  # of the output matrix that a CPU converts to float32 at once: it stays in the cache
+_MIN_BLOCK_LOGITS = 64  # with fewer logits in a block, partial sums cost more than a second read
+_CAST_BYTES = 8 << 20  # part of the output matrix that a CPU converts to float32 at once, small enough for its cache
 
 
 class ChunkScores(NamedTuple):
@@ -26,37 +26,37 @@ class ChunkScores(NamedTuple):
 
 
 class ScoredChunk(NamedTuple):
-    """The inputs and results of the forward pass, and the gradients of the results: read by the backward pass."""
+    """The inputs of the backward pass: inputs and results of the forward pass, and the gradients of the results."""
 
     logits_CV: Tensor
     targets_C: Tensor
     temperature: float
     log_sums_C: Tensor
     entropies_C: Tensor
-    log_p_CV: Tensor | None  # of a chunk that is not recomputed; the logits are then unused
-    of_logprobs_C: Tensor  # gradients
-    of_entropies_C: Tensor | None
+    log_p_CV: Tensor | None  # log probabilities of a chunk that is not recomputed; the logits are then unused
+    of_logprobs_C: Tensor  # gradients of the log probabilities
+    of_entropies_C: Tensor | None  # gradients of the entropies
 
 
 class HeadKernels(Protocol):
-    """Pointwise work between the products. Logits are float32 or wider."""
+    """The pointwise functions between the products. Logits are float32 or wider."""
 
     @property
     def memory(self) -> LogitsMemory: ...
 
     def score(self, logits_CV: Tensor, targets_C: Tensor, temperature: float) -> ChunkScores:
-        """May overwrite the logits."""
+        """Score the targets. The implementation may overwrite the logits."""
         ...
 
     def differentiate(self, chunk: ScoredChunk, out_CV: Tensor) -> None:
         """Write the gradient of the logits: (1[target] - p) / temperature for each log probability, and
-        -p (log p + entropy) / temperature for each entropy. May overwrite the logits.
+        -p (log p + entropy) / temperature for each entropy. The implementation may overwrite the logits.
         """
         ...
 
 
 class EagerHeadKernels:
-    """One torch operation after the other."""
+    """Kernels as sequences of torch operations."""
 
     memory = EAGER_LOGITS
 
@@ -88,8 +88,8 @@ class EagerHeadKernels:
 
 
 class FusedHeadKernels:
-    """The same formulas as one expression each, for torch.compile: one read of the logits in the forward pass, and
-    a pass that reads and writes in the backward pass.
+    """Kernels as one expression for each pass, for torch.compile: the forward pass reads the logits once, and the
+    backward pass reads the logits and writes their gradient once.
 
     `compile_function` compiles an expression; without it, the expressions run eagerly.
     """
@@ -112,9 +112,9 @@ class FusedHeadKernels:
 def score_logits(logits_CV: Tensor, targets_C: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """Compute log probabilities, entropies and logs of sums, each [C].
 
-    A row is summed in K blocks of B logits, and then over the blocks. A compiled kernel keeps a block in registers between the
-    maximum and the sums, so that it reads the logits once; a whole row of a large vocabulary would be read twice. The sums of
-    the blocks are vectors, because Inductor pads the rows of a matrix, and then does not keep blocks in registers.
+    The function sums a row in K blocks of B logits, and then the blocks. A compiled kernel keeps a block in registers
+    between the maximum and the sums, so that it reads the logits once; it would read a whole row of a large vocabulary
+    twice. The sums of the blocks are vectors: Inductor pads the rows of a matrix, and then keeps no block in registers.
     """
     num_rows, vocab_size = logits_CV.shape
     scaled_LB = logits_CV.view(-1, count_block_logits(vocab_size)) / temperature  # L = C * K
@@ -160,7 +160,7 @@ def differentiate_logits(chunk: ScoredChunk, out_CV: Tensor) -> None:
 
 
 def compute_logits(hidden_CE: Tensor, weight_VE: Tensor, *, float32_logits: bool) -> Tensor:
-    """[C, V] in float32 or wider. Hidden states and weight have one dtype."""
+    """Return logits [C, V] in float32 or wider. Hidden states and weight have the same dtype."""
     if hidden_CE.dtype.itemsize > 2:
         return hidden_CE @ weight_VE.t()
     if not float32_logits:
@@ -175,7 +175,7 @@ def compute_logits(hidden_CE: Tensor, weight_VE: Tensor, *, float32_logits: bool
 
 
 def add_weight_gradient(total_VE: Tensor | None, gradient_GV: Tensor, hidden_GE: Tensor) -> Tensor:
-    """`total_VE` plus the gradient of G tokens, in place; a new tensor without a total. float32 or wider."""
+    """Add the gradient of G tokens to `total_VE` in place, or return a new tensor without a total. float32 or wider."""
     transposed_VG = gradient_GV.t()
     if gradient_GV.dtype.itemsize > 2:
         return transposed_VG @ hidden_GE if total_VE is None else total_VE.addmm_(transposed_VG, hidden_GE)

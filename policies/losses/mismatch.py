@@ -1,7 +1,7 @@
-"""The mismatch between engine and learner: importance weights against it, metrics, and a limit.
+"""The mismatch between engine and learner: importance weights that correct it, metrics, and a limit.
 
-The engine samples a token with the probability mu; the learner computes pi_old for the same weights. Other kernels,
-batches or dtypes make them differ. w = pi_old / mu is a token's importance weight. Shapes: N loss tokens.
+The engine samples a token with the probability mu; the learner computes pi_old for the same weights. Different kernels,
+batches or dtypes make mu and pi_old differ. w = pi_old / mu is a token's importance weight. Shapes: N loss tokens.
 """
 
 import math
@@ -15,12 +15,13 @@ from asterism.configs.schema.learner_config import LearnerConfig
 from asterism.policies.losses.policy_loss import LossOutput, max_or_zero
 
 LARGE_DIFFERENCE = 1.0  # nats
-CONFIDENT_PROBABILITY, CONFIDENT_DIFFERENCE = 0.5, 2.0  # in the engine; nats, by which the learner's is smaller
+CONFIDENT_PROBABILITY = 0.5  # least probability in the engine of a confident token
+CONFIDENT_DIFFERENCE = 2.0  # nats by which the learner's log probability of such a token is smaller
 SHARE_BEYOND_LARGE = "mismatch_above_1"
 
 
 class Correction(NamedTuple):
-    """All without gradient."""
+    """Importance weights and masks, all without gradient."""
 
     weights_N: Tensor
     is_masked_N: Tensor  # bool: excluded from the loss
@@ -52,10 +53,10 @@ def compute_correction(old_logprobs_N: Tensor, behaviour_logprobs_N: Tensor, lea
 
 
 def compute_mismatch_metrics(logprobs_N: Tensor, behaviour_logprobs_N: Tensor, correction: Correction) -> LossOutput:
-    """Before any clamp or mask, with d = log pi - log mu in nats, over tokens sampled from mu. A NaN is a large d.
+    """Compute metrics of d = log pi - log mu in nats, before any clamp or mask, over tokens sampled from mu.
 
     k1 = mean(-d) and k3 = mean(exp(d) - 1 - d) estimate KL(mu | pi). Source: Schulman, "Approximating KL
-    divergence", 2020. The tails are the lowest (as its negative) and the highest d.
+    divergence", 2020. The tails are the negative lowest d and the highest d. A NaN counts as a large d.
     """
     with torch.no_grad():
         # In float64, exp(d) is finite up to 709 nats.
@@ -81,7 +82,7 @@ def compute_mismatch_metrics(logprobs_N: Tensor, behaviour_logprobs_N: Tensor, c
 
 
 def _find_confident(behaviour_logprobs_N: Tensor, differences_N: Tensor) -> Tensor:
-    """Bool [N]: tokens that are likely in the engine and unlikely in the learner. Means over all tokens hide them."""
+    """Return bool [N]: tokens likely in the engine and unlikely in the learner. Means over all tokens hide them."""
     is_likely_N = behaviour_logprobs_N >= math.log(CONFIDENT_PROBABILITY)
     return is_likely_N & ~(differences_N >= -CONFIDENT_DIFFERENCE)
 

@@ -1,8 +1,8 @@
 """The interface of losses: a function from a micro batch's log probabilities to a loss and named metrics.
 
-Shapes: N loss tokens of a micro batch, S of its sequences. A micro batch contains whole sequences, and may be empty.
-A loss is a sum over the micro batch, divided by a total of the minibatch, so that the losses of all micro batches and
-ranks add up to the loss of the minibatch. docs/losses.md has an example.
+Shapes: N loss tokens of a micro batch, S sequences. A micro batch contains whole sequences, and may be empty. A loss is
+a sum over the micro batch, divided by a total of the minibatch. So the losses of all micro batches and ranks add up to
+the loss of the minibatch. docs/losses.md has an example.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class LossInput(NamedTuple):
 
     @property
     def log_ratios_N(self) -> Tensor:  # noqa: N802 - the shape is part of the name
-        """log p - log p_old within +-log_ratio_limit, beyond which a token has no gradient."""
+        """The clamped log ratio log p - log p_old; beyond +-log_ratio_limit, a token has no gradient."""
         return (self.logprobs_N - self.old_logprobs_N).clamp(-self.log_ratio_limit, self.log_ratio_limit)
 
     @property
@@ -41,24 +41,24 @@ class LossInput(NamedTuple):
         return self.advantages_N.new_zeros(self.num_sequences).index_copy(0, self.sequences_N, self.advantages_N)
 
     def mean(self, values_N: Tensor) -> Tensor:
-        """This micro batch's part of the configured mean over the minibatch; scalar."""
+        """Return this micro batch's part of the configured mean over the minibatch, a scalar."""
         return (values_N * self.weights_N.to(values_N.dtype)).sum()
 
     def corrected_mean(self, values_N: Tensor) -> Tensor:
-        """`mean` of the values times their importance weights."""
+        """Return the `mean` of the values times their importance weights."""
         return self.mean(values_N * self.corrections_N)
 
     def sum_by_sequence(self, values_N: Tensor) -> Tensor:
-        """[S], with gradient."""
+        """Return the sums [S], with gradient."""
         return values_N.new_zeros(self.num_sequences).index_add(0, self.sequences_N, values_N)
 
     def mean_by_sequence(self, values_N: Tensor) -> Tensor:
-        """[S], with gradient; 0 for a sequence without tokens."""
+        """Return the means [S], with gradient; 0 for a sequence without tokens."""
         return self.sum_by_sequence(values_N) / self.sum_by_sequence(torch.ones_like(values_N)).clamp(min=1)
 
 
 class LossOutput(NamedTuple):
-    """The names of the metrics must not depend on the data: every rank reduces the same ones."""
+    """A loss and its metrics. All ranks reduce the same metrics, so their names must not depend on the data."""
 
     loss: Tensor  # scalar
     token_means: Mapping[str, Tensor] = {}  # metric -> its sum over the tokens
@@ -70,7 +70,7 @@ PolicyLoss = Callable[[LossInput], LossOutput]
 
 
 def compute_policy_metrics(batch: LossInput) -> LossOutput:
-    """Metrics of any loss: the ratio within log_ratio_limit, and the entropy."""
+    """Compute the metrics of every loss: the ratio within log_ratio_limit, and the entropy."""
     with torch.no_grad():
         ratios_N = batch.log_ratios_N.exp()
         means = {"ratio": ratios_N.sum(), "entropy": batch.entropies_N.sum()}

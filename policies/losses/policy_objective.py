@@ -1,7 +1,7 @@
-"""The objective of an RL update: the configured loss with the optional terms, and the metrics of every loss.
+"""The objective of an RL update: the configured loss with optional terms, and the metrics of every loss.
 
-The terms, a KL divergence to a frozen reference and an entropy bonus, are off by default, as in rStar2-Agent (arXiv
-2508.20722, section 3).
+The optional terms are a KL divergence to a frozen reference and an entropy bonus. Both are off by default, as in
+rStar2-Agent (arXiv 2508.20722, section 3).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from asterism.policies.losses.policy_loss import LossInput, LossOutput, compute_
 
 class PolicyObjective:
     def __init__(self, learner: LearnerConfig) -> None:
-        """`learner`: without "auto" (LearnerConfig.resolve_auto). Raises UnusableInput for an unknown loss."""
+        """Load the loss of `learner`, after LearnerConfig.resolve_auto. Raises UnusableInput for an unknown loss."""
         self._learner = learner
         self._compute_loss = load_policy_loss(learner.loss.function)
 
     def compute(self, batch: LossInput, reference_logprobs_N: Tensor | None) -> LossOutput:
-        """The loss with importance weights, plus the terms; the names of their metrics are unique."""
+        """Compute the loss with importance weights, plus the optional terms. All metrics have different names."""
         learner = self._learner
         # Recomputed log probabilities are those before the step; the engine's are compared with the present ones.
         learner_logprobs_N = batch.logprobs_N if learner.loss.old_logprobs == "engine" else batch.old_logprobs_N
@@ -47,9 +47,9 @@ def _merge(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def compute_optional_terms(batch: LossInput, reference_logprobs_N: Tensor | None, learner: LearnerConfig) -> LossOutput:
-    """kl_coef * KL(pi | pi_ref) - entropy_coef * entropy, each in the configured mean, without importance weights.
+    """Compute kl_coef * KL(pi | pi_ref) - entropy_coef * entropy, as configured means without importance weights.
 
-    `reference_logprobs_N`: without gradient; None without a KL term.
+    `reference_logprobs_N` has no gradient, and is None without a KL term.
     """
     loss = batch.logprobs_N.new_zeros(())
     metrics: dict[str, Tensor] = {}
@@ -65,7 +65,7 @@ def compute_optional_terms(batch: LossInput, reference_logprobs_N: Tensor | None
 
 
 def estimate_kl(logprobs_N: Tensor, reference_N: Tensor, estimator: str, limit: float) -> Tensor:
-    """Estimates of KL(pi | pi_ref) by token, in nats, with d = log pi - log pi_ref within +-limit.
+    """Estimate KL(pi | pi_ref) of each token in nats, with d = log pi - log pi_ref within +-limit.
 
     k1 = d (its gradient has the expectation 0), k2 = d^2 / 2 (its gradient is that of the divergence),
     k3 = exp(-d) - 1 + d. Source: Schulman, "Approximating KL divergence", 2020; k3: GRPO, arXiv 2402.03300, equation 4.

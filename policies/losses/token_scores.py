@@ -1,10 +1,10 @@
 """Log probabilities and entropies of the loss tokens, in chunks that bound the memory of the logits.
 
-Shapes: N loss tokens of a micro batch, C of a chunk, G of a group of chunks, E hidden size, V vocabulary.
+Shapes: N loss tokens of a micro batch, C tokens of a chunk, G tokens of a group of chunks, E hidden size, V vocabulary.
 
-The backward pass computes the logits of a chunk again and writes their gradient. The products of the gradient with the
-output matrix and with the hidden states follow once for a group of chunks, because each one of the latter adds to a float32
-gradient of the whole matrix.
+The backward pass recomputes the logits of a chunk and writes their gradient. It multiplies the gradient with the output
+matrix and with the hidden states once for a group of chunks, because each product with the hidden states is added to a
+float32 gradient of the whole matrix.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,11 +28,11 @@ EAGER_KERNELS = EagerHeadKernels()
 
 
 class ScoredTokens(NamedTuple):
-    """Which tokens of a micro batch to score, and under which distribution."""
+    """The tokens of a micro batch to score, and the options of their distribution."""
 
     positions_N: Tensor  # int64, indices into the flattened [B * T] of the hidden states that predict the tokens
     targets_N: Tensor  # int64
-    temperature: float = 1.0  # of sampling
+    temperature: float = 1.0  # sampling temperature
     entropy_gradient: bool = False
     float32_logits: bool = True  # learner.head_dtype; only for hidden states of 16 bits
 
@@ -67,10 +67,9 @@ def compute_token_scores(
     float32_logits: bool = True,
     kernels: HeadKernels = EAGER_KERNELS,
 ) -> TokenScores:
-    """Targets under softmax(hidden @ weight.T / temperature), in float32 or wider.
+    """Score the targets under softmax(hidden @ weight.T / temperature), in float32 or wider.
 
-    The products read `weight_VE` in the dtype of the hidden states. The weight may have float32 values, and receives a float32
-    gradient.
+    The products read `weight_VE` in the dtype of the hidden states. A float32 weight receives a float32 gradient.
     """
     chunk_tokens = count_chunk_tokens(len(weight_VE), kernels.memory)
     group_tokens = count_group_tokens(len(weight_VE), chunk_tokens) if hidden_NE.is_cuda else chunk_tokens
@@ -93,7 +92,7 @@ class _HeadInputs(NamedTuple):
 
 
 class _TokenSums(NamedTuple):
-    """The forward pass writes them for each token."""
+    """The results of the forward pass for each token."""
 
     logprobs_N: Tensor
     entropies_N: Tensor
@@ -101,9 +100,8 @@ class _TokenSums(NamedTuple):
 
 
 def _score_chunk(inputs: _HeadInputs, chunk: slice, sums: _TokenSums) -> Tensor | None:
-    """Write the chunk's rows of `sums`. Returns the log probabilities of a single chunk, [C, V], if the kernels keep them.
-
-    Those of other chunks are freed before the next chunk.
+    """Write the chunk's rows of `sums`. Return the log probabilities [C, V] if the kernels compute them and the micro
+    batch is one chunk; otherwise they are freed before the next chunk.
     """
     scores = inputs.options.kernels.score(
         inputs.compute_logits(chunk), inputs.targets_N[chunk], inputs.options.temperature
@@ -121,7 +119,7 @@ def _collect_chunk(
     kept_CV: Tensor | None,
     gradients_N: Sequence[Tensor],
 ) -> ScoredChunk:
-    """Compute the chunk's logits again unless its log probabilities were kept. `gradients_N`: of the two outputs."""
+    """Recompute the chunk's logits unless its log probabilities were kept. `gradients_N`: one for each output."""
     return ScoredChunk(
         inputs.compute_logits(chunk) if kept_CV is None else kept_CV,
         inputs.targets_N[chunk],
@@ -135,7 +133,7 @@ def _collect_chunk(
 
 
 class _Scores(Function):
-    """Saves the log probabilities of a single chunk if the kernels compute them; other logits are recomputed."""
+    """Saves the log probabilities of a single chunk if the kernels compute them; recomputes other logits."""
 
     @staticmethod
     def forward(

@@ -1,1 +1,1 @@
-"""One rollout process: the state machine of each trajectory and its transitions."""
+"""The decider of a rollout process: trajectories as state machines, their transitions, and executors."""

@@ -71,12 +71,12 @@ def call_tools(rules: Rules, trajectory: Trajectory, now: float) -> Transition:
 def select_calls(
     rules: Rules | DialogueConfig, calls: tuple[ToolCall | MalformedCall, ...]
 ) -> tuple[ToolCall | MalformedCall, ...]:
-    """The calls of a turn that get a result."""
+    """Return the calls of a turn that receive a result."""
     return calls if rules.surplus_calls == "error" else calls[: rules.max_calls_per_turn]
 
 
 def format_refusal(rules: Rules | DialogueConfig, place: int, call: ToolCall | MalformedCall) -> str | None:
-    """The result of a call that cannot run; None if it can."""
+    """Return the result of a call that cannot run, or None if the call can run."""
     if isinstance(call, MalformedCall):
         return format_malformed_call(call, rules.result_characters, rules.result_format)
     if place >= rules.max_calls_per_turn:
@@ -113,12 +113,12 @@ def _set_result(trajectory: Trajectory, number: int, text: str) -> Trajectory:
 
 
 def keeps_effects(outcome: CodeOutcome) -> bool:
-    """After a cell that times out, crashes or is refused, the notebook restores its state."""
+    """Return false for a cell that timed out, crashed or was refused: the notebook then restores its earlier state."""
     return isinstance(outcome, CodeOk | CodeRaised | CodeOutOfMemory)
 
 
 def retry_call(rules: Rules, trajectory: Trajectory, now: float, event: CallFailed) -> Transition:
-    """Retry the call, or fail the trajectory; SessionEnded then stops its other open calls."""
+    """Retry the call, or fail the trajectory; SessionEnded then stops the other open calls."""
     if event.call in trajectory.retried_calls:
         return fail(rules, trajectory, now, event.cause)
     trajectory = replace(trajectory, retried_calls=(*trajectory.retried_calls, event.call))
@@ -126,7 +126,7 @@ def retry_call(rules: Rules, trajectory: Trajectory, now: float, event: CallFail
 
 
 def lose_executor(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transition:
-    """Open calls are retried once, like after any failure, or the trajectory fails."""
+    """Mark the open calls as retried, or fail the trajectory if one of them was retried before."""
     trajectory = replace(trajectory, executor="")
     if trajectory.phase == "grading":
         return retry(rules, trajectory, now, cause)
@@ -140,7 +140,7 @@ CallRequest = SessionRestored | EnvironmentRestored | CodeRequested | Environmen
 
 
 def build_pending_requests(trajectory: Trajectory) -> list[CallRequest]:
-    """The requests for a newly assigned executor: notebook and environment, then the open calls."""
+    """Build the requests for a newly assigned executor: environment and notebook, then the open calls."""
     restored: list[CallRequest] = []
     tid = trajectory.trajectory_id
     if trajectory.environment.calls:
@@ -167,7 +167,7 @@ def append_results(rules: Rules, trajectory: Trajectory, now: float) -> Transiti
     )
     if rules.kind == "dialogue" and trajectory.turn >= rules.max_turns:
         return stop(rules, trajectory, now, "turns")
-    if observation is None and rules.kind == "dialogue":  # the turn has no text for the user
+    if observation is None and rules.kind == "dialogue":  # the turn ended within its reasoning
         return stop(rules, trajectory, now, "no_answer")
     if observation is None:
         return fail(rules, trajectory, now, "renderer: the chat format cannot continue after the turn's calls")
@@ -182,17 +182,17 @@ def append_results(rules: Rules, trajectory: Trajectory, now: float) -> Transiti
 
 
 def open_environment(trajectory: Trajectory) -> Transition:
-    """Wait for the first observation. The trajectory takes a lease after it."""
+    """Request the first observation. The trajectory requests a lease after the observation."""
     opening = replace(trajectory, phase="calling", holds_lease=False, has_session=True)
     return opening, [Send(EXECUTOR, opening.build_call_request(OPENING_CALL))]
 
 
 def on_opened(rules: Rules, trajectory: Trajectory, now: float, event: EnvironmentReturned) -> Transition:
-    """The first observation ends the prompt."""
+    """Append the first observation, which ends the prompt, and request a lease."""
     observation = event.outcome
     if not isinstance(observation, Observation):
         raise ProtocolError(
-            f"trajectory {trajectory.trajectory_id} has no first observation: an executor fails the call"
+            f"trajectory {trajectory.trajectory_id} has no first observation; the executor must send CallFailed"
         )
     added = rules.renderer.render_opening(observation.content)
     prompt_ids = trajectory.group.prompt_ids + ids_to_bytes(added)
@@ -214,7 +214,7 @@ def on_environment_returned(rules: Rules, trajectory: Trajectory, now: float, ev
     assert isinstance(request, EnvironmentCalled)
     tools = _count_call(trajectory.tools, request.method, timed_out=isinstance(outcome, EnvironmentTimedOut))
     trajectory = _add_answered_call(trajectory, event)
-    if not rules.dialogue.has_opening:  # there is no instance to restore
+    if not rules.dialogue.has_opening:  # the task has no instance to restore
         trajectory = replace(trajectory, environment=replace(trajectory.environment, calls=()))
     trajectory = replace(
         _set_result(trajectory, event.call, text),

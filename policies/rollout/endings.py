@@ -1,4 +1,4 @@
-"""Transitions that end a trajectory, retry, or take and release its resources.
+"""Transitions that end or retry a trajectory, or request and release its resources.
 
 EXECUTOR is a placeholder address; asterism.policies.rollout.rollout replaces it by the assigned executor.
 """
@@ -19,7 +19,7 @@ from asterism.policies.decider import Send
 from asterism.policies.dialogue.release_text import count_release_marks, find_response_answer
 from asterism.policies.rollout.trajectory import Rules, Trajectory
 
-MAX_RETRIES = 1  # after infrastructure failures of a turn, a grading or a call
+MAX_RETRIES = 1  # retries of a turn, a grading or a call after infrastructure failures
 EXECUTOR = "executor"
 
 Transition = tuple[Trajectory, list[Send]]
@@ -33,7 +33,7 @@ def request_lease(rules: Rules, trajectory: Trajectory) -> Transition:
         turn=trajectory.turn,
         lease=trajectory.lease + 1,
         tokens=record.num_tokens,
-        prompt_tokens=len(trajectory.group.prompt_ids) // 4,  # without a first observation: siblings share them
+        prompt_tokens=len(trajectory.group.prompt_ids) // 4,  # shared by siblings, without the first observation
         max_new_tokens=rules.response_tokens - record.response_tokens,
     )
     return replace(trajectory, holds_lease=True), [Send(rules.arbiter, request)]
@@ -52,7 +52,7 @@ def fail(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transi
 
 
 def stop(rules: Rules, trajectory: Trajectory, now: float, ending: Ending) -> Transition:
-    """Grade the answer; with reward functions, also a trajectory without one. Unanswered calls do not count."""
+    """Grade the answer, or a trajectory without an answer if it has reward functions. Drop unanswered calls."""
     trajectory = replace(trajectory, ending=ending, requested=(), results=())
     has_answer = ending == "answered"
     if rules.graded_text == "response" and rules.kind != "dialogue":
@@ -64,7 +64,7 @@ def stop(rules: Rules, trajectory: Trajectory, now: float, ending: Ending) -> Tr
 
 
 def _search_response(rules: Rules, trajectory: Trajectory) -> tuple[Trajectory, bool]:
-    """The trajectory with the answer of its whole response, and whether there is one. The ending remains at a limit."""
+    """Search the whole response for an answer. Return the trajectory, and whether it has an answer."""
     answer = find_response_answer(rules.renderer.decode_response(trajectory.record), rules.dialogue)
     if answer is None:
         return trajectory, trajectory.ending == "answered"
@@ -121,7 +121,7 @@ def _release_resources(rules: Rules, trajectory: Trajectory) -> Transition:
 
 
 def release_lease(rules: Rules, trajectory: Trajectory) -> Transition:
-    """Release at the engine first, so that the arbiter never grants tokens in use."""
+    """Release the lease at the engine before the arbiter, which would otherwise grant tokens in use."""
     if not trajectory.holds_lease:
         return trajectory, []
     released = LeaseReleased(trajectory.trajectory_id, trajectory.record.num_tokens)

@@ -1,8 +1,8 @@
-"""Places trajectories on executors: the fewest open calls per slot when the first call is made.
+"""Places a trajectory, at its first call, on the executor with the fewest open calls per slot.
 
-A trajectory keeps its executor, which has its notebook, until that executor leaves. Infrastructure
-failures count as open calls until a call succeeds, so that an executor that fails every call
-immediately does not attract more. An address belongs to one incarnation of an executor: an
+A trajectory keeps its executor, which holds its notebook, until the executor leaves. Infrastructure
+failures count as open calls until a call succeeds. Otherwise an executor that fails every call
+immediately would receive most calls. An address belongs to one incarnation of an executor: an
 executor that has left never joins again.
 """
 
@@ -11,21 +11,21 @@ from msgspec.structs import replace
 
 from asterism.bus.messages import ExecutorJoined, ProtocolError
 
-_MAX_DEPARTED = 65_536  # remembered incarnations
+_MAX_DEPARTED = 65_536  # addresses of departed executors that are kept
 
 
 class ExecutorOccupancy(msgspec.Struct, frozen=True):
     slots: int
-    open_calls: int = 0  # sent and not answered, including gradings
+    open_calls: int = 0  # unanswered calls, including gradings
     failures: int = 0  # infrastructure failures since the last result
 
 
 class ExecutorPlacement:
-    """The joined executors, by address."""
+    """The occupancy of the joined executors by address."""
 
     def __init__(self) -> None:
         self.loads: dict[str, ExecutorOccupancy] = {}
-        self._departed: dict[str, None] = {}  # oldest first
+        self._departed: dict[str, None] = {}  # addresses of departed executors, oldest first
 
     def add_executor(self, event: ExecutorJoined) -> None:
         if event.executor in self.loads:
@@ -45,12 +45,12 @@ class ExecutorPlacement:
             del self._departed[next(iter(self._departed))]
 
     def find_least_busy(self) -> str | None:
-        """Ties go to the first name."""
+        """Return the least busy executor, of equal ones the first by name; None without executors."""
         shares = [((load.open_calls + load.failures) / load.slots, name) for name, load in self.loads.items()]
         return min(shares)[1] if shares else None
 
     def add_open_calls(self, executor: str, calls: int) -> None:
-        """`calls` is negative for answered calls."""
+        """Add `calls` to the executor's open calls; negative for answered calls."""
         if calls:
             load = self.loads[executor]
             self.loads[executor] = replace(load, open_calls=load.open_calls + calls)

@@ -1,7 +1,8 @@
-"""The trajectories of one rollout process: routes events to trajectories, and calls to executors.
+"""The decider of a rollout process: routes events to trajectories, and calls to executors.
 
-Without an executor, trajectories wait with their calls. When an executor leaves, its open calls
-are retried elsewhere; answers from any other executor than the assigned one are dropped as late.
+Without an executor, trajectories with calls wait. When an executor leaves, other executors receive
+its open calls again. Answers from an executor that is not assigned to the trajectory are dropped as
+late.
 
 When an engine leaves, its in-flight turns fail. Their trajectories request a new lease, and so
 does any trajectory that is later granted a lease on that engine. Incarnation numbers keep a late
@@ -44,13 +45,13 @@ from asterism.policies.rollout.rollout_policy import IndependentTrajectories, Ro
 from asterism.policies.rollout.trajectory import CallAnswer, Phase, Rules, Trajectory, TrajectoryEvent
 from asterism.policies.rollout.transitions import abort, adopt, decline_lease
 
-# Remembered trajectories that were aborted while they waited for a lease; the oldest are dropped.
+# Newest ids to keep of trajectories that were aborted while they waited for a lease.
 MAX_ABORTED_WHILE_LEASING = 65_536
 _TRAJECTORY_EVENTS: tuple[type, ...] = get_args(TrajectoryEvent)
 
 
 class PlacementSummary(msgspec.Struct, frozen=True):
-    """Fingerprinted after an executor has joined or left."""
+    """The part of the state that is fingerprinted after an executor has joined or left."""
 
     loads: dict[str, ExecutorOccupancy]
     waiting: tuple[int, ...]
@@ -59,7 +60,7 @@ class PlacementSummary(msgspec.Struct, frozen=True):
 class Rollout:
     """A decider (asterism.policies.decider.Decider). Trajectories share only the rules, the policy and the executors.
 
-    `rules`: by name of the task. `make_policy` runs at the start of the run.
+    `rules` is by task name. The decider calls `make_policy` at the start of the run.
     """
 
     def __init__(
@@ -72,15 +73,15 @@ class Rollout:
 
     def _reset(self) -> None:
         self._policy = self._make_policy()
-        self.trajectories: dict[int, Trajectory] = {}  # the live ones
+        self.trajectories: dict[int, Trajectory] = {}  # live trajectories
         self.num_by_phase = Counter[Phase]()  # live trajectories
-        self.num_generating = Counter[str]()  # live trajectories, by engine
+        self.num_generating = Counter[str]()  # generating trajectories, by engine
         self.ended: dict[int, Trajectory] = {}  # trajectories that the last decision ended
         self.placement = ExecutorPlacement()
         # Trajectories with open calls and without an executor, in order.
         self.waiting_for_executor: dict[int, None] = {}
-        self._departed_engines: dict[str, int] = {}  # by engine: its last departed incarnation
-        self._next_trajectory_id = 0  # larger than every id that was started
+        self._departed_engines: dict[str, int] = {}  # newest departed incarnation of each engine
+        self._next_trajectory_id = 0  # larger than every id of a started trajectory
         self._aborted_while_leasing: dict[int, None] = {}
         self._last_changed: Trajectory | None = None
 
@@ -106,7 +107,7 @@ class Rollout:
                 raise ProtocolError(f"a rollout process does not accept {type(event).__name__}")
 
     def get_state_after(self, event: AnyMessage) -> msgspec.Struct | None:
-        """The trajectory that the event changed; for an executor's event, the placement."""
+        """Return the trajectory that the event changed, or the placement after an executor's event."""
         if isinstance(event, ExecutorJoined | ExecutorLeft):
             return PlacementSummary(self.placement.loads, tuple(self.waiting_for_executor))
         return self._last_changed
@@ -168,7 +169,7 @@ class Rollout:
         return self._policy.advance(rules, trajectory, now, event, self.trajectories)
 
     def _apply_transitions(self, trajectory: Trajectory, changed: Sequence[Transition]) -> list[Send]:
-        """`changed`: of the event's trajectory and of its siblings. Raises UnusableInput for other trajectories."""
+        """Apply transitions of the event's trajectory and of its siblings; raises UnusableInput for others."""
         effects: list[Send] = []
         after_event: Trajectory | None = trajectory
         for after, sends in changed:
@@ -207,13 +208,13 @@ class Rollout:
         return effects
 
     def _on_engine_left(self, now: float, event: EngineLeft) -> list[Send]:
-        """Its in-flight turns are retried once, like after any failure."""
+        """Fail the engine's in-flight turns. The rollout policy retries a turn once, as after any failure."""
         if event.incarnation <= self._departed_engines.get(event.engine, 0):
             raise ProtocolError(f"incarnation {event.incarnation} of {event.engine} had already left")
         self._departed_engines[event.engine] = event.incarnation
         effects: list[Send] = []
         for trajectory_id in list(self.trajectories):
-            each = self.trajectories.get(trajectory_id)  # a policy may have changed it
+            each = self.trajectories.get(trajectory_id)  # a policy may have changed or ended the trajectory
             if (
                 each is not None
                 and each.phase == "generating"
@@ -226,7 +227,7 @@ class Rollout:
         return effects
 
     def _is_late(self, trajectory: Trajectory | None, event: CallAnswer) -> bool:
-        """Whether an answer was in flight when its trajectory ended or its executor left."""
+        """Return whether the answer was in flight when its trajectory ended or its executor left."""
         if trajectory is None:
             return event.trajectory_id < self._next_trajectory_id
         return event.executor != trajectory.executor
@@ -251,7 +252,7 @@ class Rollout:
     # ---------------------------------------------------------------- executors
 
     def _route(self, trajectory: Trajectory, sends: Sequence[Send]) -> tuple[Trajectory, list[Send]]:
-        """Fill in the executor's address; a trajectory without an executor is placed, or waits."""
+        """Fill in the executor's address. Place a trajectory without an executor, or let it wait."""
         if trajectory.executor:
             return trajectory, [
                 Send(trajectory.executor, send.message) if send.to == EXECUTOR else send for send in sends
@@ -261,7 +262,7 @@ class Rollout:
         return placed, [*others, *requests]
 
     def _place(self, trajectory: Trajectory) -> tuple[Trajectory, list[Send]]:
-        """Assign an executor to a trajectory with open calls."""
+        """Assign an executor to a trajectory with open calls, or let it wait."""
         if not trajectory.open_calls:
             return trajectory, []
         executor = self.placement.find_least_busy()

@@ -1,12 +1,13 @@
-"""Rollout policies: how the trajectories of a group begin and advance. `rl.rollout_policy` replaces the policy as a whole.
+"""Rollout policies start and advance the trajectories of a group. `rl.rollout_policy` selects the policy.
 
 The rollout process calls `start` once for each group, and `advance` for each event of a live trajectory. Both return
-transitions: a trajectory's next state with the messages to send. The default starts all trajectories at once, and each one
-advances alone. Best-of-n, tree search and a fixed number of turns are in examples/rollout_policies.py; docs/tasks.md
-explains them.
+transitions: a trajectory's next state with the messages to send. The default policy starts all trajectories at once,
+and advances each trajectory alone. examples/rollout_policies.py contains best-of-n, tree search and a fixed number of
+turns; docs/tasks.md explains them.
 
-A policy is part of a decider, so a replay repeats its decisions: it may keep a state of its own, but reads no clock, no file and
-no random source (asterism.policies.seeded_random has seeded draws). Every trajectory of a group must end once.
+A policy is part of a decider, and a replay repeats its decisions. So a policy may keep a state of its own, but must not
+read a clock, a file or a random source (asterism.policies.seeded_random has seeded draws). Every trajectory of a group
+must end exactly once.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from asterism.policies.rollout.trajectory import Rules, Trajectory, TrajectoryEv
 
 
 class RolloutPolicy(Protocol):
-    """One object lives in each rollout process, from the start of the run on."""
+    """The interface of policies. Each rollout process makes one policy object at the start of the run."""
 
     def start(self, rules: Rules, group: StartGroup, now: float) -> list[Transition]:
         """Return one transition for each trajectory of the group, in the order of their ids."""
@@ -37,9 +38,9 @@ class RolloutPolicy(Protocol):
         event: TrajectoryEvent | ExecutorLeft,
         live: Mapping[int, Trajectory],
     ) -> list[Transition]:
-        """Return the transition of the event's trajectory, and those of siblings that change with it.
+        """Return the transition of the event's trajectory, and the transitions of siblings that change with it.
 
-        `live`: all live trajectories by id; those of the group have the ids `list_siblings(trajectory.group)`.
+        `live` contains all live trajectories by id. The ids of the group are `list_siblings(trajectory.group)`.
         Raises ProtocolError for an event that the trajectory's phase does not accept.
         """
         ...
@@ -81,7 +82,7 @@ def list_siblings(group: StartGroup) -> range:
 
 
 def park(group: StartGroup, trajectory_id: int, now: float) -> Transition:
-    """Return a trajectory that waits, without a lease, until a policy continues it with `branch` or `transitions.start`."""
+    """Return a trajectory that waits without a lease until a policy calls `branch` or `transitions.start`."""
     record = build_blank_record(group.prompt_ids)
     return Trajectory(trajectory_id=trajectory_id, group=group, record=record, since=now, holds_lease=False), []
 
@@ -93,7 +94,7 @@ def is_parked(trajectory: Trajectory) -> bool:
 def branch(rules: Rules, parked: Trajectory, source: Trajectory, now: float) -> Transition:
     """Continue a parked trajectory from the turns, notebook and environment of a sibling that is between two turns.
 
-    Its seed is its own, so its next tokens differ.
+    The parked trajectory has its own seed, so its next tokens differ from the sibling's.
     """
     copied = replace(
         source, trajectory_id=parked.trajectory_id, waits=parked.waits, retries=0, retried_calls=(), has_session=False

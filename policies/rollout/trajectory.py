@@ -1,7 +1,7 @@
-"""The state of one trajectory, and the guards of its phases. asterism.policies.rollout.transitions has the
+"""The state of one trajectory, and the guards of its phases. asterism.policies.rollout.transitions contains the
 transitions.
 
-With an environment, it starts in calling, until its first observation.
+A trajectory with an environment starts in calling, until its first observation.
 
 leasing --LeaseGranted--> generating --TurnGenerated--> calling --CodeFinished (all)--> leasing ...
    ^                          |  |                                                         |
@@ -47,16 +47,16 @@ from asterism.policies.tools.python_tools import PYTHON_TOOLS, build_program
 from asterism.policies.tools.task_description import TaskKind
 
 Phase = Literal["leasing", "generating", "calling", "grading", "ended"]
-PHASES: tuple[Phase, ...] = ("leasing", "generating", "calling", "grading")  # of a live trajectory
+PHASES: tuple[Phase, ...] = ("leasing", "generating", "calling", "grading")  # phases of a live trajectory
 CallAnswer = CodeFinished | EnvironmentReturned | CallFailed | AnswerGraded
 TrajectoryEvent = LeaseGranted | LeaseDeferred | TurnGenerated | TurnFailed | CallAnswer
 
 GRADING_CALL = -1  # the call number of a grading
-STEP = "step"  # the method of a dialogue that answers a turn
+STEP = "step"  # the method of a dialogue task that answers a turn
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Settings shared by all trajectories of a task."""
+    """The settings of all trajectories of a task."""
 
     renderer: DialogueRenderer
     response_tokens: int
@@ -67,10 +67,10 @@ class Rules(msgspec.Struct, frozen=True):
     result_format: ResultFormat = "default"
     kind: TaskKind = "tools"
     prompt_tokens: int = 1 << 30  # limit of the prompt with the first observation
-    surplus_calls: str = "error"  # these two as in DialogueConfig
-    graded_text: str = "last_turn"
+    surplus_calls: str = "error"  # see DialogueConfig
+    graded_text: str = "last_turn"  # see DialogueConfig
     counts_release_marks: bool = False  # for roc.penalty = "release"
-    evaluated_response_tokens: int = 0  # `response_tokens` of evaluations; 0: the same
+    evaluated_response_tokens: int = 0  # `response_tokens` of evaluations; 0: `response_tokens`
     arbiter: str = ARBITER
     buffer: str = BUFFER
     launcher: str = LAUNCHER
@@ -81,7 +81,6 @@ class Rules(msgspec.Struct, frozen=True):
 
     @property
     def of_evaluations(self) -> Rules:
-        """The rules of the task's evaluations."""
         return replace(self, response_tokens=self.evaluated_response_tokens or self.response_tokens)
 
 
@@ -103,40 +102,40 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
     waits: PhaseTimes = PhaseTimes()
     engine: str = ""
     engine_incarnation: int = 0
-    migrations: int = 0  # to another engine, between or within turns
+    migrations: int = 0  # migrations to another engine, between or within turns
     lease: int = 0
     leased_tokens: int = 0
-    executor: str = ""  # empty before its first call, and without an executor
+    executor: str = ""  # address; empty before the first call, and while no executor is assigned
     turn: int = 0
     turn_start: int = 0  # position of the current turn's first token
     requested: tuple[ToolCall | MalformedCall, ...] = ()  # calls of the current turn
-    results: tuple[str | None, ...] = ()  # their result texts; None while a call is open
+    results: tuple[str | None, ...] = ()  # result texts of `requested`; None for an open call
     calls: int = 0
     calls_failed: int = 0
     responses_with_error: int = 0
     answer: str = ""
-    ending: Ending = "answered"  # while it is graded
+    ending: Ending = "answered"  # valid in grading
     answer_opens: int = 0
     answer_closes: int = 0
     holds_lease: bool = True
     has_session: bool = False
-    cells: tuple[CodeRequested, ...] = ()  # notebook cells with effects on its state
+    cells: tuple[CodeRequested, ...] = ()  # notebook cells that changed the notebook's state
     retries: int = 0
     retried_calls: tuple[int, ...] = ()
     aborted: str = ""  # cause of the abort
-    environment: EnvironmentHistory = EnvironmentHistory()  # of the instance of an environment or dialogue
-    is_done: bool = False  # a call has ended it
-    answer_spans: int = 0  # complete answer blocks, within a turn
-    tools: dict[str, ToolCount] = {}  # answered calls, by name
+    environment: EnvironmentHistory = EnvironmentHistory()  # calls of the instance of an environment or dialogue
+    is_done: bool = False  # whether a call has ended the trajectory
+    answer_spans: int = 0  # answer blocks that are complete within a turn
+    tools: dict[str, ToolCount] = {}  # answered calls by tool name
 
     @property
     def seed(self) -> int:
-        """Distinct for each sibling; equal in every run with the same seed."""
+        """The sampling seed: different for each sibling, and equal in every run with the same seed."""
         return mix(self.group.seed, SIBLING, self.trajectory_id - self.group.first_trajectory_id) >> 1
 
     @property
     def open_calls(self) -> tuple[int, ...]:
-        """Numbers of the open calls; GRADING_CALL for a grading."""
+        """The numbers of the open calls; GRADING_CALL for a grading."""
         if self.phase == "grading":
             return (GRADING_CALL,)
         if self.phase != "calling":
@@ -147,7 +146,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_opening(self) -> bool:
-        """Whether it waits for the first observation."""
+        """Whether the trajectory waits for the first observation."""
         return self.phase == "calling" and not self.requested
 
     def build_call_request(self, number: int) -> CodeRequested | EnvironmentCalled:
@@ -162,7 +161,7 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
         return EnvironmentCalled(self.trajectory_id, number, self.group.task, call.tool, arguments)
 
     def build_submission(self) -> AnswerSubmitted:
-        """With the tokens if the run has reward functions."""
+        """Build the answer to grade, with the tokens if the run has reward functions."""
         record, row = self.record, self.group.row
         tokens = (
             RewardInput(self.ending, row, record.prompt_tokens, record.token_ids, record.loss_mask) if row else None
@@ -171,15 +170,14 @@ class Trajectory(msgspec.Struct, frozen=True, array_like=True):
         return AnswerSubmitted(self.trajectory_id, self.answer, truth, tokens, task, sums.rewards, sums.metrics)
 
     def enter_phase(self, phase: Phase, now: float) -> Trajectory:
-        """Change the phase, and add the elapsed time to the previous one."""
+        """Change the phase, and add the elapsed time to the previous phase."""
         waits = self.waits
         if self.phase != "ended":
             spent = getattr(waits, self.phase) + now - self.since
             waits = replace(waits, **{self.phase: spent})
         return replace(self, phase=phase, since=now, waits=waits, retries=0, retried_calls=())
 
-    # ---------------------------------------------------------------- guards: all raise
-    # ProtocolError.
+    # ---------------------------------------------------------------- guards, which raise ProtocolError
 
     def expect_phase(self, phase: Phase, event: TrajectoryEvent) -> None:
         if self.phase != phase:

@@ -1,14 +1,13 @@
 """Pure transitions of a trajectory (asterism.policies.rollout.trajectory).
 
-A lease covers a turn's expected tokens and one request to an engine. If the lease is used up
-before the turn ends, the turn continues under the next lease, on the same or another engine: the
-draw of a token depends only on the trajectory's seed and the token's position. Answers under an
-earlier lease are refused as stale.
+A lease covers a turn's expected tokens and one request to an engine. If the turn needs more tokens
+than the lease, it continues under the next lease, on the same or on another engine: the draw of a
+token depends only on the trajectory's seed and the token's position. Answers under an earlier lease
+are refused as stale.
 
-Tokens are appended only here. Text is decoded for parsing, and never encoded again.
+Only transitions append tokens. They decode text for parsing, and never encode the decoded text.
 
-An aborted trajectory ends immediately, except while it generates: then it ends with the partial
-turn.
+An aborted trajectory ends immediately. While it generates, it ends with the partial turn.
 """
 
 from typing import assert_never
@@ -54,12 +53,12 @@ def start(rules: Rules, group: StartGroup, trajectory_id: int, now: float) -> Tr
 
 
 def advance(rules: Rules, trajectory: Trajectory, now: float, event: TrajectoryEvent | ExecutorLeft) -> Transition:
-    """Raises ProtocolError for an event that the trajectory's phase does not accept."""
+    """Apply an event to the trajectory. Raises ProtocolError if the trajectory's phase does not accept the event."""
     match event:
         case LeaseGranted():
             trajectory.expect_grant(event)
             return _start_or_resume_turn(rules, trajectory, now, event)
-        case LeaseDeferred():  # only for the log
+        case LeaseDeferred():  # an event for the log only
             return trajectory, []
         case TurnGenerated():
             trajectory.expect_turn(event)
@@ -95,7 +94,7 @@ def advance(rules: Rules, trajectory: Trajectory, now: float, event: TrajectoryE
 
 
 def abort(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transition:
-    """End the trajectory; while it generates, first stop the engine, which uses its tokens."""
+    """End the trajectory. While it generates, first stop the engine, which still uses the leased tokens."""
     trajectory = replace(trajectory, aborted=cause)
     if trajectory.phase == "generating":
         return trajectory, [Send(trajectory.engine, TurnAborted(trajectory.trajectory_id, trajectory.lease))]
@@ -103,13 +102,13 @@ def abort(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Trans
 
 
 def adopt(rules: Rules, trajectory: Trajectory, now: float) -> Transition:
-    """Continue at the start of a turn in another process: no lease, cache or notebook."""
+    """Continue in another process at the start of a turn, without lease, cache and notebook."""
     detached = replace(trajectory, since=now, engine="", engine_incarnation=0, lease=0, leased_tokens=0, executor="")
     return request_lease(rules, detached)
 
 
 def decline_lease(rules: Rules, trajectory: Trajectory, granted: LeaseGranted) -> Transition:
-    """The engine of the lease has left: request the next lease. Raises like `advance`."""
+    """Request the next lease, because the engine of the granted lease has left. Raises like `advance`."""
     trajectory.expect_grant(granted)
     return request_lease(rules, replace(trajectory, lease=granted.lease))
 
@@ -147,7 +146,7 @@ def _start_or_resume_turn(rules: Rules, trajectory: Trajectory, now: float, gran
 def _on_turn_generated(rules: Rules, trajectory: Trajectory, now: float, turn: TurnGenerated) -> Transition:
     start_of_turn = trajectory.turn_start or trajectory.record.num_tokens
     trajectory = replace(trajectory, record=trajectory.record.append_generated(turn), turn_start=start_of_turn)
-    if turn.finish != "stop":  # the turn continues, and no token is generated twice
+    if turn.finish != "stop":  # the turn continues under the next lease after its last generated token
         if trajectory.record.response_tokens >= rules.response_tokens:
             return stop(rules, trajectory, now, "length")
         return request_lease(rules, trajectory.enter_phase("leasing", now))
@@ -172,7 +171,7 @@ def _on_turn_generated(rules: Rules, trajectory: Trajectory, now: float, turn: T
 def _choose_calls(
     rules: Rules, record: TokenRecord, turn_start: int, parsed: AssistantTurn
 ) -> tuple[ToolCall | MalformedCall, ...]:
-    """The turn's tool calls. A dialogue answers every turn."""
+    """Return the turn's tool calls. In a dialogue task, the call is the turn's text."""
     if rules.kind != "dialogue":
         return select_calls(rules, parsed.calls)
     content = rules.renderer.decode_content(record.token_ids, turn_start)
@@ -180,7 +179,7 @@ def _choose_calls(
 
 
 def _retry_turn(rules: Rules, trajectory: Trajectory, now: float, cause: str) -> Transition:
-    """Retry under a new lease: the engine may have left, and the lease with it."""
+    """Retry the turn under a new lease: the engine of the old lease may have left."""
     retried, failed = retry(rules, trajectory, now, cause)
     if failed:
         return retried, failed

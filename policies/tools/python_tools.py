@@ -1,4 +1,4 @@
-"""The Python tools. A tool's function returns the program that the sandbox runs for the call."""
+"""The Python tools. The function of a tool returns the program that the sandbox runs for a call."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
@@ -8,7 +8,7 @@ from asterism.policies.tools.tool_schema import ToolSchema, build_tool_schema
 
 
 class PythonProgram(NamedTuple):
-    """What the sandbox runs for a call."""
+    """The program that the sandbox runs for a call."""
 
     code: str
     stdin: str = ""
@@ -41,5 +41,5 @@ TOOL_SCHEMAS: dict[ToolName, ToolSchema] = {name: build_tool_schema(tool) for na
 
 
 def build_program(tool: str, arguments: Mapping[str, Any]) -> PythonProgram:
-    """The program of a call. Its arguments fit the schema."""
+    """Build the program of a call from arguments that fit the tool's schema."""
     return PYTHON_TOOLS[cast(ToolName, tool)](**arguments)

@@ -1,4 +1,4 @@
-"""The description of a task: its texts, its tools, and what scores its trajectories.
+"""The description of a task: its texts, its tools, and the reward of its trajectories.
 
 Deciders, replays and cold starts read the description and never import the task's code.
 """
@@ -13,29 +13,28 @@ from asterism.configs.schema.success import REWARD, SuccessRule
 from asterism.configs.schema.tasks import GRADER_COMPONENT, RewardConfig, TaskConfig
 from asterism.policies.tools.tool_schema import ToolSchema
 
-MATH = "math"  # in reward.functions: the sandbox's grader
+MATH = "math"  # name of the sandbox's grader in reward.functions
 DEFAULT_SYSTEM = "You are a helpful assistant."
-
-# tools: functions without a state; environment: an instance for each trajectory, with methods as tools; dialogue: an
-# instance for each trajectory, which answers each turn with a turn of the user.
+# Kinds of tasks: "tools" has functions without a state; "environment" has an instance for each trajectory, with methods
+# as tools; "dialogue" has an instance for each trajectory, which answers each turn with a turn of the user.
 TaskKind = Literal["tools", "environment", "dialogue"]
 
 
 class TaskDescription(msgspec.Struct, frozen=True):
-    """Of a task's import path, or of asterism.tasks.math_python for a task without one.
+    """The description of the task at an import path, or of asterism.tasks.math_python without an import path.
 
-    In the texts, {answer} becomes the configured answer tags.
+    The configured answer tags replace {answer} in the texts.
     """
 
     kind: TaskKind
     tools: tuple[ToolSchema, ...] = ()
-    system: str = DEFAULT_SYSTEM  # without the instructions for calls
-    system_without_tools: str = ""  # empty: the same
-    tag_instruction: str = ""  # follows `system`, except with a renderer
-    instruction: str = ""  # before each question
-    has_boxed_answer: bool = False  # else also the text in the answer tags, or the whole last turn, is an answer
+    system: str = DEFAULT_SYSTEM  # system prompt without the instructions for calls
+    system_without_tools: str = ""  # empty: `system`
+    tag_instruction: str = ""  # text after `system`, except with a renderer
+    instruction: str = ""  # text before each question
+    has_boxed_answer: bool = False  # false: the text in the answer tags, or the whole last turn, is also an answer
     has_reward: bool = False  # the environment has `get_reward`
-    is_replayable: bool = False  # calls of a lost instance may be made again
+    is_replayable: bool = False  # calls of a lost instance may be repeated
 
     @property
     def has_instances(self) -> bool:
@@ -43,22 +42,22 @@ class TaskDescription(msgspec.Struct, frozen=True):
 
     @property
     def takes_tools(self) -> bool:
-        """A dialogue answers the text of a turn, and so it has no tools."""
+        """False for a dialogue, which answers the text of a turn."""
         return self.kind != "dialogue"
 
 
-TaskDescriptions = Mapping[str, TaskDescription]  # by name of the task
+TaskDescriptions = Mapping[str, TaskDescription]  # by task name
 
 
 def list_reward_functions(config: RewardConfig, description: TaskDescription) -> Mapping[str, str]:
-    """By component. Without configured ones it is the grader, or none if the task has instances."""
+    """Return the reward functions by component. The default is the grader, or no function for a task with instances."""
     if config.functions or description.has_instances:
         return config.functions
     return {GRADER_COMPONENT: MATH}
 
 
 def has_binary_reward(run: RunConfig, descriptions: TaskDescriptions) -> bool:
-    """Whether the grader alone scores all tasks: 1 for a correct answer, else 0."""
+    """Return whether the grader is the only reward of all tasks: 1 for a correct answer, else 0."""
     tasks = [task for task in run.resolved_tasks if task.name in descriptions]
     return all(
         not descriptions[task.name].has_instances
@@ -68,13 +67,16 @@ def has_binary_reward(run: RunConfig, descriptions: TaskDescriptions) -> bool:
 
 
 def choose_accuracy_label(run: RunConfig, descriptions: TaskDescriptions) -> str:
-    """The name of the share of successes: "accuracy", unless a limit of a shaped reward defines them by default."""
+    """Return the name of the share of successes: "accuracy", or the default success rule of a shaped reward."""
     is_defined = bool(run.evaluation.success) or has_binary_reward(run, descriptions)
     return "accuracy" if is_defined else run.success.describe()
 
 
 def list_success_warnings(task: TaskConfig, description: TaskDescription, success: SuccessRule) -> list[str]:
-    """Reward functions are assumed to return at most 1. Environments name their components only when they run."""
+    """Warn if a wrong answer can be a success, assuming that reward functions return at most 1.
+
+    The components of environments are unknown before the run.
+    """
     if success.name != REWARD:
         return []
     reward = task.get_reward()

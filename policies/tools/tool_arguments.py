@@ -1,7 +1,7 @@
-"""Checks the arguments of a call against the tool's schema. The model reads the error.
+"""Checks the arguments of a call against the tool's schema. The tool response contains the error.
 
-Nothing is converted, except an integer where a number is expected. The result fits a message:
-integers have at most 64 bits, numbers are finite, and strings encode as UTF-8.
+The only conversion is from an integer to a number. The checked arguments fit a message: integers have
+at most 64 bits, numbers are finite, and strings encode as UTF-8.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 JsonSchema = dict[str, Any]
 
-_MAX_SHOWN_CHARACTERS = 80  # of a wrong value
+_MAX_SHOWN_CHARACTERS = 80  # characters of a wrong value in an error
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**63 - 1
 _TYPE_NAMES = {
     "string": "a string",
@@ -25,11 +25,11 @@ _TYPE_NAMES = {
 
 
 class ArgumentError(ValueError):
-    """The arguments do not fit the schema. The message names the path and the expected type."""
+    """Arguments do not fit the schema. The message names the path and the expected type."""
 
 
 def check_arguments(arguments: Mapping[str, Any], parameters: JsonSchema) -> dict[str, Any]:
-    """The arguments in the types of `parameters`, the schema of an object. Raises ArgumentError."""
+    """Return the arguments in the types of `parameters`, the schema of an object. Raises ArgumentError."""
     properties = cast(dict[str, JsonSchema], parameters.get("properties", {}))
     for name in arguments:
         if name not in properties:
@@ -42,10 +42,10 @@ def check_arguments(arguments: Mapping[str, Any], parameters: JsonSchema) -> dic
 
 
 def check_value(value: Any, schema: JsonSchema | bool, path: str) -> Any:
-    """The value in the type of the schema. Raises ArgumentError with `path`.
+    """Return the value in the type of the schema. Raises ArgumentError with `path`.
 
-    Schemas of MCP servers have further keywords, such as `$ref` and `oneOf`, and true and false as schemas: these are
-    left to the server.
+    The check ignores further features in schemas of MCP servers: keywords such as `$ref` and `oneOf`, and true and
+    false as schemas. The server checks these features.
     """
     if isinstance(schema, bool):
         return check_value(value, {}, path)
@@ -64,7 +64,7 @@ def check_value(value: Any, schema: JsonSchema | bool, path: str) -> Any:
 
 
 def quote(value: object) -> str:
-    """The JSON text of a value. Half a surrogate pair, which UTF-8 cannot encode, is escaped."""
+    """Return the JSON text of a value, with half a surrogate pair escaped, which UTF-8 cannot encode."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
@@ -77,7 +77,7 @@ def _check_union(value: Any, members: list[JsonSchema | bool], path: str) -> Any
         except ArgumentError as error:
             errors.append(error)
     matching = [one for one in schemas if _find_type(value, _list_types(one)) is not None]
-    if len(matching) == 1:  # only this member can be meant, and its error is more exact
+    if len(matching) == 1:  # only this member fits the value's type, and its error is more exact
         raise errors[schemas.index(matching[0])]
     expected = " or ".join(_describe_types(schema) for schema in schemas)
     raise ArgumentError(f"{quote(path)} must be {expected}, not {_shorten(value)}")
@@ -122,7 +122,7 @@ def _list_types(schema: JsonSchema) -> list[str]:
 
 
 def _find_type(value: Any, names: list[str]) -> str | None:
-    """The name among `names` that the value has; an integer also has the type of a number."""
+    """Return the name in `names` of the value's type, or None; an integer also has the type of a number."""
     match value:
         case None:
             own = ("null",)

@@ -8,10 +8,10 @@
             k: The number of results.
         \"\"\"
 
-The schema equals that of transformers.utils.get_json_schema, without its `return`: a call does not
-depend on it. Supported types: str, int, float, bool, None, Any, unions, list[T], dict[str, T] and
-Literal. A description may also stand in the type, as in `Annotated[int, "The number of results."]`,
-and may end in choices, as in `The drink. (choices: ["tea", "coffee"])`.
+The schema equals that of transformers.utils.get_json_schema without `return`, on which a call does
+not depend. Supported types: str, int, float, bool, None, Any, unions, list[T], dict[str, T] and
+Literal. The type may contain the description, as in `Annotated[int, "The number of results."]`. A
+description may end in choices, as in `The drink. (choices: ["tea", "coffee"])`.
 """
 
 import inspect
@@ -40,7 +40,7 @@ _CHOICES_PATTERN = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 class ToolSchemaError(ValueError):
-    """A function that cannot be a tool. The message names the function, the parameter and the remedy."""
+    """A function cannot be a tool. The message names the function, the parameter and the remedy."""
 
 
 class ToolSchema(NamedTuple):
@@ -49,12 +49,12 @@ class ToolSchema(NamedTuple):
     parameters: JsonSchema  # {"type": "object", "properties": {...}, "required": [...]}
 
     def to_json(self) -> str:
-        """The schema in the function-calling layout, as a prompt has it."""
+        """Return the schema in the function-calling layout of prompts."""
         return json.dumps({"type": "function", "function": self._asdict()})
 
 
 def build_tool_schema(function: Callable[..., object], hidden: Container[str] = ()) -> ToolSchema:
-    """Raises ToolSchemaError. Skips the first parameter of a method if it is `self` or `cls`, and those in `hidden`."""
+    """Build the schema without the parameters in `hidden` and a method's `self` or `cls`. Raises ToolSchemaError."""
     name = getattr(function, "__name__", repr(function))
     documentation = inspect.getdoc(function) if inspect.isroutine(function) else None
     if not documentation:
@@ -109,7 +109,7 @@ def _parse_choices(text: str, schema: JsonSchema) -> list[object]:
         try:
             check_value(choice, schema, "choices")
         except ArgumentError as error:
-            raise ToolSchemaError(f"its choices do not have its type: {error}") from error
+            raise ToolSchemaError(f"its choices do not fit the parameter's type: {error}") from error
     return stripped
 
 
@@ -136,7 +136,7 @@ def _build_type_schema(hint: Any) -> JsonSchema:
 
 
 def _build_union_schema(members: tuple[Any, ...]) -> JsonSchema:
-    """None becomes `nullable`; plain types share one list; anything else needs `anyOf`."""
+    """Write None as `nullable`, a union of plain types as one list, and any other union as `anyOf`."""
     schemas = [_build_type_schema(member) for member in members if member is not NoneType]
     if len(schemas) == 1:
         union = schemas[0]
@@ -168,7 +168,7 @@ def _find_annotated_description(hint: Any) -> str | None:
 
 
 def _parse_docstring(documentation: str) -> tuple[str, dict[str, str]]:
-    """(description, the description of each parameter)"""
+    """Return the description of the function, and those of its parameters."""
     lines = documentation.strip().splitlines()
     starts = [number for number, line in enumerate(lines) if _SECTION_PATTERN.match(line)]
     description = "\n".join(lines[: starts[0]] if starts else lines).strip()
@@ -177,9 +177,9 @@ def _parse_docstring(documentation: str) -> tuple[str, dict[str, str]]:
 
 
 def _parse_parameters(lines: list[str]) -> dict[str, str]:
-    """The entries of the `Args:` section. Further lines of an entry are joined to its first."""
+    """Return the entries of the `Args:` section, each joined to one line."""
     entries: dict[str, list[str]] = {}
-    name, depth = "", 0  # of the current entry; the indentation of all entries
+    name, depth = "", 0  # name of the current entry, and indentation of all entries
     for line in filter(str.strip, lines):
         if not line.startswith(" "):
             break

@@ -1,1 +1,1 @@
-"""Servers of other projects as tasks: MCP servers as tools, OpenEnv servers as dialogues."""
+"""Tasks from servers of other projects: MCP servers as tools, OpenEnv servers as dialogues."""

@@ -1,8 +1,8 @@
-"""HTTP responses of servers of other projects: bounded, not compressed, and from the configured address only.
+"""Checks HTTP responses of other projects' servers: bounded, uncompressed, and from the configured address only.
 
-A compressed body of a megabyte may expand to a gigabyte, so requests ask for none and compressed responses are refused. A
-redirect could lead to an address that only this machine reaches. Imports neither aiohttp nor httpx2: the interpreter of a
-task may lack one of them.
+A compressed body of a megabyte may expand to a gigabyte, so requests accept no compression, and compressed responses
+are refused. A redirect could lead to an address that only this machine reaches. This file imports neither aiohttp nor
+httpx2, because the interpreter of a task may lack one of them.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import aiohttp
 
-MAX_BODY_BYTES = 1 << 24  # of a single document
-MAX_STREAM_BYTES = 1 << 26  # of a stream of events, which may last for a session
+MAX_BODY_BYTES = 1 << 24  # limit of a single document
+MAX_STREAM_BYTES = 1 << 26  # limit of a stream of events, which may last for a session
 PLAIN = {"Accept-Encoding": "identity"}
 _REDIRECTS = range(300, 400)
 
 
 class ResponseRefused(Exception):
-    """A response that is too large, compressed, or a redirect. The message names the reason."""
+    """A response is too large, compressed, or a redirect. The message names the reason."""
 
 
 def check_response(status: int, headers: Any) -> None:
-    """`headers`: a case-insensitive mapping. Raises ResponseRefused."""
+    """Raise ResponseRefused for a redirect or a compressed response. `headers`: a case-insensitive mapping."""
     if status in _REDIRECTS and "location" in headers:
         raise ResponseRefused(f"the server redirects to {headers['location'][:200]}; set `url` to this address")
     if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-        raise ResponseRefused(f"the server compresses its response ({headers['content-encoding'][:40]}) unasked")
+        raise ResponseRefused(
+            f"the server compresses its response ({headers['content-encoding'][:40]}); disable its compression"
+        )
 
 
 async def refuse_redirects(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """A middleware for all requests of a session, also for the opening of a WebSocket. Raises ResponseRefused."""
+    """Check each response of a session as a middleware, also for the opening of a WebSocket. Raises ResponseRefused."""
     response = await handler(request)
     try:
         check_response(response.status, response.headers)
@@ -45,7 +47,7 @@ async def refuse_redirects(
 
 
 async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Raises ResponseRefused for a longer body, after `max_bytes` of it."""
+    """Read the body. Raises ResponseRefused for a body of more than `max_bytes`."""
     body = bytearray()
     async for chunk in response.content.iter_chunked(1 << 16):
         body += chunk
@@ -55,7 +57,7 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int = MAX_BO
 
 
 def make_response_hook(httpx2: Any, max_bytes: int = MAX_STREAM_BYTES) -> Callable[[Any], Awaitable[None]]:
-    """An event hook for responses of a client of the package httpx2, which may be missing here."""
+    """Make an event hook that checks and bounds responses. `httpx2`: the package, which this file cannot import."""
 
     class BoundedStream(httpx2.AsyncByteStream):
         def __init__(self, stream: Any) -> None:

@@ -1,6 +1,6 @@
-"""One MCP session. A task of its own opens and closes the client, because anyio requires one task for both.
+"""One MCP session. One asyncio task opens and closes the client, because anyio requires the same task for both.
 
-The methods may be called in any other task, and cancelled there: the session stays usable.
+Other asyncio tasks may call the methods and cancel the calls; the session stays usable.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ from asterism.tasks.contract import Fault
 Answer = TypeVar("Answer")
 
 _CLOSE_LIMIT_S = 10.0  # mcp kills the process of a server that does not exit within 7 s
-_KEPT_BYTES, _SHOWN_LINES = 4096, 3  # of stderr
-_LAST_WORDS_S = 0.5  # a process that ended may have left bytes in the pipe
-_MAX_PAGES = 100  # of a list of tools
-# JSON-RPC errors that a call of the model does not cause: parse error, invalid request, method not found,
-# connection closed, request timeout. mcp reports HTTP errors as internal errors with a text of its own.
+_KEPT_BYTES, _SHOWN_LINES = 4096, 3  # bytes of stderr to keep, and lines of stderr in messages
+_LAST_WORDS_S = 0.5  # wait for bytes that a process left in the pipe at its end
+_MAX_PAGES = 100  # pages of a list of tools
+# JSON-RPC errors that a call of the model cannot cause: parse error, invalid request, method not found,
+# connection closed, request timeout. mcp reports HTTP errors as internal errors with the text below.
 _LOST_CODES = frozenset({-32700, -32600, -32601, -32000, -32001})
 _HTTP_ERROR = "Server returned an error response"
 
-_tasks: set[asyncio.Task[None]] = set()  # asyncio itself has only weak references to tasks
+_tasks: set[asyncio.Task[None]] = set()  # strong references to running tasks; asyncio keeps only weak references
 
 
 class McpToolError(Exception):
-    """A tool failed. The message is for the model."""
+    """A tool failed. The tool response contains the message."""
 
 
 class McpTool(Protocol):
@@ -41,7 +41,7 @@ class McpToolPage(Protocol):
 
 
 class McpBlock(Protocol):
-    """A block of a result. Its type determines which of the other attributes it has."""
+    """A block of a result. The type determines which of the other attributes exist."""
 
     type: str
     text: str
@@ -63,7 +63,7 @@ class McpClient(Protocol):
 
 
 class StderrTail(asyncio.Protocol):
-    """The last lines that a server's process writes to its stderr, which name the cause of its end."""
+    """The last lines of a server process's stderr, which name the cause of its end."""
 
     def __init__(self) -> None:
         self._kept = b""
@@ -77,7 +77,7 @@ class StderrTail(asyncio.Protocol):
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[TextIO]:
-        """The stream that a child process gets as its stderr. The pipe is read as long as the context lasts."""
+        """Open a stream for the stderr of a child process. The pipe is read while the context lasts."""
         reading, writing = os.pipe()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, os.fdopen(reading, "rb", 0))
         try:
@@ -88,7 +88,7 @@ class StderrTail(asyncio.Protocol):
             transport.close()
 
     def describe(self) -> str:
-        """ "" without lines; otherwise a continuation of an error message."""
+        """Return the last lines as a continuation of an error message, or "" without lines."""
         lines = [line for line in self._kept.decode(errors="replace").splitlines() if line.strip()]
         return f"; its last lines: {' | '.join(lines[-_SHOWN_LINES:])}" if lines else ""
 
@@ -101,9 +101,9 @@ class McpSession:
         error_reply: type[Exception],
         tail: StderrTail,
     ) -> None:
-        """`server` is the server's name in messages, `error_reply` the client's exception for a JSON-RPC error.
+        """`server`: name of the server in messages. `error_reply`: the client's exception for a JSON-RPC error.
 
-        `tail` has the stderr of a server that the client starts.
+        `tail`: stderr of a server that the client starts.
         """
         self._connecting, self._server, self._error_reply = client, server, error_reply
         self._opened, self._closing = asyncio.Event(), asyncio.Event()
@@ -113,7 +113,7 @@ class McpSession:
         self._failure = ""
 
     async def open(self) -> None:
-        """Connects and initializes. Raises Fault."""
+        """Connect and initialize the session. Raises Fault."""
         self._task = asyncio.create_task(self._run())
         _tasks.add(self._task)
         self._task.add_done_callback(_tasks.discard)
@@ -126,14 +126,14 @@ class McpSession:
             async with self._connecting as self._client:
                 self._opened.set()
                 await self._closing.wait()
-        # The edge to foreign code: errors of processes, sockets, HTTP and the protocol, alone and in groups.
+        # Foreign code raises errors of processes, sockets, HTTP and the protocol, alone and in groups.
         except Exception as error:
             self._failure = _describe(error) + self._tail.describe()
         finally:
             self._client = None
 
     async def list_tools(self) -> list[McpTool]:
-        """All pages of the server's list. Raises Fault."""
+        """List the tools of all pages of the server's list. Raises Fault."""
         tools: list[McpTool] = []
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
@@ -149,17 +149,17 @@ class McpSession:
         raise Fault(f"{self._server} lists its tools on more than {_MAX_PAGES} pages")
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> McpCallResult:
-        """Raises Fault if the connection is lost, and McpToolError if the server refuses the call."""
+        """Call a tool. Raises Fault if the connection is lost, and McpToolError if the server refuses the call."""
         return await self._request(self._get_client().call_tool(name, arguments))
 
     async def close(self) -> None:
-        """Also while `open` or a call waits."""
+        """Close the session, also while `open` or a call waits."""
         if self._task is None:
             return
         if self._client is None:
             self._task.cancel()
         self._closing.set()
-        # A wait, unlike an await, does not pass its own cancellation on: the task always finishes.
+        # Unlike an await, asyncio.wait does not cancel the task when it is cancelled: the task always finishes.
         done, _ = await asyncio.wait({self._task}, timeout=_CLOSE_LIMIT_S)
         if not done:
             self._task.cancel()
@@ -183,12 +183,12 @@ class McpSession:
             raise McpToolError(str(error)) from error
         except RuntimeError as error:  # the result does not have the schema that the tool declares
             raise McpToolError(str(error)) from error
-        except Exception as error:  # the edge to foreign code: errors of streams, HTTP and decoding
+        except Exception as error:  # foreign code raises errors of streams, HTTP and decoding
             raise Fault(f"{self._server} does not answer: {_describe(error)}") from error
 
 
 async def _wait_for_either(wanted: asyncio.Task[Any], session: asyncio.Task[None]) -> bool:
-    """Whether the wanted task ended; else it is cancelled, because the session ended or the caller is cancelled."""
+    """Return whether the wanted task ended. Cancel it if the session ends before, or if the caller is cancelled."""
     try:
         await asyncio.wait({wanted, session}, return_when=asyncio.FIRST_COMPLETED)
         return wanted.done()
@@ -197,7 +197,7 @@ async def _wait_for_either(wanted: asyncio.Task[Any], session: asyncio.Task[None
 
 
 def _describe(error: BaseException) -> str:
-    """The first error of a group, which is the cause of the others."""
+    """Describe the error, or the first error of a group, which is the cause of the group's other errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

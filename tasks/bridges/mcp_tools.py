@@ -1,9 +1,9 @@
-"""An MCP server as an environment: its tools are the tools of the task, and each rollout has its own MCP session.
+"""An MCP server as an environment: the task has the server's tools, and each rollout has its own MCP session.
 
     import = "asterism.tasks.bridges.mcp_tools:McpTools"
     parameters = { command = ["python", "/opt/archive/server.py"] }
 
-Imports the package `mcp` when an instance is created, and nothing else outside the standard library and tasks/.
+An instance imports the package `mcp` when it is created. The file imports only the standard library and tasks/.
 """
 
 import json
@@ -18,7 +18,7 @@ from asterism.tasks.bridges.mcp_session import McpBlock, McpCallResult, McpClien
 from asterism.tasks.contract import Fault
 
 _CONNECT_LIMIT_S = 30.0
-_SILENCE_LIMIT_S = 300.0  # of an HTTP server during a call; the limit of the task is lower
+_SILENCE_LIMIT_S = 300.0  # longest silence of an HTTP server during a call; the limit of the task is lower
 _HANDSHAKE = "legacy"  # mcp's name for protocol versions with sessions; the version 2026-07-28 has none
 _NEEDS_MCP = "McpTools needs the package mcp; pip install 'asterism[mcp]'"
 
@@ -28,7 +28,7 @@ class McpTools:
 
     command: program and arguments of a server on stdin and stdout. Each rollout starts its own process.
     url: endpoint of a running server (streamable HTTP). Each rollout opens its own session.
-    variables: environment variables of the command. It inherits only HOME, PATH and a few others.
+    variables: environment variables of the command, which inherits only a few, such as HOME and PATH.
     headers: HTTP headers of each request to the URL.
     tools: names of the tools that the model may use; None: all tools of the server.
     """
@@ -43,7 +43,7 @@ class McpTools:
         headers: dict[str, str] | None = None,
         tools: list[str] | None = None,
     ) -> None:
-        """Raises ValueError, and ImportError without the package mcp."""
+        """Check the parameters. Raises ValueError, and ImportError without the package mcp."""
         if bool(command) == bool(url):
             raise ValueError("set exactly one of the parameters `command` and `url`")
         if url and not url.startswith(("http://", "https://")):
@@ -59,7 +59,7 @@ class McpTools:
         self._session: McpSession | None = None
 
     async def describe_tools(self) -> list[dict[str, Any]]:
-        """Name, description and parameters of each tool. Raises Fault, and ValueError if one of `tools` is unknown."""
+        """Return name, description and parameters of each tool. Raises Fault, and ValueError for an unknown tool."""
         session = self._session or self._create_session()
         try:
             if session is not self._session:
@@ -84,19 +84,19 @@ class McpTools:
         ]
 
     async def reset(self, **row: Any) -> None:
-        """Opens the session of the rollout. The server does not get the row. Raises Fault."""
-        await self.close()  # a session that an earlier reset could not open
+        """Open the session of the rollout. The server does not receive the row. Raises Fault."""
+        await self.close()  # closes a session that an earlier reset failed to open
         self._session = self._create_session()
         await self._session.open()
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> str:
-        """Raises McpToolError with text for the model, and Fault if the connection is lost."""
+        """Call a tool. Raises McpToolError with text for the model, and Fault if the connection is lost."""
         if self._session is None:
             raise Fault(f"{self._server} has no open session; call reset first")
         return _render(await self._session.call_tool(name, arguments))
 
     async def close(self) -> None:
-        """Ends the session, and the process of a command."""
+        """End the session, and the process of a command."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -130,7 +130,7 @@ class McpTools:
 
 @cache
 def _create_tls_context() -> Any:
-    """Shared by all sessions: reading the certificates takes 60 ms."""
+    """Create the context that all sessions share, because reading the certificates takes 60 ms."""
     return cast(Any, import_module("httpx2")).create_ssl_context()
 
 
@@ -145,7 +145,7 @@ def _import_mcp() -> Any:
 
 
 def _render(result: McpCallResult) -> str:
-    """The text of the result. Raises McpToolError if the tool failed, or returned only other media."""
+    """Return the text of the result. Raises McpToolError if the tool failed, or returned only other media."""
     texts: list[str] = []
     media: list[str] = []
     for block in result.content:
@@ -168,7 +168,7 @@ def _render(result: McpCallResult) -> str:
 
 
 def _extract_text(block: McpBlock) -> str | None:
-    """None for images, audio and binary resources."""
+    """Return the text of the block, or None for images, audio and binary resources."""
     match block.type:
         case "text":
             return block.text

@@ -1,9 +1,9 @@
-"""An OpenEnv server as a dialogue: each turn of the model is an action, each observation is the user's answer.
+"""An OpenEnv server as a dialogue: each turn of the model is an action, and each observation is the user's answer.
 
     import = "asterism.tasks.bridges.openenv_dialogue:OpenEnvDialogue"
     parameters = { url = "http://127.0.0.1:8000", action_field = "message", observation_fields = ["text"] }
 
-Speaks the protocol of OpenEnv's WebSocket endpoint /ws and needs no package of OpenEnv.
+The task implements the protocol of OpenEnv's WebSocket endpoint /ws, without a package of OpenEnv.
 """
 
 import json
@@ -14,17 +14,17 @@ from asterism.tasks.bridges.openenv_session import ActionRefused, OpenEnvSession
 from asterism.tasks.contract import Fault, Opening, Reply
 
 REWARD = "environment"  # component of the reward
-REFUSED = "environment_errors"  # metric: actions to which the server answered with an error
+REFUSED = "environment_errors"  # metric: number of actions that the server refused
 _METADATA = "metadata"
 
 
 class OpenEnvDialogue:
-    """A session of an OpenEnv server for each rollout.
+    """A dialogue task with a session of an OpenEnv server for each rollout.
 
-    url: the server, such as http://127.0.0.1:8000.
-    action_field: field of the action that gets the model's text.
-    observation_fields: fields of the observation that the model sees; None: all, as JSON.
-    reset: arguments of the environment's `reset`. The row's column `seed` is added.
+    url: address of the server, such as http://127.0.0.1:8000.
+    action_field: field of the action for the model's text.
+    observation_fields: fields of the observation for the model's prompt; None: the whole observation as JSON.
+    reset: arguments of the environment's `reset`, without `seed`, which comes from the row's column `seed`.
     time_limit_s: longest wait for the connection, and for each answer.
     """
 
@@ -38,7 +38,7 @@ class OpenEnvDialogue:
         reset: dict[str, Any] | None = None,
         time_limit_s: float = 30.0,
     ) -> None:
-        """Raises ValueError."""
+        """Check the parameters. Raises ValueError."""
         if not url.startswith(("http://", "https://", "ws://", "wss://")):
             raise ValueError(f"`url` must start with http://, https://, ws:// or wss://; got {url!r}")
         if time_limit_s <= 0:
@@ -49,7 +49,7 @@ class OpenEnvDialogue:
         self._action_field, self._fields, self._reset = action_field, observation_fields, reset or {}
 
     async def init(self, row: Mapping[str, Any]) -> Opening:
-        """Opens the session and resets its environment. Raises Fault."""
+        """Open the session and reset the environment. Raises Fault."""
         await self._session.open(self._action_field)
         seed = {} if row.get("seed") is None else {"seed": row["seed"]}
         try:
@@ -61,7 +61,7 @@ class OpenEnvDialogue:
         return Opening(messages=self._render(begun.observation))
 
     async def step(self, message: Mapping[str, Any]) -> Reply:
-        """Raises Fault. An action that the server refuses is an error text for the model."""
+        """Send a turn as an action. A refused action becomes an error text for the model. Raises Fault."""
         try:
             stepped = await self._session.request("step", {self._action_field: message["content"]})
         except ActionRefused as error:
@@ -70,11 +70,11 @@ class OpenEnvDialogue:
         return Reply(messages=self._render(stepped.observation), done=stepped.done, rewards=rewards)
 
     async def close(self) -> None:
-        """Ends the session. Its environment is closed when this returns, unless the server does not answer."""
+        """End the session, and wait until the server has closed the environment, if the server answers."""
         await self._session.close()
 
     def _render(self, observation: dict[str, Any]) -> str:
-        """The value of one field, lines `field: value` of several fields, or the whole observation as JSON."""
+        """Return the value of one field, lines `field: value` of several fields, or the whole observation as JSON."""
         if self._fields is None:
             shown = {field: value for field, value in observation.items() if field != _METADATA}
             return json.dumps(shown, ensure_ascii=False)

@@ -1,7 +1,7 @@
 """A session of an OpenEnv server: one WebSocket, on which each request has one answer.
 
 The client sends {"type": "reset" | "step" | "close", "data": {...}}. The server sends
-{"type": "observation" | "error", "data": {...}}. A server at its capacity sends an error first, and closes.
+{"type": "observation" | "error", "data": {...}}. A server without a free session sends an error, and closes.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from asterism.tasks.contract import Fault
 _CLOSE_LIMIT_S = 3.0
 _CLOSE_TIMEOUT = aiohttp.ClientWSTimeout(ws_close=_CLOSE_LIMIT_S)  # pyright: ignore[reportCallIssue]  # of attrs
 _MAX_FRAME_BYTES = 1 << 24
-# Errors of a step that the model's action may have caused. The session continues.
+# Errors of a step that the model's action may have caused; the session continues.
 _REFUSALS = ("VALIDATION_ERROR", "EXECUTION_ERROR")
 _AT_CAPACITY = "CAPACITY_REACHED"
 
-_checked: set[tuple[str, str]] = set()  # URLs and action fields that fit the server's schema, in this process
+_checked: set[tuple[str, str]] = set()  # pairs of URL and action field that this process has checked
 
 
 class ActionRefused(Exception):
-    """The environment did not accept a request; the session continues. The message is the server's."""
+    """The environment refused a request; the session continues. The message comes from the server."""
 
 
 class EnvironmentStep(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class EnvironmentStep(msgspec.Struct, frozen=True):
 class ErrorDetails(msgspec.Struct, frozen=True):
     message: str = ""
     code: str = ""
-    errors: list[dict[str, Any]] = []  # of pydantic, for an action that does not have the schema
+    errors: list[dict[str, Any]] = []  # pydantic's errors for an action that does not fit the schema
     max_sessions: int | None = None
 
 
@@ -59,11 +59,11 @@ class OpenEnvSession:
         self._limit_s = time_limit_s
         self._client: aiohttp.ClientSession | None = None
         self._websocket: aiohttp.ClientWebSocketResponse | None = None
-        self._awaits_answer = False  # also after a cancelled request: its answer would be that of the next one
+        self._awaits_answer = False  # stays true after a cancelled request: its answer would come for the next request
 
     async def open(self, action_field: str) -> None:
-        """Connects. Raises Fault, also if the server's actions have no such field."""
-        await self.close()  # a session that an earlier call could not open
+        """Connect. Raises Fault, also if the server's actions lack the field."""
+        await self.close()  # closes a session that an earlier call failed to open
         self._client = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=self._limit_s), headers=PLAIN, middlewares=(refuse_redirects,)
         )
@@ -81,7 +81,7 @@ class OpenEnvSession:
             raise Fault(f"{self.url}: cannot connect: {type(error).__name__}: {error}") from error
 
     async def _check_action_field(self, client: aiohttp.ClientSession, action_field: str) -> None:
-        """Against the schema of actions, if the server has one."""
+        """Check the field against the schema of actions, if the server has a schema. Raises Fault."""
         async with client.get(f"{self.url}/schema") as response:
             body = await read_bounded(response) if response.status == 200 else b"{}"
         try:
@@ -94,7 +94,7 @@ class OpenEnvSession:
             raise Fault(f"`action_field`: an action of {self.url} has no field {action_field}; it has {fields}")
 
     async def request(self, kind: str, data: dict[str, Any]) -> EnvironmentStep:
-        """Raises ActionRefused, and Fault, after which the session is unusable."""
+        """Send a request and return the answer. Raises ActionRefused, or Fault; then the session is unusable."""
         frame = _decode(await self._exchange(msgspec.json.encode({"type": kind, "data": data}).decode()), self.url)
         self._awaits_answer = False
         match frame:
@@ -112,13 +112,13 @@ class OpenEnvSession:
                 raise Fault(f"{self.url}: {kind} failed: {details.code}: {text}")
 
     async def _exchange(self, request: str) -> str:
-        """The frame that answers the request. Raises Fault."""
+        """Send the request and return the frame that answers it. Raises Fault."""
         if self._websocket is None or self._awaits_answer:
             raise Fault(f"{self.url}: no usable session, because it was not opened or an earlier request failed")
         self._awaits_answer = True
         try:
             async with asyncio.timeout(self._limit_s):
-                with suppress(ConnectionError):  # the server may have closed after an error, which is received next
+                with suppress(ConnectionError):  # a server that closed after an error: the error is received next
                     await self._websocket.send_str(request)
                 message = await self._websocket.receive()
         except TimeoutError as error:
@@ -130,7 +130,7 @@ class OpenEnvSession:
         )
 
     async def close(self) -> None:
-        """Waits until the server has closed the environment, so that its place is free."""
+        """Close the session, and wait until the server has closed the environment and freed its place."""
         websocket, self._websocket = self._websocket, None
         client, self._client = self._client, None
         is_idle, self._awaits_answer = not self._awaits_answer, False
@@ -146,8 +146,8 @@ class OpenEnvSession:
                     await client.close()
 
     async def _end(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
-        """The server closes the connection after the environment."""
-        with suppress(TimeoutError, ConnectionError):  # the server is not running, or ends the session later
+        """Wait until the server closes the connection, which it does after closing the environment."""
+        with suppress(TimeoutError, ConnectionError):  # a server that is not running, or ends the session later
             async with asyncio.timeout(min(self._limit_s, _CLOSE_LIMIT_S)):
                 await websocket.send_str('{"type":"close"}')
                 while (await websocket.receive()).type is aiohttp.WSMsgType.TEXT:

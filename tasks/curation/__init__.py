@@ -1,1 +1,1 @@
-"""Prepares data files for runs: cleans, splits, inspects and renders them. The subcommands of `asterism data`."""
+"""The subcommands of `asterism data`, which clean, split, filter, inspect and render data files for runs."""

@@ -1,4 +1,4 @@
-"""Which answers of a data set can the run's verifier grade? Trajectories of the others are masked (docs/grading.md)."""
+"""Finds answers of a data set that the run's verifier cannot grade. Runs mask their trajectories (docs/grading.md)."""
 
 import asyncio
 import re
@@ -22,19 +22,19 @@ _KINDS: dict[AnswerKind, re.Pattern[str]] = {
         rf"{_INTEGER}(?:\.\d+)?|[-+]?\.\d+|{_INTEGER}\s*/\s*\d+|[-+]?\\[dt]?frac\{{-?\d+\}}\{{\d+\}}", re.ASCII
     ),
 }
-_PROBE = "0"  # an answer: the verifier parses the truth before it compares
-_MAX_GRADINGS = 4  # at a time
+_PROBE = "0"  # any answer: the verifier parses the ground truth before it compares
+_MAX_GRADINGS = 4  # concurrent gradings
 
 
 def is_answer_of_kind(answer: str, kind: AnswerKind) -> bool:
-    """A sentence is of no kind: the verifier would compare it as a text."""
+    """Return whether the answer is of the kind. A sentence is of no kind: the verifier would compare it as a text."""
     if kind == "any":
         return len(_WORD.findall(_COMMAND.sub(" ", answer))) < _SENTENCE_WORDS
     return _KINDS[kind].fullmatch(answer.strip("$ ").replace("\u2212", "-")) is not None
 
 
 def find_unreadable_answers(answers: Collection[str]) -> list[str]:
-    """Each answer is parsed in the sandbox, with its limits of time and memory. In the order of `answers`."""
+    """Parse each answer in the sandbox, with its limits, and return the unreadable answers in their order."""
     return asyncio.run(_find_unreadable(answers))
 
 

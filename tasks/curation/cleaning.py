@@ -1,7 +1,7 @@
-"""Removes the rows that training cannot use, and names the reason of each: `asterism data clean`.
+"""Removes the rows that training cannot use, and names the reason for each row: `asterism data clean`.
 
-The file is read twice or three times, so that memory holds some 150 bytes per row and no texts: once to decide, once to
-compare the texts of similar questions, if there are any, and once to write.
+The program reads the file up to three times, so that memory holds some 150 bytes per row and no texts: to decide, to
+compare the texts of similar questions, if any, and to write.
 """
 
 import multiprocessing
@@ -49,7 +49,7 @@ class CleanOptions(NamedTuple):
 class RemovedRow(msgspec.Struct, frozen=True, omit_defaults=True):
     row: str  # FILE:ROW
     reason: Reason
-    of: str = ""  # FILE:ROW of the question that it repeats
+    of: str = ""  # FILE:ROW of the question that the row repeats
     similarity: float = 0.0
     detail: str = ""
     question: str = ""
@@ -64,20 +64,20 @@ class CleanReport(msgspec.Struct):
 
 class _Decision(NamedTuple):
     reason: Reason
-    of: int = _NOT_INDEXED  # number in the index
+    of: int = _NOT_INDEXED  # number of the repeated question in the index
     similarity: float = 0.0
 
 
-FindUnreadable = Callable[[Collection[str]], Collection[str]]  # those answers that the verifier cannot parse
+FindUnreadable = Callable[[Collection[str]], Collection[str]]  # returns the answers that the verifier cannot parse
 
 
 def clean_questions(
     source: Path, output: Path, removed: Path, options: CleanOptions, find_unreadable: FindUnreadable
 ) -> CleanReport:
-    """Writes kept rows to `output`, and a RemovedRow for each other row to `removed`.
+    """Write kept rows to `output`, and a RemovedRow for each other row to `removed`.
 
-    Raises DatasetError for an unusable file, and UnusableInput with more than `max_bad_rows` unusable rows, or for a
-    kept column that no row has.
+    Raises DatasetError for an unusable file, and UnusableInput for more than `max_bad_rows` unusable rows, or for a
+    column in `kept_columns` that no row has.
     """
     scan = _Scan(source, options)
     scan.read_tests()
@@ -114,21 +114,21 @@ def _analyze(questions: Sequence[str], answers: Sequence[str]) -> _Chunk:
 
 
 class _Scan:
-    """Rows of the source have ordinals, from 0; indexed questions have numbers: first the test questions."""
+    """One cleaning. Rows of the source have ordinals from 0; indexed questions have numbers, test questions first."""
 
     def __init__(self, source: Path, options: CleanOptions) -> None:
         self._source = source
         self._options = options
         self._columns = (*QUESTION_COLUMNS, *options.kept_columns)
-        self._absent_columns = set(options.kept_columns)  # in no row that was read
+        self._absent_columns = set(options.kept_columns)  # columns that no row so far has
         self._index = DuplicateIndex()
         self._contained = ContainedQuestions()
         self._test_names: list[str] = []
         self._test_texts: list[QuestionText] = []
-        self._ordinals: list[int] = []  # of the indexed rows of the source
-        self._num_analyzed = 0  # of these
+        self._ordinals: list[int] = []  # ordinals of the indexed rows
+        self._num_analyzed = 0  # indexed rows with computed features
         self._decisions: dict[int, _Decision] = {}  # by ordinal
-        self._unchecked_answers: dict[str, list[int]] = {}  # ordinals by answer that is no number
+        self._unchecked_answers: dict[str, list[int]] = {}  # ordinals of rows by answer, without numbers
 
     def read_tests(self) -> None:
         problems = [parse_problem(row) for path in self._options.tests for row in read_rows(path, QUESTION_COLUMNS)]
@@ -140,7 +140,7 @@ class _Scan:
             self._index.add(compute_features(self._test_texts, [problem.ground_truth for problem in problems]))
 
     def read_source(self) -> None:
-        """Worker processes analyze the texts, as many as there are cores."""
+        """Read the source, and analyze the texts in one worker process for each core."""
         num_workers = min(len(os.sched_getaffinity(0)), _MAX_WORKERS)
         context = multiprocessing.get_context("spawn")  # a fork would copy the locks of polars' threads
         with ProcessPoolExecutor(num_workers, context, _start_worker, (self._contained,)) as workers:
@@ -156,7 +156,7 @@ class _Scan:
             raise UnusableInput(f"--keep {min(self._absent_columns)}: no row has this column")
 
     def _iterate_eligible(self) -> Iterator[DatasetProblem]:
-        """Problems with an answer of the wanted kind."""
+        """Yield problems with an answer of the wanted kind."""
         for ordinal, problem in self._iterate_problems(BadRows(self._options.max_bad_rows, "--max-bad-rows")):
             if not is_answer_of_kind(problem.ground_truth, self._options.answers):
                 self._decisions[ordinal] = _Decision("answer")
@@ -179,7 +179,7 @@ class _Scan:
                 self._decisions.setdefault(ordinal, _Decision("unverifiable"))
 
     def remove_repeats(self) -> None:
-        """Of rows that stay up to here, and of test questions."""
+        """Remove repeats of test questions and of rows that no earlier check removed."""
         same, conflicting = self._index.find_repeats(self._list_decided(), len(self._test_names))
         reasons: tuple[Reason, Reason] = ("duplicate", "conflicting")
         for reason, repeats in zip(reasons, (same, conflicting), strict=True):
@@ -189,7 +189,7 @@ class _Scan:
                     self._decide(row, _Decision("overlap" if is_test else reason, of, 1.0))
 
     def remove_similar(self) -> None:
-        """Of a pair, the later row goes if the earlier one stays."""
+        """Remove the later row of a similar pair if the earlier row stays."""
         num_tests = len(self._test_names)
         candidates = self._index.find_candidates(self._list_decided(), num_tests)
         texts = self._read_texts({row for pair in candidates for row in pair})
@@ -231,17 +231,17 @@ class _Scan:
         return report
 
     def _list_decided(self) -> NDArray[np.bool_]:
-        """By number in the index."""
+        """Return whether each indexed question is removed, by number in the index."""
         decided = np.zeros(len(self._test_names) + len(self._ordinals), dtype=np.bool_)
         decided[len(self._test_names) :] = [ordinal in self._decisions for ordinal in self._ordinals]
         return decided
 
     def _decide(self, row: int, decision: _Decision) -> None:
-        """The first reason stays."""
+        """Store the decision, unless the row already has one."""
         self._decisions.setdefault(self._ordinals[row - len(self._test_names)], decision)
 
     def _iterate_indexed(self, numbers: Collection[int]) -> Iterator[tuple[int, int]]:
-        """(number in the index, ordinal) of rows of the source."""
+        """Yield (number in the index, ordinal) of rows of the source."""
         for number in numbers:
             if number >= len(self._test_names):
                 yield number, self._ordinals[number - len(self._test_names)]

@@ -1,7 +1,7 @@
 """Keeps the rows of a data file by a condition on their rollouts: `asterism data filter`.
 
-The report trains its last stage this way: a checkpoint answers each problem k times, and the problems that all rollouts
-solve leave the file.
+The report selects the problems of its last stage in this way: a checkpoint answers each problem k times, and the filter
+drops the problems that all rollouts solve.
 """
 
 from collections.abc import Iterator
@@ -20,32 +20,32 @@ from asterism.tasks.curation.row_conditions import RowCondition
 Unvisited = Literal["refuse", "keep", "drop"]
 
 PARQUET = ".parquet"
-_ANY_ROW = RowLayout(all_columns=True, needs_question=False, needs_answer=False)  # also rows of environments
+_ANY_ROW = RowLayout(all_columns=True, needs_question=False, needs_answer=False)  # layout that fits environments too
 
 
 class FilterReport(msgspec.Struct):
     num_rows: int
-    num_kept: int  # by the condition
-    num_dropped: int  # by the condition
-    num_unvisited: int  # without a rollout that has a result
-    num_failed: int  # of these: each rollout ended by an infrastructure failure
+    num_kept: int  # rows that the condition keeps
+    num_dropped: int  # rows that the condition drops
+    num_unvisited: int  # rows without a rollout that has a result
+    num_failed: int  # unvisited rows on which every rollout failed by infrastructure
     num_written: int
     rows_by_solved: dict[int, int]  # number of visited rows by number of solved rollouts
 
 
 class _Verdict(NamedTuple):
     row: DatasetRow
-    outcome: QuestionOutcome | None  # None: no trace
-    meets: bool | None  # None: unvisited
+    outcome: QuestionOutcome | None  # None: a row without a trace
+    meets: bool | None  # None: an unvisited row
 
 
 def filter_rows(
     source: Path, outcomes: TraceOutcomes, condition: RowCondition, unvisited: Unvisited, output: Path | None = None
 ) -> FilterReport:
-    """Write the kept rows as they are, with all columns, in the order of the file.
+    """Write the kept rows unchanged, with all columns, in the order of the file.
 
-    Raise DatasetError for an unusable file, and UnusableInput if no row has traces, if `unvisited` refuses the rows without
-    them, or if no row would be left.
+    Raises DatasetError for an unusable file, and UnusableInput if no row has traces, if `unvisited` refuses rows
+    without traces, or if no row remains.
     """
     if output is not None and output.suffix == PARQUET:
         _require_parquet(source, output)
@@ -117,8 +117,8 @@ def _write_lines(source: Path, output: Path, kept: list[bool]) -> None:
 
 
 def _write_parquet(source: Path, output: Path, kept: list[bool]) -> None:
-    """With the columns and types of the source."""
-    import polars  # takes long
+    """Write the kept rows with the columns and types of the source."""
+    import polars  # a slow import
 
     frame: Any = polars.concat([polars.read_parquet(file, glob=False) for file in list_data_files(source)])
     new = output.with_name(f"{output.name}.new")

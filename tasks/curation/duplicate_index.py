@@ -1,9 +1,9 @@
 """Finds repeated and nearly equal questions among millions, with some 150 bytes per question.
 
-Two questions are nearly equal if at least `threshold` of their adjacent word pairs agree (Jaccard index), they contain the
-same numbers, and their answers are equal: a template with other numbers is another question. MinHash signatures, in bands,
-find the candidates (Broder 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.1), and the
-caller compares the texts of these. At the default threshold of 0.6 a pair is a candidate with probability 0.995.
+Two questions are nearly equal if at least `threshold` of their adjacent word pairs agree (Jaccard index), they contain
+the same numbers, and their answers are equal: a template with other numbers is another question. MinHash signatures, in
+bands, find the candidates (Broder 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.1). The
+caller compares the texts of the candidates. A pair at the default threshold 0.6 is a candidate with probability 0.995.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from asterism.tasks.curation.question_text import QuestionText
 
 _BANDS, _BAND_ROWS = 12, 2
-_SEED = 20_251_126  # of the permutations
+_SEED = 20_251_126  # seed of the permutations
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing
 
 Keys = NDArray[np.uint64]
@@ -30,10 +30,10 @@ class Repeat(NamedTuple):
 
 
 class QuestionFeatures(NamedTuple):
-    """The parts of N questions that are compared."""
+    """The features of N questions for comparisons."""
 
-    digests: Keys  # [4, N]: of words, answer, numbers and plain text
-    bands: Keys  # [N, bands]: of the MinHash signature
+    digests: Keys  # [4, N]: digests of words, answer, numbers and plain text
+    bands: Keys  # [N, bands]: bands of the MinHash signature
 
 
 def compute_features(questions: Sequence[QuestionText], answers: Sequence[str]) -> QuestionFeatures:
@@ -54,7 +54,7 @@ def _digest(text: str) -> int:
 
 
 class DuplicateIndex:
-    """Rows are numbered in the order of `add`."""
+    """An index of questions. The rows have numbers in the order of `add`."""
 
     def __init__(self) -> None:
         self._digests: list[Keys] = [np.empty((4, 0), np.uint64)]
@@ -65,11 +65,11 @@ class DuplicateIndex:
         self._bands.append(features.bands)
 
     def find_repeats(self, excluded: NDArray[np.bool_], num_tests: int) -> tuple[list[Repeat], list[Repeat]]:
-        """(rows with question and answer of an earlier row, rows with an earlier question and another answer), without
-        `excluded` rows.
+        """Return the rows that repeat question and answer of an earlier row, and the rows that repeat a question with
+        another answer, both without `excluded` rows.
 
-        With another answer, only equal plain texts are one question, except for the first `num_tests` rows: the words of
-        5! and 5 are equal.
+        With different answers, only equal plain texts are the same question, because 5! and 5 have equal words. Repeats
+        of the first `num_tests` rows are an exception: equal words suffice.
         """
         rows = np.flatnonzero(~excluded)
         words, answer, _, plain = np.concatenate(self._digests, axis=1)[:, rows]
@@ -83,8 +83,8 @@ class DuplicateIndex:
         return list_repeats(same != places, same), list_repeats((first != places) & (same == places), first)
 
     def find_candidates(self, excluded: NDArray[np.bool_], num_tests: int) -> set[Repeat]:
-        """Pairs that may be nearly equal, without `excluded` rows. The first `num_tests` rows are test questions: their
-        answers need not agree with those of other rows, and no pair consists of two of them."""
+        """Return the pairs that may be nearly equal, without `excluded` rows. The first `num_tests` rows are test
+        questions. The answers of a pair with a test question may differ. No pair consists of two test questions."""
         _, answer, numbers, _ = np.concatenate(self._digests, axis=1)
         bands = np.concatenate(self._bands)
         rows = np.flatnonzero(~excluded)
@@ -103,13 +103,13 @@ def _combine(one: Keys, other: Keys) -> Keys:
 
 
 def _find_first(keys: Keys) -> NDArray[np.int64]:
-    """For each row, the first row with the same key."""
+    """Return, for each row, the first row with the same key."""
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     return first[inverse].astype(np.int64)
 
 
 def _pair_equal(keys: Keys, rows: NDArray[np.int64]) -> Iterator[Repeat]:
-    """Each of `rows` with the first and with the previous row of the same key, because the number of all pairs is quadratic."""
+    """Pair each row only with the first and the previous row of the same key: the number of all pairs is quadratic."""
     order = rows[np.argsort(keys[rows], kind="stable")]
     if len(order) < 2:
         return
@@ -122,9 +122,10 @@ def _pair_equal(keys: Keys, rows: NDArray[np.int64]) -> Iterator[Repeat]:
 
 
 class ContainedQuestions:
-    """Finds the questions of test sets in longer or changed texts: half of their sequences of eight words, and their numbers.
+    """Finds the questions of test sets in longer or changed texts, by half of their eight-word sequences and their
+    numbers.
 
-    Shorter questions are too general to be found like this; DuplicateIndex finds them as whole questions.
+    Shorter questions are too general for this search; DuplicateIndex finds them as whole questions.
     """
 
     _NGRAM_WORDS, _MIN_SHARE = 8, 0.5
@@ -142,7 +143,7 @@ class ContainedQuestions:
         self._num_ngrams.append(len(ngrams))
 
     def find(self, text: QuestionText) -> tuple[int, float] | None:
-        """(number of the question in the order of `add`, share of its sequences)."""
+        """Return a contained question, as its number in the order of `add` and the share of its sequences, or None."""
         if not self._questions_by_ngram:
             return None
         ngrams = text.list_ngrams(self._NGRAM_WORDS) & self._questions_by_ngram.keys()

@@ -1,4 +1,4 @@
-"""The contents of a data file, as a run reads them: `asterism data inspect`."""
+"""Reports the contents that a run reads from a data file: `asterism data inspect`."""
 
 import sys
 from collections import Counter
@@ -23,34 +23,34 @@ from asterism.engine.data.sft_dialogues import PLAIN_FILE
 from asterism.tasks.curation.answer_check import AnswerKind, is_answer_of_kind
 
 _MAX_LISTED = 20
-_MAX_CHECKED_ANSWERS = 1000  # distinct answers that are no numbers: the verifier needs about 5 ms for each
+_MAX_CHECKED_ANSWERS = 1000  # distinct answers other than numbers, for each of which the verifier needs about 5 ms
 _DIALOGUE_COLUMNS = ("messages", "conversations")
 _ROLE_KEYS, _USER_ROLES = ("role", "from"), {"user", "human"}
 
 
 class ColumnSummary(msgspec.Struct):
     types: dict[str, int]  # number of values by type
-    num_missing: int  # or null
+    num_missing: int  # number of missing or null values
 
 
 class FileInspection(msgspec.Struct):
     path: str
-    encodings: dict[str, str]  # by file; that of parquet is empty
+    encodings: dict[str, str]  # by file; empty for parquet
     num_rows: int
     columns: dict[str, ColumnSummary]
-    unusable: list[str]  # the first messages
+    unusable: list[str]  # messages of the first unusable rows
     num_unusable: int
     num_dialogues: int  # rows for the cold start
     answer_kinds: dict[str, int]  # integer, number, expression, sentence
     question_characters: list[int]  # median, 95th percentile, maximum
-    counts: str  # of questions, as the start of a run prints them
+    counts: str  # counts of questions in the form that the start of a run prints
     warnings: list[str]
     unreadable_answers: list[str]
     num_unchecked_answers: int
 
 
 def inspect_data(path: Path, find_unreadable: Callable[[Collection[str]], list[str]]) -> FileInspection:
-    """Reads the whole file or folder. Raises DatasetError if it cannot be read at all."""
+    """Inspect a whole file or folder. Raises DatasetError for a file or folder that cannot be read."""
     return _Inspection(path).run(find_unreadable)
 
 
@@ -62,9 +62,9 @@ class _Inspection:
         self._report = QuestionReport()
         self._lengths: Counter[int] = Counter()
         self._kinds: Counter[str] = Counter()
-        self._other_answers: dict[str, None] = {}  # in order
+        self._other_answers: dict[str, None] = {}  # expressions, in order
         self._num_rows = self._num_dialogues = 0
-        self._num_unusable = 0  # of the rows that can be read
+        self._num_unusable = 0  # unusable rows that could be read
 
     def run(self, find_unreadable: Callable[[Collection[str]], list[str]]) -> FileInspection:
         files = list_data_files(self._path)
@@ -81,7 +81,7 @@ class _Inspection:
         return self._summarize(encodings, find_unreadable)
 
     def _read_row(self, row: DatasetRow) -> None:
-        """As a dialogue, as a question, or as both, as in sets with questions, solutions and messages."""
+        """Read a row as a dialogue, as a question, or as both, as in sets with questions, solutions and messages."""
         if _is_dialogue(row.fields):
             self._num_dialogues += 1
             read_dialogue(row, PLAIN_FILE)
@@ -131,7 +131,7 @@ class _Inspection:
 
 
 def _is_dialogue(fields: RowFields) -> bool:
-    """Messages that do not end with the user's, as those of a question do, or messages in `input` with an `output`."""
+    """Return whether the row has messages that do not end with the user's, or messages in `input` with an `output`."""
     for name in _DIALOGUE_COLUMNS:
         messages = fields.get(name)
         if isinstance(messages, list) and messages:
@@ -141,7 +141,7 @@ def _is_dialogue(fields: RowFields) -> bool:
 
 
 def _find_quantile(counts: Counter[int], share: float) -> int:
-    """The least value with at least this share of all values at or below it; 0 without values."""
+    """Return the least value that at least `share` of all values do not exceed; 0 without values."""
     passed, total = 0, counts.total()
     for value in sorted(counts):
         passed += counts[value]

@@ -1,4 +1,4 @@
-"""Words, numbers and operators of a question, without notation, for the comparison of questions."""
+"""Extracts words, numbers and operators of questions, without notation, for comparisons."""
 
 import re
 import unicodedata
@@ -31,20 +31,20 @@ _SUPERSCRIPTS = str.maketrans({digit: f"^{value}" for value, digit in enumerate(
 class QuestionText(NamedTuple):
     plain: str  # the question in lower case with single spaces
     words: list[str]  # lower case, with numbers and operators
-    numbers: list[str]  # in digits; sorted
+    numbers: list[str]  # numbers written in digits, sorted
 
     @property
     def shingles(self) -> set[str]:
-        """Pairs of adjacent words; of a single word, the word."""
+        """The pairs of adjacent words, or a single word."""
         return {" ".join(pair) for pair in zip(self.words, self.words[1:], strict=False)} or set(self.words)
 
     def list_ngrams(self, length: int) -> set[tuple[str, ...]]:
-        """Of `length` adjacent words."""
+        """List the sequences of `length` adjacent words."""
         return set(zip(*(self.words[start:] for start in range(length)), strict=False))
 
 
 def parse_question(question: str) -> QuestionText:
-    """Questions that differ in case, spaces, punctuation, brackets or the notation of numbers have the same words."""
+    """Parse a question. Case, spaces, punctuation, brackets and the notation of numbers do not change the words."""
     text = question
     if not question.isascii():
         text = unicodedata.normalize("NFKC", question.translate(_SUPERSCRIPTS)).translate(_CHARACTERS)
@@ -58,6 +58,6 @@ def parse_question(question: str) -> QuestionText:
 
 
 def compute_similarity(one: QuestionText, other: QuestionText) -> float:
-    """The Jaccard index of their shingles."""
+    """Return the Jaccard index of the questions' shingles."""
     left, right = one.shingles, other.shingles
     return len(left & right) / len(left | right) if left or right else 1.0

@@ -1,4 +1,4 @@
-"""The texts and tokens that a run makes of rows: `asterism data render`."""
+"""Renders rows as the texts and tokens of a run: `asterism data render`."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -22,19 +22,19 @@ _LEFT_OUT = "without its system text or earlier turns: the prompt has the last t
 class RenderedPart(NamedTuple):
     text: str
     token_ids: list[int]
-    is_trained: bool  # the loss of the cold start covers it
+    is_trained: bool  # whether the loss of the cold start covers the part
 
 
 class RenderedRow(NamedTuple):
     name: str  # FILE:ROW
     parts: list[RenderedPart]
-    note: str = ""  # how the row is changed
+    note: str = ""  # the change of the row, if any
 
 
 def render_questions(
     task: TaskConfig, description: TaskDescription, path: Path, tokenizer: FastTokenizer, max_bad_rows: int = 0
 ) -> Iterator[RenderedRow]:
-    """The prompts of rollouts. Raises DatasetError."""
+    """Render the prompts of rollouts. Raises DatasetError."""
     renderer = build_renderer(task.get_dialogue(), description, tokenizer)
     for problem in read_problems(path, make_training_report(max_bad_rows), layout=get_row_layout(task, description)):
         token_ids = renderer.render_prompt(problem.question)
@@ -45,7 +45,7 @@ def render_questions(
 def render_dialogues(
     run: RunConfig, descriptions: TaskDescriptions, file: SftFileConfig, path: Path, tokenizer: FastTokenizer
 ) -> Iterator[RenderedRow]:
-    """The sequences of the cold start. `path`: of the file's data. Raises DatasetError."""
+    """Render the sequences of the cold start from the data at `path`. Raises DatasetError."""
     formats, bad_rows = build_task_formats(run, descriptions), BadRows(run.sft.max_bad_rows, "sft.max_bad_rows")
     families = build_family_dialogues(run, descriptions, tokenizer)
     for dialogue in iter_sft_dialogues(path, tokenizer, formats, file, bad_rows, families):

@@ -1,7 +1,7 @@
 """Conditions over the rollouts of a row, such as `0 < solved < rollouts`: the language of `asterism data filter --keep`.
 
-A condition is parsed with `ast` into functions over numbers. Nothing of it is executed as Python: only comparisons,
-`and`, `or`, `not`, the four operations, numbers and known names are accepted.
+The parser turns a condition into functions over numbers, with Python's `ast`, and never executes it. It accepts only
+comparisons, `and`, `or`, `not`, the four operations, numbers and known names.
 """
 
 import ast
@@ -38,7 +38,7 @@ class RowCondition(NamedTuple):
     test: _Test
 
     def is_met(self, values: Values) -> bool:
-        """Raise UnusableInput for a division by zero."""
+        """Return whether the values meet the condition. Raises UnusableInput for a division by zero."""
         try:
             return self.test(values)
         except ArithmeticError as error:
@@ -47,7 +47,7 @@ class RowCondition(NamedTuple):
 
 
 def parse_condition(text: str, names: Collection[str]) -> RowCondition:
-    """Raise UnusableInput with the part that is no condition."""
+    """Parse a condition over `names`. Raises UnusableInput with the part that is not a condition."""
     if len(text) > _MAX_CHARACTERS:
         raise UnusableInput(f"--keep: {len(text):,} characters; at most {_MAX_CHARACTERS} are allowed")
     try:
@@ -101,7 +101,7 @@ class _Parser(NamedTuple):
                 raise self._build_error(node, "is neither a number nor a known name")
 
     def _parse_comparison(self, node: ast.Compare) -> _Test:
-        """A chain, such as `0 < solved < 4`: each pair of neighbours must meet its comparison."""
+        """Parse a chain, such as `0 < solved < 4`, in which each pair of neighbours must meet its comparison."""
         numbers = [self.parse_number(each) for each in (node.left, *node.comparators)]
         unknown = [each for each in node.ops if type(each) not in _COMPARISONS]
         if unknown:

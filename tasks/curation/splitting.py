@@ -16,14 +16,14 @@ from asterism.tasks.curation.question_text import parse_question
 class SplitReport(msgspec.Struct):
     num_train: int
     num_test: int
-    num_questions: int  # distinct
+    num_questions: int  # distinct questions
 
 
 def split_questions(source: Path, train: Path, test: Path, num_test: int, seed: int) -> SplitReport:
-    """Writes the rows as they are. `num_test` distinct questions go to `test`, with all their copies.
+    """Write `num_test` distinct questions to `test`, with all their copies, and the other rows to `train`, unchanged.
 
-    The choice follows from `seed` and the words of a question alone, so that it does not depend on the other rows' order.
-    Raises UnusableInput if too few distinct questions would be left for training, DatasetError for an unusable row.
+    The choice depends on `seed` and the words of the questions, and not on the order of the rows.
+    Raises UnusableInput if too few distinct questions remain for training, and DatasetError for an unusable row.
     """
     ranks = {_rank_question(row, seed) for row in read_rows(source)}
     if num_test >= len(ranks):

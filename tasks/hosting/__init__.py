@@ -1,1 +1,1 @@
-"""Runs tools, environments, dialogues and reward functions of tasks in processes of their own."""
+"""Runs tools, environments, dialogues and reward functions of tasks in separate processes."""

@@ -1,5 +1,5 @@
-"""Scores finished trajectories of one task: the sandbox's grader, the environment, reward functions, and their
-weighted sum."""
+"""Scores finished trajectories of one task: a weighted sum of the sandbox's grader, the environment and reward
+functions."""
 
 import time
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class AnswerScore(NamedTuple):
 
 
 class AnswerScorer:
-    """`pool` has the reward functions and the instances; None for a task with neither."""
+    """The scorer of a task. `pool` has the reward functions and the instances; None for a task with neither."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class AnswerScorer:
         self._has_instances = description.has_instances
 
     async def score(self, submission: AnswerSubmitted) -> AnswerScore:
-        """Raises SandboxFailure for the grader; HostFailure for a function, or if nothing scores the trajectory."""
+        """Score a trajectory. Raises SandboxFailure for the grader, HostFailure for a function or without any score."""
         began_s = time.monotonic()
         rewards = dict(submission.rewards)
         components: dict[str, float] = {}

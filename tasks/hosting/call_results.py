@@ -1,4 +1,4 @@
-"""What a task's code returned, as the observation that the model reads."""
+"""Converts the results of a task's code to observations, which enter the model's prompt."""
 
 import json
 import math
@@ -11,18 +11,18 @@ from asterism.tasks.contract import Fault
 
 _MAX_SHOWN_CHARACTERS = 80
 _RESULT_KEYS = {"content", "messages", "stop", "done", "rewards", "metrics", "fault"}
-_CONTENT_KEYS = ("content", "messages")  # of a tool's result; of a dialogue's opening or reply
+_CONTENT_KEYS = ("content", "messages")  # key of a tool's result, and key of a dialogue's opening or reply
 
 
 class UnusableResult(Exception):
-    """The task's code returned something that is neither text nor a result. The message names its type."""
+    """The task's code returned neither text nor a result. The message names the type."""
 
 
 def describe_error(error: BaseException, limit: int) -> str:
-    """Its type and text, in characters that UTF-8 can encode."""
+    """Return the error's type and text, in characters that UTF-8 can encode."""
     try:
         text = str(error)
-    except Exception:  # of the user's __str__
+    except Exception:  # from the user's __str__
         text = ""
     return replace_surrogates(f"{type(error).__name__}: {text}"[:limit])
 
@@ -40,7 +40,7 @@ class _Fields(NamedTuple):
 
 
 def build_observation(value: object, limit: int) -> Observation:
-    """Raises UnusableResult, and Fault if the result has one. `limit`: characters of the content."""
+    """Build an observation of at most `limit` characters. Raises UnusableResult, and Fault if the result has one."""
     fields = _read_fields(value)
     if fields is None:
         return Observation(truncate_middle(render_text(value), limit))
@@ -52,7 +52,7 @@ def build_observation(value: object, limit: int) -> Observation:
 
 
 def _read_fields(value: object) -> _Fields | None:
-    """None for a plain value. An object or a dict with the names of a result's fields is a result."""
+    """Read an object or a dict with the names of a result's fields. Return None for a plain value."""
     if isinstance(value, dict):
         table = cast(dict[str, Any], value)
         if not set(table) <= _RESULT_KEYS:
@@ -67,8 +67,8 @@ def _read_fields(value: object) -> _Fields | None:
 
 
 def render_text(value: object) -> str:
-    """Text as it is, numbers as Python prints them, texts of messages and content blocks joined, other lists and
-    dicts as JSON. Raises UnusableResult for anything else."""
+    """Return text unchanged, numbers in Python's notation, messages and content blocks as joined texts, and other lists
+    and dicts as JSON. Raises UnusableResult for other values."""
     match value:
         case str():
             return replace_surrogates(value)
@@ -86,7 +86,7 @@ def render_text(value: object) -> str:
 
 
 def _is_block(value: object) -> bool:
-    """Whether it is a message ("role" and "content") or a content block ("type")."""
+    """Return whether the value is a message ("role" and "content") or a content block ("type")."""
     return isinstance(value, dict) and (
         {"role", "content"} <= value.keys() or (isinstance(value.get("type"), str) and len(cast(Any, value)) > 1)
     )
@@ -101,7 +101,7 @@ def _render_block(block: Mapping[str, Any]) -> str:
 
 
 def parse_numbers(value: object, name: str) -> dict[str, float]:
-    """Raises UnusableResult unless they are finite numbers by name."""
+    """Return finite numbers by name. Raises UnusableResult for other values."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -111,10 +111,10 @@ def parse_numbers(value: object, name: str) -> dict[str, float]:
 
 
 def parse_number(value: object, name: str) -> float:
-    """Raises UnusableResult unless it is a finite number."""
+    """Return a finite number. Raises UnusableResult for other values."""
     try:
         number = float(value) if isinstance(value, SupportsFloat) else math.nan
-    except (TypeError, ValueError, OverflowError):  # of an array, or a large integer
+    except (TypeError, ValueError, OverflowError):  # for an array, or a large integer
         number = math.nan
     if not math.isfinite(number):
         raise UnusableResult(f"returned {name} = {_describe(value)}; expected a finite number")

@@ -1,4 +1,5 @@
-"""Threads for sync calls. Each thread makes one call at a time and is then reused: a new one takes longer than a short call."""
+"""Threads for sync calls. A thread is reused after its call, because the start of a thread takes longer than a short
+call."""
 
 import asyncio
 import contextlib
@@ -12,13 +13,13 @@ IDLE = "idle call"  # name of a thread between two calls
 
 
 class CallThreads:
-    """As many threads as calls that ever ran at the same time."""
+    """A pool of as many threads as the largest number of calls at the same time so far."""
 
     def __init__(self) -> None:
         self._idle: list[_CallThread] = []
 
     def start(self, call: Callable[[], Any], name: str) -> asyncio.Future[Any]:
-        """The result of `call`, which must not raise. `name`: of the thread during the call."""
+        """Start `call`, which must not raise, in a thread with the name `name`, and return its future result."""
         thread = self._idle.pop() if self._idle else _CallThread()
         running = thread.start(call, name)
         running.add_done_callback(lambda _: self._idle.append(thread))
@@ -37,7 +38,7 @@ class _CallThread:
 
         def run() -> None:
             self._thread.name = name
-            result = contextvars.Context().run(call)  # variables that it sets do not reach the next call
+            result = contextvars.Context().run(call)  # context variables of a call do not reach the next call
             self._thread.name = IDLE
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(running.set_result, result)

@@ -1,8 +1,8 @@
 """Calls sync and async functions of a task under a time limit.
 
-A sync function runs in a thread, so that it does not block the event loop. Python cannot stop a thread: a
-thread that exceeds its limit is abandoned and counted, and the process exits when too many threads are. So is a
-coroutine that suppresses its cancellation.
+A sync function runs in a thread, so that it does not block the event loop. Python cannot stop a thread, so a thread
+that exceeds the limit is abandoned and counted, as is a coroutine that suppresses its cancellation. The process exits
+when it has abandoned too many calls.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from asterism.tasks.hosting.call_threads import CallThreads
 from asterism.tasks.hosting.host_inspection import LoopDelays
 
-_CANCEL_S = 1.0  # from the cancellation of a coroutine until it is abandoned
+_CANCEL_S = 1.0  # time from the cancellation of a coroutine until it is abandoned
 
 
 class CallTimedOut(Exception):
@@ -32,13 +32,13 @@ Running = asyncio.Future[_Ended]  # a thread, or the asyncio task of a coroutine
 
 
 class FunctionCaller:
-    """At most `max_threads` sync calls run at the same time, and the others wait; abandoned ones do not count."""
+    """Calls functions. At most `max_threads` sync calls, without abandoned calls, run at the same time."""
 
     def __init__(self, max_threads: int) -> None:
         self._permits = asyncio.Semaphore(max_threads)
         self._threads = CallThreads()
         self.num_abandoned = 0
-        self.delays: LoopDelays | None = None  # measured if there is one
+        self.delays: LoopDelays | None = None  # None: no measurement of delays
 
     async def call(
         self,
@@ -48,7 +48,7 @@ class FunctionCaller:
         /,
         **arguments: Any,
     ) -> Any:
-        """Raises CallTimedOut, and what the function raises."""
+        """Call the function and return its result. Raises CallTimedOut, and the function's exceptions."""
         with self._measure_delays(function):
             if is_async(function):
                 return await self._wait(_start_coroutine(function(**arguments)), limit_s, on_abandoned)
@@ -62,7 +62,7 @@ class FunctionCaller:
         def run() -> _Ended:
             try:
                 return _Ended(function(**arguments))
-            except BaseException as raised:  # of the user's code; SystemExit must not end only the thread
+            except BaseException as raised:  # from the user's code; SystemExit must not end only the thread
                 return _Ended(error=_make_raisable(raised))
 
         return self._threads.start(run, f"call {getattr(function, '__name__', '')}")
@@ -90,7 +90,7 @@ class FunctionCaller:
         return ended.value
 
     async def _stop(self, running: Running, on_abandoned: Callable[[Running], None] | None) -> None:
-        """Cancel a coroutine. Abandon what continues."""
+        """Cancel a coroutine. Abandon a thread, and a coroutine that continues."""
         if isinstance(running, asyncio.Task):
             running.cancel()
             await asyncio.wait([running], timeout=_CANCEL_S)
@@ -106,7 +106,7 @@ class FunctionCaller:
 
 
 def _start_coroutine(awaitable: Awaitable[Any]) -> Running:
-    """In an asyncio task of its own: a CancelledError of the coroutine must not cancel its caller."""
+    """Run the coroutine in a separate asyncio task, so that its CancelledError does not cancel the caller."""
 
     async def run() -> _Ended:
         try:
@@ -118,7 +118,7 @@ def _start_coroutine(awaitable: Awaitable[Any]) -> Running:
 
 
 def _make_raisable(raised: BaseException) -> BaseException:
-    """A coroutine must not raise StopIteration, and CancelledError and KeyboardInterrupt would end more than the call."""
+    """Convert exceptions that end more than the call, such as KeyboardInterrupt, or that a coroutine must not raise."""
     is_plain = isinstance(raised, Exception | SystemExit) and not isinstance(raised, StopIteration)
     return raised if is_plain else RuntimeError(repr(raised))
 

@@ -1,5 +1,5 @@
-"""What a host process reports about its task's code: live instances, threads, child processes, and the delays of the
-event loop during its calls."""
+"""The report of a host process on its task's code: live instances, threads, child processes, and the delays of the
+event loop during calls."""
 
 import asyncio
 import contextlib
@@ -13,27 +13,28 @@ from pathlib import Path
 
 from asterism.tasks.hosting.call_threads import IDLE
 
-_INTERVAL_S = 0.005  # of the timer by which a delay is seen
-_POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-", IDLE)  # kept for later calls
+_INTERVAL_S = 0.005  # interval of the timer that measures delays
+_POOL_THREADS = ("asyncio_", "ThreadPoolExecutor-", IDLE)  # names of threads that are kept for later calls
 
 
 class LoopDelays:
-    """The largest delay of the event loop in each call, by function. Calls must not overlap.
+    """Measures the largest delay of the event loop in each call, by function. Calls must not overlap.
 
-    Delays by other programs on a loaded machine do not count: for a call in the event loop, the time in which the loop's
-    thread waits for a processor; for a call in a thread of its own, all but the CPU time of the loop's thread.
+    Delays by other programs on a loaded machine do not count. For a call in the event loop, the measurement subtracts
+    the time that the loop's thread waits for a processor. For a call in a separate thread, it counts only the CPU time
+    of the loop's thread.
     """
 
     def __init__(self) -> None:
         self.by_function: defaultdict[str, list[float]] = defaultdict(list)
         self._due_s = self._largest_s = 0.0
         self._is_in_loop = True
-        self._cpu_s = self._waited_s = 0.0  # of the loop's thread, at the start of the timer
+        self._cpu_s = self._waited_s = 0.0  # CPU time and wait of the loop's thread, at the start of the timer
         self._timer: asyncio.TimerHandle | None = None
 
     @contextlib.contextmanager
     def measure(self, function: str, *, is_in_loop: bool = True) -> Generator[None]:
-        """`is_in_loop`: whether the function runs in the event loop, or else in a thread of its own."""
+        """Measure one call. `is_in_loop`: whether the function runs in the event loop, or else in a thread."""
         self._largest_s, self._is_in_loop = 0.0, is_in_loop
         self._restart_timer()
         try:
@@ -77,7 +78,7 @@ def read_processor_wait_s() -> float:
 
 
 def count_instances(instance_class: type[object] | None) -> int:
-    """Objects of exactly this class that something still refers to."""
+    """Count the live objects of exactly this class."""
     if instance_class is None:
         return 0
     gc.collect()
@@ -90,12 +91,12 @@ def list_threads() -> tuple[str, ...]:
 
 
 def list_children() -> tuple[str, ...]:
-    """Command lines of the child processes that still run."""
+    """List the command lines of the running child processes."""
     own, found = str(os.getpid()), list[str]()
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
             if parent == own and state != "Z":
                 found.append((folder / "cmdline").read_text().replace("\0", " ").strip())

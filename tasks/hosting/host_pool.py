@@ -1,7 +1,7 @@
 """The host processes of one task in an executor, and the instances of its trajectories.
 
-A process that dies is replaced. Its instances are created again and their calls repeated if the task is replayable, else
-their trajectories fail. Calls of one instance are sent one after another.
+The pool replaces a process that dies. If the task is replayable, the pool creates the instances of that process again
+and repeats their calls; else their trajectories fail. The pool sends the calls of an instance one after another.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from asterism.tasks.hosting.wire import (
     Scored,
 )
 
-_MAX_ATTEMPTS = 2  # processes that a call is sent to
+_MAX_ATTEMPTS = 2  # attempts of a call, each in another process
 
 
 class CallResult(NamedTuple):
@@ -48,7 +48,7 @@ class CallResult(NamedTuple):
 @dataclass
 class _Instance:
     slot: "_Slot"
-    process: HostProcess | None = None  # that has the instance; None: not created yet, or lost
+    process: HostProcess | None = None  # process that has the instance; None: not created yet, or lost
     history: list[AnsweredCall] = field(default_factory=list[AnsweredCall])
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -58,7 +58,7 @@ class _Slot:
 
     def __init__(self, command: HostCommand, run_program: RunProgramFunction) -> None:
         self._command, self._run_program = command, run_program
-        self._start_task: asyncio.Task[HostProcess] | None = None  # of the current process
+        self._start_task: asyncio.Task[HostProcess] | None = None  # start of the current process
         self.num_instances = 0
 
     @property
@@ -67,7 +67,7 @@ class _Slot:
         return (self.num_instances, process.num_open if process else 0)
 
     async def get_process(self) -> HostProcess:
-        """A live process. Its start survives the cancellation of a call. Raises HostFailure."""
+        """Return a live process. The cancellation of a call does not cancel the start. Raises HostFailure."""
         process = self.find_process()
         is_starting = self._start_task is not None and not self._start_task.done()
         if self._start_task is None or not (is_starting or (process is not None and process.is_alive)):
@@ -91,7 +91,7 @@ class _Slot:
 
 
 class HostPool:
-    """Bounded by its callers: it holds one call for each that waits, and one instance for each live trajectory.
+    """The host processes and instances of a task. The waiting callers and the live trajectories bound the pool's size.
 
     `repeats_calls`: restored instances repeat their calls although the task is not replayable, to score them again.
     """
@@ -119,7 +119,7 @@ class HostPool:
         return len(self._instances)
 
     async def call(self, request: EnvironmentCalled) -> CallResult:
-        """Raises HostFailure."""
+        """Call a tool or an instance. Raises HostFailure."""
         if not self._description.has_instances:
             return await self._call_tool(request)
         instance = self._instances.get(request.trajectory_id)
@@ -127,14 +127,14 @@ class HostPool:
             instance = self._add_instance(request.trajectory_id)
         async with instance.turn:
             if request.call == OPENING_CALL:
-                instance.history.clear()  # of an opening that failed
+                instance.history.clear()  # drops an opening that failed
             result = await self._call_instance(instance, request.trajectory_id, request.method, request.arguments)
             digest = digest_outcome(result.outcome)
             instance.history.append(AnsweredCall(request.method, request.arguments, digest))
             return result
 
     async def score(self, submission: AnswerSubmitted) -> Scored:
-        """Raises HostFailure."""
+        """Score a trajectory. Raises HostFailure."""
         instance = self._instances.get(submission.trajectory_id)
         if instance is None:
             reply = await self._request_anywhere(lambda number: Score(number, submission))
@@ -147,11 +147,11 @@ class HostPool:
         return reply
 
     def restore(self, message: EnvironmentRestored) -> None:
-        """Adopts an instance of another executor: its calls are repeated before its next call."""
+        """Adopt an instance of another executor. The pool repeats the instance's calls before its next call."""
         self._add_instance(message.trajectory_id).history = list(message.calls)
 
     async def repeat(self, message: EnvironmentRestored) -> EnvironmentHistory:
-        """Makes the calls in a new instance. The sums are those of the new calls. Raises HostFailure."""
+        """Repeat the calls in a new instance, and return their history with new sums. Raises HostFailure."""
         instance = self._add_instance(message.trajectory_id)
         instance.history = list(message.calls)
         try:
@@ -163,7 +163,7 @@ class HostPool:
         return history
 
     async def inspect(self) -> Inspected:
-        """The first process. Raises HostFailure."""
+        """Inspect the first process. Raises HostFailure."""
         process = await self._slots[0].get_process()
         try:
             reply = _raise_failure(await process.request(Inspect))
@@ -186,7 +186,7 @@ class HostPool:
     # ---------------------------------------------------------------- tools
 
     async def _call_tool(self, request: EnvironmentCalled) -> CallResult:
-        """Not repeated: the rollout retries a failed call."""
+        """Call a tool once: the rollout process retries a failed call."""
         process = await min(self._slots, key=lambda slot: slot.load).get_process()
         try:
             reply = await process.request(
@@ -224,7 +224,7 @@ class HostPool:
         return _read_result(await self._request(instance, trajectory_id, build))
 
     async def _request(self, instance: _Instance, trajectory_id: int, build: Callable[[int], HostMessage]) -> HostReply:
-        """To the process that has the instance; a lost instance is created again, or its trajectory fails."""
+        """Send a request to the process of the instance. Create a lost instance again, or raise HostFailure."""
         cause = "the process that had the instance died"
         for _ in range(_MAX_ATTEMPTS):
             process = await instance.slot.get_process()
@@ -242,8 +242,8 @@ class HostPool:
         raise HostFailure(cause)
 
     async def _repeat_calls(self, instance: _Instance, process: HostProcess, trajectory_id: int) -> EnvironmentHistory:
-        """Raises HostDied, and HostFailure if a call has another outcome than before."""
-        process.send(Close(0, trajectory_id))  # of an earlier attempt
+        """Repeat the calls. Raises HostDied, and HostFailure if a call has another outcome than before."""
+        process.send(Close(0, trajectory_id))  # closes the instance of an earlier attempt
         history = EnvironmentHistory()
         for index, call in enumerate(instance.history):
 
@@ -259,7 +259,7 @@ class HostPool:
 
 
 def _build_request(number: int, trajectory_id: int, method: str, arguments: bytes) -> HostMessage:
-    """An empty method opens the instance, with the row as its arguments."""
+    """Build the request of a call. An empty method opens the instance, with the row as its arguments."""
     if not method:
         return Open(number, trajectory_id, arguments)
     return Call(number, trajectory_id, method, arguments)

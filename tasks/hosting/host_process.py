@@ -1,4 +1,4 @@
-"""One host process, as its client sees it: its start, requests, hang detection and end."""
+"""The client of a host process: start, requests, hang detection and end of the process."""
 
 import asyncio
 import contextlib
@@ -28,12 +28,12 @@ from asterism.tasks.hosting.wire import (
     reply_decoder,
 )
 
-_HANG_S = 30.0  # beyond the time limit of a call, without any message
-_START_LIMIT_S = 300.0  # for the imports, until it is ready
+_HANG_S = 30.0  # silence beyond the time limit of a call, before the process is killed
+_START_LIMIT_S = 300.0  # for the imports, until the process is ready
 _STOP_S = 1.5  # from the end of the connection to the kill, so that instances can be closed
 _LAST_ANSWERS_S = 0.5  # from the end of the process to the end of the connection
-# A task may name an interpreter in which this project is not installed. Its folder leaves sys.path at once, because
-# other packages in it (site-packages, or those of a checkout) are not the task's.
+# A task may name an interpreter in which this project is not installed. The project's folder is in sys.path only for
+# the import, because the folder's other packages (in site-packages or a checkout) do not belong to the task.
 _FOLDER = str(Path(str(asterism.__file__)).parents[1])
 _BOOT_SCRIPT = """
 import sys
@@ -49,24 +49,24 @@ RunProgramFunction = Callable[[RunProgram], Awaitable[ProgramEnded]]
 
 
 class HostFailure(Exception):
-    """A call without a result. It is retried and then the trajectory is masked, never scored."""
+    """A call has no result. The rollout process retries the call; then the trajectory is masked, never scored."""
 
 
 class HostDied(Exception):
-    """The process ended before it answered."""
+    """The process ended before its answer."""
 
 
 class HostCommand(msgspec.Struct, frozen=True):
     settings: HostSettings
-    python: str = ""  # interpreter; empty: that of the run
+    python: str = ""  # interpreter; empty: the interpreter of the run
     variables: dict[str, str] = {}  # environment variables
 
     def build_arguments(self) -> list[str]:
-        """Without the settings: every user of the machine can read the arguments of a process."""
+        """Build the arguments without the settings, because every user of the machine can read them."""
         return [self.python or sys.executable, "-P", "-c", _BOOT_SCRIPT, _FOLDER]
 
     def build_input(self) -> bytes:
-        """The settings, for the process's stdin."""
+        """Build the content of the process's stdin: the settings."""
         return msgspec.json.encode(self.settings)
 
     def build_environment(self) -> dict[str, str]:
@@ -94,14 +94,14 @@ class HostProcess:
         self._load_error = self._death = ""
         self._hang_timer: asyncio.TimerHandle | None = None
         self._pidfd: int | None = None
-        with contextlib.suppress(ProcessLookupError):  # it has ended already
+        with contextlib.suppress(ProcessLookupError):  # the process has already ended
             self._pidfd = os.pidfd_open(process.pid)
         self._reading = asyncio.create_task(self._read(reader))
         self._watching = asyncio.create_task(self._end_connection())
 
     @classmethod
     async def start(cls, command: HostCommand, run_program: RunProgramFunction) -> "HostProcess":
-        """Raises HostFailure."""
+        """Start a host process. Raises HostFailure."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -111,7 +111,7 @@ class HostProcess:
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 env={**command.build_environment(), PARENT_PID_VARIABLE: str(os.getpid())},
-                start_new_session=True,  # ^C in the terminal of a chat ends no instance
+                start_new_session=True,  # so that ^C in the terminal of a chat ends no instance
             )
         except OSError as error:
             ours.close()
@@ -134,11 +134,11 @@ class HostProcess:
 
     @property
     def num_open(self) -> int:
-        """Calls without an answer."""
+        """The number of calls without an answer."""
         return len(self._open)
 
     async def request(self, build: Callable[[int], HostMessage]) -> HostReply:
-        """`build` makes the request from its number. Raises HostDied."""
+        """Send a request, which `build` makes from its number, and return the answer. Raises HostDied."""
         self._num_requests += 1
         number = self._num_requests
         reply = self._open[number] = asyncio.get_running_loop().create_future()
@@ -146,7 +146,7 @@ class HostProcess:
             self._writer.write(encode_with_length(build(number)))
             if len(self._open) == 1:  # the timer of an earlier, cancelled call may still run
                 self._restart_hang_timer()
-            with contextlib.suppress(ConnectionError):  # its end is reported below
+            with contextlib.suppress(ConnectionError):  # the end of the process is reported below
                 await self._writer.drain()
             if not self.is_alive:
                 raise HostDied(self._death)
@@ -155,7 +155,7 @@ class HostProcess:
             self._open.pop(number, None)
 
     def send(self, message: HostMessage) -> None:
-        """Without an answer."""
+        """Send a message that has no answer."""
         if self.is_alive:
             self._writer.write(encode_with_length(message))
 
@@ -169,13 +169,13 @@ class HostProcess:
         await self._reading
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Until the process closes its end."""
+        """Receive replies until the process closes the connection."""
         try:
             while True:
                 self._on_reply(reply_decoder.decode(await read_body(reader)))
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
             if not self._is_stopping:
-                self._kill()  # it may have closed or damaged its socket
+                self._kill()  # the process may run, with a closed or damaged socket
             exit_code = await self._process.wait()
         if self._pidfd is not None:
             os.close(self._pidfd)
@@ -192,7 +192,7 @@ class HostProcess:
                 reply.set_exception(HostDied(self._death))
 
     async def _end_connection(self) -> None:
-        """When the process has ended: a child that the task's code forked may keep the connection open."""
+        """End the connection after the process: a child that the task's code forked may keep the connection open."""
         await self._process.wait()
         await asyncio.wait([self._reading], timeout=_LAST_ANSWERS_S)
         self._writer.transport.abort()
@@ -226,12 +226,12 @@ class HostProcess:
 
     def _on_hang(self) -> None:
         self._hang_timer = None
-        if self._open and self.is_alive:  # else its calls were cancelled
+        if self._open and self.is_alive:  # otherwise the calls were cancelled
             structlog.get_logger().error("task_host.hangs", calls=len(self._open))
             self._kill()
 
     def _kill(self) -> None:
-        """Unlike asyncio's kill, it leaves the exit code of a process that has just ended to asyncio."""
+        """Kill the process, but unlike asyncio's kill, never reap it, so that asyncio receives the exit code."""
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

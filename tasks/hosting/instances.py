@@ -10,11 +10,11 @@ from asterism.tasks.hosting.call_results import UnusableResult, parse_number, pa
 from asterism.tasks.hosting.function_caller import CallTimedOut, FunctionCaller, Running
 from asterism.tasks.hosting.loaded_task import LoadedTask
 
-ENVIRONMENT = "environment"  # component of a `get_reward` that returns a number
+ENVIRONMENT = "environment"  # component for a number that `get_reward` returns
 
 
 class Instance:
-    """Calls of one instance do not overlap: each waits for the one before, also if that was abandoned."""
+    """An instance without overlapping calls: each call waits for the previous call, also if that was abandoned."""
 
     def __init__(self, task: LoadedTask, runner: FunctionCaller, limit_s: float) -> None:
         self._task, self._runner, self._limit_s = task, runner, limit_s
@@ -25,7 +25,7 @@ class Instance:
         self.object: Any = None
 
     async def open(self, row: dict[str, Any], sandbox: object) -> object:
-        """Text of the user that opens the dialogue: the row's question, and what `reset` or `init` returned."""
+        """Return the user's opening text: the row's question, and the result of `reset` or `init`."""
         self._sandbox = sandbox
         self.object = await self._call(self._task.create, sandbox=sandbox)
         question = row.get("question") or ""
@@ -46,7 +46,7 @@ class Instance:
         return await self._call(self.object.step, message=message)
 
     async def get_reward(self) -> dict[str, float]:
-        """Empty without `get_reward`. Raises UnusableResult."""
+        """Return the components of `get_reward`; none without that method. Raises UnusableResult."""
         if not self._task.has_reward:
             return {}
         value = await self._call(self.object.get_reward)
@@ -55,19 +55,19 @@ class Instance:
         return {ENVIRONMENT: parse_number(value, "reward")}
 
     async def close(self) -> None:
-        """At most once; waits at most `limit_s` for an abandoned call. Raises what `close` raises."""
+        """Close the instance once, after waiting `limit_s` for an abandoned call. Raises the exceptions of `close`."""
         if self._is_closed:
             return
         self._is_closed = True
         ended = await self._wait_for_abandoned()
         created, self.object = self.object, None
-        if created is None and self._abandoned is not None and ended:  # its constructor exceeded the limit
+        if created is None and self._abandoned is not None and ended:  # the constructor exceeded the limit
             created = self._abandoned.result().value
         if callable(close := getattr(created, "close", None)):
             await self._runner.call(close, self._limit_s)
 
     async def _call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
-        """Raises CallTimedOut, and what the function raises."""
+        """Call a function of the instance. Raises CallTimedOut, and the function's exceptions."""
         async with self._turn:
             if not await self._wait_for_abandoned():
                 raise CallTimedOut(self._limit_s)
@@ -77,14 +77,14 @@ class Instance:
         self._abandoned = running
 
     async def _wait_for_abandoned(self) -> bool:
-        """Whether it ends in time."""
+        """Return whether an abandoned call ends within the limit; true without an abandoned call."""
         if self._abandoned is not None:
             await asyncio.wait([self._abandoned], timeout=self._limit_s)
         return self._abandoned is None or self._abandoned.done()
 
 
 def _join_opening(question: str, opening: Any) -> object:
-    """With the question before the messages of `init`, as text or as an Opening."""
+    """Return the question and the messages of `init` as one text."""
     if opening is None:
         return question
     messages = opening.get("messages", opening) if isinstance(opening, dict) else getattr(opening, "messages", opening)
@@ -92,7 +92,7 @@ def _join_opening(question: str, opening: Any) -> object:
 
 
 def select_arguments(function: Callable[..., object], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the signature names, or all for **kwargs. Raises UnusableResult if a required one is missing."""
+    """Select the arguments in the signature, or all for **kwargs. Raises UnusableResult for a missing argument."""
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         return dict(offered)

@@ -1,10 +1,10 @@
-"""Loads the object that `import` of a task names: tools, an environment or a dialogue.
+"""Loads the object at the import path of a task (`import`): tools, an environment or a dialogue.
 
 tools        a function, or a list of functions
 environment  a class with `reset`; its other public methods are tools, or it has `describe_tools` and `call_tool`
 dialogue     a class with `init` and `step`
 
-A class may have texts: `system` and `instruction`, the defaults of these keys of [dialogue].
+A class may have the texts `system` and `instruction`, the defaults of the same keys of [dialogue].
 """
 
 import functools
@@ -33,10 +33,10 @@ def _takes_sandbox(method: Callable[..., object]) -> bool:
 
 
 class LoadedTask:
-    """`create` makes an instance. `tools` are functions, or names of methods."""
+    """The loaded object of a task. `functions` contains tools by name, for a task without a class."""
 
     def __init__(self, settings: HostSettings) -> None:
-        """Raises UnusableInput with the key."""
+        """Load the object. Raises UnusableInput with the key."""
         self._key = f"{settings.name_key}import"
         self._parameters = settings.parameters
         loaded = load_object(settings.import_path, self._key)
@@ -75,13 +75,13 @@ class LoadedTask:
         return SANDBOX in inspect.signature(function).parameters
 
     def create(self, sandbox: object) -> object:
-        """An instance. Raises what the constructor raises."""
+        """Create an instance. Raises the constructor's exceptions."""
         assert self._class is not None
         extra = {SANDBOX: sandbox} if self.takes_sandbox(self._class) else {}
         return self._class(**self._parameters, **extra)
 
     async def describe(self) -> TaskDescription:
-        """Raises UnusableInput with the key."""
+        """Describe the task. Raises UnusableInput with the key."""
         tools = await self._describe_dynamic_tools() if self.has_dynamic_tools else self._describe_tools()
         for tool in tools:
             if tool.name in PYTHON_TOOLS:
@@ -96,7 +96,7 @@ class LoadedTask:
         )
 
     def _get_text(self, name: str, default: str) -> str:
-        """A method of this name is a tool."""
+        """Return the class's text, or the default if the attribute is missing or a method, which is a tool."""
         text = getattr(self._class, name, default)
         return text if isinstance(text, str) else default
 
@@ -121,7 +121,7 @@ class LoadedTask:
             raise UnusableInput(f"{self._key}: the list has no functions; expected {_EXPECTED}")
 
     def _check_parameters(self, loaded: type[object], key: str) -> None:
-        """The configured parameters against the constructor's signature and annotations."""
+        """Check the configured parameters against the constructor's signature and annotations."""
         try:
             signature = inspect.signature(loaded)
         except ValueError:  # the signature of some builtin classes is unknown
@@ -163,7 +163,7 @@ class LoadedTask:
             raise UnusableInput(f"{self._key}: {error}") from None
 
     def _find_methods(self) -> dict[str, Any]:
-        """In the order of their definition, which the prompt shows."""
+        """Find the methods that are tools, in the order of their definition, which is the order in the prompt."""
         assert self._class is not None
         names = dict.fromkeys(name for each in reversed(self._class.__mro__) for name in vars(each))
         public = (name for name in names if not name.startswith("_") and name not in _RESERVED)
@@ -177,13 +177,13 @@ class LoadedTask:
             tools = [_parse_tool_schema(schema) for schema in cast(list[Any], schemas)]
             if callable(close := getattr(instance, "close", None)) and inspect.isawaitable(closing := close()):
                 await closing
-        except Exception as error:  # of the user's code
+        except Exception as error:  # from the user's code
             raise UnusableInput(f"{self._key}: describe_tools raised {type(error).__name__}: {error}") from error
         return tuple(tools)
 
 
 def _parse_tool_schema(schema: Any) -> ToolSchema:
-    """From {"name", "description", "parameters"}, also inside {"type": "function", "function": ...}."""
+    """Parse {"name", "description", "parameters"}, also inside {"type": "function", "function": ...}."""
     fields = schema.get("function", schema)
     parameters: dict[str, Any] = {"properties": {}, **(fields.get("parameters") or {"type": "object"})}
     return ToolSchema(fields["name"], fields.get("description") or "", parameters)

@@ -1,4 +1,4 @@
-"""The handle by which a task's code runs programs in the sandbox of its executor."""
+"""The handle with which a task's code runs programs in the sandbox of its executor."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ class SendMessage(Protocol):
 
 
 class ProgramQueue:
-    """Programs that wait for their end, bounded by the calls that wait for them."""
+    """A queue of running programs, bounded by the number of waiting calls."""
 
     def __init__(self, send: SendMessage) -> None:
         self._send = send
@@ -22,7 +22,7 @@ class ProgramQueue:
         self.loop, self.thread = asyncio.get_running_loop(), threading.current_thread()
 
     async def run(self, trajectory_id: int, code: str, stdin: str) -> SandboxResult:
-        """Raises Fault."""
+        """Run a program and return its result. Raises Fault."""
         self._num_programs += 1
         number = self._num_programs
         waiting = self._waiting[number] = self.loop.create_future()
@@ -42,7 +42,7 @@ class ProgramQueue:
 
 
 class ProgramHandle:
-    """Implements asterism.tasks.contract.SandboxHandle for one trajectory."""
+    """The sandbox handle of one trajectory (implements asterism.tasks.contract.SandboxHandle)."""
 
     def __init__(self, queue: ProgramQueue, trajectory_id: int) -> None:
         self._queue, self._trajectory_id = queue, trajectory_id
@@ -51,14 +51,14 @@ class ProgramHandle:
         return await self._queue.run(self._trajectory_id, add_files(code, files or {}), stdin)
 
     def run_blocking(self, code: str, stdin: str = "", files: dict[str, str] | None = None) -> SandboxResult:
-        if threading.current_thread() is self._queue.thread:  # it would wait for itself
+        if threading.current_thread() is self._queue.thread:  # a deadlock: the event loop would wait for itself
             raise RuntimeError("run_blocking is for sync functions; an async function awaits sandbox.run(...)")
         running = asyncio.run_coroutine_threadsafe(self.run(code, stdin, files), self._queue.loop)
         return running.result()
 
 
 def add_files(code: str, files: dict[str, str]) -> str:
-    """A program that writes the files and then runs `code` with its own line numbers."""
+    """Return a program that writes the files and then runs `code` with the line numbers of `code`."""
     if not files:
         return code
     return (

@@ -15,7 +15,7 @@ from asterism.tasks.rewards.finished_rollout import FinishedRollout, RolloutRead
 from asterism.tasks.rewards.reward_functions import RewardFunction, UnusableReward, load_reward_functions
 
 _MAX_ERROR_CHARACTERS = 4000
-_MAX_TRACEBACKS = 100  # of one process
+_MAX_TRACEBACKS = 100  # tracebacks of one process
 
 
 class RewardCalls:
@@ -25,7 +25,7 @@ class RewardCalls:
         """`secrets`: see HostSettings."""
         self._functions, self._reader, self._limit_s, self._secrets = functions, reader, limit_s, secrets
         self.runner = FunctionCaller(1)
-        self._logged: set[tuple[str, str, int | None]] = set()  # tracebacks
+        self._logged: set[tuple[str, str, int | None]] = set()  # logged tracebacks by function, error and line
 
     @property
     def num_abandoned(self) -> int:
@@ -34,7 +34,7 @@ class RewardCalls:
     async def score(
         self, submission: AnswerSubmitted, environment: object | None, sandbox: ProgramHandle
     ) -> dict[str, float]:
-        """Components by name. Raises UnusableReward, also for what a function raises."""
+        """Return the components by name. Raises UnusableReward, also for an exception of a function."""
         rollout = self._reader.read(submission)
         components: dict[str, float] = {}
         for function in self._functions:
@@ -50,13 +50,13 @@ class RewardCalls:
             result = await self.runner.call(function.function, self._limit_s, **arguments)
         except CallTimedOut as error:
             raise UnusableReward(f"{function.name} {error}") from None
-        except (Exception, SystemExit) as error:  # of the user's code
+        except (Exception, SystemExit) as error:  # from the user's code
             self._log_first_traceback(function, error)
             raise UnusableReward(f"{function.name} raised {describe_error(error, _MAX_ERROR_CHARACTERS)}") from error
         return function.parse_result(result, metrics)
 
     def _log_first_traceback(self, function: RewardFunction, error: BaseException) -> None:
-        """Write it to stderr, which is the executor's output file: once for each line that raises."""
+        """Write a traceback to stderr, which is the executor's output file, once for each line that raises."""
         frames = traceback.extract_tb(error.__traceback__)
         place = (function.name, type(error).__name__, frames[-1].lineno if frames else None)
         if place not in self._logged and len(self._logged) < _MAX_TRACEBACKS:
@@ -69,7 +69,7 @@ class RewardCalls:
 
 
 def load_reward_calls(settings: HostSettings, *, with_tokenizer: bool) -> RewardCalls | None:
-    """None without reward functions. Raises UnusableInput with the key."""
+    """Load the reward functions. Return None without functions or tokenizer. Raises UnusableInput with the key."""
     functions = load_reward_functions(settings.functions, settings.name_key)
     if not functions or not with_tokenizer:
         return None

@@ -1,12 +1,12 @@
 """A host process: `python -m asterism.tasks.hosting.task_host [--socket FD] < SETTINGS`.
 
-SETTINGS is HostSettings as JSON, on stdin since others can read arguments. Without a socket it loads the task and its
-reward functions and prints the task's description as JSON: exit code 0, or the error on stderr. With one, it answers
-requests until the client closes the connection. Calls of different trajectories overlap; sync functions run in threads,
-sync reward functions one at a time.
+SETTINGS is HostSettings as JSON, on stdin because other users can read arguments. Without a socket, the process loads
+the task and its reward functions and prints the task's description as JSON with exit code 0, or the error on stderr.
+With a socket, it answers requests until the client closes the connection. Calls of different trajectories overlap. Sync
+functions run in threads, sync reward functions one at a time.
 
-The process exits when too many sync calls hang, since Python cannot stop them: its client sends the other calls to the
-next process.
+The process exits when too many sync calls hang, because Python cannot stop them. The client sends the other calls to
+the next process.
 """
 
 import argparse
@@ -61,10 +61,10 @@ from asterism.tasks.rewards.reward_functions import UnusableReward
 
 EXIT_HANGING = 3
 MAX_THREADS = 32  # for sync calls of tools and instances
-_MAX_ABANDONED = 32  # threads of hanging calls; without instances the process exits at the first one
+_MAX_ABANDONED = 32  # hanging calls; a process with reward functions only exits at the first hanging call
 _MAX_ERROR_CHARACTERS = 4000
 _ALIVE_INTERVAL_S = 1.0
-_CLOSE_LIMIT_S = 1.0  # for all instances together, at the end of the process
+_CLOSE_LIMIT_S = 1.0  # time to close all instances together, at the end of the process
 _NO_TRAJECTORY = -1
 
 _arguments_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -86,7 +86,7 @@ class TaskHost:
         self._requests: defaultdict[int, set[asyncio.Task[None]]] = defaultdict(set)  # by trajectory
 
     async def serve(self, connection: socket.socket) -> None:
-        """Until the client closes the connection."""
+        """Answer requests until the client closes the connection."""
         reader, writer = await asyncio.open_connection(sock=connection)
         self._writer = BatchWriter(writer)
         self._programs = ProgramQueue(self._send)
@@ -134,7 +134,7 @@ class TaskHost:
         self._writer.write(encode_with_length(message))
 
     def _start_closing(self, trajectory_id: int) -> None:
-        """Cancel the open requests, and then close the instance. A later Open does not wait for it."""
+        """Cancel the open requests, and then close the instance. A later Open does not wait for the end."""
         self._close_later(self._instances.pop(trajectory_id, None), *self._requests.get(trajectory_id, ()))
 
     def _close_later(self, instance: Instance | None, *calls: asyncio.Task[None]) -> None:
@@ -162,12 +162,12 @@ class TaskHost:
                 await self._answer(request, self._inspect)
 
     async def _answer(self, request: Any, work: Callable[[Any], Awaitable[HostMessage]]) -> None:
-        """Whatever the task's code does, the request is answered once."""
+        """Answer the request exactly once, also if the task's code fails."""
         try:
             answer = encode_with_length(await work(request))
         except (UnusableResult, UnusableReward, CallTimedOut, Fault) as error:
             answer = encode_with_length(Failed(request.number, self._hide(replace_surrogates(str(error)))))
-        except (Exception, SystemExit) as error:  # of the task's code
+        except (Exception, SystemExit) as error:  # from the task's code
             self._log_traceback(error)
             answer = encode_with_length(Failed(request.number, self._describe(error)))
         self._writer.write(answer)
@@ -207,7 +207,7 @@ class TaskHost:
         return Returned(request.number, outcome, time.monotonic() - began_s)
 
     async def _make_call(self, request: Call, arguments: dict[str, Any]) -> EnvironmentOutcome:
-        """A tool's errors are for the model; those of a dialogue are not its fault, and raised."""
+        """Make a call. Errors of a tool are results for the model; errors of a dialogue raise an exception."""
         assert self._task is not None
         limit = self._settings.max_characters
         try:
@@ -226,7 +226,7 @@ class TaskHost:
             raise UnusableResult(f"{request.method} {error}") from None
         except Fault:
             raise
-        except (Exception, SystemExit) as error:  # of the task's code
+        except (Exception, SystemExit) as error:  # from the task's code
             if self._task.kind == "dialogue":
                 raise self._name_failure(error, STEP) from error
             return EnvironmentRaised(self._hide(describe_error(error, limit)))
@@ -271,13 +271,13 @@ class TaskHost:
     async def _close(self, instance: Instance) -> None:
         try:
             await instance.close()
-        except (Exception, SystemExit) as error:  # of the task's code
+        except (Exception, SystemExit) as error:  # from the task's code
             sys.stderr.write(f"{self._settings.task}: close failed: {self._describe(error)}\n")
 
     # ---------------------------------------------------------------- errors
 
     def _name_failure(self, error: BaseException, method: str) -> BaseException:
-        """With the name of the method in its text."""
+        """Return the error with the name of the method in its text."""
         match error:
             case CallTimedOut() | UnusableResult():
                 return UnusableResult(f"{method} {error}")
@@ -288,7 +288,7 @@ class TaskHost:
                 return UnusableResult(f"{method} raised {self._describe(error)}")
 
     def _log_traceback(self, error: BaseException) -> None:
-        """stderr escapes characters that it cannot encode."""
+        """Write the traceback to stderr, which escapes characters that it cannot encode."""
         sys.stderr.write(self._hide("".join(traceback.format_exception(error)))[-_MAX_ERROR_CHARACTERS:])
 
     def _describe(self, error: BaseException) -> str:

@@ -29,40 +29,40 @@ from asterism.tasks.hosting.host_pool import CallResult, HostPool
 from asterism.tasks.hosting.host_process import HostCommand, HostFailure
 from asterism.tasks.hosting.wire import HostSettings, Inspected, ProgramEnded, RunProgram
 
-_SCRATCH_CALLS = 1 << 20  # numbers of the calls of task code, beyond those of a trajectory
+_SCRATCH_CALLS = 1 << 20  # first number for calls of task code, beyond the numbers of a trajectory's calls
 
 
 class TaskServices:
-    """`scorers` and `pools` by task; a task without a process of its own has no pool."""
+    """The scorers and pools of an executor by task. A task without host processes has no pool."""
 
     def __init__(self, scorers: Mapping[str, AnswerScorer], pools: Mapping[str, HostPool]) -> None:
         self._scorers, self._pools = scorers, pools
 
     async def call(self, request: EnvironmentCalled) -> CallResult:
-        """Raises HostFailure."""
+        """Call a tool or an instance. Raises HostFailure."""
         return await self._get_pool(request.task).call(request)
 
     def restore(self, message: EnvironmentRestored) -> None:
-        if message.task in self._pools:  # else the call that follows fails
+        if message.task in self._pools:  # otherwise the following call fails
             self._pools[message.task].restore(message)
 
     async def repeat(self, message: EnvironmentRestored) -> EnvironmentHistory:
-        """Raises HostFailure."""
+        """Repeat the calls in a new instance. Raises HostFailure."""
         return await self._get_pool(message.task).repeat(message)
 
     async def score(self, submission: AnswerSubmitted) -> AnswerScore:
-        """Raises HostFailure and SandboxFailure."""
+        """Score a trajectory. Raises HostFailure and SandboxFailure."""
         if submission.task not in self._scorers:
-            raise HostFailure("unknown task")
+            raise HostFailure(f'this executor has no task "{submission.task}"')
         return await self._scorers[submission.task].score(submission)
 
     async def inspect(self, task: str) -> Inspected | None:
-        """The first host process of the task; None for a task without one. Raises HostFailure."""
+        """Inspect the first host process of the task, or return None without a process. Raises HostFailure."""
         return await self._pools[task].inspect() if task in self._pools else None
 
     def _get_pool(self, task: str) -> HostPool:
         if task not in self._pools:
-            raise HostFailure("unknown task")
+            raise HostFailure(f'this executor has no host process of task "{task}"')
         return self._pools[task]
 
     def end(self, trajectory_id: int) -> None:
@@ -76,7 +76,7 @@ class TaskServices:
 
 
 def build_grading_services(sandbox: CodeSandbox) -> TaskServices:
-    """For a run without [[tasks]] and without reward functions."""
+    """Build the services of a run without [[tasks]] and without reward functions."""
     return TaskServices({"": AnswerScorer(sandbox, RewardConfig(), DEFAULT_TASK)}, {})
 
 
@@ -88,7 +88,7 @@ def build_task_services(
     *,
     repeats_calls: bool = False,
 ) -> TaskServices:
-    """Those with a description. `repeats_calls`: see HostPool."""
+    """Build the services of the tasks that have a description. `repeats_calls`: see HostPool."""
     checkpoint = str(folder.expand_path(run.model.checkpoint))
     runner = _ProgramRunner(sandbox)
     scorers: dict[str, AnswerScorer] = {}
@@ -108,7 +108,7 @@ def build_task_services(
 
 
 def build_host_command(task: TaskConfig, description: TaskDescription, checkpoint: str) -> HostCommand:
-    """`checkpoint`: the folder of the tokenizer. Raises UnusableInput if a reference cannot be resolved."""
+    """Build the command, with the tokenizer's folder `checkpoint`. Raises UnusableInput for an unknown reference."""
     parameters = resolve_references(task.parameters, f"{task.key_prefix}parameters")
     variables = resolve_references(task.variables, f"{task.key_prefix}variables")
     reward, dialogue = task.get_reward(), task.get_dialogue()
@@ -129,8 +129,6 @@ def build_host_command(task: TaskConfig, description: TaskDescription, checkpoin
 
 
 class _ProgramRunner:
-    """Runs programs for the code of tasks."""
-
     def __init__(self, sandbox: CodeSandbox) -> None:
         self._sandbox = sandbox
         self._numbers = count(_SCRATCH_CALLS)

@@ -1,4 +1,4 @@
-"""Messages between an executor and its host processes: a length and a MessagePack struct each."""
+"""Messages between an executor and its host processes. Each message is a length and a MessagePack struct."""
 
 import asyncio
 from typing import Any
@@ -12,28 +12,28 @@ LENGTH_BYTES = 4
 
 
 class HostSettings(msgspec.Struct, frozen=True):
-    """What a host process needs to load a task."""
+    """The settings of a host process, with which it loads a task."""
 
-    task: str = ""  # its name; empty without [[tasks]]
+    task: str = ""  # name of the task; empty without [[tasks]]
     import_path: str = ""
     parameters: dict[str, Any] = {}
     functions: dict[str, str] = {}  # import paths of reward functions by component
     checkpoint: str = ""  # folder of the tokenizer, for reward functions
-    call_limit_s: float = 30.0  # of a call of a tool, `reset`, `init`, `step`, `get_reward` and `close`
-    reward_limit_s: float = 60.0  # of a call of a reward function
-    prefill: str = ""  # of each assistant turn
+    call_limit_s: float = 30.0  # limit of a call of a tool, `reset`, `init`, `step`, `get_reward` and `close`
+    reward_limit_s: float = 60.0  # limit of a call of a reward function
+    prefill: str = ""  # start of each assistant turn
     stop_tokens: tuple[str, ...] = ()
-    max_characters: int = 1 << 18  # of a text for the model; the middle of a longer one is cut
-    secrets: dict[str, str] = {}  # references `${NAME}` by their values, which messages do not show
+    max_characters: int = 1 << 18  # limit of a text for the model; the middle of a longer text is cut
+    secrets: dict[str, str] = {}  # references `${NAME}` by secret value; messages show the reference
 
     @property
     def name_key(self) -> str:
-        """The configuration's table of this task."""
+        """The prefix of this task's configuration keys."""
         return f"tasks.{self.task}." if self.task else ""
 
 
 class HostMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    number: int  # of the request
+    number: int  # number of the request
 
 
 class Open(HostMessage, frozen=True):
@@ -56,17 +56,17 @@ class Score(HostMessage, frozen=True):
 
 
 class Close(HostMessage, frozen=True):
-    """Close the trajectory's instance; not answered."""
+    """Close the trajectory's instance. The message has no answer."""
 
     trajectory_id: int
 
 
 class Inspect(HostMessage, frozen=True):
-    """Report on the task's code. The first one starts the measurement of the event loop's delays."""
+    """Report on the task's code. The first request starts the measurement of the event loop's delays."""
 
 
 class ProgramEnded(HostMessage, frozen=True):
-    """Answer to RunProgram."""
+    """The answer to RunProgram."""
 
     stdout: str = ""
     stderr: str = ""
@@ -75,45 +75,43 @@ class ProgramEnded(HostMessage, frozen=True):
 
 
 class Ready(HostMessage, frozen=True):
-    """Sent once, after the imports."""
+    """The first message of a host process, after the imports."""
 
     description: TaskDescription
 
 
 class Alive(HostMessage, frozen=True):
-    """Sent each second while requests are open: the interpreter is not blocked. Each request has its own limit."""
+    """The message of each second while requests are open: the interpreter is not blocked."""
 
 
 class Returned(HostMessage, frozen=True):
-    """Answer to Open and Call."""
+    """The answer to Open and Call."""
 
     outcome: EnvironmentOutcome
     duration_s: float
 
 
 class Scored(HostMessage, frozen=True):
-    components: dict[str, float]  # of the reward functions
-    environment: dict[str, float]  # of `get_reward`
+    components: dict[str, float]  # components of the reward functions
+    environment: dict[str, float]  # components of `get_reward`
 
 
 class Inspected(HostMessage, frozen=True):
-    """Answer to Inspect, after all instances that are being closed."""
+    """The answer to Inspect, sent when no instance is being closed."""
 
-    live_instances: int  # objects of the task's class
-    threads: tuple[str, ...]  # names, without the main thread and those of thread pools
+    live_instances: int  # number of objects of the task's class
+    threads: tuple[str, ...]  # names of threads, without the main thread and thread pools
     children: tuple[str, ...]  # command lines of child processes
-    delays_s: dict[str, list[float]]  # by function: the largest delay of the event loop in each call
+    delays_s: dict[str, list[float]]  # largest delay of the event loop in each call, by function
 
 
 class Failed(HostMessage, frozen=True):
-    """No result: the infrastructure or the task's own code failed. With number 0 the task cannot be loaded."""
+    """A failure of the infrastructure or of the task's code. Number 0: the process could not load the task."""
 
     cause: str
 
 
 class RunProgram(HostMessage, frozen=True):
-    """Run a program in the sandbox."""
-
     trajectory_id: int
     code: str
     stdin: str
@@ -132,7 +130,7 @@ def encode_with_length(message: HostMessage) -> bytes:
 
 
 class BatchWriter:
-    """Writes all messages of one iteration of the event loop at once, since a system call takes as long as a short
+    """Writes all messages of one iteration of the event loop at once, because a system call takes as long as a short
     call of a tool."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
@@ -141,7 +139,7 @@ class BatchWriter:
         self._frames: list[bytes] = []  # bounded by the requests in flight
 
     def write(self, frame: bytes) -> None:
-        """`frame`: as encode_with_length returns it."""
+        """Write a frame of encode_with_length."""
         if not self._frames:
             self._loop.call_soon(self._write_all)
         self._frames.append(frame)
@@ -157,5 +155,5 @@ class BatchWriter:
 
 
 async def read_body(reader: asyncio.StreamReader) -> bytes:
-    """Raises IncompleteReadError and ConnectionError at the end of the connection."""
+    """Read one message. Raises IncompleteReadError and ConnectionError at the end of the connection."""
     return await reader.readexactly(int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little"))

@@ -1,7 +1,7 @@
 """The task of rStar2-Agent (arXiv 2508.20722, section 3): problems with a mathematical answer, solved with Python.
 
-`dialogue.tools` names its tools (asterism.policies.tools.python_tools). The grader compares answers with math-verify in
-the sandbox (asterism.sandbox.inside.grader, docs/grading.md).
+`dialogue.tools` selects the tools (asterism.policies.tools.python_tools). The grader compares answers with math-verify
+in the sandbox (asterism.sandbox.inside.grader, docs/grading.md).
 """
 
 from asterism.policies.tools.task_description import TaskDescription

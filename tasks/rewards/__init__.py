@@ -1,1 +1,1 @@
-"""Reward functions of the user, which run in a process of their own."""
+"""Reward functions of the user, which run in separate processes."""

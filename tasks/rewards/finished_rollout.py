@@ -1,4 +1,4 @@
-"""A finished trajectory as reward functions read it: the row, messages and texts."""
+"""The input of reward functions: a finished trajectory as row, messages and texts."""
 
 import itertools
 import re
@@ -16,15 +16,15 @@ _RESULT_PATTERN = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOT
 
 
 class FinishedRollout(NamedTuple):
-    row: dict[str, Any]  # of the data file, with `question` and `ground_truth`
+    row: dict[str, Any]  # row of the data file, with `question` and `ground_truth`
     ending: str
-    messages: list[ChatMessage]  # of the roles "assistant" and "tool"
+    messages: list[ChatMessage]  # messages of the roles "assistant" and "tool"
     response: str  # the decoded response, with the tags of tool calls and results
     response_ids: list[int]
 
 
 class RolloutReader:
-    """Reads the tokens of trajectories, with the configured texts of dialogues."""
+    """Decodes the tokens of trajectories with the configured texts of dialogues."""
 
     def __init__(self, tokenizer: TextTokenizer, prefill: str, stop_tokens: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
@@ -32,7 +32,7 @@ class RolloutReader:
         self._stop_tokens = stop_tokens
 
     def read(self, submission: AnswerSubmitted) -> FinishedRollout:
-        """The submission has a reward input."""
+        """Decode a submission, which must have a reward input."""
         reward_input = submission.reward_input
         assert reward_input is not None
         num_prompt = reward_input.prompt_tokens
@@ -46,7 +46,7 @@ class RolloutReader:
         )
 
     def _iter_messages(self, response_ids: list[int], mask: bytes) -> Iterator[ChatMessage]:
-        """Generated tokens are the assistant's; all others belong to tool results."""
+        """Decode generated tokens as messages of the assistant, and all other tokens as tool results."""
         for is_generated, pairs in itertools.groupby(zip(mask, response_ids, strict=True), key=lambda pair: pair[0]):
             token_ids = [token for _, token in pairs]
             if is_generated:
@@ -56,6 +56,6 @@ class RolloutReader:
                     yield {"role": "tool", "content": result}
 
     def _decode_turn(self, token_ids: list[int]) -> str:
-        """Without its stop token."""
+        """Decode a turn without its stop token."""
         text = self._tokenizer.decode(token_ids)
         return text.removesuffix(next(filter(text.endswith, self._stop_tokens), ""))

@@ -3,7 +3,7 @@
 TRL    reward(prompts, completions, completion_ids, **columns) -> list[float | None]
 verl   compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 
-A function of TRL's form is called with lists of one element and with the parameters that it names. None means "not
+A function in TRL's form receives lists of one element, for the parameters in its signature. Its result None means "not
 scored". Sources: trl/docs/source/grpo_trainer.md; verl/docs/preparation/reward_function.rst.
 """
 
@@ -22,11 +22,11 @@ _KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEY
 
 
 class UnusableReward(Exception):
-    """A function that raised, returned no reward, or needs a column that the row lacks."""
+    """A function raised, returned no reward, or needs a column that the row lacks."""
 
 
 class RewardFunction:
-    """`name` is that of its component. Raises UnusableInput for an object that cannot be called so."""
+    """The reward function of the component `name`. Raises UnusableInput for an object without a usable signature."""
 
     def __init__(self, name: str, function: object, key: str) -> None:
         if not callable(function):
@@ -56,7 +56,7 @@ class RewardFunction:
         environment: object | None = None,
         sandbox: SandboxHandle | None = None,
     ) -> dict[str, Any]:
-        """The arguments of a call, by name. `metrics` receives the logged ones. Raises UnusableReward."""
+        """Return the arguments of a call by name. `metrics` receives the logged metrics. Raises UnusableReward."""
         offered = _offer_verl(rollout) if self._is_verl else _offer_trl(rollout, metrics, environment)
         if SANDBOX in self._parameters:
             offered[SANDBOX] = sandbox
@@ -70,7 +70,7 @@ class RewardFunction:
         return offered if self._takes_all else {name: offered[name] for name in self._parameters if name in offered}
 
     def parse_result(self, result: object, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Components by name: the reward, if it was scored, and metrics as NAME.METRIC. Raises UnusableReward."""
+        """Return the reward, if the function scored, and metrics as NAME.METRIC. Raises UnusableReward."""
         extra: dict[str, object] = dict(metrics)
         if self._is_verl and isinstance(result, dict):
             extra |= {str(name): value for name, value in cast(dict[Any, object], result).items() if name != "score"}
@@ -92,7 +92,7 @@ class RewardFunction:
 
 
 def load_reward_functions(functions: Mapping[str, str], name_key: str = "") -> list[RewardFunction]:
-    """`name_key`: the table of the task, such as "tasks.math.". Raises UnusableInput with the key."""
+    """Load the functions by component. `name_key`: prefix of keys, such as "tasks.math.". Raises UnusableInput."""
     loaded: list[RewardFunction] = []
     for name, spec in functions.items():
         key = f"{name_key}reward.functions.{name}"
@@ -101,7 +101,7 @@ def load_reward_functions(functions: Mapping[str, str], name_key: str = "") -> l
 
 
 def _offer_trl(rollout: FinishedRollout, metrics: dict[str, float], environment: object | None) -> dict[str, Any]:
-    """The parameters by name; TRL's names take precedence over columns."""
+    """Return the arguments by parameter name; TRL's names take precedence over columns."""
     columns = {name: [value] for name, value in rollout.row.items()}
     return {
         **columns,
@@ -126,7 +126,7 @@ def _offer_verl(rollout: FinishedRollout) -> dict[str, Any]:
 
 
 def _ignore_extra(column: str, values: list[object]) -> None:
-    """TRL's extra columns of its table of completions."""
+    """Ignore the extra columns of TRL's table of completions."""
 
 
 def _shorten(value: object) -> str:

@@ -1,7 +1,7 @@
-"""Two programs of the sandbox: one calls a model's function, and the other runs the tests. Plain values pass between them.
+"""Two programs for the sandbox: one calls a model's function, and the other runs the tests. They exchange plain values.
 
-The tests never run in the process of the model's code, which could exit with success, return an object that equals everything,
-or change the tests. The code of this module is sent to the sandbox, so it imports only the standard library.
+The tests never run in the process of the model's code, which could exit with success, return an object that equals
+everything, or change the tests. The sandbox receives the code of this module, so it imports only the standard library.
 """
 
 import ast
@@ -18,22 +18,22 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, cast
 
-MAX_CALLS = 5000  # of one test program
-MAX_ITEMS = 20_000  # of a generator that a call returns
+MAX_CALLS = 5000  # calls of one test program
+MAX_ITEMS = 20_000  # items of a generator that a call returns
 _EXACT_INT = 1 << 53
 _UNARY = "neg pos abs invert trunc floor ceil round"
 _BINARY = "add sub mul truediv floordiv mod divmod pow matmul lshift rshift and or xor"
 
 
 class UnusableTests(Exception):
-    """The tests of a row cannot be run. `str(error)` is the cause."""
+    """The tests of a row cannot run. `str(error)` is the cause."""
 
 
 # ---------------------------------------------------------------- plain values
 
 
 def encode(value: Any) -> Any:
-    """JSON for a value of built-in types, also of their subclasses. Raises TypeError for other objects."""
+    """Encode a value of built-in types or their subclasses as JSON. Raises TypeError for other objects."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -50,7 +50,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """What `encode` got. Raises ValueError or TypeError for other JSON."""
+    """Decode the result of `encode`. Raises ValueError or TypeError for other JSON."""
     if not isinstance(data, list):
         return data
     kind, *parts = data
@@ -69,7 +69,7 @@ def _decode_items(parts: list[Any]) -> list[Any]:
     return [decode(each) for each in parts]
 
 
-# By kind: the types, the parts of a value, and the value of parts.
+# Codecs by kind: the types, a function from a value to its parts, and the inverse function.
 _CODECS: dict[str, tuple[Any, Callable[[Any], list[Any]], Callable[[list[Any]], Any]]] = {
     "float": (float, lambda value: [float.hex(value)], lambda parts: float.fromhex(*parts)),
     "complex": (
@@ -102,8 +102,8 @@ _CODECS: dict[str, tuple[Any, Callable[[Any], list[Any]], Callable[[list[Any]], 
 def call_function(setup: str, program: str, name: str, calls: list[Any]) -> list[Any]:
     """Run `program` after `setup`, and call its function `name` with each of `calls`: encoded [arguments, keywords].
 
-    An answer is ["value", value, arguments after the call], or ["raised", name of the type, text]. The answers end at a call
-    that exits. Raises an exception of the program.
+    An answer is ["value", value, arguments after the call], or ["raised", name of the type, text]. Exceptions of
+    `program` itself, and a SystemExit of a call, are raised.
     """
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(compile(setup, "<setup>", "exec"), namespace)
@@ -122,7 +122,7 @@ def _answer(function: Any, call: Any) -> list[Any]:
 
 
 def print_answers() -> None:
-    """Of the request on stdin. Printed lines of the program go nowhere."""
+    """Print the answers to the request on stdin. Output of the program is dropped."""
     request = json.load(sys.stdin)
     output = os.fdopen(os.dup(1), "w")
     sys.stdin, sys.stdout = io.StringIO(), io.StringIO()
@@ -135,7 +135,7 @@ def print_answers() -> None:
 
 
 class Unknown:
-    """Stands for a value that is not known yet: comparisons with it hold, so that the tests continue to the next call."""
+    """A placeholder of an unknown value. All comparisons with it are true, so that the tests reach the next call."""
 
     def __getattr__(self, name: str) -> "Unknown":
         if name.startswith("__"):
@@ -163,18 +163,18 @@ _define(("complex",), lambda _: 1j)
 
 
 class _Stopped(BaseException):
-    """The tests made MAX_CALLS calls."""
+    """The tests made MAX_CALLS calls, or a call with an unknown value."""
 
 
 class Answers:
-    """Stands for the model's function. Equal calls get their answers in order; a call without an answer returns Unknown."""
+    """Replaces the model's function. Equal calls return their answers in order; a call without an answer, Unknown."""
 
     def __init__(self, calls: list[Any], answers: list[Any]) -> None:
         self._known: dict[str, deque[list[Any]]] = {}
         for call, answer in zip(calls, answers, strict=True):
             self._known.setdefault(json.dumps(call), deque()).append(answer)
         self.calls: list[Any] = []
-        self.is_complete = True  # no call was without an answer
+        self.is_complete = True  # whether each call had an answer
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if len(self.calls) == MAX_CALLS:
@@ -193,7 +193,7 @@ class Answers:
         except TypeError as error:
             if self.is_complete:
                 raise UnusableTests(f"an argument cannot be sent to the program: {error}") from None
-            raise _Stopped from None  # an unknown value
+            raise _Stopped from None  # an argument depends on an unknown value
 
     def _give(self, answer: list[Any], arguments: tuple[Any, ...]) -> Any:
         kind, *parts = answer
@@ -209,7 +209,7 @@ class Answers:
 
 
 def _change(argument: Any, new: Any) -> None:
-    """The function may have changed a mutable argument in place."""
+    """Repeat the function's change of a mutable argument."""
     if isinstance(argument, list):
         argument[:] = new
     elif isinstance(argument, dict | set):
@@ -220,8 +220,8 @@ def _change(argument: Any, new: Any) -> None:
 def run_tests(setup: str, tests: str, name: str, calls: list[Any], answers: list[Any]) -> dict[str, Any]:
     """Run the tests with `answers` in place of the function `name`.
 
-    The tests are statements, and functions `check(function)` and `test_*()` that they define. The result has `calls`, as the
-    tests made them; `is_complete`, whether each had an answer; `error`, which is empty if the tests passed.
+    The tests are statements, and functions `check(function)` and `test_*()` in them. The result has the `calls` of the
+    tests; `is_complete`, whether each call had an answer; `error`, which is empty if the tests passed.
     Raises UnusableTests.
     """
     function = Answers(calls, answers)
@@ -233,7 +233,7 @@ def run_tests(setup: str, tests: str, name: str, calls: list[Any], answers: list
     except Exception as failure:
         raise UnusableTests(f"{type(failure).__name__}: {failure}") from None
     namespace[name] = function
-    random.seed(0)  # each round makes the same calls
+    random.seed(0)  # so that each round makes the same calls
     try:
         exec(code, namespace)
         for test in _list_tests(namespace, function):
@@ -258,7 +258,7 @@ def _list_tests(namespace: dict[str, Any], function: Answers) -> list[Callable[[
 
 
 def _relax_asserts(tests: str) -> ast.Module:
-    """An assert after a call without an answer does not end the tests."""
+    """Let the tests continue after a failed assert if a call before had no answer."""
     module = ast.parse(tests)
     for node in ast.walk(module):
         if isinstance(node, ast.Assert):
@@ -268,7 +268,7 @@ def _relax_asserts(tests: str) -> ast.Module:
 
 
 def print_test_result() -> None:
-    """Of the request on stdin. Printed lines of the tests go nowhere."""
+    """Print the result of the tests in the request on stdin. Output of the tests is dropped."""
     request, output = json.load(sys.stdin), sys.stdout
     sys.stdin, sys.stdout = io.StringIO(), io.StringIO()
     try:

@@ -1,7 +1,8 @@
-"""A reward for functions that unit tests judge: `reward.functions = { tests = "asterism.tasks.rewards.unit_tests:score" }`.
+"""A reward from unit tests of a function: `reward.functions = { tests = "asterism.tasks.rewards.unit_tests:score" }`.
 
-A row has `tests` and `entry_point`, and may have `setup`, code that the tests and the program share, such as imports. This is
-the layout of HumanEval (Chen et al., 2021, "Evaluating Large Language Models Trained on Code") with its prompt as the setup.
+A row has `tests` and `entry_point`. It may have `setup`, code for the tests and the program, such as imports. The
+layout is that of HumanEval (Chen et al., 2021, "Evaluating Large Language Models Trained on Code") with its prompt as
+the setup.
 """
 
 import json
@@ -28,9 +29,9 @@ async def score(
     setup: tuple[str, ...] | list[str] = ("",),
     log_metric: Callable[[str, float], None] | None = None,
 ) -> list[float]:
-    """1 if the function `entry_point` of the last message's program passes all tests, else 0.
+    """Return 1 if the function `entry_point` of the last message's program passes all tests, else 0.
 
-    Raises UnusableTests if the row's tests cannot be run, and Fault.
+    Raises UnusableTests if the row's tests cannot run, and Fault.
     """
     program = extract_program(completions[0][-1]["content"])
     rounds = TestRounds(sandbox, entry_point[0], setup[0], tests[0])
@@ -41,7 +42,7 @@ async def score(
 
 
 def extract_program(text: str) -> str:
-    """The last fenced block after the reasoning; without one, the text inside `<answer>`, or the whole text."""
+    """Return the last fenced block after the reasoning, or else the text inside `<answer>`, or else the whole text."""
     for end in _REASONING_ENDS:
         text = text.rpartition(end)[2]
     if "<answer>" in text:
@@ -51,13 +52,13 @@ def extract_program(text: str) -> str:
 
 
 class TestRounds:
-    """Runs the tests and the program in turns.
+    """Runs the tests and the program alternately.
 
-    In the first round the tests meet no answers and list their calls. The program answers them in a process of its own, without
-    the tests. With the answers the tests run again. A call that depends on an answer needs one more round.
+    In the first round, the tests list their calls without answers. The program answers the calls in a separate process,
+    without the tests. Then the tests run again with the answers. A call that depends on an answer needs another round.
     """
 
-    __test__ = False  # for pytest
+    __test__ = False  # excludes the class from pytest's collection
 
     def __init__(self, sandbox: SandboxHandle, name: str, setup: str, tests: str | list[str]) -> None:
         self._sandbox = sandbox
@@ -66,7 +67,7 @@ class TestRounds:
         self.num_rounds = 0
 
     async def judge(self, program: str) -> bool:
-        """Raises UnusableTests and Fault."""
+        """Return whether the program passes the tests. Raises UnusableTests and Fault."""
         calls: list[Any] = []
         answers: list[Any] = []
         for self.num_rounds in range(1, MAX_ROUNDS + 1):
@@ -82,7 +83,7 @@ class TestRounds:
         return False
 
     async def _run_tests(self, calls: list[Any], answers: list[Any]) -> dict[str, Any] | None:
-        """None if the tests did not end with these answers."""
+        """Run the tests with the answers so far. Return None if the tests did not end. Raises UnusableTests."""
         request = {**self._shared, "tests": self._tests, "calls": calls, "answers": answers}
         result = await self._run("print_test_result", request)
         if "unusable" in (result or {}):
@@ -92,13 +93,13 @@ class TestRounds:
         return result
 
     async def _answer(self, program: str, calls: list[Any]) -> list[Any]:
-        """Empty if the program failed."""
+        """Return the program's answers to the calls, or no answer if the program failed."""
         answers = await self._run("print_answers", {**self._shared, "program": program, "calls": calls})
         is_list = isinstance(answers, list) and all(isinstance(each, list) and each for each in answers)
         return answers if is_list and len(answers) == len(calls) else []
 
     async def _run(self, function: str, request: dict[str, Any]) -> Any:
-        """The JSON of the last printed line; None without one."""
+        """Return the JSON of the last printed line, or None without one."""
         code = f"{_SOURCE}\n{function}()\n"
         result = await self._sandbox.run(code, stdin=json.dumps(request))
         try:

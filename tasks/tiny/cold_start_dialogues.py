@@ -1,4 +1,4 @@
-"""Generates dialogues that teach the formats of calls and answers; by default, most of them are wrong."""
+"""Generates dialogues that teach the formats of calls and answers; by default, most answers are wrong."""
 
 import ast
 import contextlib
@@ -38,7 +38,7 @@ GUESS = "I know this.</reason>\n"
 def generate_dialogues(
     seed: int, count: int, result_characters: int, shares: BehaviorShares = DEFAULT_SHARES
 ) -> list[Messages]:
-    """`count` dialogues on training questions, each a list of `{"role", "content"}` messages."""
+    """Generate `count` dialogues on training questions, each a list of `{"role", "content"}` messages."""
     random = Random(seed)
     weights: dict[str, float] = asdict(shares)
     behaviors = random.choices(list(weights), weights=list(weights.values()), k=count)
@@ -51,7 +51,7 @@ def generate_dialogues(
 
 
 def run_snippet(code: str) -> CodeOutcome:
-    """The outcome of a cell that ends in an expression; only for trusted snippets."""
+    """Run a cell that ends in an expression, without a sandbox: the snippet must be trusted."""
     stdout, names = io.StringIO(), dict[str, Any]()
     tree = ast.parse(code)
     last = tree.body.pop()
@@ -127,7 +127,7 @@ def _build_malformed_call(random: Random, code: str, limit: int) -> Messages:
 
 
 def _find_wrong_code(random: Random, question: Question) -> tuple[str, str]:
-    """(code that prints a wrong answer, its output)"""
+    """Return code that prints a wrong answer, and its output."""
     family = FAMILIES[question.family]
     for template in random.sample(family.wrong_snippets, len(family.wrong_snippets)):
         code = question.fill_snippet(template)

@@ -1,6 +1,6 @@
-"""Derives answers in words, step by step: the reasoning-like data of the cold start.
+"""Writes derivations of answers in words, step by step: the data of the cold start that resembles reasoning.
 
-A derivation takes the steps that a person takes on paper, so that it is several times as long as a call.
+A derivation contains the steps of a calculation on paper, and is several times as long as a call.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from asterism.tasks.tiny.questions import Question, fill_expression, is_prime
 
 
 def write_derivation(question: Question) -> str:
-    """Ends with the answer."""
+    """Write a derivation, which ends with the answer."""
     return _DERIVATIONS[question.family](question)
 
 

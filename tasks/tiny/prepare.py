@@ -1,12 +1,12 @@
 """Writes the files of a run with [tiny]: `python -m asterism.tasks.tiny.prepare --run-folder FOLDER`.
 
 data/train.jsonl, data/test.jsonl   questions and answers of the demo, in GSM8K's layout
-data/sft.jsonl                      dialogues for its cold start
-data/tokenizer/                     trained on those dialogues
+data/sft.jsonl                      dialogues for the demo's cold start
+data/tokenizer/                     a tokenizer, trained on these dialogues
 checkpoints/init/                   a model with random weights, as a transformers folder
 
-The run's seed determines all files. The run then reads them like files of a user. A run with [[tasks]] has
-its own data: it gets a tokenizer for the texts of these tasks, and the model.
+The run's seed determines all files. The run then reads them like files of a user. A run with [[tasks]] has its
+own data, so this program writes only a tokenizer for the texts of the tasks, and the model.
 """
 
 import argparse
@@ -39,7 +39,7 @@ NUM_TOKENIZER_DIALOGUES = 3000  # more dialogues produce the same merges
 
 
 def prepare(run: RunConfig, folder: RunFolder) -> None:
-    """Raises UnusableInput for an unsuitable configuration, OSError on disk errors."""
+    """Write the files. Raises UnusableInput for an unsuitable configuration, and OSError on disk errors."""
     if run.tiny is None:
         raise UnusableInput("the configuration has no [tiny] table; add one to prepare a tiny model")
     check_tiny(run)
@@ -55,7 +55,7 @@ def prepare(run: RunConfig, folder: RunFolder) -> None:
 
 
 def _prepare_demo(run: RunConfig, tiny: TinyConfig, folder: RunFolder) -> Tokenizer:
-    """Writes questions and dialogues."""
+    """Write questions and dialogues, and train the tokenizer."""
     folder.data.mkdir(parents=True, exist_ok=True)
     for name, count, held_out in (
         ("train", tiny.num_train_questions, False),
@@ -71,7 +71,7 @@ def _prepare_demo(run: RunConfig, tiny: TinyConfig, folder: RunFolder) -> Tokeni
 
 
 def iter_tokenizer_texts(dialogues: Iterable[Messages]) -> Iterator[str]:
-    """The training texts of the demo's tokenizer: contents of messages, and code as escaped in JSON."""
+    """Yield the training texts of the demo's tokenizer: contents of messages, and code with JSON escapes."""
     for message in (message for messages in dialogues for message in messages):
         yield message["content"]
         for call in message.get("tool_calls", ()):

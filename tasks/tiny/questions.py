@@ -1,6 +1,6 @@
 """Draws questions from six families: arithmetic, gcd, lcm, remainder, digit sum, primes.
 
-Numbers are short, because a tiny model learns to write code before it learns to copy long numbers.
+The numbers are short, because a tiny model learns to write code before it learns to copy long numbers.
 """
 
 import functools
@@ -14,11 +14,11 @@ from typing import NamedTuple
 from asterism.configs.errors import UnusableInput
 from asterism.policies.seeded_random import draw_uniform
 
-TEST_SHARE = 0.2  # of each family's operands
+TEST_SHARE = 0.2  # share of each family's operands in the test set
 
 
 class QuestionFamily(NamedTuple):
-    """Its templates contain `{a}`, `{b}`, `{c}` for operands and `{e}` for the expression."""
+    """A family of questions. The templates contain `{a}`, `{b}`, `{c}` for operands and `{e}` for the expression."""
 
     question: str
     draw_operands: Callable[[Random], tuple[int, ...]]
@@ -36,11 +36,10 @@ class Question(NamedTuple):
     answer: int
 
     def fill_snippet(self, template: str) -> str:
-        """Fills the operands into one of the family's snippets."""
         return _fill_template(template, self.operands)
 
 
-# Arithmetic has three numbers, and a fourth operand that chooses the expression.
+# Expressions of arithmetic questions. Of the four operands, three are numbers, and the fourth selects the expression.
 _EXPRESSIONS = ("{a}+{b}+{c}", "{a}+{b}-{c}", "{a}*{b}+{c}", "{a}*{b}-{c}")
 
 
@@ -68,7 +67,7 @@ def _count_primes_below(n: int) -> int:
 
 
 def is_prime(number: int) -> bool:
-    """`number`: at least 2."""
+    """Return whether `number`, which is at least 2, is prime."""
     return all(number % divisor for divisor in range(2, number))
 
 
@@ -138,7 +137,6 @@ def _fill_template(template: str, operands: tuple[int, ...]) -> str:
 
 
 def fill_expression(operands: tuple[int, ...]) -> str:
-    """The expression of an arithmetic question."""
     return _EXPRESSIONS[operands[3]].format(**_name_operands(operands))
 
 
@@ -147,13 +145,13 @@ def _name_operands(operands: tuple[int, ...]) -> dict[str, int]:
 
 
 def is_held_out(seed: int, family: str, operands: tuple[int, ...]) -> bool:
-    """Whether the operands, in any order, are in the test set: gcd(12, 18) equals gcd(18, 12)."""
+    """Return whether the operands belong to the test set, in any order: gcd(12, 18) equals gcd(18, 12)."""
     number = list(FAMILIES).index(family)
     return draw_uniform(seed, number, *sorted(operands)) < TEST_SHARE
 
 
 def draw_question(random: Random, seed: int, *, held_out: bool, family: str) -> Question:
-    """A question of the test set if `held_out`, else of the training set."""
+    """Draw a question of the test set if `held_out`, else of the training set."""
     kind = FAMILIES[family]
     while True:
         operands = kind.draw_operands(random)
@@ -162,7 +160,7 @@ def draw_question(random: Random, seed: int, *, held_out: bool, family: str) -> 
 
 
 def draw_questions(seed: int, *, held_out: bool) -> Iterator[Question]:
-    """An endless stream that cycles through the families."""
+    """Draw an endless stream of questions that cycles through the families."""
     random = Random(2 * seed + held_out)
     while True:
         for family in FAMILIES:
@@ -170,7 +168,7 @@ def draw_questions(seed: int, *, held_out: bool) -> Iterator[Question]:
 
 
 def generate_questions(seed: int, count: int, *, held_out: bool) -> list[Question]:
-    """`count` distinct questions, in turn from each family. Raises UnusableInput if fewer exist."""
+    """Generate `count` distinct questions, in turn from each family. Raises UnusableInput if fewer exist."""
     chosen: dict[str, Question] = {}
     for question in islice(draw_questions(seed, held_out=held_out), 20 * count):
         chosen.setdefault(question.text, question)

@@ -1,6 +1,6 @@
-"""The texts that the tokenizer of a run with [[tasks]] is trained on, and its added tokens.
+"""Training texts and added tokens of the tokenizer of a run with [[tasks]].
 
-Texts are the dialogues of `sft.data`, as they are tokenized, and the rows of the tasks' data files.
+The texts are the dialogues of `sft.data` in their tokenized form, and the rows of the tasks' data files.
 """
 
 import json
@@ -19,11 +19,11 @@ from asterism.policies.dialogue.tool_results import FAILURE, SUCCESS
 from asterism.policies.tools.tool_schema import ToolSchema
 from asterism.tasks.tiny.tiny_tokenizer import AddedTexts, list_special_texts
 
-MAX_ROWS = 3000  # of a file; more produce the same merges
+MAX_ROWS = 3000  # rows of each file; more rows produce the same merges
 
 
 def iter_task_texts(run: RunConfig, folder: RunFolder, formats: Mapping[str, DialogueFormat]) -> Iterator[str]:
-    """Raises UnusableInput with the key of the file."""
+    """Yield the training texts. Raises UnusableInput with the key of the file."""
     if run.sft.is_enabled:
         for key, file in run.sft.files.items():
             path, bad_rows = folder.expand_path(file.data), BadRows(run.sft.max_bad_rows, "sft.max_bad_rows")
@@ -46,7 +46,7 @@ def _iter_row_texts(path: Path, bad_rows: BadRows) -> Iterator[str]:
 
 
 def _iter_strings(value: Any) -> Iterator[str]:
-    """All strings within a value of JSON, without the keys of objects."""
+    """Yield all strings within a JSON value, without the keys of objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -56,7 +56,7 @@ def _iter_strings(value: Any) -> Iterator[str]:
 
 
 def collect_added_texts(formats: Iterable[DialogueFormat]) -> AddedTexts:
-    """The fixed texts of the dialogues, the frames of calls and the heads of Python's results."""
+    """Collect the fixed texts of the dialogues, the frames of calls and the first lines of Python's results."""
     formats = list(formats)
     tools = [tool for dialogue in formats for tool in dialogue.tools]
     frames = [piece for tool in tools for piece in _build_call_frame(tool)]
@@ -67,7 +67,7 @@ def collect_added_texts(formats: Iterable[DialogueFormat]) -> AddedTexts:
 
 
 def _build_call_frame(tool: ToolSchema) -> tuple[str, str]:
-    """The text of a call up to the value of its first parameter, and the end of a call after a value of that type."""
+    """Return the text of a call before and after the value of its first parameter."""
     properties: dict[str, dict[str, Any]] = tool.parameters["properties"]
     start = f'\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": {{'
     if not properties:

@@ -1,7 +1,7 @@
 """A byte-level BPE tokenizer for a tiny model: a prompt of the demo has about 20 tokens, a trajectory 50.
 
-Repeated texts (system message, frame of a call, head of a traceback) are one token each. A text
-with a protocol tag is a special token, so that questions and tool outputs cannot produce it.
+Each repeated text (system message, frame of a call, head of a traceback) is one token. A text with a
+protocol tag is a special token, so that questions and tool outputs cannot contain it.
 """
 
 import json
@@ -24,7 +24,7 @@ from asterism.policies.dialogue.tool_results import FAILURE, SUCCESS
 from asterism.tasks.tiny.cold_start_dialogues import COMPUTE, CONCLUDE, FORMAT, GIVE_UP, GUESS, REPAIR, TRACEBACK_HEAD
 
 END_OF_TEXT = "<|endoftext|>"
-BPE_ENTRIES = 416  # 256 bytes and the merges, without the added tokens
+BPE_ENTRIES = 416  # entries for 256 bytes and the merges, without the added tokens
 
 _CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -35,14 +35,14 @@ _CHAT_TEMPLATE = (
 
 
 class AddedTexts(NamedTuple):
-    """Texts of one token each."""
+    """Texts that are one token each."""
 
     special: list[str]  # only trusted text contains these tokens
     plain: list[str]  # any text may contain them
 
 
 def list_special_texts(formats: Iterable[DialogueFormat]) -> list[str]:
-    """The tags, and the fixed texts of the dialogues from the system turn to the start of an assistant turn."""
+    """List the tags, and the fixed texts of the dialogues from the system turn to the start of an assistant turn."""
     tags, scaffolds = list[str](), list[str]()
     for dialogue in formats:
         tags += [dialogue.answer_open, dialogue.answer_close, *dialogue.stop_tokens]
@@ -62,7 +62,7 @@ DEMO_TEXTS = AddedTexts(list_special_texts([FORMAT]), _list_plain_texts())
 
 
 def train_tokenizer(texts: Iterable[str], added: AddedTexts = DEMO_TEXTS) -> Tokenizer:
-    """Trains BPE on `texts`. No merge crosses an added token."""
+    """Train BPE on `texts`. No merge crosses an added token."""
     tokenizer = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
@@ -85,7 +85,7 @@ def _split_at_added_texts(texts: Iterable[str], added: Sequence[str]) -> Iterato
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, prefill: str = FORMAT.prefill) -> None:
-    """Writes tokenizer.json and tokenizer_config.json, as in a transformers folder.
+    """Write tokenizer.json and tokenizer_config.json, as in a transformers folder.
 
     `prefill`: the start of each assistant turn, for the chat template.
     """

@@ -72,7 +72,7 @@ def server() -> Iterator[HostileServer]:
     ("path", "reason"),
     [
         ("redirect", "the server redirects to /internal; set `url` to this address"),
-        ("bomb", "the server compresses its response (gzip) unasked"),
+        ("bomb", "the server compresses its response (gzip); disable"),
         ("endless", "SSE stream ended without a response"),  # the package mcp hides the cause
         ("document", "the response has more than 64 MiB"),
     ],

@@ -37,7 +37,7 @@ def find_step(options: EarlyStoppingConfig, steps: list[StepOutcome]) -> tuple[i
 
 
 def test_a_plateau_of_the_reward_is_found_at_the_end_of_its_window() -> None:
-    # Means of the windows ending at step 6: 0.525 and 0.45 before.
+    # The window that ends at step 6 has the mean reward 0.525, and the window before it 0.45.
     assert find_step(PLATEAU, outcomes(RISING_THEN_FLAT)) == (
         6,
         "the reward changes by +0.0750 (early_stopping.min_reward_gain)",
@@ -61,7 +61,7 @@ def test_an_outcome_has_means_over_the_finished_trajectories() -> None:
 
 
 class Run:
-    """A recipe with one engine; each step is collected with the given reward."""
+    """A recipe with one engine, and steps with given rewards."""
 
     def __init__(self, started: RunStarted, max_staleness: int = 0, questions: int = 1, steps: int = 20) -> None:
         plan = EvaluationPlan(steps, questions)
@@ -69,7 +69,7 @@ class Run:
         self.recipe.decide(0.0, started)
 
     def publish(self, version: int) -> list[object]:
-        """The messages to buffer and launcher after every engine has the version."""
+        """Return the messages to buffer and launcher after every engine has loaded the version."""
         self.recipe.decide(0.0, WeightsPublished(version, "/w", 8, "d", 0))
         effects = self.recipe.decide(0.0, WeightsLoaded("generator-0", version, 0.1))
         return [effect.message for effect in effects if effect.to in ("head/buffer", "launcher")]
@@ -81,7 +81,7 @@ class Run:
 
 
 def train_until_a_rule_holds(run: Run) -> int:
-    """Returns the step."""
+    """Train, and return the step after which a rule holds."""
     for step, reward in enumerate(RISING_THEN_FLAT, 1):
         if run.collect(step, reward):
             return step
@@ -94,11 +94,11 @@ def test_the_step_after_the_rule_is_the_last() -> None:
     run.publish(0)
     assert train_until_a_rule_holds(run) == 6
     assert run.publish(6) == [StepRequested(7, 6, is_last=True)]
-    assert run.collect(7, 0.9) == []  # one decision for the run
+    assert run.collect(7, 0.9) == []  # a run has one such decision
     assert run.publish(7) == [RunFinished(7)]
 
 
-def test_the_launcher_learns_rule_and_last_step() -> None:
+def test_the_launcher_receives_rule_and_last_step() -> None:
     run = Run(RunStarted(0, BufferCursor()), questions=0)
     run.publish(0)
     for step, reward in enumerate(RISING_THEN_FLAT[:5], 1):
@@ -110,7 +110,7 @@ def test_the_launcher_learns_rule_and_last_step() -> None:
 
 
 def test_the_last_step_follows_all_requested_steps() -> None:
-    """With rl.max_staleness = 2, steps 7 and 8 are requested before the rule holds after step 6."""
+    """With rl.max_staleness = 2, steps 7 and 8 are already requested when the rule holds after step 6."""
     run = Run(RunStarted(0, BufferCursor()), max_staleness=2, questions=0)
     run.publish(0)
     assert train_until_a_rule_holds(run) == 6
@@ -120,7 +120,7 @@ def test_the_last_step_follows_all_requested_steps() -> None:
 
 
 @pytest.mark.parametrize("resumed_at", [6, 7])
-def test_a_resumed_run_knows_that_a_rule_held(resumed_at: int) -> None:
+def test_a_resumed_run_restores_that_a_rule_held(resumed_at: int) -> None:
     earlier = tuple(outcomes(RISING_THEN_FLAT)[:resumed_at])
     run = Run(RunStarted(resumed_at, BufferCursor(), earlier_steps=earlier), questions=0)
     expected = [StepRequested(7, 6, is_last=True)] if resumed_at == 6 else [RunFinished(7)]
@@ -146,5 +146,5 @@ def test_a_run_that_stops_early_is_evaluated_at_its_end() -> None:
     assert run.publish(7) == [EvaluationRequested("end_sampled", Sampling(), 1, 7)]
 
 
-def test_a_batch_of_an_earlier_version_of_the_message_is_not_the_last() -> None:
+def test_a_batch_in_an_earlier_format_of_the_message_is_not_the_last() -> None:
     assert BatchReady(3, ()).is_last is False

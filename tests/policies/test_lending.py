@@ -1,4 +1,4 @@
-"""The handover of the engines' GPU memory to the learner."""
+"""The recipe hands the GPU memory of the engines over to the learner."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def make_asleep(engine: str, version: int, learner: int = 1, incarnation: int = 
 
 
 def decide_all(recipe: Recipe, *events: AnyMessage) -> Sequence[Send]:
-    """The effects of the last event."""
+    """Return the effects of the last event."""
     effects: Sequence[Send] = ()
     for event in events:
         effects = recipe.decide(0.0, event)
@@ -61,7 +61,7 @@ def list_loaded(version: int) -> list[AnyMessage]:
 
 
 def grant_memory() -> Recipe:
-    """The memory is granted for step 1."""
+    """Return a recipe that has granted the memory for step 1."""
     recipe = start_recipe()
     decide_all(recipe, *list_asleep(-1), *list_loaded(0), *list_asleep(1))
     return recipe
@@ -96,11 +96,11 @@ def test_the_handover_does_not_wait_for_an_engine_that_left() -> None:
     assert decide_all(recipe, EngineLeft("generator-1", "killed", 1)) == [Send("learner", GpuMemoryGranted(1, -1))]
 
 
-def test_an_engine_that_joins_during_a_handover_sleeps_and_gets_only_the_new_weights() -> None:
+def test_an_engine_that_joins_during_a_handover_sleeps_and_receives_only_the_new_weights() -> None:
     recipe = grant_memory()
     decide_all(recipe, EngineLeft("generator-1", "killed", 1))
     assert decide_all(recipe, joined(2)) == [Send("generator-1", EngineSleepRequested(1, 1))]
-    assert decide_all(recipe, make_asleep("generator-1", 1, incarnation=2)) == []  # already granted
+    assert decide_all(recipe, make_asleep("generator-1", 1, incarnation=2)) == []  # the memory is already granted
     sent = [Send("generator-0", weights(1, incarnation=1)), Send("generator-1", weights(1, incarnation=2))]
     assert decide_all(recipe, weights(1)) == sent
 

@@ -1,4 +1,4 @@
-"""The order of a run."""
+"""The recipe's order of steps, evaluations and weights in a run."""
 
 import pytest
 from msgspec.structs import replace
@@ -62,7 +62,7 @@ def test_a_step_begins_only_when_every_engine_holds_the_weights() -> None:
     assert StepRequested(1, 0) in [effect.message for effect in last]
 
 
-def test_a_run_is_evaluate_step_step_evaluate() -> None:
+def test_a_run_has_its_evaluations_before_and_after_its_steps() -> None:
     decider = recipe()
     assert list_loaded(decider, 0) == [EvaluationRequested("start_sampled", Sampling(), 5, 0)]
     (effect,) = decider.decide(0.0, evaluated("start_sampled"))
@@ -85,7 +85,7 @@ def test_a_run_is_evaluate_step_step_evaluate() -> None:
     ],
     ids=["resumed", "resumed_with_steps_in_flight", "without_steps"],
 )
-def test_a_run_starts_at_its_weights_version(
+def test_a_run_starts_at_the_version_of_its_weights(
     settings: dict[str, int], version: int, messages: list[AnyMessage]
 ) -> None:
     assert list_loaded(recipe(**settings), version) == messages
@@ -101,7 +101,7 @@ def test_a_staleness_of_two_allows_three_concurrent_steps() -> None:
     assert list_loaded(decider, 5) == [RunFinished(5)]
 
 
-def test_a_version_counts_when_the_slowest_engine_holds_it() -> None:
+def test_a_version_counts_when_the_slowest_engine_has_loaded_it() -> None:
     """The learner may have published later versions."""
     decider = recipe(steps=5, questions=0, max_staleness=1)
     list_loaded(decider, 0)
@@ -128,7 +128,7 @@ def joined(engine: str, incarnation: int) -> EngineJoined:
     return EngineJoined(engine, 1024, 16, version=-1, incarnation=incarnation)
 
 
-def test_the_run_does_not_wait_for_an_engine_that_left() -> None:
+def test_the_run_does_not_wait_for_an_engine_that_has_left() -> None:
     decider = recipe(questions=0)
     decider.decide(0.0, weights(0))
     decider.decide(0.0, WeightsLoaded("generator-0", 0, 0.1))
@@ -136,7 +136,7 @@ def test_the_run_does_not_wait_for_an_engine_that_left() -> None:
     assert StepRequested(1, 0) in sent
 
 
-def test_a_rejoined_engine_gets_the_newest_weights_and_the_run_waits_for_it() -> None:
+def test_a_rejoined_engine_receives_the_newest_weights_and_the_run_waits_for_it() -> None:
     decider = recipe(questions=0)
     list_loaded(decider, 0)
     decider.decide(0.0, EngineLeft("generator-1", "killed", 1))
@@ -150,7 +150,7 @@ def test_a_rejoined_engine_gets_the_newest_weights_and_the_run_waits_for_it() ->
     assert decider.decide(0.0, WeightsLoaded("generator-1", 1, 0.1, incarnation=2))
 
 
-def test_a_join_may_arrive_before_the_previous_incarnation_left() -> None:
+def test_a_join_may_arrive_before_the_departure_of_the_previous_incarnation() -> None:
     decider = recipe(questions=0)
     list_loaded(decider, 0)
     assert [send.to for send in decider.decide(0.0, joined("generator-1", 2))] == ["generator-1"]
@@ -212,7 +212,7 @@ def test_unexpected_messages_are_refused(event: AnyMessage) -> None:
 
 
 def record(recorder: Recorder, now: float, event: AnyMessage) -> MetricsRecorded:
-    """The metrics line of the event."""
+    """Return the metrics line of the event."""
     (send, *_) = recorder.decide(now, event)
     assert isinstance(send.message, MetricsRecorded)
     return send.message
@@ -258,7 +258,7 @@ def test_the_phases_of_a_step_add_up_to_its_time() -> None:
 
 
 def test_overlapping_steps_are_counted_once() -> None:
-    """Step 2 is collected during the training of step 1, and trained while engines load weights."""
+    """The collection of step 2 overlaps the training of step 1; its training overlaps the engines' load of weights."""
     recorder = Recorder(steps=5)
     for step in (1, 2):
         recorder.decide(10.0, StepRequested(step, 0))
@@ -283,7 +283,7 @@ def test_staleness_metrics_are_mean_and_maximum_over_training_tokens() -> None:
     assert compute_staleness_metrics(None) == {}
 
 
-def test_the_length_bias_is_taken_over_started_length() -> None:
+def test_the_length_bias_is_the_mean_length_of_taken_over_started_trajectories() -> None:
     recorder = Recorder(steps=5)
     measured = LengthsMeasured(3, LengthCounts(4, 40, 0), LengthCounts(8, 160, 2), aborted=3, finished_late=1)
     line = record(recorder, 0.0, measured)

@@ -33,7 +33,7 @@ def test_a_shuffle_is_a_permutation(count: int, seed: int) -> None:
 
 
 @given(st.integers(min_value=1, max_value=50), st.integers(min_value=0, max_value=5))
-def test_each_epoch_takes_each_problem_once(num_problems: int, epoch: int) -> None:
+def test_each_epoch_contains_each_problem_once(num_problems: int, epoch: int) -> None:
     order = ProblemOrder([num_problems], [1.0], 3)
     positions = range(epoch * num_problems, (epoch + 1) * num_problems)
     assert sorted(order.select(position) for position in positions) == list(range(num_problems))

@@ -52,7 +52,7 @@ ROWS: dict[str, dict[str, object]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With all files of the page, and with rows as its comments show them."""
+    """Make a folder with all files of the page, and with the rows in the page's comments."""
     for language, text in BLOCKS:
         if language == "python":
             (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
@@ -78,7 +78,7 @@ def run_commands(folder: Path, text: str) -> str:
     return found.stdout
 
 
-def test_the_commands_check_the_task_train_on_it_and_tell_a_story(folder: Path) -> None:
+def test_the_commands_check_the_task_train_on_it_and_print_a_story(folder: Path) -> None:
     check, train, check_again, regrade = (text for language, text in BLOCKS if language == "console")
     assert "capital(country" in run_commands(folder, check)
     assert "capital(country" in run_commands(folder, check_again)
@@ -118,7 +118,7 @@ async def open_services(folder: Path, toml: str) -> AsyncGenerator[TaskServices]
 
 
 async def call(services: TaskServices, task: str, method: str, arguments: Mapping[str, object]) -> EnvironmentOutcome:
-    """An empty method opens the instance."""
+    """Call a method of a task. An empty method opens the instance."""
     number = 0 if method else OPENING_CALL
     request = EnvironmentCalled(1, number, task, method, msgspec.json.encode(arguments))
     return (await services.call(request)).outcome
@@ -130,7 +130,7 @@ def submit(folder: Path, task: str, response: str = "") -> AnswerSubmitted:
     return AnswerSubmitted(1, "", "", RewardInput("answered", row, 0, ids_to_bytes(ids), bytes([1]) * len(ids)), task)
 
 
-async def test_the_environment_counts_and_is_scored(folder: Path) -> None:
+async def test_the_environment_of_the_page_counts_and_gives_a_reward(folder: Path) -> None:
     async with open_services(folder, TOML[1]) as services:
         assert await call(services, "counter", "", ROWS["targets"]) == Observation(
             "The counter is at 0. Bring it to 7."
@@ -143,7 +143,7 @@ async def test_the_environment_counts_and_is_scored(folder: Path) -> None:
         assert (reward, components) == (pytest.approx(0.98), {"reached": 1.0, "steps": -0.02})
 
 
-async def test_the_game_answers_in_turns_of_the_user(folder: Path) -> None:
+async def test_the_game_of_the_page_answers_with_turns_of_the_user(folder: Path) -> None:
     async with open_services(folder, TOML[2]) as services:
         await call(services, "guess", "", ROWS["numbers"])
         said = [{"role": "assistant", "content": text} for text in ("Is it 3", "", "I say 4")]
@@ -154,7 +154,7 @@ async def test_the_game_answers_in_turns_of_the_user(folder: Path) -> None:
         ]
 
 
-async def test_programs_are_scored_by_the_share_of_tests_in_the_sandbox(folder: Path) -> None:
+async def test_the_reward_of_a_program_is_the_share_of_passed_tests(folder: Path) -> None:
     async with open_services(folder, TOML[3]) as services:
         for program, share in (("print(2 * int(input()))", 1.0), ("print(6)", 0.5), ("1 /", 0.0)):
             assert (await services.score(submit(folder, "programs", program))).components == {"tests": share}

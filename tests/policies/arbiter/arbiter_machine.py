@@ -32,7 +32,7 @@ from asterism.policies.decider import Send
 from tests.policies.arbiter.leases import load, request
 
 RESPONSE = 960
-CAPACITY = 1088  # the minimum: one trajectory with the longest prompt fits
+CAPACITY = 1088  # the smallest engine: one trajectory with the longest prompt fits
 PROMPTS = (8, 40, 128)
 MAX_OVERTAKES = 3
 NAMES = ("a", "b", "c")  # engine names
@@ -40,7 +40,7 @@ NAMES = ("a", "b", "c")  # engine names
 
 @dataclass
 class LiveTrajectory:
-    """One trajectory as the rollout process sees it."""
+    """One trajectory in the view of the rollout process."""
 
     group: int
     prompt: int
@@ -48,8 +48,8 @@ class LiveTrajectory:
     state: Literal["waiting", "running", "parked"] = "waiting"
     turn: int = 0
     lease: int = 0
-    leased: int = 0  # tokens, according to the ledger
-    engine: str = ""  # engine with its cache, according to the arbiter's messages
+    leased: int = 0  # leased tokens in the ledger
+    engine: str = ""  # engine with the cache, according to the arbiter's messages
 
 
 class ArbiterMachine(RuleBasedStateMachine):
@@ -64,10 +64,10 @@ class ArbiterMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.trajectories: dict[int, LiveTrajectory] = {}
         self.engines: dict[str, EngineJoined] = {}
-        self.incarnations: Counter[str] = Counter()  # by engine: the last incarnation
+        self.incarnations: Counter[str] = Counter()  # last incarnation of each engine
         self.evicted: Counter[str] = Counter()
         self.continuation_sent = False
-        self.started: list[int] = []  # in order of their first grants
+        self.started: list[int] = []  # ids in the order of the first grants
         self.num_started = 0
 
     # ---------------------------------------------------------------- one event
@@ -105,7 +105,7 @@ class ArbiterMachine(RuleBasedStateMachine):
         trajectory = self.trajectories[grant.trajectory_id]
         assert trajectory.state == "waiting"
         assert trajectory.lease + 1 == grant.lease
-        assert trajectory.engine in ("", grant.engine)  # its pages elsewhere were released before
+        assert trajectory.engine in ("", grant.engine)  # pages on other engines were released before
         assert trajectory.tokens < grant.tokens <= trajectory.prompt + RESPONSE
         assert grant.incarnation == self.engines[grant.engine].incarnation
         assert grant.waited_s >= 0
@@ -176,7 +176,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def an_engine_leaves_before_its_join_arrives(self, name: str) -> None:
-        """And before the departure of the previous incarnation is reported."""
+        """The departure of the previous incarnation has not arrived, either."""
         self.incarnations[name] += 1
         self.engines.pop(name, None)
         self._drop_caches(name)
@@ -296,7 +296,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), earlier=st.integers(0, 2), kind=st.integers(0, 2))
     def stale_events_change_nothing(self, name: str, earlier: int, kind: int) -> None:
-        """Also duplicates of the current incarnation, and reports of any incarnation that is not joined."""
+        """Stale events include duplicates of the current incarnation, and reports of engines that have not joined."""
         last = self.incarnations[name]
         incarnation = last - earlier
         is_joined = name in self.engines and incarnation == last
@@ -336,7 +336,7 @@ class ArbiterMachine(RuleBasedStateMachine):
         ]
         return accounts, engines, dict(ledger.groups)
 
-    # ---------------------------------------------------------------- what always holds
+    # ---------------------------------------------------------------- invariants
 
     @invariant()
     def leases_are_conserved_and_a_shared_prompt_is_counted_once(self) -> None:
@@ -363,7 +363,7 @@ class ArbiterMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_new_trajectory_is_overtaken_by_more_than_the_bound(self) -> None:
-        """Trajectory ids are in order of arrival."""
+        """Trajectory ids follow the order of arrival."""
         bound = MAX_OVERTAKES if self.policy == "kv_lookahead" else 0
         new = [tid for tid, trajectory in self.trajectories.items() if trajectory.lease == 0]
         for tid in [*new, *self.started]:
@@ -371,7 +371,7 @@ class ArbiterMachine(RuleBasedStateMachine):
             assert sum(other > tid for other in before) <= bound
 
     def teardown(self) -> None:
-        """Every running trajectory uses all its tokens, and every trajectory ends."""
+        """Let every running trajectory use all its tokens; then every trajectory ends."""
         if not self.engines:
             self.an_engine_joins(0, 16)
         for _ in range(200 * (1 + len(self.trajectories))):

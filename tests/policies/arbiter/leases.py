@@ -31,7 +31,7 @@ def request(
     prompt: int = PROMPT,
     response: int = RESPONSE,
 ) -> LeaseRequested:
-    """By default each trajectory has a separate group."""
+    """Request a lease. By default, each trajectory has a separate group."""
     left = prompt + response - tokens
     return LeaseRequested(tid, 1000 + tid if group is None else group, turn, lease, tokens, prompt, left)
 
@@ -74,7 +74,7 @@ def load(
 def reports(
     costs: CostCoefficients, number: int, *, engine: str = "a", seed: int = 0, noise: float = 0.0
 ) -> Iterator[EngineLoadReported]:
-    """Reports of an engine with these costs, from its start; `noise` is relative, per interval."""
+    """Yield the reports of an engine with these costs from its start; `noise` is relative, per interval."""
     rng = np.random.default_rng(seed)
     busy_s, steps, prefilled = 0.0, 0, 0
     used = [0, *rng.integers(0, 1_000_000, number).tolist()]
@@ -88,7 +88,7 @@ def reports(
 
 
 def settled(arbiter: Arbiter, now: float, event: AnyMessage) -> list[Send]:
-    """The effects of the event, including those of the arbiter's messages to itself."""
+    """Return the effects of the event and of the arbiter's messages to itself."""
     effects = list(arbiter.decide(now, event))
     while effects and isinstance(effects[-1].message, AdmissionContinued):
         effects = effects[:-1] + list(arbiter.decide(now, AdmissionContinued()))

@@ -1,4 +1,4 @@
-"""The arbiter with each policy: grants, engines and reasons; and under any order of events."""
+"""Grants, engines and reasons of the arbiter with each policy, also under any order of events."""
 
 from typing import get_args
 from unittest import TestCase
@@ -42,7 +42,7 @@ def list_engines(effects: list[Send]) -> list[str]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_lease_is_granted_immediately_if_there_is_room(policy: PolicyName) -> None:
     *deferred, effect = settled(make_arbiter(policy, 64), 3.0, request(1))
-    assert len(deferred) == (policy == "kv_lookahead")  # for simultaneous requests
+    assert len(deferred) == (policy == "kv_lookahead")  # it waits for simultaneous requests
     assert effect.to == "rollout-0"
     assert isinstance(effect.message, LeaseGranted)
     assert effect.message.reason
@@ -82,13 +82,13 @@ def test_static_assigns_each_group_a_fixed_engine() -> None:
     assert where == [["generator-0"]] * 2 + [["generator-1"]] * 2 + [["generator-0"]] * 2
 
 
-def test_round_robin_takes_the_engines_in_turn() -> None:
+def test_round_robin_chooses_the_engines_in_turn() -> None:
     arbiter = make_arbiter("round_robin", 64, 64)
     where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(4)]
     assert where == [["generator-1"], ["generator-0"]] * 2
 
 
-def test_least_requests_takes_the_engine_with_the_fewest_running() -> None:
+def test_least_requests_chooses_the_engine_with_the_fewest_running_trajectories() -> None:
     arbiter = make_arbiter("least_requests", 64, 64)
     where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(2)]
     assert where == [["generator-0"], ["generator-1"]]
@@ -96,7 +96,7 @@ def test_least_requests_takes_the_engine_with_the_fewest_running() -> None:
     assert list_engines(list(arbiter.decide(0.0, request(2)))) == ["generator-1"]
 
 
-def test_kv_takes_the_engine_with_the_most_free_tokens_and_returns_to_its_cache() -> None:
+def test_worst_case_chooses_the_engine_with_the_most_free_tokens_and_returns_to_the_cache() -> None:
     arbiter = make_arbiter("worst_case", 200, 150)
     where = [list_engines(list(arbiter.decide(0.0, request(tid)))) for tid in range(3)]
     assert where == [["generator-0"], ["generator-1"], ["generator-0"]]
@@ -104,7 +104,7 @@ def test_kv_takes_the_engine_with_the_most_free_tokens_and_returns_to_its_cache(
     assert list_engines(list(arbiter.decide(0.0, request(1, tokens=25, turn=1, lease=2)))) == ["generator-1"]
 
 
-def test_under_kv_only_trajectories_with_a_cache_overtake_new_ones() -> None:
+def test_under_worst_case_only_trajectories_with_a_cache_overtake_new_trajectories() -> None:
     arbiter = make_arbiter("worst_case", WORST_CASE + 10)
     arbiter.decide(0.0, request(1))
     arbiter.decide(0.0, request(2))
@@ -114,7 +114,7 @@ def test_under_kv_only_trajectories_with_a_cache_overtake_new_ones() -> None:
     assert served(arbiter.decide(0.0, LeaseReleased(1, 30))) == [2]
 
 
-def test_a_withdrawn_request_does_not_block_later_ones() -> None:
+def test_a_withdrawn_request_does_not_block_later_requests() -> None:
     arbiter = make_arbiter("worst_case", WORST_CASE + 10)
     arbiter.decide(0.0, request(1))
     arbiter.decide(0.0, request(2))
@@ -154,7 +154,7 @@ def test_a_restarted_run_has_no_requests_and_waits_for_engines_to_join(policy: P
     assert served(settled(arbiter, 0.0, request(1))) == [1]
 
 
-def test_new_trajectories_wait_until_all_simultaneous_requests_are_known() -> None:
+def test_new_trajectories_wait_until_all_simultaneous_requests_have_arrived() -> None:
     arbiter = make_arbiter("kv_lookahead", 2 * WORST_CASE)
     deferrals = (
         Send("rollout-0", LeaseDeferred(1, BATCHING_REASON)),

@@ -1,4 +1,4 @@
-"""Costs recovered from the reports of engines with known costs."""
+"""The decode cost model recovers the costs of engines from their reports."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ def test_noise_in_measurements_averages_out() -> None:
     assert learn(reports(COSTS, 400, noise=0.1)).costs == pytest.approx(COSTS, rel=0.2)
 
 
-def test_costs_are_0_until_enough_reports_arrived() -> None:
+def test_costs_are_0_until_enough_reports_have_arrived() -> None:
     assert DecodeCostModel().costs == NOTHING
     assert learn(reports(COSTS, 15)).costs == NOTHING
     assert learn(reports(COSTS, 17)).costs != NOTHING
@@ -42,7 +42,7 @@ def test_reports_of_different_engines_are_not_compared() -> None:
     assert step_costs.costs == pytest.approx(COSTS, rel=0.1)
 
 
-def test_an_engine_that_rejoins_counts_from_0() -> None:
+def test_the_counters_of_an_engine_that_rejoins_start_from_0() -> None:
     step_costs = learn(reports(COSTS, 30))
     before = step_costs.costs
     step_costs.remove_engine("a")

@@ -18,7 +18,7 @@ LENGTHS = st.lists(st.tuples(st.integers(0, LIMIT), st.booleans()), max_size=60)
 
 
 def estimate_from(*observations: tuple[int, bool]) -> KaplanMeierEstimator:
-    """Each trajectory has this length, and has ended or still runs."""
+    """Each observation is a length, and whether the trajectory has ended or still runs."""
     survival = KaplanMeierEstimator(LIMIT)
     for tokens, ends in observations:
         if ends:
@@ -36,12 +36,12 @@ def settle(survival: KaplanMeierEstimator) -> None:
 
 
 def compute_curve(survival: KaplanMeierEstimator) -> list[float]:
-    """The probability that a trajectory reaches each interval."""
+    """Return the probability that a trajectory reaches each interval."""
     return survival.survival_curve(0, 1.0).tolist()
 
 
 @given(LENGTHS)
-def test_the_estimate_is_the_product_of_the_survival_of_each_age(observations: Sequence[tuple[int, bool]]) -> None:
+def test_the_estimate_is_the_product_of_survival_rates_by_age(observations: Sequence[tuple[int, bool]]) -> None:
     expected, at = [1.0], 1.0
     for number in range(NUM_BINS - 1):
         began = sum(tokens // WIDTH >= number + (not ends) for tokens, ends in observations) + PRIOR * (
@@ -52,7 +52,7 @@ def test_the_estimate_is_the_product_of_the_survival_of_each_age(observations: S
         expected.append(at)
     assert compute_curve(estimate_from(*observations)) == pytest.approx(
         expected, rel=0.05
-    )  # of sixty, the newer ones weigh 1% more
+    )  # the last of sixty observations weighs 1% more than the first
 
 
 def test_without_observations_all_lengths_are_equally_likely() -> None:
@@ -74,11 +74,11 @@ def test_assumed_survival_is_removed_when_the_trajectory_ends_earlier() -> None:
     assert compute_curve(ahead) == pytest.approx(compute_curve(plain))
 
 
-def test_assumed_survival_is_removed_whatever_ended_in_between() -> None:
+def test_assumed_survival_is_removed_after_any_number_of_other_ends() -> None:
     survival = KaplanMeierEstimator(LIMIT)
     for _ in range(4096):
         survival.assume_alive(0, 1000)
-    for number in range(4096):  # the last weighs twice as much as the first
+    for number in range(4096):  # the last observation weighs twice as much as the first
         survival.add_ended(1000, 350 if number % 8 else 650)
     settle(survival)
     assert compute_curve(survival)[5] == pytest.approx(1 / 8, abs=0.01)
@@ -110,7 +110,7 @@ def test_rescaling_of_large_weights_keeps_the_estimates() -> None:
     )
 
 
-def test_lengths_not_seen_for_long_stay_possible() -> None:
+def test_lengths_without_recent_observations_stay_possible() -> None:
     survival = KaplanMeierEstimator(LIMIT)
     survival._unit_weight = 1e12  # pyright: ignore[reportPrivateUsage] - the prior is negligible
     for _ in range(200):
@@ -121,7 +121,7 @@ def test_lengths_not_seen_for_long_stay_possible() -> None:
 
 
 @given(LENGTHS, st.integers(0, LIMIT))
-def test_the_expected_length_is_beyond_the_current_one_and_within_the_limit(
+def test_the_expected_length_is_between_the_current_length_and_the_limit(
     observations: Sequence[tuple[int, bool]], tokens: int
 ) -> None:
     assert min(tokens + 1, LIMIT) <= estimate_from(*observations).compute_mean_beyond(tokens) <= LIMIT

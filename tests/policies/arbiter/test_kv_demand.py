@@ -1,4 +1,4 @@
-"""The simulate_peak demand against a simulation that grows every trajectory token by token."""
+"""The peak demand against a simulation that grows every trajectory token by token."""
 
 import numpy as np
 from hypothesis import given
@@ -11,7 +11,7 @@ LIMIT = 64  # one token per interval: the forecast is exact
 
 
 def make_curve(remaining: int, limit: int = LIMIT) -> NDArray[np.float64]:
-    """The survival curve of a fixed remaining length."""
+    """Make the survival curve of a fixed remaining length."""
     return (compute_interval_starts(limit) < remaining).astype(np.float64)
 
 
@@ -20,7 +20,7 @@ def add(forecast: KvDemandForecast, tid: int, tokens: int, remaining: int, limit
 
 
 def simulate_peak(sizes: list[tuple[int, int]]) -> int:
-    """`sizes`: tokens and remaining tokens of each trajectory; all grow in step."""
+    """Simulate trajectories that grow together. `sizes`: tokens and remaining tokens of each trajectory."""
     return max(
         sum(tokens + moment for tokens, remaining in sizes if remaining >= moment)
         for moment in range(max(remaining for _, remaining in sizes) + 1)
@@ -100,4 +100,4 @@ def test_wider_intervals_never_underestimate_the_demand(sizes: list[tuple[int, i
         add(forecast, tid, tokens, remaining, 640)
     need = simulate_peak([*sizes, one])
     assert not forecast.can_fit(one[0], make_curve(one[1], 640), need - 1)
-    assert forecast.can_fit(one[0], make_curve(one[1], 640), need + 10 * (len(sizes) + 1))  # one interval width each
+    assert forecast.can_fit(one[0], make_curve(one[1], 640), need + 10 * (len(sizes) + 1))  # an interval width each

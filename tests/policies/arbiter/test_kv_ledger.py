@@ -1,4 +1,4 @@
-"""The ledger: whole pages, a shared prompt once, nothing beyond the usable pages."""
+"""The ledger counts whole pages and a shared prompt once, and leases no page beyond the usable pages."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def make_ledger(tokens: int = 64, page: int = 1) -> tuple[Ledger, EngineAccount]
 
 
 def lease(ledger: Ledger, event: LeaseRequested, tokens: int) -> KvAccount:
-    """Lease on the first engine."""
+    """Lease tokens on the first engine."""
     holding = ledger.enqueue_request(event, "rollout-0", 0.0)
     ledger.grant_lease(holding, next(iter(ledger.engines.values())), tokens)
     return holding
@@ -40,7 +40,7 @@ def test_older_reports_are_refused() -> None:
     with pytest.raises(ProtocolError, match="reports lower counters than before"):
         engine.apply_report(load(steps=10, evicted=0))
     engine.apply_report(load(steps=30, evicted=5))
-    assert engine.usable_pages == 960  # the same eviction counts once
+    assert engine.usable_pages == 960  # the same eviction reduces the usable pages once
 
 
 def test_requests_of_ended_trajectories_are_refused() -> None:
@@ -120,14 +120,14 @@ def ask(tid: int, group: int | None = None, **fields: int) -> Callable[[Ledger],
         (ask(RUNNING, 7, tokens=9, lease=3), "requests lease 3 after lease 1"),
         (ask(RUNNING, 8, tokens=9, lease=2), "changed its group"),
         (ask(RUNNING, 7, turn=-1, tokens=9, lease=2), "requests an earlier turn"),
-        (ask(PARKED, 7, tokens=8, lease=2), "8 tokens after 12"),
+        (ask(PARKED, 7, tokens=8, lease=2), "8 tokens, fewer than the 12 before"),
         (ask(RUNNING, 7, tokens=9, lease=2, response=RESPONSE + 1), "exceeds its first limit"),
         (lambda ledger: ledger.mark_idle(WAITING, 8), "no running lease"),
         (lambda ledger: ledger.mark_idle(PARKED, 12), "no running lease"),
         (lambda ledger: ledger.mark_idle(RUNNING, 13), "13 tokens, but 12 were leased"),
-        (lambda ledger: ledger.mark_idle(RUNNING, 7), "7 tokens after 8"),
+        (lambda ledger: ledger.mark_idle(RUNNING, 7), "7 tokens, fewer than the 8 before"),
         (lambda ledger: ledger.close_account(9, 8), "holds no lease"),
-        (lambda ledger: ledger.close_account(PARKED, 8), "8 tokens after 12"),
+        (lambda ledger: ledger.close_account(PARKED, 8), "8 tokens, fewer than the 12 before"),
     ],
 )
 def test_invalid_events_raise_and_change_nothing(act: Callable[[Ledger], object], match: str) -> None:

@@ -19,7 +19,7 @@ RESPONSE = 990
 
 
 class Known:
-    """Implements asterism.policies.arbiter.policy.LengthForecast: every turn is `turn` tokens long, a trajectory as its group is."""
+    """A length forecast with known lengths: `turn` tokens for every turn, and one final length for each group."""
 
     def __init__(self, turn: int = 100) -> None:
         self.limit = RESPONSE
@@ -86,14 +86,14 @@ def test_a_lease_covers_the_expected_tokens_of_the_turn() -> None:
 
 def test_extensions_within_a_turn_precede_tool_results() -> None:
     scene = Scene(330)
-    scene.request_leases(1, 2, 3)  # 110 each: all is leased
+    scene.request_leases(1, 2, 3)  # 110 tokens each: all pages are leased
     scene.expected.turn = 200
     assert served(scene.request_lease(1, tokens=110, turn=1)) == []
     assert served(scene.request_lease(3, tokens=110)) == []
     assert served(scene.end(2, 20)) == [3]
 
 
-def test_of_two_waiting_trajectories_with_a_cache_the_older_is_first() -> None:
+def test_the_older_of_two_waiting_trajectories_with_a_cache_is_first() -> None:
     scene = Scene(220)
     scene.request_leases(1, 2)
     scene.pause(2, 110)
@@ -106,30 +106,30 @@ def test_of_two_waiting_trajectories_with_a_cache_the_older_is_first() -> None:
     assert served(scene.request_lease(1, tokens=111, turn=1)) == []
 
 
-def test_idle_caches_are_evicted_first_the_longest_idle_before_the_others() -> None:
+def test_idle_caches_are_evicted_first_and_the_longest_idle_before_the_others() -> None:
     scene = Scene(330)
     scene.request_leases(1, 2, 3)
     scene.pause(2, 110)
     scene.pause(1, 110)
-    effects = scene.request_lease(3, tokens=110)  # its turn continues
+    effects = scene.request_lease(3, tokens=110)  # the turn of trajectory 3 continues
     assert (released(effects), served(effects)) == ([2], [3])
     grant = next(iter(granted(effects)))
     assert grant.reason == "continues its turn"
 
 
-def test_a_lease_is_shortened_to_the_room_if_that_is_worth_its_messages() -> None:
+def test_a_lease_is_shortened_to_the_free_room_if_it_is_worth_its_messages() -> None:
     scene = Scene(300)
-    scene.request_leases(1, 2)  # 220 are leased
+    scene.request_leases(1, 2)  # 220 tokens are leased
     scene.expected.turn = 300
     (grant,) = granted(scene.request_lease(1, tokens=110))
     assert grant.tokens == 110 + 80
     assert "limited by the room" in grant.reason
 
 
-def test_the_youngest_waiting_trajectory_is_preempted_after_a_delay_and_the_oldest_never() -> None:
+def test_the_youngest_waiting_trajectory_is_preempted_after_a_delay_and_the_oldest_is_never_preempted() -> None:
     scene = Scene(220)
     scene.request_leases(1, 2)
-    assert served(scene.request_lease(1, tokens=110)) == []  # 2 runs and may free room
+    assert served(scene.request_lease(1, tokens=110)) == []  # trajectory 2 runs and may free room
     scene.now = 0.5
     assert released(scene.request_lease(2, tokens=110)) == [2]  # no trajectory runs, so no room will become free
 
@@ -147,11 +147,11 @@ def test_a_waiting_trajectory_does_not_preempt_while_another_runs() -> None:
     assert deferrals == [LeaseDeferred(2, "an older trajectory needs its pages")]
 
 
-def test_an_evicted_trajectory_precedes_new_ones_on_any_engine_with_room() -> None:
+def test_an_evicted_trajectory_precedes_new_trajectories_on_any_engine_with_room() -> None:
     scene = Scene(220)
     scene.request_leases(1, 2, 3)
     scene.request_lease(1, tokens=110)
-    scene.request_lease(2, tokens=110)  # is evicted for 1
+    scene.request_lease(2, tokens=110)  # is evicted for trajectory 1
     effects = scene.decide(joined(1, 220))
     assert [(grant.trajectory_id, grant.engine) for grant in granted(effects)] == [(2, "generator-1")]
     assert granted(effects)[0].reason == "there is room to recompute its cache"
@@ -160,7 +160,7 @@ def test_an_evicted_trajectory_precedes_new_ones_on_any_engine_with_room() -> No
 def test_an_evicted_trajectory_is_placed_immediately_if_there_is_room() -> None:
     scene = Scene(220, 1000)
     scene.expected.final = {50: 990.0}
-    scene.request_lease(9, group=50)  # the larger engine
+    scene.request_lease(9, group=50)  # starts on the larger engine
     scene.request_leases(1, 2)
     scene.pause(1, 110)
     assert released(scene.request_lease(2, tokens=110)) == [1]
@@ -181,8 +181,8 @@ def test_a_few_members_of_each_group_start_before_the_expected_longest() -> None
     assert [tid for tid in served(effects) if tid % 2] == sorted(tid for tid in range(16) if tid % 2)
 
 
-def test_if_a_step_ends_at_first_groups_the_group_with_the_fewest_left_is_first() -> None:
-    scene = Scene(330, completes=True)  # three at a time
+def test_if_a_step_ends_at_its_first_groups_the_group_with_the_fewest_trajectories_left_is_first() -> None:
+    scene = Scene(330, completes=True)  # room for three trajectories at a time
     scene.expected.final = {0: 100.0, 1: 110.0}
     for tid in range(8):
         scene.request_lease(tid, tid // 4)
@@ -192,16 +192,16 @@ def test_if_a_step_ends_at_first_groups_the_group_with_the_fewest_left_is_first(
     assert served(scene.end(2, 20)) == [5]
 
 
-def test_no_trajectory_starts_that_exceeds_the_expected_peak_demand() -> None:
+def test_a_trajectory_that_would_exceed_the_expected_peak_demand_does_not_start() -> None:
     scene = Scene(1000, turn=50)
     scene.expected.final = {0: 450.0}
     assert served(scene.request_lease(1, 0)) == [1]
     assert served(scene.request_lease(2, 0)) == [2]
-    assert served(scene.request_lease(3, 0)) == []  # 60 tokens are enough now; 3 * 450 are expected
+    assert served(scene.request_lease(3, 0)) == []  # 60 tokens would fit now, but not the expected 3 * 450
     assert served(scene.end(1, 60)) == [3]
 
 
-def test_no_trajectory_starts_on_an_engine_with_waiting_cached_trajectories() -> None:
+def test_no_trajectory_starts_on_an_engine_where_trajectories_with_a_cache_wait() -> None:
     scene = Scene(230)
     scene.request_leases(1, 2)
     scene.expected.turn = 400
@@ -215,7 +215,7 @@ def test_an_empty_engine_takes_a_new_trajectory_despite_more_expected_room_elsew
     scene = Scene(120, 1200, turn=50)
     scene.expected.final = {0: 990.0, 1: 700.0}
     assert granted(scene.request_lease(1, 0))[0].engine == "generator-1"
-    # It is the only trajectory there, whatever its expected length.
+    # The only trajectory of an engine may have any expected length.
     assert granted(scene.request_lease(2, 0))[0].engine == "generator-0"
 
 
@@ -224,7 +224,7 @@ def test_the_only_trajectory_of_an_engine_gets_all_remaining_room() -> None:
     scene.request_lease(1)
     scene.decide(load())
     for number in range(1, 5):
-        scene.decide(load(evicted=number))  # its usable capacity has shrunk
+        scene.decide(load(evicted=number))  # the usable capacity shrinks
     (grant,) = granted(scene.request_lease(1, tokens=995))
     assert isinstance(grant, LeaseGranted)
     assert grant.tokens == 1000
@@ -240,14 +240,14 @@ def test_stale_heap_entries_are_ignored(ending: str) -> None:
     assert scene.arbiter.policy.decide_next(scene.now) is None
 
 
-def test_siblings_share_an_engine_while_it_has_room_for_a_few_more() -> None:
+def test_siblings_share_an_engine_while_it_has_room_for_further_siblings() -> None:
     scene = Scene(6000, 6100, 5000)
     scene.expected.final = {0: 500.0}
     where = [granted(scene.request_lease(tid, 0))[0].engine for tid in range(6)]
     assert where == ["generator-1"] * 4 + ["generator-0"] * 2
 
 
-def test_without_new_trajectories_work_moves_from_the_last_engine_to_the_first() -> None:
+def test_without_new_trajectories_work_migrates_from_the_last_engine_to_the_first() -> None:
     scene = Scene(4000, 4000)
     start_equally_long(scene, 4)
     where = {tid: scene.arbiter.ledger.accounts[tid].engine for tid in range(4)}
@@ -263,7 +263,7 @@ def test_without_new_trajectories_work_moves_from_the_last_engine_to_the_first()
     assert granted(scene.request_lease(second, tokens=110))[0].engine == "generator-0"
 
 
-def test_no_trajectory_moves_while_others_wait_to_start() -> None:
+def test_no_trajectory_migrates_while_others_wait_to_start() -> None:
     scene = Scene(4000, 1100)
     start_equally_long(scene, 6)
     holdings = scene.arbiter.ledger.accounts
@@ -275,13 +275,13 @@ def test_no_trajectory_moves_while_others_wait_to_start() -> None:
 
 
 def report_both(scene: Scene, number: int) -> None:
-    """Both engines report ten further steps, at a microsecond per cached token and no other cost."""
+    """Report ten further steps of both engines, with a cost of a microsecond per cached token and no other cost."""
     for engine in ("generator-0", "generator-1"):
         scene.decide(load(engine, steps=10 * number, busy_s=0.1 * number**2, used=20_000 * number))
 
 
 def start_equally_long(scene: Scene, count: int) -> None:
-    """Trajectories of separate groups, on engines with known costs."""
+    """Start trajectories of separate groups, on engines with known costs."""
     scene.expected.final = dict.fromkeys(range(count), 1000.0)
     for number in range(10):
         report_both(scene, number)
@@ -291,12 +291,12 @@ def start_equally_long(scene: Scene, count: int) -> None:
 
 def test_an_oversold_engine_evicts_down_to_its_usable_pages() -> None:
     scene = Scene(1000, turn=240)
-    scene.request_leases(1, 2, 3, 4)  # 250 each: all is leased
+    scene.request_leases(1, 2, 3, 4)  # 250 tokens each: all pages are leased
     for tid in (2, 3, 4):
         scene.pause(tid, 250)
     scene.arbiter.decide(0.0, load())
     for number in range(1, 7):
-        scene.arbiter.decide(0.0, load(evicted=number))  # 732 are usable
+        scene.arbiter.decide(0.0, load(evicted=number))  # 732 tokens stay usable
     effects = scene.request_lease(1, tokens=250)
     assert released(effects) == [2, 3]  # one eviction would not be enough
     assert served(effects) == [1]

@@ -1,4 +1,4 @@
-"""Length estimates from the lengths of the run."""
+"""Estimates of lengths from the earlier lengths of the run."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ LIMIT = 6400
 
 
 def learn(*tokens: int, times: int) -> LengthStats:
-    """Ended trajectories of one turn with these lengths, in turn."""
+    """Learn from ended trajectories of one turn with these lengths, one length after another, `times` times."""
     lengths = LengthStats(LIMIT)
     for each in tokens:
         for _ in range(times):
@@ -34,13 +34,13 @@ def test_observations_outweigh_the_prior() -> None:
     assert 950 <= lengths.estimate_turn_tokens(0, 0, 0.9) <= 1050
 
 
-def test_a_trajectory_longer_than_all_others_is_expected_to_grow() -> None:
+def test_a_trajectory_that_is_longer_than_all_others_is_expected_to_grow() -> None:
     lengths = learn(950, times=1000)
     assert lengths.survival.compute_mean_beyond(3000) > 3000
     assert lengths.estimate_turn_tokens(0, 3000, 0.5) > 3000
 
 
-def test_weights_halve_in_a_half_life() -> None:
+def test_weights_halve_after_a_half_life() -> None:
     lengths = learn(950, 5050, times=4096)
     old, new = 0.5, 1.0
     assert lengths.survival.compute_mean_beyond(0) == pytest.approx((950 * old + 5050 * new) / 1.5, rel=0.01)
@@ -48,7 +48,7 @@ def test_weights_halve_in_a_half_life() -> None:
     assert lengths.estimate_turn_tokens(0, 0, 0.37) > 5000
 
 
-def test_turn_lengths_not_seen_for_long_stay_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_lengths_without_recent_observations_stay_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengths_module, "_HALF_LIFE", 8.0)
     histogram = LengthHistogram(LIMIT)
     for _ in range(10_000):
@@ -68,7 +68,7 @@ def test_an_estimate_is_between_the_current_length_and_the_limit(learn: list[int
     assert min(so_far + 1, LIMIT) <= lengths.estimate_turn_tokens(2, so_far, share) <= LIMIT
 
 
-def test_a_member_is_expected_to_get_as_long_as_its_siblings() -> None:
+def test_a_member_is_expected_to_become_as_long_as_its_siblings() -> None:
     lengths = LengthStats(LIMIT)
     for group in range(100):
         for _ in range(8):
@@ -79,7 +79,7 @@ def test_a_member_is_expected_to_get_as_long_as_its_siblings() -> None:
     assert lengths.estimate_final_tokens(1, 0) < lengths.estimate_final_tokens(777, 0) * 1.1
 
 
-def test_a_group_with_long_running_members_does_not_look_short() -> None:
+def test_running_members_keep_the_expected_length_of_a_group_from_being_too_short() -> None:
     lengths = LengthStats(LIMIT)
     for _ in range(500):
         lengths.survival.add_ended(0, 1000)
@@ -87,11 +87,11 @@ def test_a_group_with_long_running_members_does_not_look_short() -> None:
     for member in range(8):
         lengths.update_expected_tokens(0, None, lengths.survival.compute_mean_beyond(0))
         if member < 4:
-            lengths.update_expected_tokens(0, lengths.survival.compute_mean_beyond(0), 1000.0)  # has ended
+            lengths.update_expected_tokens(0, lengths.survival.compute_mean_beyond(0), 1000.0)  # ended
         else:
             lengths.update_expected_tokens(
                 0, lengths.survival.compute_mean_beyond(0), lengths.survival.compute_mean_beyond(3000)
-            )  # still runs
+            )  # running
     assert lengths.survival.compute_mean_beyond(3000) == pytest.approx(5000, rel=0.05)
     assert lengths.estimate_final_tokens(0, 0) == pytest.approx(lengths.survival.compute_mean_beyond(0), rel=0.1)
 
@@ -124,7 +124,7 @@ def test_the_turn_estimate_counts_from_the_start_of_the_turn() -> None:
     assert expectations.estimate_final_tokens(new) == pytest.approx(PROMPT + 52, abs=50)
 
 
-def test_trajectories_aborted_before_their_start_do_not_count() -> None:
+def test_trajectories_that_were_aborted_before_their_start_do_not_count() -> None:
     expectations, ledger = LearnedLengthForecast(LIMIT), Ledger()
     before = expectations.estimate_final_tokens(ledger.enqueue_request(request(9999, 7), "r", 0.0))
     for tid in range(64):
@@ -133,7 +133,7 @@ def test_trajectories_aborted_before_their_start_do_not_count() -> None:
     assert expectations.estimate_final_tokens(ledger.accounts[9999]) == before
 
 
-def test_a_forgotten_group_gets_the_general_estimate() -> None:
+def test_a_dropped_group_has_the_estimate_over_all_groups() -> None:
     lengths = LengthStats(LIMIT)
     lengths.update_expected_tokens(0, None, 6000.0)
     for group in range(1, 8193):

@@ -10,12 +10,12 @@ from asterism.policies.arbiter.rebalancing import Rebalancer
 from tests.policies.arbiter.leases import joined, reports
 
 LIMIT = 10_000
-TOKENS, REMAINING = 1000, 2000.0  # its remaining steps read 4 million cached tokens
+TOKENS, REMAINING = 1000, 2000.0  # a trajectory with these tokens reads 4 million cached tokens
 READS = CostCoefficients(step=1e-4, read=1e-6, prefill=1e-5)
 
 
 class Cluster:
-    """Engines with equal trajectories that have just reported their load."""
+    """Engines with equal trajectories, directly after load reports."""
 
     def __init__(self, *trajectories: int, costs: CostCoefficients = READS) -> None:
         self.balance = Rebalancer()
@@ -41,31 +41,31 @@ class Cluster:
         self.balance.on_migrated(self.engines[number].name, to, TOKENS, REMAINING)
 
 
-def test_a_trajectory_moves_from_the_last_engine_to_the_first() -> None:
+def test_a_trajectory_migrates_from_the_last_engine_to_the_first() -> None:
     cluster = Cluster(10, 4, 2)
     assert cluster.find_target(0) == "generator-2"
     assert cluster.find_target(2) is None
 
 
-def test_no_trajectory_moves_for_a_small_gain() -> None:
-    assert Cluster(10, 7).find_target(0) is None  # 8 of 10 would be left
+def test_no_trajectory_migrates_for_a_small_gain() -> None:
+    assert Cluster(10, 7).find_target(0) is None  # 8 of 10 would remain
     assert Cluster(10, 5).find_target(0) == "generator-1"
 
 
-def test_no_trajectory_moves_if_the_target_would_finish_as_late() -> None:
+def test_no_trajectory_migrates_if_the_target_would_finish_as_late() -> None:
     assert Cluster(2, 1).find_target(0) is None
     assert Cluster(2, 1).find_target(0, tokens=1000, remaining_tokens=100.0) == "generator-1"
 
 
-def test_no_trajectory_moves_if_recomputation_costs_more_than_it_saves() -> None:
+def test_no_trajectory_migrates_if_recomputation_costs_more_than_the_migration_saves() -> None:
     cluster = Cluster(10, 2)
-    assert cluster.find_target(0, tokens=5000, remaining_tokens=4.0) is None  # 0.02 s to read, 0.05 s to compute
+    assert cluster.find_target(0, tokens=5000, remaining_tokens=4.0) is None  # 0.02 s of reads, 0.05 s of recomputation
     assert cluster.find_target(0, tokens=5000, remaining_tokens=40.0) == "generator-1"
     dear = Cluster(10, 2, costs=READS._replace(prefill=1e-2))
     assert dear.find_target(0) is None
 
 
-def test_without_known_costs_no_trajectory_moves() -> None:
+def test_without_known_costs_no_trajectory_migrates() -> None:
     cluster = Cluster(costs=CostCoefficients(0.0, 0.0, 0.0))
     for number in range(2):
         cluster.engines.append(EngineAccount(joined(number)))
@@ -73,7 +73,7 @@ def test_without_known_costs_no_trajectory_moves() -> None:
     assert cluster.find_target(0) is None
 
 
-def test_earlier_migrations_count_for_the_next_decision() -> None:
+def test_the_next_decision_includes_earlier_migrations() -> None:
     cluster = Cluster(10, 0)
     moved = 0
     while (to := cluster.find_target(0)) is not None:
@@ -94,15 +94,15 @@ def test_migrations_count_until_the_next_load_report() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_an_engine_that_left_is_neither_source_nor_target(left: int) -> None:
+def test_an_engine_that_has_left_is_neither_source_nor_target(left: int) -> None:
     cluster = Cluster(10, 1)
     cluster.balance.on_engine_left(cluster.engines[left])
     assert cluster.find_target(0) is None
 
 
 def test_an_engine_finishes_with_its_longest_trajectory() -> None:
-    """With a fixed cost per step the engine with the longest trajectory finishes last."""
+    """With a fixed cost per step, the engine with the longest trajectory finishes last."""
     steps = CostCoefficients(step=1e-2, read=1e-9, prefill=1e-9)
     assert Cluster(1, 1, costs=steps).find_target(0, remaining_tokens=100.0) is None
     cluster = Cluster(1, 0, costs=steps)
-    assert cluster.find_target(0, remaining_tokens=2000.0) is None  # the target would finish last too
+    assert cluster.find_target(0, remaining_tokens=2000.0) is None  # the target would then finish last

@@ -1,4 +1,4 @@
-"""The order in which new trajectories start, with given lengths."""
+"""The order in which new trajectories with given lengths start."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.policies.arbiter.leases import request
 
 
 class Waiting:
-    """Trajectories that request, start and end; `final` is the length by group."""
+    """A start queue with trajectories that request, start and end; `final` is the final length by group."""
 
     def __init__(self, *, overtaken: int = 1000, completes: bool = False) -> None:
         self.ledger = Ledger()
@@ -44,7 +44,7 @@ class Waiting:
             self.new.remove_group(holding.group_id)
 
 
-def test_a_few_of_each_group_start_and_then_the_expected_longest() -> None:
+def test_a_few_trajectories_of_each_group_start_before_the_longest_expected_trajectories() -> None:
     waiting = Waiting()
     waiting.final = {1: 100.0, 2: 900.0, 3: 500.0}
     for group in (1, 2, 3):
@@ -67,13 +67,13 @@ def test_a_group_is_ranked_again_when_its_expected_length_changes() -> None:
     for group in (1, 2):
         waiting.add(group, *range(10 * group, 10 * group + 7))
     waiting.start_groups(8)
-    waiting.final = {1: 100.0, 2: 900.0}  # its first members are this long now
+    waiting.final = {1: 100.0, 2: 900.0}  # the first members now have these lengths
     waiting.new.update_rank(2)
     assert waiting.start_groups(3) == [2, 2, 2]
     assert waiting.start_groups(3) == [1, 1, 1]
 
 
-def test_a_group_that_turns_out_short_loses_its_rank() -> None:
+def test_a_group_with_a_shortened_expected_length_loses_its_rank() -> None:
     waiting = Waiting()
     waiting.final = {1: 100.0, 2: 900.0}
     for group in (1, 2):
@@ -84,7 +84,7 @@ def test_a_group_that_turns_out_short_loses_its_rank() -> None:
     assert waiting.start_groups(4) == [1, 1, 2, 2]
 
 
-def test_a_trajectory_overtaken_by_the_bound_is_overdue() -> None:
+def test_a_trajectory_is_overdue_after_the_maximum_number_of_overtakes() -> None:
     waiting = Waiting(overtaken=5)
     waiting.final = {1: 100.0, 2: 900.0}
     waiting.add(1, *range(10, 14))
@@ -98,10 +98,10 @@ def test_a_trajectory_overtaken_by_the_bound_is_overdue() -> None:
     assert (oldest is not None and oldest.trajectory_id, overdue) == (14, True)
     assert waiting.start_next().trajectory_id == 14
     assert waiting.new.peek()[0] is waiting.ledger.accounts[25]
-    assert waiting.new.peek()[1] is True  # the first of the later arrivals
+    assert waiting.new.peek()[1] is True  # the first trajectory of the later arrivals
 
 
-def test_at_first_groups_the_fewest_left_come_first_then_the_most_started() -> None:
+def test_if_a_step_ends_at_its_first_groups_the_group_with_the_fewest_left_and_then_the_most_started_is_first() -> None:
     waiting = Waiting(completes=True)
     waiting.final = {1: 900.0}
     waiting.add(1, *range(10, 16))
@@ -112,7 +112,7 @@ def test_at_first_groups_the_fewest_left_come_first_then_the_most_started() -> N
     assert waiting.start_groups(1) == [4]
     for tid in (10, 11, 12):
         waiting.end(tid)
-    assert waiting.start_groups(1) == [1]  # three members are left
+    assert waiting.start_groups(1) == [1]  # three members of group 1 are left
 
 
 def test_a_fully_started_group_is_ranked_again_when_members_are_added() -> None:

@@ -30,7 +30,7 @@ def make_run(**rl: object) -> RunConfig:
 
 
 def make_finished(trajectory_id: int, *versions: int, reward: float = 1.0, group_id: int = 0) -> TrajectoryFinished:
-    """Three prompt tokens, and one generated token of each version."""
+    """Make a trajectory of three prompt tokens, and one generated token of each version."""
     count = 3 + len(versions)
     return replace(
         finished(trajectory_id, reward, group_id=group_id),

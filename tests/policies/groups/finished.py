@@ -18,7 +18,7 @@ def finished(
     turns: int = 2,
     components: dict[str, float] | None = None,
 ) -> TrajectoryFinished:
-    """Three prompt tokens and two generated ones."""
+    """Make a trajectory of three prompt tokens and two generated tokens."""
     return TrajectoryFinished(
         trajectory_id=trajectory_id,
         group_id=group_id,

@@ -1,4 +1,4 @@
-"""The answers that an evaluation asks for: their sets, numbers and seeds."""
+"""The plan of an evaluation's answers: sets, numbers and seeds."""
 
 from collections import Counter
 
@@ -81,7 +81,7 @@ def test_a_resumed_evaluation_starts_only_the_missing_answers_with_their_seeds()
         return list_starts(list(buffer.decide(0.0, request)))
 
     def find_failures(*answered: int) -> list[RunFailed]:
-        """After all answers of a launch have failed."""
+        """Return the messages of a launch in which all answers fail."""
         buffer = GroupBuffer(run, ProblemSet((), ()), ProblemSet.of_one_task(problems))
         buffer.decide(0.0, RunStarted(0, BufferCursor(), answered=answered))
         effects: list[Send] = []
@@ -90,6 +90,6 @@ def test_a_resumed_evaluation_starts_only_the_missing_answers_with_their_seeds()
         return [effect.message for effect in effects if isinstance(effect.message, RunFailed)]
 
     assert find_failures()
-    assert not find_failures(1)  # an answer of an earlier launch
+    assert not find_failures(1)  # an earlier launch had an answer
     planned = [group.seed for group in start()]
     assert [group.seed for group in start(*planned[1:3], planned[5])] == [planned[0], *planned[3:5]]

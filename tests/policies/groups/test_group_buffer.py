@@ -1,4 +1,4 @@
-"""The group buffer: complete groups are judged once, and nothing is lost."""
+"""The group buffer judges each complete group once, and loses no trajectory."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -55,7 +55,7 @@ def begin_step(run: RunConfig = RUN) -> tuple[GroupBuffer, StartGroup, StartGrou
 
 
 def play(group_buffer: GroupBuffer, group: StartGroup, rewards: list[float | None]) -> list[Send]:
-    """End all trajectories of a group; None: an infrastructure failure."""
+    """End all trajectories of a group. The reward None is an infrastructure failure."""
     effects: list[Send] = []
     for place, reward in enumerate(rewards):
         tid = group.first_trajectory_id + place
@@ -69,7 +69,7 @@ def play(group_buffer: GroupBuffer, group: StartGroup, rewards: list[float | Non
 
 
 def get_batch(effects: Iterable[Send]) -> CompleteBatch:
-    """`effects` include the batch and its groups."""
+    """Return the batch in `effects`, which also contain the batch's groups."""
     (batch,) = assemble_batches(effect.message for effect in effects)
     return batch
 
@@ -79,14 +79,14 @@ def get_failure(effects: list[Send]) -> str:
     return failure.cause
 
 
-def test_a_step_starts_as_many_groups_as_it_trains_on_each_of_2g_trajectories() -> None:
+def test_a_step_starts_one_group_of_2g_trajectories_for_each_group_of_its_batch() -> None:
     groups = list_starts(list(buffer().decide(0.0, StepRequested(1, 0))))
     assert [group.size for group in groups] == [4, 4]
     assert [group.first_trajectory_id for group in groups] == [0, 4]
     assert groups[0].seed != groups[1].seed
 
 
-def test_mixed_groups_go_to_the_learner_resampled_with_their_advantages() -> None:
+def test_the_learner_receives_mixed_groups_resampled_and_with_advantages() -> None:
     group_buffer, first, second = begin_step()
     effects = play(group_buffer, first, [1.0, 0.0, 0.0, 1.0])
     effects += play(group_buffer, second, [0.0, 1.0, 0.0, 0.0])
@@ -155,7 +155,7 @@ def test_a_trajectory_that_ends_twice_is_refused() -> None:
             group_buffer.decide(0.0, again)
 
 
-def test_a_step_does_not_start_before_the_previous_one_ended() -> None:
+def test_a_step_does_not_start_before_the_end_of_the_previous_step() -> None:
     group_buffer = buffer()
     group_buffer.decide(0.0, StepRequested(1, 0))
     with pytest.raises(ProtocolError):
@@ -171,7 +171,7 @@ def test_a_resumed_buffer_continues_where_the_step_ended() -> None:
     assert resumed.decide(9.0, StepRequested(2, 1)) == whole.decide(5.0, StepRequested(2, 1))
 
 
-def test_an_evaluation_asks_each_question_once_and_excludes_failures() -> None:
+def test_an_evaluation_starts_each_question_once_and_excludes_failures() -> None:
     group_buffer = buffer()
     request = EvaluationRequested("start_greedy", GREEDY, 2, 0)
     groups = list_starts(list(group_buffer.decide(0.0, request)))
@@ -321,7 +321,7 @@ REWARDS = st.sampled_from([0.0, 1.0])
     st.lists(st.integers(0, 2**16), min_size=24, max_size=24),
 )
 def test_a_batch_does_not_depend_on_the_order_of_ends(rewards: list[tuple[float, ...]], picks: list[int]) -> None:
-    """At most six problems: two groups and four refills."""
+    """The step has at most six problems: two groups and four refills."""
     run = replace(RUN, rl=RlConfig(prompts=2, rollouts=4, max_refill_groups=4))
     in_turn, drawn = (_collected_in_order(buffer(run), rewards, order) for order in ([0] * 24, picks))
     assert drawn == in_turn
@@ -330,7 +330,7 @@ def test_a_batch_does_not_depend_on_the_order_of_ends(rewards: list[tuple[float,
 def _collected_in_order(
     group_buffer: GroupBuffer, rewards: list[tuple[float, ...]], picks: list[int]
 ) -> tuple[list[StartGroup], CompleteBatch, StepCollected]:
-    """`picks` select the next live trajectory to end; rewards depend on the group's index."""
+    """End live trajectories in the order of `picks`; rewards depend on the group's index."""
     started: list[StartGroup] = []
     living: list[tuple[int, int, float]] = []  # trajectory, group, reward
     effects = list(group_buffer.decide(0.0, StepRequested(1, 0)))

@@ -54,7 +54,7 @@ def test_dr_grpo_advantages_are_centered_rewards() -> None:
     assert center_rewards([1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
 
 
-def test_a_filter_rejects_groups_and_they_are_replaced(plug_in: Path) -> None:
+def test_groups_that_a_filter_rejects_are_replaced(plug_in: Path) -> None:
     driver = make_driver(group_filter=f"{plug_in}:accept_large")
     driver.request_step(1)
     effects = driver.end(0, 0, rewards=(0.0, 1.0, 1.0, 1.0))
@@ -74,7 +74,7 @@ def test_a_filter_may_accept_equal_rewards(plug_in: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["drop_one", "divide_by_zero"])
-def test_advantages_that_do_not_fit_the_rewards_are_refused(plug_in: Path, name: str) -> None:
+def test_advantages_of_another_number_or_not_finite_are_refused(plug_in: Path, name: str) -> None:
     driver = make_driver(advantage_estimator=f"{plug_in}:{name}")
     driver.request_step(1)
     with pytest.raises(UnusableInput, match=r"^rl\.advantage_estimator: .* are no advantages for the rewards"):

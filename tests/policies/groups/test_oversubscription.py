@@ -1,4 +1,4 @@
-"""Steps that start more groups than they need: surplus groups are carried or aborted."""
+"""Steps that start more groups than they need carry or abort surplus groups."""
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from tests.policies.groups.buffers import BufferDriver, get_collected, list_abor
 
 @pytest.fixture
 def aborting() -> BufferDriver:
-    """The first step is complete and its third group, with trajectories 4 and 5, is aborted."""
+    """Make a driver with a complete first step. Its third group, with trajectories 4 and 5, is aborted."""
     driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
     driver.request_step(1)
     driver.end(0, 0)
@@ -27,7 +27,7 @@ def aborting() -> BufferDriver:
     return driver
 
 
-def test_a_step_starts_more_groups_than_it_needs_and_ends_with_the_first_complete_ones() -> None:
+def test_a_step_starts_more_groups_than_it_needs_and_ends_with_its_first_complete_groups() -> None:
     driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
     assert len(list_starts(driver.request_step(1))) == 3
     driver.end(2, 0)
@@ -56,7 +56,7 @@ def test_aborted_trajectories_are_neither_answers_nor_failures() -> None:
     assert send.message.aborted == 2
 
 
-def test_lengths_count_all_started_trajectories_aborted_ones_by_their_tokens() -> None:
+def test_lengths_include_all_started_trajectories_and_the_tokens_of_aborted_ones() -> None:
     driver = BufferDriver(make_run(max_staleness=0, group_oversampling=1.5))
     driver.request_step(1)
     driver.end(0, 0, 0)
@@ -96,7 +96,7 @@ def test_an_abort_of_an_open_trajectory_is_refused() -> None:
         driver.decide(TrajectoryAborted(0, 0, STEP_ENDED, 7))
 
 
-def test_a_carried_group_counts_for_the_next_step_which_starts_one_fewer() -> None:
+def test_a_carried_group_counts_for_the_next_step_which_starts_one_group_fewer() -> None:
     driver = BufferDriver(make_run(group_oversampling=1.5, surplus_groups="carry"))
     assert len(list_starts(driver.request_step(1))) == 3
     assert len(list_starts(driver.request_step(2))) == 2  # both steps share the spare group
@@ -143,9 +143,9 @@ def test_used_spare_groups_are_replenished_and_counted_once() -> None:
     driver = BufferDriver(make_run(max_staleness=2, prompts=1, group_oversampling=2, surplus_groups="carry"))
     assert [len(list_starts(driver.request_step(step))) for step in (1, 2, 3)] == [2, 1, 1]
     driver.end(0, 0, rewards=(1.0, 1.0))
-    driver.end(1, 0, rewards=(0.0, 0.0))  # rejected too: the first step leaves no surplus
+    driver.end(1, 0, rewards=(0.0, 0.0))  # the group is rejected too: the first step has no surplus group
     assert len(list_starts(driver.request_step(4, 1))) == 2
-    driver.end(4, 1)  # step 4 waits for step 2; group 5 was carried to step 5
+    driver.end(4, 1)  # step 4 waits for step 2, and group 5 is carried to step 5
     driver.end(2, 0)
     assert len(list_starts(driver.request_step(5, 2))) == 1
 
@@ -157,7 +157,7 @@ def test_the_last_step_carries_no_groups() -> None:
     assert list_aborts(driver.end(1, 0)) == [GroupAborted(2, 4, 2, STEP_ENDED)]
 
 
-def test_a_carried_group_that_ended_early_is_judged_when_its_step_is_requested() -> None:
+def test_a_carried_group_that_has_already_ended_is_judged_when_its_step_is_requested() -> None:
     driver = BufferDriver(make_run(prompts=1, group_oversampling=3, surplus_groups="carry"))
     driver.request_step(1)
     driver.end(0, 0)

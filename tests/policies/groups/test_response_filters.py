@@ -52,13 +52,13 @@ class TestOverlongPenalty:
             *((100, "answered", 0.5), (60, "length", 0.5), (100, "length", 0.5)),
         ],
     )
-    def test_it_rises_linearly_in_the_buffer(self, tokens: int, ending: Ending, penalty: float) -> None:
+    def test_the_penalty_rises_linearly_in_the_buffer(self, tokens: int, ending: Ending, penalty: float) -> None:
         rl = RlConfig(overlong_buffer_tokens=20, overlong_penalty=0.5)
         found = compute_overlong_penalty(respond(0, 1.0, [7] * tokens, ending), rl, limit=100)
         assert found == pytest.approx(penalty)
         assert compute_overlong_penalty(respond(0, 1.0, [7] * tokens, ending), RlConfig(), limit=100) == 0.0
 
-    def test_advantages_have_it_and_equal_rewards_then_have_a_gradient(self) -> None:
+    def test_advantages_include_the_penalty_which_gives_equal_rewards_a_gradient(self) -> None:
         group = [respond(number, 1.0, [7] * size) for number, size in enumerate((10, 50, 90, 100))]
         assert select(group).verdict == "rejected"
         selection = select(group, overlong_buffer_tokens=20)
@@ -66,8 +66,8 @@ class TestOverlongPenalty:
         assert [row.advantage for row in selection.rows] == compute_advantages([1.0, 1.0, 0.5, 0.0])
         assert selection.dropped == {}
 
-    def test_positives_of_roc_are_those_of_the_tasks_reward(self) -> None:
-        """The penalty exceeds the rewards of both long positives."""
+    def test_the_penalty_does_not_change_the_positives_of_roc(self) -> None:
+        """The penalty is larger than the rewards of both long positives."""
         group = [respond(number, float(number > 1), [7] * 100) for number in range(4)]
         run = RunConfig(
             name="a",
@@ -77,7 +77,7 @@ class TestOverlongPenalty:
         rows = select_rows(SelectionRules.from_config(run), group, 1).rows
         assert sorted(row.trajectory_id > 1 for row in rows) == [False, True]
 
-    def test_each_task_has_its_own_limit(self) -> None:
+    def test_the_penalty_uses_the_length_limit_of_each_task(self) -> None:
         tasks = tuple(
             TaskConfig(name=name, data="a", test="b", dialogue=DialogueConfig(response_tokens=limit))
             for name, limit in (("short", 50), ("long", 100))
@@ -95,7 +95,7 @@ class TestOverlongPenalty:
 
 
 class TestFilters:
-    def test_responses_at_the_length_limit_are_left_out(self) -> None:
+    def test_responses_that_end_at_the_length_limit_are_dropped(self) -> None:
         endings: list[Ending] = ["length", "answered", "turns", "answered"]
         group = [respond(number, number % 2, [7], ending) for number, ending in enumerate(endings)]
         selection = select(group, overlong="drop")
@@ -104,11 +104,11 @@ class TestFilters:
         assert selection.dropped == {"overlong": 1}
         assert select(group).dropped == {}
 
-    def test_a_group_of_which_too_few_responses_remain_is_lost(self) -> None:
+    def test_a_group_with_too_few_remaining_responses_is_lost(self) -> None:
         group = [respond(number, number % 2, [7], "length" if number else "answered") for number in range(4)]
         assert select(group, overlong="drop") == GroupSelection("lost", [], {"overlong": 3})
 
-    def test_repetitive_responses_are_left_out(self) -> None:
+    def test_repetitive_responses_are_dropped(self) -> None:
         texts = [[1, 2] * 8, [1, 2] * 4, list(range(16)), [5] * 9]
         group = [respond(number, number % 2, text) for number, text in enumerate(texts)]
         selection = select(group, repeated_ngram_tokens=2, repeated_ngram_limit=7)
@@ -116,7 +116,7 @@ class TestFilters:
         assert selection.dropped == {"repeated": 2}
 
     @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40), st.integers(1, 5))
-    def test_the_most_frequent_ngram_is_that_of_a_plain_loop(self, tokens: list[tuple[int, bool]], size: int) -> None:
+    def test_repeats_of_an_ngram_agree_with_a_plain_loop(self, tokens: list[tuple[int, bool]], size: int) -> None:
         windows = [tokens[start : start + size] for start in range(len(tokens) - size + 1)]
         counts = Counter(tuple(token for token, _ in window) for window in windows if all(made for _, made in window))
         ids, generated = (
@@ -126,7 +126,7 @@ class TestFilters:
         found = [repeats_ngram(ids, generated, size, limit) for limit in range(1, 12)]
         assert found == [max(counts.values(), default=0) > limit for limit in range(1, 12)]
 
-    def test_the_step_counts_them(self) -> None:
+    def test_the_step_counts_dropped_responses(self) -> None:
         run = make_run(prompts=1, rollouts=4, max_refill_groups=0, repeated_ngram_tokens=1, repeated_ngram_limit=1)
         driver = BufferDriver(replace(run, roc=RocConfig(enabled=False)))
         driver.request_step(1)

@@ -24,16 +24,16 @@ from asterism.policies.groups.staleness import apply_staleness_bound, check_vers
 from tests.policies.groups.buffers import MIXED, BufferDriver, get_collected, list_starts, make_finished, make_run
 
 
-def test_the_oldest_version_is_max_staleness_before_the_updated_one() -> None:
+def test_the_oldest_version_is_max_staleness_before_the_updated_version() -> None:
     assert compute_oldest_version(step=5, max_staleness=0) == 4
     assert compute_oldest_version(step=5, max_staleness=2) == 2
 
 
 @given(st.lists(st.integers(0, 6), min_size=1), st.integers(0, 6), st.sampled_from(["mask", "drop"]))
-def test_only_fresh_tokens_count_without_any_a_trajectory_is_dropped(
+def test_only_fresh_tokens_count_and_a_trajectory_without_fresh_tokens_is_dropped(
     versions: list[int], oldest: int, rule: str
 ) -> None:
-    """The drop rule drops a trajectory with a stale token, too."""
+    """The rule "drop" also drops a trajectory with one stale token."""
     finished = make_finished(0, *versions)
     young = apply_staleness_bound(finished, oldest, rule)  # pyright: ignore[reportArgumentType]
     fresh = [version >= oldest for version in versions]
@@ -61,7 +61,7 @@ def test_a_row_of_a_version_out_of_the_allowed_range_is_refused(version: int, ma
         check_versions(samples, 5, max_staleness)
 
 
-def test_stale_tokens_outside_the_loss_do_not_refuse_their_row() -> None:
+def test_a_row_with_stale_tokens_outside_the_loss_is_accepted() -> None:
     old = make_sample(0, 2)
     check_versions([replace(old, record=replace(old.record, loss_mask=bytes(4)))], step=5, max_staleness=0)
 
@@ -145,7 +145,7 @@ SETTINGS = st.fixed_dictionaries(
 
 @pytest.mark.slow
 @given(SETTINGS, st.data())
-def test_steps_are_in_order_and_within_the_bound_in_any_case(settings: dict[str, int], data: st.DataObject) -> None:
+def test_steps_are_in_order_and_within_the_bound(settings: dict[str, int], data: st.DataObject) -> None:
     """Trajectories end in any order, with tokens of any version since their group started."""
     run = make_run(**settings)
     driver, live, born = BufferDriver(run), dict[int, int](), dict[int, int]()

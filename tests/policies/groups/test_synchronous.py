@@ -1,4 +1,4 @@
-"""With the defaults the head reproduces runs of the purely synchronous code."""
+"""With the default settings, the head reproduces runs of the purely synchronous code."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from asterism.policies.recorder import Recorder
 from asterism.policies.step_evaluations import EvaluationPlan
 from tests.batches import BatchAssembler, CompleteBatch
 
-RECORDINGS = Path(__file__).parent / "synchronous"  # of whole runs, by the purely synchronous code
+RECORDINGS = Path(__file__).parent / "synchronous"  # recordings of whole runs of the purely synchronous code
 Recording = list[tuple[str, float, bytes, list[bytes]]]  # actor, time, event, effects
 
 
@@ -73,7 +73,7 @@ def test_a_recorded_synchronous_run_is_reproduced(name: str) -> None:
 
 
 def decode_batch(effect: bytes) -> list[CompleteBatch]:
-    """The batch, if the effect is one: the recordings have its samples in BatchReady."""
+    """Decode an effect that is a batch, else return no batch. The recordings have the samples in BatchReady."""
     _, _, (kind, *fields) = msgspec.msgpack.decode(effect)
     return [msgspec.convert(fields, RecordedBatch).complete()] if kind == "BatchReady" else []
 

@@ -1,4 +1,4 @@
-"""Metrics of a healthy run, and faults that are planted in them."""
+"""Metrics of a healthy run, and planted faults."""
 
 import math
 from pathlib import Path
@@ -18,11 +18,11 @@ _NO_ROWS: Values = dict.fromkeys(
 
 
 class PlantedFault(msgspec.Struct, frozen=True):
-    check: str  # must report the fault
+    check: str  # the check that must report the fault
     first_step: int  # counted from 1
-    values: Values  # replace those of the healthy run
-    steps: int = 60  # that have the fault
-    also: tuple[str, ...] = ()  # checks that the fault triggers too
+    values: Values  # values in place of those of the healthy run
+    steps: int = 60  # number of steps with the fault
+    also: tuple[str, ...] = ()  # further checks that the fault triggers
 
 
 FAULTS = [
@@ -80,7 +80,7 @@ FAULTS = [
 
 
 def plant(fault: PlantedFault) -> list[dict[str, float]]:
-    """The healthy history with the fault."""
+    """Return the healthy history with the fault."""
     steps: list[dict[str, float]] = []
     for number, healthy in enumerate(HEALTHY_STEPS, 1):
         has_fault = fault.first_step <= number < fault.first_step + fault.steps

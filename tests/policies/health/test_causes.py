@@ -1,4 +1,4 @@
-"""Causes of health reports: the first line names the cause, also if only a symptom has triggered."""
+"""Causes of health reports: the report names the cause first, also if only a symptom has triggered."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,7 +32,7 @@ def diverge(first_step: int, steps: int = 12) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("first_step", [2, 3, 5])
 @pytest.mark.parametrize("start_reward", [None, 0.4])
-def test_a_divergence_in_the_first_steps_is_one_report_that_names_the_learning_rate(
+def test_a_divergence_in_the_first_steps_gives_one_report_that_names_the_learning_rate(
     first_step: int, start_reward: float | None
 ) -> None:
     ((step, finding),) = list_findings(diverge(first_step), start_reward=start_reward)
@@ -45,7 +45,7 @@ def test_a_divergence_in_the_first_steps_is_one_report_that_names_the_learning_r
 
 
 @pytest.mark.parametrize("symptom", ["length_limit", "equal_groups"])
-def test_a_single_symptom_of_a_divergence_names_its_cause(symptom: str) -> None:
+def test_the_report_of_a_single_symptom_of_a_divergence_names_the_divergence(symptom: str) -> None:
     others = ("length_limit", "equal_groups", "reward_drop")
     health = replace(HealthConfig(), **{name: "off" for name in others if name != symptom})
     ((_, finding),) = list_findings(diverge(4), health)
@@ -71,7 +71,7 @@ def test_too_hard_questions_from_the_start_are_no_divergence() -> None:
     assert "the questions are too hard" in finding.message.partition("Measured")[0]
 
 
-def test_a_tool_that_always_times_out_is_the_cause_of_what_follows() -> None:
+def test_a_tool_that_always_times_out_is_the_cause_of_its_symptoms() -> None:
     fault = {"tool search: calls": 40.0, "tool search: timed_out": 40.0, "errors_in_positives": 1.0, "reward": 0.1}
     findings = list_findings([*HEALTHY_STEPS[20:30], *[{**HEALTHY_STEPS[30], **fault}] * 6])
     first = findings[0][1]
@@ -104,7 +104,7 @@ def test_a_confident_disagreement_of_a_stale_token_is_normal() -> None:
     assert [finding.check for _, finding in list_findings(fresh)] == ["confident_tokens"]
 
 
-def test_a_check_with_stop_is_reported_also_if_its_cause_is_known() -> None:
+def test_a_check_with_the_action_stop_is_reported_also_if_its_cause_is_already_reported() -> None:
     health = HealthConfig(equal_groups="stop", length_limit_share=0.05)
     late = [{**values, "groups_rejected": 0.0} for values in diverge(3, 7)] + diverge(1, 4)
     findings = [finding for _, finding in list_findings(late, health)]

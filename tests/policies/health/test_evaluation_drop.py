@@ -1,4 +1,4 @@
-"""An evaluation that falls while the training reward rises is reported, also the last one; noise is not."""
+"""Reports of evaluations that fall while the training reward rises, also of the last evaluation, but not of noise."""
 
 import random
 
@@ -93,15 +93,15 @@ def test_the_action_stop_ends_the_run() -> None:
         (RISING, 0.6, 0.48),  # 2.4 standard errors
         (RISING, 0.3, 0.6),
         ([0.5 + 0.05 * (-1) ** step for step in range(20)], 0.6, 0.3),  # the reward does not rise
-        (RISING[::-1][:4], 0.6, 0.3),  # it falls as well, for which reward_drop is responsible
+        (RISING[::-1][:4], 0.6, 0.3),  # the reward also falls, which reward_drop reports
     ],
 )
-def test_other_changes_are_no_drop(rewards: list[float], start: float, end: float) -> None:
+def test_other_changes_are_not_reported_as_a_drop(rewards: list[float], start: float, end: float) -> None:
     reports = run_until_the_end(rewards, start, end).reports
     assert [each for each in reports if isinstance(each, HealthReported) and "evaluation_drop" in each.checks] == []
 
 
-def test_a_set_that_falls_is_named_though_the_sum_of_the_due_sets_rises() -> None:
+def test_a_set_that_falls_is_named_although_the_sum_of_the_due_sets_rises() -> None:
     run = RecordedRun()
     for number in range(20):
         if number in (3, 18):
@@ -126,7 +126,7 @@ def test_sampling_noise_of_healthy_runs_reports_nothing() -> None:
         assert run.reports == []
 
 
-def test_the_standard_error_is_that_of_two_shares() -> None:
+def test_the_standard_error_is_that_of_a_difference_of_two_shares() -> None:
     before, after = EvaluationPoint(0, 0.6, 100.0, None), EvaluationPoint(9, 0.4, 400.0, 0.5)
     assert count_standard_errors(before, after) == pytest.approx(0.2 / (0.44 * 0.56 * (1 / 100 + 1 / 400)) ** 0.5)
     assert count_standard_errors(before, EvaluationPoint(9, 0.6, 1.0, 0.5)) == 0

@@ -15,13 +15,13 @@ from asterism.policies.health.step_history import METRICS_READ
 from tests.policies.health.histories import EVALUATION, FAULTS, HEALTHY_STEPS, PlantedFault, plant
 
 MAX_DELAY_STEPS = 5
-MAX_SLOW_DELAY_STEPS = 15  # of a check with a longer window
+MAX_SLOW_DELAY_STEPS = 15  # longest delay of a check with a longer window
 
 
 def list_reports(
     steps: Sequence[Mapping[str, float]], health: HealthConfig | None = None
 ) -> list[tuple[int, str, str]]:
-    """Step, check and message of every report."""
+    """List step, check and message of every report."""
     state, reports = HealthState(), list[tuple[int, str, str]]()
     for number, values in enumerate(steps, 1):
         if number % 3 == 0:
@@ -63,12 +63,12 @@ def test_a_message_has_numbers_limit_cause_and_keys_to_change() -> None:
 @pytest.mark.parametrize(
     "fault", [fault for fault in FAULTS if fault.check in ("tool_timeouts", "clipping", "recomputation")]
 )
-def test_two_steps_with_a_condition_trigger_nothing(fault: PlantedFault) -> None:
+def test_two_steps_with_a_fault_trigger_no_check(fault: PlantedFault) -> None:
     assert list_reports(plant(replace(fault, steps=2))) == []
     assert len(list_reports(plant(replace(fault, steps=3)))) == 1
 
 
-def test_a_lasting_problem_is_reported_once_and_again_after_it_was_over_for_a_window() -> None:
+def test_a_lasting_problem_is_reported_once_and_again_after_a_window_without_it() -> None:
     high, low = {"clip_fraction": 0.5}, {"clip_fraction": 0.0}
     steps = [high] * 10 + [low] * 2 + [high] * 5 + [low] * 3 + [high] * 5
     assert [(step, check) for step, check, _ in list_reports(steps)] == [(3, "clipping"), (23, "clipping")]
@@ -81,7 +81,7 @@ def test_equal_rewards_of_solved_questions_are_healthy() -> None:
     assert [check for _, check, _ in list_reports(unsolved)] == ["equal_groups"]
 
 
-def test_noise_of_a_small_reward_is_no_drop() -> None:
+def test_noise_of_a_small_reward_triggers_no_check() -> None:
     steps = [{"reward": 0.01 + 0.01 * (step % 2)} for step in range(12)] + [{"reward": 0.008}] * 5
     assert list_reports(steps) == []
 
@@ -108,7 +108,7 @@ def test_any_values_and_missing_metrics_are_accepted(steps: list[dict[str, float
 
 
 @given(data=st.data())
-def test_missing_metrics_of_a_healthy_run_trigger_nothing(data: st.DataObject) -> None:
+def test_missing_metrics_of_a_healthy_run_trigger_no_check(data: st.DataObject) -> None:
     names = st.sets(st.sampled_from(METRICS_READ), max_size=4)
     steps = [
         {name: value for name, value in values.items() if name not in missing}

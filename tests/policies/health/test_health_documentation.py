@@ -1,4 +1,4 @@
-"""docs/health.md has a row for every check, with its limits, metrics and keys as they are in the code."""
+"""docs/health.md has a row for every check, with the limits, metrics and keys of the code."""
 
 import re
 from pathlib import Path
@@ -15,12 +15,12 @@ from asterism.policies.health.step_history import METRICS_READ, TOOL_PREFIX
 DOCS = Path(__file__).parents[3] / "docs"
 KEY = re.compile(r"\b([a-z]+(?:\.[a-z_]+)+)\b")
 NO_KEYS = {"metrics.jsonl"}
-# Keys that belong to no single check.
+# Keys that several checks share.
 COMMON = {"window_steps", "solved_share"}
 
 
 def read_rows() -> dict[str, list[str]]:
-    """The cells of the table of checks after the name, by check."""
+    """Return the cells of the table of checks by check, without the name."""
     section = (DOCS / "health.md").read_text().partition("\n## Checks\n")[2].partition("\n## ")[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")
@@ -50,7 +50,7 @@ def test_every_key_of_the_table_is_a_check_or_a_documented_limit() -> None:
 
 
 @pytest.mark.parametrize("check", HEALTH_CHECKS)
-def test_the_metrics_of_a_row_are_read_and_documented(check: str) -> None:
+def test_the_checks_read_the_metrics_of_a_row_and_the_docs_describe_them(check: str) -> None:
     metrics = set(list_quoted(read_rows()[check][0]))
     assert metrics
     assert {name for name in metrics if not name.startswith(TOOL_PREFIX)} <= set(METRICS_READ)

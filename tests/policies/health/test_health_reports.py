@@ -54,7 +54,7 @@ def list_health_sends(sends: Sequence[Send]) -> list[Send]:
     return [send for send in sends if isinstance(send.message, HealthReported | RunFailed)]
 
 
-def test_a_warning_goes_to_metrics_and_launcher_once() -> None:
+def test_metrics_and_launcher_receive_a_warning_once() -> None:
     sends = list_health_sends(decide_all(Recorder(steps=9), list_events(range(1, 8))))
     assert [send.to for send in sends] == [METRICS, LAUNCHER]
     (report,) = {send.message for send in sends}
@@ -63,7 +63,7 @@ def test_a_warning_goes_to_metrics_and_launcher_once() -> None:
     assert report.message.startswith("health.length_limit: 75% of the trajectories of the last 3 steps ")
 
 
-def test_a_check_with_stop_also_ends_the_run() -> None:
+def test_a_check_with_the_action_stop_also_ends_the_run() -> None:
     recorder = Recorder(9, HealthConfig(length_limit="stop", window_steps=2))
     sends = list_health_sends(decide_all(recorder, list_events((1, 2))))
     assert [(send.to, type(send.message)) for send in sends] == [
@@ -137,14 +137,14 @@ def load(prefilled: int, recomputed: int, engine: str = "generator-0", incarnati
 
 
 def get_recomputed_share(recorder: Recorder, step: int, *loads: EngineLoadReported) -> float | None:
-    """Of a step during which engines report their counters."""
+    """Return the share of a step during which engines report their counters."""
     *before, synced = list_step_events(step)
     sends = decide_all(recorder, [*before, *loads, synced])
     (line,) = [send.message for send in sends if isinstance(send.message, MetricsRecorded)]
     return line.values.get("recomputed_share")
 
 
-def test_the_share_of_recomputed_tokens_is_over_all_engines_since_the_previous_step() -> None:
+def test_the_share_of_recomputed_tokens_covers_all_engines_since_the_previous_step() -> None:
     recorder = Recorder(steps=9)
     assert get_recomputed_share(recorder, 1) is None
     assert get_recomputed_share(recorder, 2, load(100, 0), load(100, 50, "generator-1")) == 0.25
@@ -167,4 +167,4 @@ def test_lasting_recomputation_is_reported() -> None:
         *before, synced = list_step_events(step, counts)
         sends = decide_all(recorder, [*before, load(100 * step, 50 * step), synced])
         reported += [send.message.check for send in sends if isinstance(send.message, HealthReported)]
-    assert reported == ["recomputation"] * 2  # metrics, launcher
+    assert reported == ["recomputation"] * 2  # to metrics and launcher

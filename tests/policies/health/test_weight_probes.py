@@ -1,4 +1,4 @@
-"""The comparison of probes: an engine without the published weights is found, whatever the size of an update and the noise."""
+"""The comparison of probes finds an engine without the published weights, for any size of updates and noise."""
 
 import random
 
@@ -31,7 +31,7 @@ PROMPTS = 16
 class Scenario:
     """A learner that moves by `movement` nats per version, and an engine that loses the versions in `lost`.
 
-    The engine's figures have `noise`, the mismatch of its tokens.
+    The engine's figures contain `noise`, the mismatch of its tokens.
     """
 
     def __init__(self, movement: float, noise: float, lost: range = range(0), seed: int = 0, renewal: int = 0) -> None:
@@ -71,10 +71,10 @@ def test_an_engine_that_loads_every_version_is_never_reported(movement: float, n
     ("movement", "noise", "delay"), [(0.05, 1e-6, 0), (1e-4, 1e-6, 20), (0.05, 0.02, 5), (3e-3, 0.02, 60)]
 )
 @pytest.mark.parametrize("first", [2, 40])
-def test_lost_versions_are_found_when_the_policy_has_left_the_noise(
+def test_lost_versions_are_found_when_the_policy_has_moved_beyond_the_noise(
     movement: float, noise: float, delay: int, first: int
 ) -> None:
-    """A comparison in which the engine has followed a part of the movement takes longer."""
+    """A comparison takes longer if the engine has followed a part of the movement."""
     delay = delay if first == 2 else 4 * delay
     for seed in range(10):
         found = Scenario(movement, noise, range(first, 10_000), seed).find_unmoved(first + delay + 1)
@@ -96,15 +96,15 @@ def test_one_engine_of_two_is_counted_and_a_restarted_engine_continues_the_compa
     assert probes.take_metrics(3, HEALTH) == {}
 
 
-def test_a_version_that_is_loaded_again_and_values_that_are_not_finite_are_not_compared() -> None:
+def test_reloaded_versions_and_values_that_are_not_finite_are_not_compared() -> None:
     probes = WeightProbes(mismatches=[1e-6])
     for version, learner in ((5, -1.0), (5, -0.5), (4, -0.3), (6, float("nan")), (7, -0.1)):
         probes.add_probe(WeightsProbed("generator-0", version, 1, (learner,), (-1.0,)), HEALTH)
         assert "probe_moved" not in probes.take_metrics(version, HEALTH)
 
 
-def test_a_probe_of_an_ended_step_is_not_a_figure_of_the_next_one() -> None:
-    """A restarted engine computes it at a time that no event of the run determines."""
+def test_the_figures_of_a_step_leave_out_probes_of_ended_steps() -> None:
+    """A restarted engine computes such a probe at a time that no event of the run determines."""
     probes = WeightProbes(mismatches=[1e-6])
     probes.add_probe(WeightsProbed("generator-0", 2, 1, (-1.0,), (-1.0,)), HEALTH)
     probes.add_probe(WeightsProbed("generator-1", 1, 1, (-1.0,), (-1.5,)), HEALTH)
@@ -112,7 +112,7 @@ def test_a_probe_of_an_ended_step_is_not_a_figure_of_the_next_one() -> None:
     assert (metrics["probe_engines"], metrics["probe_gap"]) == (1.0, 0.0)
 
 
-def test_the_mismatch_is_that_of_steps_without_stale_tokens() -> None:
+def test_the_mismatch_covers_only_steps_without_stale_tokens() -> None:
     probes = WeightProbes()
     default = probes.compute_mismatch(HEALTH)
     probes.add_step({"mismatch_k3": 0.5, "staleness_max": 1.0})

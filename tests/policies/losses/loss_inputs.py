@@ -1,4 +1,4 @@
-"""Loss inputs for tests, with neutral values for what a test does not set."""
+"""Loss inputs for tests, with neutral values for all fields that a test does not set."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ LOW, HIGH = 0.2, 0.28
 
 
 def build_loss_input(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, **settings: Any) -> LossInput:
-    """By default all tokens of one sequence, with the token mean over this micro batch."""
+    """Build an input, by default of the tokens of one sequence, with the token mean over this micro batch."""
     tokens = settings.pop("minibatch_tokens", max(1, len(logprobs_N)))
     defaults: dict[str, Any] = {
         "old_logprobs_N": behaviour_N,

@@ -1,4 +1,4 @@
-"""The losses against a plain reference: dense logits for every position, a Python loop over tokens, autograd."""
+"""The losses against a reference with dense logits for every position, a Python loop over tokens, and autograd."""
 
 import math
 
@@ -60,7 +60,7 @@ class Example:
 
 
 def plain_grpo(example: Example) -> tuple[Tensor, int]:
-    """The loss, and the number of clipped tokens."""
+    """Return the loss, and the number of clipped tokens."""
     total, clipped = torch.zeros(()), 0
     for b, t in example.counted():
         ratio = torch.exp(example.plain_logprob(b, t) - example.behaviour_BT[b, t])
@@ -106,7 +106,7 @@ def test_masked_tokens_change_neither_loss_nor_gradient() -> None:
 
 
 def one_token(ratio: float, advantage: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, its derivative by the token's log probability, and the number of clipped tokens."""
+    """Return the loss of one token, its derivative by the log probability, and the number of clipped tokens."""
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
     output = compute_grpo_loss(build_loss_input(logprob, torch.zeros(1), torch.tensor([advantage])))
     (slope,) = torch.autograd.grad(output.loss, logprob)
@@ -118,10 +118,10 @@ def one_token(ratio: float, advantage: float) -> tuple[Tensor, Tensor, Tensor]:
     [
         (1.29, 1.0, True),
         (1.27, 1.0, False),
-        (0.5, 1.0, False),  # less likely than before, but good: not clipped
+        (0.5, 1.0, False),  # a good token, less likely than before: not clipped
         (0.79, -1.0, True),
         (0.81, -1.0, False),
-        (3.0, -1.0, False),  # more likely than before, and bad
+        (3.0, -1.0, False),  # a bad token, more likely than before: not clipped
         (3.0, 0.0, False),
     ],
 )
@@ -133,7 +133,7 @@ def test_clipping_acts_only_in_the_direction_of_the_advantage(ratio: float, adva
     assert clipped == acts
 
 
-def test_micro_batches_add_up_to_their_minibatch() -> None:
+def test_the_losses_of_micro_batches_add_up_to_the_loss_of_their_minibatch() -> None:
     parts = [Example(seed) for seed in range(3)]
     tokens = sum(len(part.counted()) for part in parts)
     added = sum(part.grpo(tokens).loss for part in parts)
@@ -181,7 +181,7 @@ def test_ratios_are_reported_unclipped() -> None:
     assert output.token_means["entropy"].item() == pytest.approx(0.75)
 
 
-def test_sums_and_means_by_sequence_have_gradients_and_no_hole_for_a_sequence_without_tokens() -> None:
+def test_sums_and_means_by_sequence_have_gradients_and_are_0_for_a_sequence_without_tokens() -> None:
     batch = build_loss_input(torch.zeros(4), torch.zeros(4), torch.zeros(4))
     batch = batch._replace(sequences_N=torch.tensor([0, 2, 2, 0]), num_sequences=3)
     values_N = torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True)

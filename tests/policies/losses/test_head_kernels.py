@@ -72,8 +72,8 @@ def test_a_row_is_summed_in_blocks_of_a_power_of_two(vocab_size: int, block: int
     assert count_block_logits(vocab_size) == block
     generator = torch.Generator().manual_seed(1)
     logits_CV = 40.0 * torch.randn(5, vocab_size, generator=generator, dtype=torch.float64)
-    logits_CV[0] += 1e4  # powers of such logits overflow without the maximum
-    logits_CV[1, : vocab_size - 1] = -1e4  # all blocks but one add nothing
+    logits_CV[0] += 1e4  # exp(logit) overflows without the maximum
+    logits_CV[1, : vocab_size - 1] = -1e4  # all blocks except one add 0
     targets_C = torch.randint(vocab_size, (5,), generator=generator)
     log_p_CV = torch.log_softmax(logits_CV / 0.7, -1)
     expected = (
@@ -86,7 +86,7 @@ def test_a_row_is_summed_in_blocks_of_a_power_of_two(vocab_size: int, block: int
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_bfloat16_inputs_lose_nothing_in_float32_logits(kernels: HeadKernels) -> None:
+def test_float32_logits_of_bfloat16_inputs_have_the_error_of_float32(kernels: HeadKernels) -> None:
     hidden_NE, weight_VE, targets_N = make_inputs(torch.bfloat16, spread=3.0)
     expected, _ = score_exactly(hidden_NE, weight_VE, targets_N, 1.0)
     errors = {
@@ -108,7 +108,7 @@ def test_a_float32_weight_is_used_in_the_dtype_of_the_hidden_states_and_gets_a_f
     kernels: HeadKernels,
 ) -> None:
     hidden_NE, weight_VE, targets_N = make_inputs(torch.bfloat16)
-    wide_VE = weight_VE.detach().float().add(1e-6).requires_grad_()  # rounds to weight_VE
+    wide_VE = weight_VE.detach().float().add(1e-6).requires_grad_()  # rounds to weight_VE in bfloat16
     scores = [compute_token_scores(hidden_NE, each, targets_N, kernels=kernels) for each in (weight_VE, wide_VE)]
     assert torch.equal(scores[0].logprobs_N, scores[1].logprobs_N)
     (gradient,) = torch.autograd.grad(scores[1].logprobs_N.sum(), wide_VE)
@@ -118,7 +118,7 @@ def test_a_float32_weight_is_used_in_the_dtype_of_the_hidden_states_and_gets_a_f
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # which torch's compiler uses
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch's compiler uses it
 def test_the_code_for_a_second_temperature_serves_all_others() -> None:
     graphs: list[Any] = []
 
@@ -136,11 +136,11 @@ def test_the_code_for_a_second_temperature_serves_all_others() -> None:
         compiled.append(len(graphs))
         expected, _ = score_exactly(hidden_NE, weight_VE, targets_N, temperature)
         assert_close(logprobs_N, expected.float(), rtol=1e-5, atol=1e-5)
-    assert compiled == [2, 4, 4, 4]  # the forward and the backward pass
+    assert compiled == [2, 4, 4, 4]  # two graphs (forward, backward) for the first temperature, two for all others
     torch.compiler.reset()
 
 
-def test_logits_cast_in_blocks_equal_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_with_a_cast_in_blocks_equal_those_with_one_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden_NE, weight_VE, _ = make_inputs(torch.bfloat16)
     monkeypatch.setattr("asterism.policies.losses.head_kernels._CAST_BYTES", 5 * 4 * E)
     with torch.no_grad():
@@ -155,7 +155,7 @@ def test_a_micro_batch_without_tokens_has_gradients_of_zero() -> None:
     assert not hidden.any() and not weight.any()
 
 
-def test_groups_are_whole_chunks_within_their_memory() -> None:
+def test_groups_consist_of_whole_chunks_within_the_memory_limit() -> None:
     for vocab_size, memory in ((151_936, FUSED_LOGITS), (151_936, EAGER_LOGITS), (450, FUSED_LOGITS)):
         chunk = count_chunk_tokens(vocab_size, memory)
         group = count_group_tokens(vocab_size, chunk)

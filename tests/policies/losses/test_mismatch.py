@@ -1,4 +1,4 @@
-"""Importance weights, metrics and limit of the mismatch; the losses stay finite for any log ratio."""
+"""Importance weights, metrics and limit of the mismatch, and losses that stay finite for any log ratio."""
 
 import math
 
@@ -54,7 +54,7 @@ def test_metrics_are_kl_estimates_shares_and_both_tails() -> None:
     assert output.maxima["mismatch_highest"].item() == pytest.approx(math.log(5))
 
 
-def test_one_confident_disagreement_in_1000_tokens_is_counted_although_means_hide_it() -> None:
+def test_one_confident_disagreement_among_1000_tokens_is_counted_although_means_hide_it() -> None:
     behaviour_N = torch.full((1000,), math.log(0.9), dtype=torch.float64)
     learner_N = behaviour_N.clone()
     learner_N[17] -= 2.5
@@ -66,7 +66,7 @@ def test_one_confident_disagreement_in_1000_tokens_is_counted_although_means_hid
     assert output.token_means["mismatch_k3"].item() / 1000 < 0.05
 
 
-def test_metrics_are_taken_before_any_clamp_and_are_finite() -> None:
+def test_metrics_are_computed_before_any_clamp_and_are_finite() -> None:
     output = compute_mismatch_metrics(torch.tensor([0.0]), torch.tensor([-100.0]), UNCORRECTED)
     assert output.token_means["mismatch_k3"].item() == pytest.approx(math.exp(100), rel=1e-6)
     assert output.maxima["mismatch_highest"].item() == 100.0

@@ -1,4 +1,4 @@
-"""Each preset of an algorithm on one group, against the paper's equations computed by hand."""
+"""Each preset of an algorithm on one group, against a direct computation of the paper's equations."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from asterism.policies.losses.policy_objective import PolicyObjective
 from tests.policies.losses.loss_inputs import build_loss_input
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
-# log pi_old and log pi of each token: ratios from 0.5 to 8, so that each clip acts on some of them.
+# log pi_old and log pi of each token. The ratios from 0.5 to 8 let each clip act on some tokens.
 OLD = [[-1.0, -2.0], [-0.5], [-1.5, -0.3, -2.0], [-3.0, -0.2, -0.7, -1.1], [-0.4, -0.9], [-2.5]]
 NOW = [[-0.7, -2.1], [-0.5001], [-1.2, -0.9, -1.9], [-0.9, -0.25, -0.6995, -1.4], [-0.1, -1.6], [-2.7]]
 LIMIT = 64  # dialogue.response_tokens
@@ -30,7 +30,7 @@ class Paper(NamedTuple):
     """The equations of a paper: the advantage of a reward, and the objective J of the group."""
 
     advantage: Callable[[float], float]
-    objective: Callable[[list[float]], float]  # of the advantages
+    objective: Callable[[list[float]], float]  # a function of the advantages
 
 
 def clip(value: float, low: float, high: float) -> float:
@@ -51,7 +51,7 @@ def normalize(reward: float) -> float:
 
 
 def dapo(advantages: list[float]) -> float:
-    """DAPO, equation 8. GRPO-RoC has the same objective, over the kept trajectories."""
+    """Compute equation 8 of DAPO. GRPO-RoC has the same objective over the kept trajectories."""
     return sum(sum_clipped(i, each, 0.2, 0.28) for i, each in enumerate(advantages)) / NUM_TOKENS
 
 
@@ -125,7 +125,7 @@ def test_a_presets_advantages_and_loss_are_those_of_its_paper(name: str, tmp_pat
     assert compute_loss(run, advantages, logprobs_N).item() == pytest.approx(-paper.objective(advantages), rel=1e-9)
 
 
-def test_cispo_keeps_the_gradient_of_a_token_that_the_other_clips_take_it_from(tmp_path: Path) -> None:
+def test_cispo_keeps_the_gradient_of_a_token_that_other_losses_clip(tmp_path: Path) -> None:
     """The paper's gradient of a token: clip(r) A / sum |o_i|. Token 0 of sequence 3 has the ratio 8.2 and A > 0."""
     index = sum(map(len, NOW[:3]))
     gradients = {}

@@ -21,11 +21,11 @@ _ROW_ID = re.compile(r"`((?:[a-z_]+|reward|group|batch)-\d+)`")
 class Dialogue(msgspec.Struct, frozen=True):
     id: str
     ground_truth: str
-    response_text: str  # starts after the prompt
-    turns: tuple[tuple[int, int], ...]  # begin and end of each generated turn in response_text
+    response_text: str  # text after the prompt
+    turns: tuple[tuple[int, int], ...]  # start and end of each generated turn in response_text
     max_turns: int
-    max_calls: int  # per turn
-    parsed: tuple[int, ...]  # calls of each turn
+    max_calls: int  # calls per turn
+    parsed: tuple[int, ...]  # number of parsed calls of each turn
     malformed: tuple[int, ...]
     executed_calls: int
     tool_responses: int
@@ -38,7 +38,7 @@ class Dialogue(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True, array_like=True):
-    """Flags of the release, and the rows that it keeps."""
+    """Flags of the release, and the rows that the release keeps with them."""
 
     error_ratio: bool
     answer_format: bool
@@ -68,9 +68,9 @@ class Group(msgspec.Struct, frozen=True):
     rewards: tuple[float, ...]
     p_err: tuple[float, ...]
     p_format: tuple[float, ...]
-    dropped: bool = False  # for equal rewards
+    dropped: bool = False  # whether the group is dropped for equal rewards
     cases: tuple[Case, ...] = ()
-    uids: tuple[str, ...] = ()  # of a batch: the group of each row
+    uids: tuple[str, ...] = ()  # group of each row of a batch
     augmentation: Augmentation | None = None
     kept: tuple[int, ...] | None = None
     result: str = ""
@@ -87,13 +87,13 @@ def read_groups() -> list[Group]:
 
 
 def list_documented_rows(heading: str) -> set[str]:
-    """The ids below a heading of docs/release.md."""
+    """List the ids below a heading of docs/release.md."""
     (section,) = (part for part in PAGE.read_text().split("\n## ") if part.startswith(f"{heading}\n"))
     return set(_ROW_ID.findall(section))
 
 
 def build_trajectory(number: int, reward: float, p_err: float, p_format: float) -> TrajectoryFinished:
-    """A trajectory with these penalties in the release's formula."""
+    """Build a trajectory with these penalties in the release's formula."""
     error, superfluous = (Fraction(share).limit_denominator(100) for share in (p_err, p_format))
     opens = 0 if p_format == 1 else superfluous.numerator + 1
     counts = ReleaseCounts(error.denominator, error.numerator, opens, opens, opens, superfluous.denominator)
@@ -101,7 +101,7 @@ def build_trajectory(number: int, reward: float, p_err: float, p_format: float) 
 
 
 def build_roc(case: Case) -> RocConfig:
-    """A minimum of -1 becomes 0."""
+    """Build the configuration of a case. A minimum of -1 becomes 0."""
     return RocConfig(
         keep=case.count,
         penalty="release",

@@ -1,4 +1,4 @@
-"""Penalties, calls and rewards of the preset "rstar2_release" against the release's, for every golden dialogue."""
+"""Penalties, calls and rewards of the preset "rstar2_release" and of the release, for every golden dialogue."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -43,14 +43,14 @@ def is_malformed(call: ToolCall | MalformedCall) -> bool:
 
 
 def count_executed_calls(row: Dialogue) -> int:
-    """Calls that a tool receives: the turn limit ends a dialogue before the calls of its last turn."""
+    """Count the calls that a tool receives: the turn limit ends a dialogue before the calls of its last turn."""
     config = DialogueConfig(surplus_calls="ignore", max_calls_per_turn=row.max_calls)
     turns = list(parse_turns(row))[: row.max_turns - 1]
     return sum(not is_malformed(call) for calls in turns for call in select_calls(config, calls))
 
 
 def grade(row: Dialogue) -> float:
-    """As the sandbox grades an answer with reward.accept = "any"."""
+    """Grade an answer as the sandbox with reward.accept = "any"."""
     answer = find_response_answer(row.response_text, FORMAT)
     if answer is None:
         return 0.0
@@ -92,7 +92,7 @@ def test_exactly_the_documented_calls_differ_from_those_of_the_release() -> None
     assert list_different(agrees) == list_documented_rows("Calls that differ")
 
 
-def test_as_many_calls_reach_a_tool_as_in_the_release() -> None:
+def test_a_tool_receives_as_many_calls_as_in_the_release() -> None:
     different = list_different(lambda row: count_executed_calls(row) == row.executed_calls)
     assert different == list_documented_rows("Calls that differ")
 
@@ -117,7 +117,7 @@ def test_exactly_the_documented_rewards_differ_from_those_of_the_release() -> No
         ("<tool_response>No eRRor</tool_response><tool_response>", ReleaseCounts(1, 1, 0, 0, 0, 0)),
     ],
 )
-def test_blocks_are_the_shortest_ones_of_the_whole_text(text: str, counts: ReleaseCounts) -> None:
+def test_the_blocks_of_a_response_are_the_shortest_matches_in_the_whole_text(text: str, counts: ReleaseCounts) -> None:
     assert count_release_marks(text, FORMAT) == counts
 
 

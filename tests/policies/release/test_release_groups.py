@@ -1,4 +1,4 @@
-"""The trajectories that the preset "rstar2_release" keeps against the release's, for every golden group."""
+"""Trajectories that the preset "rstar2_release" and the release keep, for every golden group."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def refuses(rollouts: int, roc: RocConfig) -> bool:
 
 
 def select(group: list[TrajectoryFinished], case: Case) -> tuple[int, ...] | None:
-    """The kept trajectories; None for a lost group."""
+    """Return the kept trajectories, or None for a lost group."""
     if not case.samples or case.count < 0:
         roc, keep_count = RocConfig(enabled=False), 2
     else:
@@ -43,7 +43,7 @@ def select(group: list[TrajectoryFinished], case: Case) -> tuple[int, ...] | Non
 
 
 def agrees(row: Group, case: Case) -> bool:
-    """Minima that exceed the number of kept trajectories crash the release; here a run with them is refused."""
+    """Compare a group. Minima above the number of kept trajectories crash the release; Asterism refuses them."""
     if case.result == "AssertionError" and case.min_positives + case.min_negatives > case.count:
         return refuses(len(row.rewards), build_roc(case)) if case.count >= 0 else refuses_negative_counts()
     return case.result != "AssertionError" and select(build_group(row, range(len(row.rewards))), case) == case.kept
@@ -75,7 +75,7 @@ def test_exactly_the_documented_groups_differ_from_those_of_the_release() -> Non
 
 
 def agrees_with_batch(row: Group) -> bool:
-    """The groups of a batch one by one, as the group buffer judges them."""
+    """Compare a batch group by group, in the way of the group buffer."""
     assert row.augmentation is not None
     flags = row.augmentation.down_sampling_config
     case = Case(

@@ -35,7 +35,7 @@ LOOK = ToolSchema("look", "Look.", {"type": "object", "properties": {"at": {"typ
 
 
 def ask(*places: str) -> str:
-    """A turn with one call for each place."""
+    """Return a turn with one call for each place."""
     return "".join(
         f'<tool_call>\n{{"name": "look", "arguments": {{"at": "{place}"}}}}\n</tool_call>' for place in places
     )
@@ -92,7 +92,7 @@ def make_group(task: str, size: int = 1, group_id: int = 0, first: int = 0) -> S
 
 
 def find(sends: list[Send], kind: type[M]) -> M:
-    """The only message of this kind."""
+    """Return the only message of this kind."""
     (found,) = [send.message for send in sends if isinstance(send.message, kind)]
     return found
 

@@ -1,4 +1,4 @@
-"""Aborted groups end in every phase, release their resources, and report each end once."""
+"""Aborted trajectories end in every phase, release their resources, and report their ends once."""
 
 import pytest
 

@@ -23,7 +23,7 @@ from tests.fakes import CALL, TOKENIZER, generated, rules, start_group
 
 
 class Play:
-    """One trajectory with these texts."""
+    """One trajectory with the texts of a configuration."""
 
     def __init__(self, make_renderer: type[ChatMLRenderer] = ChatMLRenderer, **texts: object) -> None:
         dialogue = DialogueConfig(**texts)  # pyright: ignore
@@ -42,7 +42,7 @@ class Play:
 
 
 class ClosedFormat(ChatMLRenderer):
-    """Cannot continue after calls."""
+    """A chat format that cannot continue after calls."""
 
     def render_tool_turn(self, record: TokenRecord, results: Sequence[str]) -> list[int] | None:  # pyright: ignore
         return None
@@ -71,7 +71,7 @@ def test_the_next_turn_starts_with_the_configured_texts() -> None:
     assert text.endswith("<|im_end|>\n<|im_start|>assistant\n<think>")
 
 
-def test_the_answer_is_that_of_the_configured_tags() -> None:
+def test_the_answer_is_the_text_in_the_configured_tags() -> None:
     play = Play(answer_open="[A]", answer_close="[/A]")
     effects = play.generate("[A]\\boxed{1}[/A]<answer>\\boxed{2}</answer>")
     assert any(isinstance(effect, AnswerSubmitted) and effect.answer == "1" for effect in effects)

@@ -1,4 +1,4 @@
-"""Trajectories with environments, dialogues and tools of a task: openings, calls, retries, restored instances, ends."""
+"""Trajectories with environments, dialogues and tools: openings, calls, retries, restored instances, endings."""
 
 import pytest
 from msgspec.structs import replace
@@ -69,7 +69,7 @@ def test_a_failed_opening_is_retried_once_and_then_fails_the_trajectory() -> Non
     assert not made.rollout.trajectories
 
 
-def test_an_opening_that_works_at_the_second_attempt_continues() -> None:
+def test_a_trajectory_continues_after_the_second_attempt_of_its_opening() -> None:
     made = Conversation()
     made.fail(OPENING_CALL)
     find(made.answer(OPENING_CALL, "room"), LeaseRequested)
@@ -108,7 +108,7 @@ def test_the_calls_of_a_turn_are_sent_together_and_their_results_keep_the_order(
     assert (trajectory.calls, trajectory.calls_failed, trajectory.responses_with_error) == (2, 1, 1)
 
 
-def test_the_model_reads_a_time_out() -> None:
+def test_a_timeout_is_a_result_for_the_model() -> None:
     made = Conversation("tools")
     made.say(ask("door"))
     made.answer(0, EnvironmentTimedOut(1.5))
@@ -116,7 +116,7 @@ def test_the_model_reads_a_time_out() -> None:
     assert made.rollout.trajectories[0].calls_failed == 1
 
 
-def test_a_call_of_code_and_a_call_of_the_task_have_answers_of_their_own_kind() -> None:
+def test_a_call_of_code_and_a_call_of_the_task_accept_only_answers_of_their_kind() -> None:
     made = Conversation()
     made.answer(OPENING_CALL, "room")
     sends = made.say(CALL + ask("door"))
@@ -158,7 +158,7 @@ def test_calls_after_the_end_of_a_call_are_refused_or_late() -> None:
     assert made.fail(1) == []
 
 
-# ---------------------------------------------------------------- ends
+# ---------------------------------------------------------------- endings
 
 
 def test_a_call_with_stop_ends_the_trajectory_with_the_sum_of_its_rewards() -> None:
@@ -179,7 +179,7 @@ def test_a_call_with_stop_ends_the_trajectory_with_the_sum_of_its_rewards() -> N
     assert (finished.environment.rewards, len(finished.environment.calls)) == ({"x": 1.75, "y": -1.0}, 4)
 
 
-def test_an_answer_without_a_call_ends_the_trajectory_and_closes_the_instance_after_the_score() -> None:
+def test_an_answer_without_a_call_ends_the_trajectory_and_the_score_closes_the_instance() -> None:
     made = Conversation()
     made.answer(OPENING_CALL, "room")
     sends = made.say(ANSWER)
@@ -190,7 +190,7 @@ def test_an_answer_without_a_call_ends_the_trajectory_and_closes_the_instance_af
     assert find(sends, TrajectoryFinished).ending == "answered"
 
 
-def test_a_failed_score_is_retried_once_and_never_a_reward_of_0() -> None:
+def test_a_failed_score_is_retried_once_and_never_becomes_a_reward_of_0() -> None:
     made = Conversation()
     made.answer(OPENING_CALL, "room")
     made.say(ANSWER)
@@ -200,7 +200,7 @@ def test_a_failed_score_is_retried_once_and_never_a_reward_of_0() -> None:
     assert not [send for send in sends if isinstance(send.message, TrajectoryFinished)]
 
 
-def test_a_dialogue_answers_every_turn_until_it_is_done() -> None:
+def test_a_dialogue_answers_every_turn_until_its_end() -> None:
     made = Conversation("dialogue")
     made.answer(OPENING_CALL, "Guess.")
     step = {"role": "assistant", "content": f"<reason>seven{ANSWER}"}
@@ -212,7 +212,7 @@ def test_a_dialogue_answers_every_turn_until_it_is_done() -> None:
     assert made.grade().ending == "done"
 
 
-def test_a_dialogue_ends_at_its_limit_of_turns_after_the_users_last_answer() -> None:
+def test_a_dialogue_ends_at_its_turn_limit_after_the_users_last_answer() -> None:
     made = Conversation("dialogue", max_turns=2)
     made.answer(OPENING_CALL, "Guess.")
     made.say("seven")
@@ -265,7 +265,7 @@ def test_another_executor_restores_the_instance_before_the_open_call() -> None:
     assert [(each.method, each.arguments) for each in restored.message.calls] == [("", ROW), ("look", b'{"at":"door"}')]
     outcomes = (Observation("room"), EnvironmentRaised("ValueError: closed"))
     assert [each.digest for each in restored.message.calls] == list(map(digest_outcome, outcomes))
-    assert made.answer(1, "late") == []  # of the executor that has left
+    assert made.answer(1, "late") == []  # an answer of the executor that has left
     find(made.answer(1, "a wall", SECOND), LeaseRequested)
 
 

@@ -1,4 +1,4 @@
-"""Evaluations have a length limit of their own; all else is that of training."""
+"""Evaluations may have a separate length limit; all other rules are the rules of training."""
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ EVALUATION = replace(TRAINING, purpose="evaluate")
 
 
 def generate_to_the_limit(rollout: Rollout, group: StartGroup) -> tuple[int, TrajectoryFinished]:
-    """The limit in the request of a lease, and the end of a trajectory that generates until then."""
+    """Return the limit in a lease request, and the end of a trajectory that generates up to the limit."""
     requested = find(list(rollout.decide(1.0, group)), LeaseRequested)
     granted = LeaseGranted(0, "generator-0", 4000, 1, 0.0, "")
     limit = find(list(rollout.decide(2.0, granted)), TurnRequested).max_new_tokens
@@ -23,7 +23,7 @@ def generate_to_the_limit(rollout: Rollout, group: StartGroup) -> tuple[int, Tra
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, 40), (70, 70), (20, 20)])
-def test_only_evaluations_have_their_limit(limit: int, expected: int) -> None:
+def test_only_evaluations_have_the_limit_of_evaluations(limit: int, expected: int) -> None:
     for group, tokens in ((TRAINING, 40), (EVALUATION, expected)):
         rollout = Rollout({"": rules(response_tokens=40, evaluated_response_tokens=limit)})
         found, end = generate_to_the_limit(rollout, group)

@@ -72,7 +72,7 @@ def test_a_trajectory_is_placed_on_the_executor_with_the_fewest_calls_per_slot()
     assert placed == [["a"], ["b"], ["c"], ["c"], ["a"], ["b"]]
 
 
-def test_an_executor_that_fails_every_call_does_not_attract_more() -> None:
+def test_an_executor_that_fails_every_call_does_not_receive_more_calls() -> None:
     process = Process(12, ExecutorJoined("broken", 1), ExecutorJoined("sound", 1))
     placed: list[str] = []
     for number in range(12):
@@ -81,7 +81,7 @@ def test_an_executor_that_fails_every_call_does_not_attract_more() -> None:
         if executor == "broken":
             process.decide(CallFailed(number, 0, "sandbox: no container", executor))
     assert placed.count("broken") <= 4
-    process.answer(placed.index("broken"), 0, "broken")  # its retry
+    process.answer(placed.index("broken"), 0, "broken")  # fails the retry
     assert process.rollout.placement.loads["broken"].failures == 0
 
 
@@ -89,7 +89,7 @@ def test_a_trajectory_stays_with_its_notebook() -> None:
     process = Process(3, ExecutorJoined("a", 1), ExecutorJoined("b", 9))
     assert receivers(process.generate(0, CALL)) == ["a"]
     process.answer(0, 0, "a")
-    assert receivers(process.generate(1, CALL)) == ["a"]  # no open calls, and first by name
+    assert receivers(process.generate(1, CALL)) == ["a"]  # executor a has no open calls, and is first by name
     assert receivers(process.generate(0, CALL)) == ["a"]
     process.answer(0, 1, "a")
     assert receivers(process.generate(0, ANSWER)) == ["a"]
@@ -105,13 +105,13 @@ def test_calls_wait_in_order_for_an_executor() -> None:
     assert joined[-1] == Send("launcher", CallsRescheduled("a", sent=3, waiting=0, lost=0))
 
 
-def test_open_calls_of_a_departed_executor_go_to_the_least_busy_ones() -> None:
+def test_the_least_busy_executors_receive_the_open_calls_of_a_departed_executor() -> None:
     process = Process(6, ExecutorJoined("a", 1))
     for number in range(4):
         process.generate(number, CALL)
     process.decide(ExecutorJoined("b", 1))
     process.decide(ExecutorJoined("c", 1))
-    process.generate(4, CALL)  # b
+    process.generate(4, CALL)  # placed on executor b
     left = process.decide(ExecutorLeft("a", "a ended with exit code -9"))
     assert receivers(left) == ["c", "b", "c", "b"]
     assert left[-1] == Send("launcher", CallsRescheduled("a", sent=4, waiting=0, lost=0))

@@ -1,4 +1,4 @@
-"""Whole dialogues of one trajectory against readable text files."""
+"""Comparison of whole dialogues of one trajectory with readable text files."""
 
 from pathlib import Path
 

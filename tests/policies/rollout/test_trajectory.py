@@ -1,4 +1,4 @@
-"""Rollout and trajectories under any order of events."""
+"""The rollout decider and its trajectories under any order of events."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
     Every trajectory ends once, tokens are append-only, and notebooks are complete on every executor.
     """
 
-    row = b""  # of the group
+    row = b""  # row of the group
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,15 +65,15 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.late: list[Send] = []  # obsolete requests with answers in flight
         self.executors: list[str] = []
         self.num_executors = 0
-        self.cells: defaultdict[int, list[int]] = defaultdict(list)  # by trajectory: calls with effects on its notebook
-        self.notebooks: defaultdict[tuple[str, int], list[int]] = defaultdict(list)  # the same, by executor
-        self.sent: dict[int, bytes] = {}  # by trajectory: its expected token ids
+        self.cells: defaultdict[int, list[int]] = defaultdict(list)  # calls that changed the notebook, by trajectory
+        self.notebooks: defaultdict[tuple[str, int], list[int]] = defaultdict(list)  # calls, by executor
+        self.sent: dict[int, bytes] = {}  # expected token ids, by trajectory
         self.ended: list[int] = []
-        self.leases: dict[int, int] = {}  # the number of the last request
+        self.leases: dict[int, int] = {}  # number of the last lease request, by trajectory
         self.released: set[int] = set()
         self.scores: dict[int, tuple[float, dict[str, float]]] = {}
-        self.grants: dict[int, LeaseGranted] = {}  # the last one
-        self.engines = {"generator-0": 1, "generator-1": 1}  # their lives
+        self.grants: dict[int, LeaseGranted] = {}  # last grant, by trajectory
+        self.engines = {"generator-0": 1, "generator-1": 1}  # current incarnations, by engine
         self.delivered: list[TurnGenerated | TurnFailed | LeaseGranted] = []  # candidates for duplicate delivery
         self._decide(replace(group(size=3), row=self.row))
         self.an_executor_joins(1)
@@ -133,7 +133,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.open = [send for send in self.open if not chosen(send)]
 
     def _check_submission(self, submission: AnswerSubmitted) -> None:
-        """With a row, trajectories that end without an answer are scored as well, on all of their tokens."""
+        """Check a submission. With a row, trajectories without an answer are also scored, on all their tokens."""
         read = submission.reward_input
         assert (read is not None) == bool(self.row)
         if read is not None:
@@ -230,8 +230,8 @@ class TrajectoryMachine(RuleBasedStateMachine):
         assert not self.rollout.waiting_for_executor or not self.executors
 
     @rule(name=st.sampled_from(["generator-0", "generator-1"]))
-    def an_engine_leaves_and_comes_back(self, name: str) -> None:
-        """Its turns are retried or fail; other trajectories are unaffected."""
+    def an_engine_leaves_and_rejoins(self, name: str) -> None:
+        """The turns on the engine are retried or fail; other trajectories are unaffected."""
         life, before = self.engines[name], dict(self.rollout.trajectories)
         lost = [send.message for send in self.open if send.to == name and isinstance(send.message, TurnRequested)]
         self.engines[name] += 1
@@ -269,7 +269,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
 
     @rule(tid=st.integers(0, 4), kind=st.integers(0, 4))
     def an_unexpected_event(self, tid: int, kind: int) -> None:
-        """The event raises and changes nothing."""
+        """An unexpected event raises an error and changes nothing."""
         waited = {type(send.message) for send in self.open if send.message.trajectory_id == tid}  # pyright: ignore[reportAttributeAccessIssue]
         live = self.rollout.trajectories.get(tid)
         executor = live.executor if live is not None else "executor-0/1"
@@ -290,7 +290,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         assert self.rollout.trajectories == before
 
     def teardown(self) -> None:
-        """After all answers every trajectory has ended once, and no lease is held."""
+        """Let all requests have answers: every trajectory has then ended once, and no lease is held."""
         if not self.executors:
             self.an_executor_joins(1)
         while self.open:

@@ -1,4 +1,4 @@
-"""A warning if a component other than the success can make a wrong answer a success."""
+"""The warning about a component that can make a wrong answer a success."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def list_warnings(
     return list_success_warnings(task, TOOLS, success or SuccessRule())
 
 
-def test_a_second_component_is_named_with_the_remedy() -> None:
+def test_a_warning_names_the_second_component_and_the_remedy() -> None:
     (warning,) = list_warnings({"correct": "math", "format": "r.py:f"}, {"format": 0.1})
     assert warning.startswith("tasks.sql.reward.functions.format can make a wrong answer a success")
     assert warning.endswith('such as evaluation.success = "correct"')
@@ -35,12 +35,12 @@ def test_a_second_component_is_named_with_the_remedy() -> None:
         ({"correct": "math", "length": "r.py:f"}, {"length": -1.0}, SuccessRule()),
     ],
 )
-def test_components_that_cannot_reach_the_limit_warn_of_nothing(
+def test_components_that_cannot_reach_the_limit_give_no_warning(
     functions: dict[str, str], weights: dict[str, float], success: SuccessRule
 ) -> None:
     assert list_warnings(functions, weights, success) == []
 
 
-def test_two_functions_without_the_grader_are_both_named() -> None:
+def test_a_warning_names_both_of_two_functions_without_the_grader() -> None:
     (warning,) = list_warnings({"tests": "r.py:f", "style": "r.py:g"})
     assert "tasks.sql.reward.functions.tests and tasks.sql.reward.functions.style can make" in warning

@@ -1,4 +1,4 @@
-"""The check of the arguments of a call. The model reads the error."""
+"""The check of a call's arguments, and the errors in tool responses."""
 
 import json
 from typing import Any, Literal
@@ -98,7 +98,7 @@ def test_an_integer_becomes_a_number_and_nothing_else_is_converted() -> None:
     assert isinstance(checked["extra"][0], int)
 
 
-def test_a_choice_has_the_type_of_its_value() -> None:
+def test_a_choice_must_have_the_type_of_its_value() -> None:
     def tool(one: Literal[1]) -> None:
         """Take one.
 
@@ -143,5 +143,5 @@ def test_accepted_arguments_and_errors_fit_a_message(arguments: dict[str, Any]) 
         ({"const": 3, "title": "T", "default": 4}, 3),
     ],
 )
-def test_keywords_of_foreign_schemas_are_left_to_their_server(schema: Any, value: object) -> None:
+def test_unknown_keywords_of_schemas_are_ignored(schema: Any, value: object) -> None:
     assert check_arguments({"x": value}, {"type": "object", "properties": {"x": schema}}) == {"x": value}

@@ -168,10 +168,10 @@ def test_the_schema_equals_that_of_transformers(tool: Callable[..., object]) -> 
     expected["function"].pop("return", None)
     if not expected["function"]["parameters"]["properties"]:
         expected["function"]["parameters"].pop("required", None)
-    assert build_tool_schema(tool).to_json() == json.dumps(expected)  # also in the order of keys
+    assert build_tool_schema(tool).to_json() == json.dumps(expected)  # including the order of keys
 
 
-def test_a_description_may_stand_in_the_type() -> None:
+def test_the_type_may_contain_the_description() -> None:
     def tool(k: Annotated[int, "The number of results."], q: Annotated[str, "The words."] = "x") -> None:
         """Look up."""
 

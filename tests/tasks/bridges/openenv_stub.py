@@ -1,4 +1,4 @@
-"""A server that speaks OpenEnv's protocol from a script, in the process of the test."""
+"""A scripted server with OpenEnv's protocol, in the process of the test."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -20,7 +20,7 @@ def fail(code: str, message: str = "", **details: Any) -> str:
 
 
 class OpenEnvStub:
-    """Sends the next frame of the script for each request, or nothing for None; after the last one it closes."""
+    """Answers each request with the next frame of the script, or not for None; closes after the last frame."""
 
     def __init__(self, *script: str | bytes | None, greeting: str = "", schema: Any = SCHEMA) -> None:
         self._script, self._greeting, self._schema = script, greeting, schema
@@ -42,7 +42,7 @@ class OpenEnvStub:
         websocket = web.WebSocketResponse()
         await websocket.prepare(request)
         self.num_open += 1
-        if self._greeting:  # as a server at its capacity
+        if self._greeting:  # the behaviour of a server without a free session
             await websocket.send_str(self._greeting)
         else:
             await self._follow_script(websocket)

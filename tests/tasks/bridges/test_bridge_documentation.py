@@ -1,4 +1,4 @@
-"""docs/bridges.md names the parameters of the bridges, and no others."""
+"""docs/bridges.md names exactly the parameters of the bridges."""
 
 import inspect
 import re
@@ -23,7 +23,7 @@ def test_the_examples_have_parameters_that_the_bridges_accept() -> None:
             inspect.signature(BRIDGES[task["import"]]).bind(**task["parameters"])
             assert (
                 "functions" in task.get("reward", {}) or BRIDGES[task["import"]] is not McpTools
-            )  # it gives no rewards itself
+            )  # this bridge gives no rewards
 
 
 @pytest.mark.parametrize("bridge", BRIDGES.values(), ids=BRIDGES)

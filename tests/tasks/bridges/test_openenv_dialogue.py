@@ -1,4 +1,4 @@
-"""OpenEnvDialogue with a scripted server: requests, texts, rewards, and the kinds of failures."""
+"""OpenEnvDialogue with a scripted server: requests, texts, rewards and kinds of failures."""
 
 import asyncio
 import socket
@@ -19,13 +19,13 @@ START = observe({"text": "start", "board": [1, 2], "metadata": {"secret": 1}})
 
 @pytest.fixture(autouse=True)
 def no_checked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server of an earlier test may have had the same port."""
+    """Forget the checked servers, because a server of an earlier test may have had the same port."""
     monkeypatch.setattr("asterism.tasks.bridges.openenv_session._checked", set())
 
 
 @asynccontextmanager
 async def opened(stub: OpenEnvStub, **parameters: Any) -> AsyncGenerator[OpenEnvDialogue]:
-    """A dialogue with the stub; the caller calls `init`."""
+    """Open a dialogue with the stub; the caller calls `init`."""
     async with stub.serving() as url:
         dialogue = OpenEnvDialogue(url, **parameters)
         try:
@@ -35,7 +35,7 @@ async def opened(stub: OpenEnvStub, **parameters: Any) -> AsyncGenerator[OpenEnv
 
 
 async def fail_to_init(stub: OpenEnvStub, **parameters: Any) -> str:
-    """The text of the fault."""
+    """Return the text of the fault."""
     async with opened(stub, **parameters) as dialogue:
         with pytest.raises(Fault) as raised:
             await dialogue.init({})
@@ -76,7 +76,7 @@ async def test_init_resets_with_the_seed_of_the_row_and_steps_send_the_action_fi
 
 
 @pytest.mark.parametrize("row", [{}, {"seed": None}])
-async def test_a_row_without_a_seed_resets_with_the_parameter_alone(row: dict[str, Any]) -> None:
+async def test_a_row_without_a_seed_resets_with_the_parameters_only(row: dict[str, Any]) -> None:
     stub = OpenEnvStub(START)
     async with opened(stub, reset={"seed": 1}) as dialogue:
         await dialogue.init(row)
@@ -100,7 +100,7 @@ async def test_the_observation_is_text_of_the_named_fields(fields: list[str] | N
 @pytest.mark.parametrize(
     ("reward", "rewards"), [(None, {}), (0, {"environment": 0.0}), (True, {"environment": 1.0}), (-0.5, None)]
 )
-async def test_the_reward_and_done_of_a_step_are_those_of_the_server(reward: Any, rewards: Any) -> None:
+async def test_a_step_returns_the_servers_reward_and_done(reward: Any, rewards: Any) -> None:
     stub = OpenEnvStub(START, observe({"text": "end"}, reward, done=True))
     async with opened(stub, observation_fields=["text"]) as dialogue:
         await dialogue.init({})
@@ -119,7 +119,7 @@ async def test_errors_that_the_action_may_have_caused_are_texts_for_the_model() 
         assert (await dialogue.step(TURN)).messages == "next"
 
 
-async def test_a_server_at_its_capacity_is_a_fault_that_names_its_setting() -> None:
+async def test_a_server_without_a_free_session_is_a_fault_that_names_the_setting() -> None:
     full = fail("CAPACITY_REACHED", "full", active_sessions=4, max_sessions=4)
     text = await fail_to_init(OpenEnvStub(greeting=full))
     assert "allows 4 sessions, and all are in use" in text
@@ -164,7 +164,7 @@ async def test_a_missing_answer_is_a_fault_after_the_time_limit() -> None:
 
 
 async def test_a_session_is_unusable_after_a_cancelled_step() -> None:
-    """Else the answer to the cancelled step would be taken for that of the next one."""
+    """Otherwise the next step would receive the answer to the cancelled step."""
     async with opened(OpenEnvStub(START, None, observe({"text": "next"}))) as dialogue:
         await dialogue.init({})
         with pytest.raises(TimeoutError):
@@ -173,7 +173,7 @@ async def test_a_session_is_unusable_after_a_cancelled_step() -> None:
             await dialogue.step(TURN)
 
 
-async def test_init_after_a_failed_one_opens_another_session() -> None:
+async def test_init_after_a_failed_init_opens_another_session() -> None:
     stub = OpenEnvStub(fail("FACTORY_ERROR", "busy"))
     async with opened(stub) as dialogue:
         for _ in range(2):
@@ -182,17 +182,17 @@ async def test_init_after_a_failed_one_opens_another_session() -> None:
         assert stub.num_open == 1
 
 
-async def test_a_missing_field_of_the_observation_is_a_fault_with_the_known_ones() -> None:
+async def test_a_missing_field_of_the_observation_is_a_fault_that_lists_the_fields() -> None:
     text = await fail_to_init(OpenEnvStub(START), observation_fields=["txt"])
     assert "has no txt; it has text, board" in text
 
 
-async def test_an_action_field_that_the_schema_lacks_is_a_fault_with_the_known_ones() -> None:
+async def test_an_action_field_that_the_schema_lacks_is_a_fault_that_lists_the_fields() -> None:
     assert "has no field text; it has message" in await fail_to_init(OpenEnvStub(START), action_field="text")
 
 
 @pytest.mark.parametrize("schema", [None, {}, {"action": {"properties": {"a": {}}, "additionalProperties": True}}])
-async def test_a_server_without_a_closed_schema_may_get_any_action_field(schema: Any) -> None:
+async def test_a_server_without_a_closed_schema_accepts_any_action_field(schema: Any) -> None:
     async with opened(OpenEnvStub(START, schema=schema), action_field="text") as dialogue:
         await dialogue.init({})
 

@@ -1,4 +1,4 @@
-"""asterism data clean removes what training cannot use, and only that."""
+"""`asterism data clean` removes exactly the rows that training cannot use."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ def accept_all(answers: Collection[str]) -> list[str]:
 def clean(
     source: Path, find_unreadable: Any = accept_all, **options: Any
 ) -> tuple[CleanReport, list[dict[str, Any]], dict[str, RemovedRow]]:
-    """(report, kept rows, removed rows by name)."""
+    """Clean a file; return the report, the kept rows and the removed rows by name."""
     output, removed = source.with_name("out.jsonl"), source.with_name("removed.jsonl")
     report = clean_questions(source, output, removed, CleanOptions(**options), find_unreadable)
     kept = [json.loads(line) for line in output.read_text().splitlines()]
@@ -47,7 +47,7 @@ def make_rows(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_planted_copies_are_found_and_other_rows_stay(tmp_path: Path) -> None:
-    """10,000 rows with 200 duplicates, 100 near-duplicates and 50 overlaps with a test set of 300 questions."""
+    """The file has 10,000 rows: 200 duplicates, 100 near-duplicates, 50 overlaps with a test set of 300 questions."""
     random = Random(SEED)
     drawn = draw_word_problems(random)
     tests, rows = list(islice(drawn, 300)), list(islice(drawn, 9_650))
@@ -56,7 +56,7 @@ def test_planted_copies_are_found_and_other_rows_stay(tmp_path: Path) -> None:
     for number, each in enumerate(random.sample(tests, 50)):
         copies = (each._replace(defect="overlap"), copy_nearly(each, random, "overlap"), embed(each))
         planted.append(copies[number % 3])
-    rows += planted  # behind the originals
+    rows += planted  # planted rows follow their originals
     problems = make_rows(*((each.question, each.answer) for each in rows))
     write_jsonl(tmp_path / "test.jsonl", make_rows(*((each.question, each.answer) for each in tests)))
     _, _, removed = clean(write_jsonl(tmp_path / "rows.jsonl", problems), tests=(tmp_path / "test.jsonl",))
@@ -68,7 +68,8 @@ def test_planted_copies_are_found_and_other_rows_stay(tmp_path: Path) -> None:
     assert count_found("duplicate", ["duplicate"]) >= 198
     assert count_found("near_duplicate", ["near_duplicate", "duplicate"]) >= 95
     assert count_found("overlap", ["overlap"]) >= 49
-    assert count_found("", ["duplicate", "conflicting", "near_duplicate", "overlap", "answer"]) <= 48  # 0.5 %
+    # At most 0.5% of the unplanted rows are removed.
+    assert count_found("", ["duplicate", "conflicting", "near_duplicate", "overlap", "answer"]) <= 48
 
 
 def test_each_removed_row_names_the_row_that_it_repeats(tmp_path: Path) -> None:
@@ -83,12 +84,12 @@ def test_each_removed_row_names_the_row_that_it_repeats(tmp_path: Path) -> None:
         "rows.jsonl:3": ("conflicting", "rows.jsonl:1"),
         "rows.jsonl:4": ("near_duplicate", "rows.jsonl:1"),
     }
-    assert [row["source"] for row in kept] == ["rows.jsonl:1", "rows.jsonl:5"]  # other numbers: another question
+    assert [row["source"] for row in kept] == ["rows.jsonl:1", "rows.jsonl:5"]  # row 5 has other numbers
     assert 0.6 <= removed["rows.jsonl:4"].similarity < 1
     assert report.num_removed == {"duplicate": 1, "conflicting": 1, "near_duplicate": 1}
 
 
-def test_questions_with_equal_words_and_other_answers_are_no_conflict(tmp_path: Path) -> None:
+def test_questions_with_equal_words_and_different_answers_are_not_conflicting(tmp_path: Path) -> None:
     pairs = [("(2+3)*4 = ?", 20), ("2+3*4 = ?", 14), ("What is 5!?", 120), ("What is 5?", 5), ("|2-7|", 5), ("2-7", -5)]
     _, kept, _ = clean(write_jsonl(tmp_path / "rows.jsonl", make_rows(*pairs)))
     assert [(row["question"], row["answer"]) for row in kept] == [(text, str(answer)) for text, answer in pairs]
@@ -100,7 +101,7 @@ def test_a_test_question_with_another_answer_is_an_overlap(tmp_path: Path) -> No
     assert (kept, removed["rows.jsonl:1"].reason) == ([], "overlap")
 
 
-def test_a_removed_row_removes_no_other_one(tmp_path: Path) -> None:
+def test_a_removed_row_removes_no_other_row(tmp_path: Path) -> None:
     question = "What is the sum of 3 and 4?"
     rows = make_rows((question, "$$"), (question, 7), (question, "7"))
     _, kept, removed = clean(write_jsonl(tmp_path / "rows.jsonl", rows), lambda answers: ["$$"], answers="any")
@@ -112,7 +113,7 @@ def test_a_removed_row_removes_no_other_one(tmp_path: Path) -> None:
 
 
 def test_a_row_that_only_repeats_a_removed_row_stays(tmp_path: Path) -> None:
-    """Similarity is no equivalence: of a chain, the row that differs enough from all kept rows stays."""
+    """Similarity is not transitive: a row of a chain stays if it differs enough from all kept rows."""
     words = [f"w{chr(97 + number)}" for number in range(20)]
     chain = [" ".join(["new"] * number + words[number:]) for number in (0, 4, 8)]
     _, kept, removed = clean(write_jsonl(tmp_path / "rows.jsonl", make_rows(*((text, 1) for text in chain))))
@@ -157,7 +158,7 @@ def test_unusable_rows_are_listed_up_to_the_limit(tmp_path: Path) -> None:
         UnusableInput, match=r"row 3, field `answer`.*more unusable rows than --max-bad-rows = 1; the first: .*row 2"
     ):
         clean_questions(source, output, removed, CleanOptions(max_bad_rows=1), accept_all)
-    assert len(output.read_text().splitlines()) == 2  # the earlier result
+    assert len(output.read_text().splitlines()) == 2  # the result of the earlier cleaning
 
 
 def test_one_bad_row_of_100_000_is_not_fatal(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_one_bad_row_of_100_000_is_not_fatal(tmp_path: Path) -> None:
     assert "row 70001" in removed[""].detail
 
 
-def test_columns_are_kept_and_files_compressed(tmp_path: Path) -> None:
+def test_named_columns_are_kept_and_files_are_compressed(tmp_path: Path) -> None:
     wrapped = (
         "Solve the following math problem step by step. The last line of your response should be of the form "
         "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is 1+1?\n\n"
@@ -200,7 +201,7 @@ def test_a_kept_column_that_no_row_has_is_refused(tmp_path: Path) -> None:
     assert not source.with_name("out.jsonl").exists()
 
 
-def test_word_problems_follow_from_the_seed() -> None:
+def test_the_seed_determines_the_word_problems() -> None:
     first, second = (list(islice(draw_word_problems(Random(SEED)), 5)) for _ in range(2))
     assert first == second
     assert len(set(first)) == 5

@@ -43,7 +43,7 @@ def test_an_inspection_counts_columns_answers_and_unusable_rows(tmp_path: Path) 
 
 
 def test_an_inspection_reads_rows_with_questions_and_dialogues_as_both(tmp_path: Path) -> None:
-    """As NuminaMath-CoT: `problem`, `solution` and `messages`."""
+    """The rows have the columns of NuminaMath-CoT: `problem`, `solution` and `messages`."""
     user, assistant = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
     rows = [
         {"problem": "1 + 1?", "solution": "It is \\boxed{2}", "messages": [user, assistant]},
@@ -99,7 +99,7 @@ def split(source: Path, num_test: int, seed: int = 0) -> tuple[list[dict[str, An
     return parts[0], parts[1]
 
 
-def test_copies_of_a_question_go_to_the_same_part(tmp_path: Path) -> None:
+def test_all_copies_of_a_question_are_in_the_same_part(tmp_path: Path) -> None:
     rows = make_questions(100)
     copies = [row | {"question": row["question"].upper(), "id": -1} for row in rows]
     train, test = split(write_jsonl(tmp_path / "rows.jsonl", rows + copies), 30)

@@ -1,4 +1,4 @@
-"""asterism data filter keeps rows by a condition on their rollouts, and counts rows without rollouts apart."""
+"""`asterism data filter` keeps rows by a condition on their rollouts, and counts rows without rollouts separately."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from asterism.tasks.curation.difficulty_filter import FilterReport, Unvisited, f
 from asterism.tasks.curation.row_conditions import parse_condition
 
 ROWS = [{"question": f"What is {number} + 1?", "answer": number + 1, "level": number % 3} for number in range(6)]
-# Rewards of the rollouts by row; None: an infrastructure failure.
+# Rewards of the rollouts of each row; None is an infrastructure failure.
 REWARDS: list[list[float | None]] = [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, None, None], [None] * 4, []]
 
 
@@ -99,7 +99,7 @@ def test_rows_without_a_result_are_refused_until_the_user_decides(tmp_path: Path
 
 
 def test_rows_of_another_file_are_found_by_question_and_answer(tmp_path: Path) -> None:
-    """The evaluated file had another name and order; a row of the same name is another question here."""
+    """The evaluated file has another name and order; a row of the same name is another question in this file."""
     traces = write_traces(tmp_path / "traces.jsonl")
     source = write_rows(tmp_path / "train.jsonl", [*reversed(ROWS), {"question": "What is 1 + 1?", "answer": 3}])
     report = keep(source, traces, "solved == 1", tmp_path / "out.jsonl")
@@ -115,15 +115,15 @@ def test_two_rows_with_one_question_have_their_own_rollouts(tmp_path: Path) -> N
     assert [json.loads(line)["tests"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == ["b"]
 
 
-def test_success_is_that_of_the_run_and_not_a_positive_reward(tmp_path: Path) -> None:
-    """A shaped reward of 0.3 is no success of a run with evaluation.success = "correct"."""
+def test_success_follows_the_rule_of_the_run_and_not_the_sign_of_the_reward(tmp_path: Path) -> None:
+    """A shaped reward of 0.3 is not a success in a run with evaluation.success = "correct"."""
     (tmp_path / "traces.jsonl").write_bytes(build_line(0, 0.3, correct=False) + build_line(1, 0.3, correct=True))
     source = write_rows(tmp_path / "train.jsonl", ROWS[:2])
     keep(source, tmp_path / "traces.jsonl", "solved == 0", tmp_path / "out.jsonl")
     assert read_answers(tmp_path / "out.jsonl") == [1]
 
 
-def test_traces_of_one_task_are_counted_alone(tmp_path: Path) -> None:
+def test_only_traces_of_the_selected_task_are_counted(tmp_path: Path) -> None:
     """Two tasks may have files of the same name; rows of environments have no question."""
     rows = [{"prompt": "", "board": each} for each in "ab"]
     lines = [
@@ -159,7 +159,7 @@ def test_parquet_rows_keep_their_columns_and_types(tmp_path: Path) -> None:
         keep(write_rows(tmp_path / "train.jsonl"), traces, "solved < 1", tmp_path / "no.parquet")
 
 
-def test_the_wrapper_of_a_published_set_does_not_hide_its_question(tmp_path: Path) -> None:
+def test_the_traces_of_a_question_are_found_despite_the_wrapper_of_a_published_set(tmp_path: Path) -> None:
     wrapped = (
         "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
         "$Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is 0 + 1?\n\nRemember to put your "

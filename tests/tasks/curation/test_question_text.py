@@ -1,4 +1,4 @@
-"""Questions are compared by words, numbers and operators."""
+"""The comparison of questions by words, numbers and operators."""
 
 import pytest
 
@@ -14,14 +14,14 @@ from asterism.tasks.curation.question_text import compute_similarity, parse_ques
         "**What is** `3x + 1234` when x\u00a0= 5 ?",
     ],
 )
-def test_notation_does_not_matter(other: str) -> None:
+def test_notation_does_not_change_the_words(other: str) -> None:
     assert parse_question(other).words == parse_question("What is 3x + 1234 when x = 5?").words
 
 
 @pytest.mark.parametrize(
     "other", ["What is 3x - 1234 when x = 5?", "What is 3x + 1235 when x = 5?", "What is 3y + 1234 when y = 5?"]
 )
-def test_operators_numbers_and_letters_matter(other: str) -> None:
+def test_operators_numbers_and_letters_change_the_words(other: str) -> None:
     assert parse_question(other).words != parse_question("What is 3x + 1234 when x = 5?").words
 
 

@@ -1,4 +1,4 @@
-"""The language of `asterism data filter --keep`: comparisons of known numbers, and nothing that Python executes."""
+"""The language of `asterism data filter --keep`: comparisons of known numbers, without execution of Python."""
 
 import pytest
 from hypothesis import given
@@ -32,7 +32,7 @@ VALUES = {"solved": 3.0, "rollouts": 8.0, "rate": 0.375, "spread": 1.0}
         ("1e1 > rollouts", True),
     ],
 )
-def test_a_condition_is_the_comparison_that_python_would_make(text: str, expected: bool) -> None:
+def test_a_condition_has_the_value_of_pythons_comparison(text: str, expected: bool) -> None:
     assert parse_condition(text, NAMES).is_met(VALUES) is expected
 
 

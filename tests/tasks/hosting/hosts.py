@@ -1,4 +1,4 @@
-"""Pools of host processes for tests: a task's source, calls, and the journal that its code writes."""
+"""Pools of host processes for tests, with a task's source, calls, and the journal that the task's code writes."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from asterism.tasks.hosting.loaded_task import LoadedTask
 from asterism.tasks.hosting.wire import HostSettings, ProgramEnded, RunProgram
 from tests.processes import family
 
-# Of every task's source: `note` writes a line of the journal, `wait_for` waits for a file that a test writes.
+# The head of every task's source. `note` writes a line of the journal; `wait_for` waits for a file that a test writes.
 HEAD = """
 import asyncio, os, sys, threading, time
 from pathlib import Path
@@ -57,11 +57,11 @@ class Host:
         return path.read_text().splitlines() if path.exists() else []
 
     def release(self, name: str) -> None:
-        """Let `wait_for(name)` of the task's code return."""
+        """Let `wait_for(name)` in the task's code return."""
         (self.folder / name).touch()
 
     async def open(self, trajectory_id: int = 0, /, **row: Any) -> str:
-        """The first observation of a new instance."""
+        """Open a new instance, and return its first observation."""
         request = EnvironmentCalled(trajectory_id, OPENING_CALL, "t", "", msgspec.json.encode(row))
         outcome = (await self.pool.call(request)).outcome
         assert isinstance(outcome, Observation)
@@ -72,7 +72,7 @@ class Host:
         return (await self.pool.call(request)).outcome
 
     async def read(self, method: str, trajectory_id: int = 0, /, **arguments: Any) -> str:
-        """The text that the model reads: an observation, or an error."""
+        """Make a call, and return the text for the model: an observation, or an error."""
         outcome = await self.call(method, trajectory_id, **arguments)
         assert isinstance(outcome, Observation | EnvironmentRaised), outcome
         return outcome.content if isinstance(outcome, Observation) else outcome.error
@@ -83,7 +83,7 @@ class Host:
         return outcome
 
     async def score(self, trajectory_id: int = 0) -> dict[str, float]:
-        """The components of `get_reward`."""
+        """Return the components of `get_reward`."""
         return (await self.pool.score(AnswerSubmitted(trajectory_id, "", "", None, "t"))).environment
 
 
@@ -99,7 +99,7 @@ async def open_host(
     variables: dict[str, str] | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Host]:
-    """`name` of the object in the source. Checks that no process is left at the end."""
+    """Open a host for the object `name` of the source, and check that no process remains at the end."""
     (folder / "task.py").write_text(HEAD + source)
     made = HostSettings(task="t", import_path=f"{folder}/task.py:{name}", **settings)
     description = await LoadedTask(made).describe()
@@ -113,13 +113,13 @@ async def open_host(
 
 
 async def fail(awaitable: Awaitable[object]) -> str:
-    """The cause of the failure."""
+    """Return the cause of the failure."""
     with pytest.raises(HostFailure) as failure:
         await awaitable
     return str(failure.value)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for another process."""
+    """Wait until another process meets the condition."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Dialogues: a failure of `init` or `step` is not the model's fault, so the call fails and nothing is scored."""
+"""Failures of `init` or `step` of a dialogue fail the call, so that the trajectory is not scored."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ async def test_an_opening_joins_the_question_and_the_messages_of_init(tmp_path: 
         assert await host.open(4, kind="nothing", question="Q?") == "Q?"
 
 
-async def test_a_step_answers_with_text_messages_or_a_result(tmp_path: Path) -> None:
+async def test_a_step_may_return_text_messages_or_a_result(tmp_path: Path) -> None:
     async with open_host(tmp_path, DIALOGUE, "User") as host:
         await host.open(0, kind="text")
         assert await host.step("text") == Observation("assistant said text")
@@ -107,7 +107,7 @@ async def test_a_failed_init_fails_the_opening_and_closes_the_instance_once(
         ("nan", "step returned rewards.x = float nan; expected a finite number"),
     ],
 )
-async def test_a_failed_step_fails_the_call_and_leaves_other_instances(
+async def test_a_failed_step_fails_only_its_call_and_not_other_instances(
     tmp_path: Path, content: str, cause: str
 ) -> None:
     async with open_host(tmp_path, DIALOGUE, "User", call_limit_s=LIMIT_S) as host:
@@ -119,7 +119,7 @@ async def test_a_failed_step_fails_the_call_and_leaves_other_instances(
             assert await host.step("count") == Observation("2")
 
 
-async def test_an_async_step_that_hangs_fails_the_call_and_the_next_one_works(tmp_path: Path) -> None:
+async def test_an_async_step_that_hangs_fails_the_call_and_the_next_call_succeeds(tmp_path: Path) -> None:
     async with open_host(tmp_path, DIALOGUE, "AsyncUser", call_limit_s=LIMIT_S) as host:
         assert await host.open(0) == "Hi."
         assert await fail(host.step("hang")) == "step took longer than 1 s"

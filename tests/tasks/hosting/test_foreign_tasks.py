@@ -1,4 +1,4 @@
-"""An environment as TRL documents it, and a reward as verl documents it, run unchanged."""
+"""An environment from TRL's documentation and a reward from verl's documentation run unchanged."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from tests.tasks.hosting.hosts import refuse_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_clock]
 
-# The shape of trl/docs/source/grpo_trainer.md, "Agent training with environments": the state lives in the instance,
+# The form of trl/docs/source/grpo_trainer.md, "Agent training with environments": the instance has the state,
 # and the reward function reads it from `environments`.
 TRL_ENVIRONMENT = '''
 class IncrementEnv:
@@ -52,7 +52,7 @@ def reward_counter(completions, environments, amount, **kwargs):
     return [1.0 if env.counter == wanted else 0.0 for env, wanted in zip(environments, amount)]
 '''
 
-# The shape of verl/docs/preparation/reward_function.rst and verl/utils/reward_score/gsm8k.py.
+# The form of verl/docs/preparation/reward_function.rst and verl/utils/reward_score/gsm8k.py.
 VERL_REWARD = """
 import re
 

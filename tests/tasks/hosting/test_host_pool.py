@@ -1,4 +1,4 @@
-"""Host processes that die: instances are created again and their calls repeated, or each call fails with the cause."""
+"""After the death of a host process, the pool repeats the calls of its instances, or each call fails with the cause."""
 
 import asyncio
 import os
@@ -68,7 +68,7 @@ class Counter:
 class Replayable(Counter):
     replayable = True
 '''
-# Prints the id of its host process, and hangs.
+# A program that prints the id of its host process, and hangs.
 EXECUTOR = f"""
 import asyncio, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
@@ -91,14 +91,14 @@ asyncio.run(run())
 
 
 async def kill(host: Host) -> None:
-    """All processes of the pool."""
+    """Kill all processes of the pool."""
     for pid in host.pool.pids:
         os.kill(pid, signal.SIGKILL)
         await until(lambda pid=pid: not is_running(pid))
 
 
 async def find_causes(*calls: "asyncio.Future[str]") -> Counter[str]:
-    """The failures; a call that has a result counts as its result."""
+    """Count the causes of failed calls, and the results of other calls."""
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(each, str | HostFailure) for each in found)
     return Counter(map(str, found))
@@ -127,7 +127,7 @@ async def test_replayable_instances_of_a_killed_process_continue_with_their_stat
         assert await host.read("add", 6, word="d") == "6 a b c d"
         assert host.pool.num_instances == NUM_INSTANCES
     pids = {line.split()[1] for line in host.read_journal()}
-    assert len(host.read_journal()) == 2  # the instances that the last process has
+    assert len(host.read_journal()) == 2  # the instances of the last process
     assert len(pids) == 1
 
 
@@ -147,7 +147,7 @@ async def test_each_instance_of_a_killed_process_that_is_not_replayable_fails_wi
         assert await add_everywhere(host, "d", 10) == [f"{number} d" for number in range(10)]
 
 
-async def test_calls_in_flight_of_replayable_instances_are_made_again(tmp_path: Path) -> None:
+async def test_calls_in_flight_of_replayable_instances_are_repeated(tmp_path: Path) -> None:
     async with open_host(tmp_path, COUNTERS, "Replayable") as host:
         await open_counters(host, 20)
         await add_everywhere(host, "a", 20)
@@ -170,7 +170,7 @@ async def test_calls_in_flight_of_other_instances_fail_once(tmp_path: Path) -> N
         assert await host.open(3, start=7) == "7"
 
 
-async def test_the_death_of_a_process_is_seen_although_a_forked_child_keeps_the_connection(tmp_path: Path) -> None:
+async def test_the_death_of_a_process_is_detected_although_a_forked_child_keeps_the_connection(tmp_path: Path) -> None:
     async with open_host(tmp_path, COUNTERS, "Counter") as host:
         await open_counters(host, 2)
         child = int(await host.read("fork"))
@@ -182,7 +182,7 @@ async def test_the_death_of_a_process_is_seen_although_a_forked_child_keeps_the_
             os.kill(child, signal.SIGKILL)
 
 
-async def test_host_processes_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+async def test_host_processes_end_with_their_parent_process(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(f"{HEAD}\ndef do() -> str:\n    'Do it.'\n    return str(os.getpid())\n")
     (tmp_path / "executor.py").write_text(EXECUTOR)
     script = str(tmp_path / "executor.py")
@@ -190,13 +190,13 @@ async def test_host_processes_end_with_the_process_that_started_them(tmp_path: P
     assert executor.stdout is not None
     pid = int(await executor.stdout.readline())
     assert is_running(pid)
-    assert os.getsid(pid) == pid  # ^C in the executor's terminal does not reach it
+    assert os.getsid(pid) == pid  # the process does not receive ^C in the executor's terminal
     executor.kill()
     await executor.wait()
     await until(lambda: not is_running(pid))
 
 
-async def test_an_opening_in_flight_is_made_again_also_if_the_task_is_not_replayable(tmp_path: Path) -> None:
+async def test_an_opening_in_flight_is_repeated_also_if_the_task_is_not_replayable(tmp_path: Path) -> None:
     async with open_host(tmp_path, COUNTERS, "Counter") as host:
         await host.open(0, start=0)
         await kill(host)
@@ -224,7 +224,7 @@ async def test_a_repeated_call_with_another_result_fails_the_call(tmp_path: Path
         assert await host.read("add", 1, word="b") == "1 b"
 
 
-async def test_a_time_out_is_repeated_like_a_result(tmp_path: Path) -> None:
+async def test_a_timeout_is_repeated_like_a_result(tmp_path: Path) -> None:
     async with open_host(tmp_path, COUNTERS, "Replayable", call_limit_s=1.0) as host:
         await open_counters(host, 1)
         await host.call("slow")
@@ -250,7 +250,7 @@ async def test_a_restored_instance_repeats_its_calls_before_its_next_call(tmp_pa
         assert await fail(host.read("add", 4, word="c")) == LOST
 
 
-async def test_instances_are_spread_over_the_processes_and_fail_with_their_own(tmp_path: Path) -> None:
+async def test_instances_are_spread_over_the_processes_and_fail_only_with_their_process(tmp_path: Path) -> None:
     async with open_host(tmp_path, COUNTERS, "Counter", processes=2) as host:
         await open_counters(host, 10)
         pids = [await host.read("pid", number) for number in range(10)]
@@ -275,11 +275,11 @@ async def test_calls_of_one_instance_are_made_one_after_another(tmp_path: Path) 
         assert found == [" ".join(["0", *words[: place + 1]]) for place in range(50)]
 
 
-async def test_a_cancelled_call_leaves_the_calls_of_other_instances(tmp_path: Path) -> None:
+async def test_a_cancelled_call_does_not_cancel_the_calls_of_other_instances(tmp_path: Path) -> None:
     async with open_host(tmp_path, COUNTERS, "Counter") as host:
         starts = [asyncio.create_task(host.open(number, start=number)) for number in range(3)]
         await asyncio.sleep(0)
-        starts[0].cancel()  # it waits for the start of the process
+        starts[0].cancel()  # the cancelled call waits for the start of the process
         host.pool.end(0)
         assert await asyncio.gather(*starts[1:]) == ["1", "2"]
         held = asyncio.create_task(host.read("add", 1, word="hold"))

@@ -131,7 +131,7 @@ async def test_an_opening_has_the_question_and_the_text_of_reset(tmp_path: Path)
         ("exit", "reset raised SystemExit: 2"),
     ],
 )
-async def test_a_failed_reset_closes_its_instance_once_and_a_second_opening_works(
+async def test_a_failed_reset_closes_its_instance_once_and_a_second_opening_succeeds(
     tmp_path: Path, kind: str, cause: str
 ) -> None:
     async with open_host(tmp_path, ENVIRONMENTS, "World") as host:
@@ -154,7 +154,7 @@ async def test_a_reset_that_hangs_is_closed_after_its_end(tmp_path: Path) -> Non
         assert journal.index("reset ended first") < journal.index("close first")
 
 
-async def test_an_instance_that_is_made_after_its_time_limit_is_closed(tmp_path: Path) -> None:
+async def test_an_instance_that_is_created_after_the_time_limit_is_closed(tmp_path: Path) -> None:
     async with open_host(tmp_path, ENVIRONMENTS, "SlowlyMade", call_limit_s=LIMIT_S) as host:
         assert await fail(host.open()) == "reset took longer than 1 s"
         aborted = asyncio.create_task(host.open(1))
@@ -176,7 +176,7 @@ async def test_an_async_reset_that_hangs_is_cancelled_and_closed(tmp_path: Path)
         assert await host.score() == {"a": 1.0}
 
 
-async def test_a_row_without_a_column_of_reset_names_the_column(tmp_path: Path) -> None:
+async def test_the_error_for_a_missing_column_of_reset_names_the_column(tmp_path: Path) -> None:
     async with open_host(tmp_path, ENVIRONMENTS, "Narrow") as host:
         assert await fail(host.open(0, other=1, more=2)) == "reset needs the column `start`; the row has other, more"
         assert await host.open(0, start=4, more=2) == "4"
@@ -188,7 +188,7 @@ async def test_a_constructor_that_raises_fails_the_opening(tmp_path: Path) -> No
             assert await fail(host.open()) == "reset raised RuntimeError: no memory"
 
 
-async def test_the_model_reads_what_a_call_raises_and_the_instance_continues(tmp_path: Path) -> None:
+async def test_an_exception_of_a_call_is_a_result_for_the_model_and_the_instance_continues(tmp_path: Path) -> None:
     async with open_host(tmp_path, ENVIRONMENTS, "World") as host:
         await host.open(0, kind="", name="a")
         assert await host.read("look", what="door") == "door"
@@ -221,7 +221,7 @@ async def test_an_async_call_that_hangs_is_cancelled(tmp_path: Path) -> None:
         assert await host.read("look", what="door") == "door"
 
 
-async def test_an_instance_that_ends_during_a_call_is_closed_after_it(tmp_path: Path) -> None:
+async def test_an_instance_that_ends_during_a_call_is_closed_after_the_call(tmp_path: Path) -> None:
     async with open_host(tmp_path, ENVIRONMENTS, "World") as host:
         await host.open(0, kind="", name="a")
         call = asyncio.create_task(host.call("look", what="hang"))

@@ -1,4 +1,4 @@
-"""The sandbox handle: programs of a task's code run at the executor, and a failure of the sandbox is a Fault."""
+"""The sandbox handle runs programs of a task's code at the executor, and raises Fault if the sandbox fails."""
 
 import asyncio
 from pathlib import Path
@@ -69,7 +69,7 @@ class Workshop:
 
 
 async def run_program(request: RunProgram) -> ProgramEnded:
-    """Answers in another order than it was asked, by the number in the code."""
+    """Answer in another order than that of the requests, by the number in the code."""
     if request.code.startswith("late "):
         await asyncio.sleep((50 - int(request.code.split()[1])) / 1000)
     if request.code == "fault":
@@ -99,14 +99,14 @@ async def test_a_failure_of_the_sandbox_fails_the_call_unless_the_task_handles_i
         assert await host.read("tolerate") == "caught sandbox: no container"
 
 
-async def test_a_blocking_program_of_an_async_function_is_an_error(tmp_path: Path) -> None:
+async def test_run_blocking_in_an_async_function_is_an_error(tmp_path: Path) -> None:
     async with open_host(tmp_path, CODE, "tools", run_program=run_program) as host:
         assert await host.call("run_wrongly") == EnvironmentRaised(
             "RuntimeError: run_blocking is for sync functions; an async function awaits sandbox.run(...)"
         )
 
 
-async def test_constructors_and_methods_of_an_environment_get_the_handle_of_their_trajectory(tmp_path: Path) -> None:
+async def test_constructors_and_methods_receive_the_handle_of_their_trajectory(tmp_path: Path) -> None:
     parameters = {"greeting": "hi"}
     async with open_host(tmp_path, CODE, "Workshop", run_program=run_program, parameters=parameters) as host:
         assert await host.open(5) == "hi <5 reset >"

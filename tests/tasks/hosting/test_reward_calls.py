@@ -1,4 +1,4 @@
-"""Reward functions in their process: every call is answered once, whatever a function does."""
+"""Reward functions in their process: every call has one answer, also if a function fails."""
 
 import asyncio
 import os
@@ -102,7 +102,7 @@ async def open_pool(checkpoint: Path, *names: str, time_limit_s: float = 60.0) -
 
 
 async def describe(pool: HostPool, action: str) -> object:
-    """The components, or the cause of the failure."""
+    """Return the components, or the cause of the failure."""
     try:
         return (await pool.score(submit(action))).components
     except HostFailure as error:
@@ -132,7 +132,7 @@ async def test_a_function_that_hangs_fails_only_its_own_call(checkpoint: Path) -
         assert found == [{"do": 0.5}, "do took longer than 1 s", {"do": 0.5}, {"do": 0.5}]
 
 
-async def test_a_hanging_function_ends_its_process_and_the_other_calls_go_to_the_next(checkpoint: Path) -> None:
+async def test_other_calls_continue_in_the_next_process_after_a_hang(checkpoint: Path) -> None:
     async with open_pool(checkpoint, time_limit_s=5.0) as pool:
         assert await describe(pool, "fine") == {"do": 0.5}
         before = pool.pids
@@ -146,10 +146,10 @@ async def test_sync_functions_run_one_at_a_time(checkpoint: Path) -> None:
         assert await asyncio.gather(*[describe(pool, "fine") for _ in range(20)]) == [{"alone": 1.0}] * 20
 
 
-async def test_many_slow_calls_of_several_functions_do_not_look_like_a_hanging_process(
+async def test_a_process_with_many_slow_calls_of_several_functions_is_not_killed(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No call is answered for 3 s: the first functions of all calls run before the second ones."""
+    """No call has an answer for 3 s, because the first functions of all calls run before the second functions."""
     monkeypatch.setattr("asterism.tasks.hosting.host_process._HANG_S", 0.5)
     monkeypatch.setattr("asterism.tasks.hosting.host_process._START_LIMIT_S", 60.0)
     async with open_pool(checkpoint, "slow", "do", time_limit_s=2.0) as pool:
@@ -157,7 +157,7 @@ async def test_many_slow_calls_of_several_functions_do_not_look_like_a_hanging_p
         assert found == [{"slow": 0.0, "do": 0.5}] * 12
 
 
-async def test_names_and_texts_that_utf_8_cannot_encode_do_not_lose_the_answer(checkpoint: Path) -> None:
+async def test_a_call_is_answered_despite_names_and_texts_that_utf_8_cannot_encode(checkpoint: Path) -> None:
     async with open_pool(checkpoint, "odd") as pool:
         assert await describe(pool, "raise") == "odd raised ValueError: a?b"
         assert str(await describe(pool, "metric")).startswith("UnicodeEncodeError: ")
@@ -175,7 +175,7 @@ async def test_a_process_that_dies_is_replaced_and_its_calls_are_repeated_once(c
         assert await describe(pool, "fine") == {"do": 0.5}
 
 
-async def test_a_timeout_of_the_functions_own_is_its_error(checkpoint: Path) -> None:
+async def test_a_timeout_error_that_the_function_raises_is_an_error_of_the_function(checkpoint: Path) -> None:
     async with open_pool(checkpoint) as pool:
         assert await describe(pool, "own timeout") == "do raised TimeoutError: the judge"
         pids = pool.pids
@@ -205,7 +205,7 @@ async def test_a_process_that_hangs_is_killed_although_calls_arrive(
         assert await describe(pool, "fine") == {"do": 0.5}
 
 
-async def test_a_cancelled_call_leaves_the_others(checkpoint: Path) -> None:
+async def test_a_cancelled_call_does_not_cancel_other_calls(checkpoint: Path) -> None:
     async with open_pool(checkpoint) as pool:
         cancelled = asyncio.create_task(describe(pool, "fine"))
         others = [asyncio.create_task(describe(pool, "fine")) for _ in range(3)]
@@ -215,7 +215,7 @@ async def test_a_cancelled_call_leaves_the_others(checkpoint: Path) -> None:
 
 
 class GradingSandbox:
-    """Grades only."""
+    """A sandbox that only grades."""
 
     async def grade(self, submission: AnswerSubmitted) -> Grade:
         if submission.answer == "broken":

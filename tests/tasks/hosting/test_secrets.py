@@ -1,4 +1,4 @@
-"""Settings of a host process that others must not see: its arguments, messages and tracebacks."""
+"""Secret settings of a host process are not in its arguments, messages and tracebacks."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class World:
 def command_line(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # ended
+    except OSError:  # the process has ended
         return b""
 
 
@@ -79,7 +79,7 @@ def build_task(parameters: dict[str, str], variables: dict[str, str]) -> TaskCon
     return RunConfig(name="r", tasks=(task,)).resolved_tasks[0]
 
 
-def test_a_command_has_the_values_of_references_and_the_configuration_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_contains_values_of_references_and_the_configuration_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", SECRET)
     task = build_task({"token": "${TOKEN}"}, {"SERVICE_KEY": "${TOKEN}"})
     command = build_host_command(task, DEFAULT_TASK, "")

@@ -1,4 +1,4 @@
-"""Tools without instances: whatever a function does, its call is answered once and the others continue."""
+"""Tools without instances: every call has one answer, also if a function fails, and other calls continue."""
 
 import asyncio
 import sys
@@ -111,7 +111,7 @@ async def open_tools(folder: Path, limit_s: float = LIMIT_S) -> AsyncGenerator[H
         yield host
 
 
-async def test_the_result_of_a_tool_is_the_text_that_the_model_reads(tmp_path: Path) -> None:
+async def test_the_result_of_a_tool_is_a_text_for_the_model(tmp_path: Path) -> None:
     async with open_tools(tmp_path, 60.0) as host:
         for tool in ("do", "do_async"):
             assert await host.call(tool, kind="text") == Observation("hello")
@@ -125,7 +125,7 @@ async def test_the_result_of_a_tool_is_the_text_that_the_model_reads(tmp_path: P
         assert await host.read("awkward", function="f", limit_s=1.5, self=3) == "f 1.5 3"
 
 
-async def test_the_middle_of_a_long_result_is_cut_and_the_process_lives(tmp_path: Path) -> None:
+async def test_the_middle_of_a_long_result_is_cut_and_the_process_continues(tmp_path: Path) -> None:
     async with open_tools(tmp_path, 60.0) as host:
         pid = await host.read("do", kind="pid")
         text = await host.read("do", kind="100 MB")
@@ -135,7 +135,7 @@ async def test_the_middle_of_a_long_result_is_cut_and_the_process_lives(tmp_path
         assert await host.read("do", kind="pid") == pid
 
 
-async def test_the_model_reads_what_a_tool_raises(tmp_path: Path) -> None:
+async def test_an_exception_of_a_tool_is_a_result_for_the_model(tmp_path: Path) -> None:
     async with open_tools(tmp_path, 60.0) as host:
         for tool in ("do", "do_async"):
             pid = await host.read(tool, kind="pid")
@@ -151,7 +151,7 @@ async def test_the_model_reads_what_a_tool_raises(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tool", ["do", "do_async"])
-async def test_a_result_that_is_no_text_fails_the_call_and_names_the_type(tmp_path: Path, tool: str) -> None:
+async def test_a_result_that_is_not_text_fails_the_call_with_its_type(tmp_path: Path, tool: str) -> None:
     async with open_tools(tmp_path, 60.0) as host:
         pid = await host.read(tool, kind="pid")
         expected = "expected text, a JSON value or a ToolResult"
@@ -198,7 +198,7 @@ async def test_a_process_with_too_many_hanging_threads_exits_and_is_replaced(tmp
 
 
 async def retry(host: Host) -> str:
-    """As the rollout does: the end of the process may still be in flight."""
+    """Retry a call like the rollout process, because the end of the process may still be in flight."""
     try:
         return await host.read("do_async", kind="pid")
     except HostFailure as error:
@@ -206,17 +206,17 @@ async def retry(host: Host) -> str:
         return await host.read("do_async", kind="pid")
 
 
-async def test_interpreter_and_variables_reach_the_process(tmp_path: Path) -> None:
+async def test_the_process_has_the_configured_interpreter_and_variables(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$2 $3" >> {tmp_path}/started\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\necho "$2" >> {tmp_path}/started\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     variables = {"GREETING": "good day"}
     async with open_host(tmp_path, TOOLS, "tools", python=str(python), variables=variables) as host:
         assert await host.read("env") == "good day"
-        assert (tmp_path / "started").read_text() == "-m asterism.tasks.hosting.task_host\n"
+        assert (tmp_path / "started").read_text() == "-c\n"  # the boot script
 
 
-async def test_a_missing_interpreter_fails_each_call_and_names_itself(tmp_path: Path) -> None:
+async def test_a_missing_interpreter_fails_each_call_with_its_name(tmp_path: Path) -> None:
     async with open_host(tmp_path, TOOLS, "tools", python="/nowhere/python") as host:
         for _ in range(2):
             assert await fail(host.call("do", kind="text")) == 'the host process of task "t" died with exit code 1'

@@ -1,4 +1,4 @@
-"""Packages with attacks on rewards and with problems, which tests install into a folder of their own."""
+"""Packages with attacks on rewards and with problems, which tests install into a separate folder."""
 
 import importlib
 import subprocess
@@ -18,7 +18,7 @@ def install(folder: Path, *packages: str, dependencies: bool = False) -> None:
 
 @contextmanager
 def importing(folder: Path, *names: str) -> Generator[list[ModuleType]]:
-    """The modules, as long as the context lasts."""
+    """Import the modules for the time of the context."""
     known = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:

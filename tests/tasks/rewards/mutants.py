@@ -1,4 +1,4 @@
-"""Wrong programs: right ones with one changed constant, comparison, operator or returned value."""
+"""Makes wrong programs: right programs with one changed constant, comparison, operator or returned value."""
 
 import ast
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _COMPARISONS = {
 
 
 def mutate(program: str, random: Random, first_line: int = 1) -> Iterator[str]:
-    """Programs with one replaced node from `first_line` on, in random order."""
+    """Yield programs with one replaced node from `first_line` on, in random order."""
     count = len(_list_replaced_nodes(ast.parse(program), first_line))
     for place in random.sample(range(count), count):
         tree = ast.parse(program)
@@ -41,7 +41,7 @@ def _list_replaced_nodes(tree: ast.AST, first_line: int) -> list[tuple[ast.AST, 
 
 
 def _list_replacements(node: ast.AST) -> list[ast.AST]:
-    """The nodes with another constant, comparison or operator; the values of a return also become others."""
+    """List nodes with another constant, comparison, operator or returned value."""
     match node:
         case ast.Constant(value=bool()):
             return [ast.Constant(not node.value)]

@@ -13,7 +13,7 @@ from asterism.tasks.contract import SandboxResult
 
 
 class SandboxPrograms:
-    """Each program is of another trajectory, so that programs overlap."""
+    """A sandbox handle with another trajectory for each program, so that programs overlap."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._numbers = sandbox, itertools.count()

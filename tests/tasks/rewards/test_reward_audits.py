@@ -1,4 +1,4 @@
-"""The attacks of falsepass and bohrin against the built-in grader, the examples and unit_tests: no false pass."""
+"""The attacks of falsepass and bohrin find no false pass of the built-in grader, the examples and unit_tests."""
 
 import asyncio
 import gzip
@@ -34,7 +34,7 @@ from tests.tasks.rewards.sandbox_programs import open_sandbox
 
 pytestmark = [pytest.mark.nightly, pytest.mark.real_clock, pytest.mark.timeout(1800)]
 
-# (truth, other values)
+# Pairs of a truth and wrong values.
 TRUTHS = (
     *(
         ("42", "41"),
@@ -58,12 +58,12 @@ TRUTHS = (
 )
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # no tokenizer decodes to one
+_SURROGATE = re.compile("[\ud800-\udfff]")  # no tokenizer decodes to a surrogate
 
 
 class Attack(NamedTuple):
-    name: str  # probe and variant
-    text: str  # of the answer's turn
+    name: str  # names of probe and variant
+    text: str  # text of the turn with the answer
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def list_attacks(
     other: str,
     render: Callable[[str], str],
 ) -> Iterator[Attack]:
-    """The completions of falsepass that a correct reward refuses."""
+    """Yield the completions of falsepass that a correct reward refuses."""
 
     class Recording:
         multi_turn = False
@@ -104,7 +104,7 @@ def list_attacks(
 
 
 def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that waits for nothing."""
+    """Return the result of a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -122,7 +122,7 @@ def list_attacks_on(packages: Path, row: DatasetProblem, other: str, render: Cal
 
 
 async def find_false_passes(dialogue: DialogueFormat, cases: Sequence[tuple[str, Attack]]) -> list[tuple[str, Attack]]:
-    """The (truth, attack) that the built-in grader accepts."""
+    """Return the pairs (truth, attack) that the built-in grader accepts."""
     sandbox = make_sandbox(SandboxConfig(backend="process"))
     await sandbox.start()
     try:
@@ -154,7 +154,7 @@ def test_falsepass_finds_no_false_pass_of_the_built_in_grader(packages: Path) ->
 def test_falsepass_finds_no_false_pass_of_an_example(
     packages: Path, example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`asterism task check --attack`, with the attacks of falsepass in place of its own."""
+    """Run `asterism task check --attack` with the attacks of falsepass in place of the built-in attacks."""
     write_data(example, tmp_path)
     (tmp_path / "examples").mkdir()
     for suffix in (".py", ".toml"):
@@ -202,7 +202,7 @@ def test_unit_tests_refuse_the_programs_of_bohrin(packages: Path) -> None:
 
 
 def list_wrong_programs(packages: Path, row: dict[str, str]) -> list[tuple[str, str]]:
-    """(operator, program) of all submissions that are wrong by construction."""
+    """List (operator, program) of all submissions that are wrong by construction."""
     with importing(packages, "bohrin.mutate.battery", "bohrin.ir.task") as (batteries, tasks):
         task = tasks.Task(id=row["task_id"], prompt=row["prompt"], reference=row["prompt"] + row["canonical_solution"])
         return [

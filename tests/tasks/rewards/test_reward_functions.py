@@ -1,4 +1,4 @@
-"""Reward functions of TRL's and verl's form, as in their documentation, run unchanged."""
+"""Reward functions in TRL's and verl's form, from their documentation, run unchanged."""
 
 import re
 from typing import Any
@@ -24,7 +24,7 @@ ROLLOUT = FinishedRollout(
 )
 
 
-# trl/docs/source/grpo_trainer.md: shapes of its four examples.
+# The forms of the four examples in trl/docs/source/grpo_trainer.md.
 def reward_by_tokens(completion_ids, **kwargs):
     return [float(len(ids)) for ids in completion_ids]
 
@@ -54,7 +54,7 @@ def reward_that_logs(completions, log_metric=None, log_extra=None):
     return [0.25]
 
 
-# verl/docs/preparation/reward_function.rst and verl/utils/reward_score/gsm8k.py: the same shape.
+# The form of verl/docs/preparation/reward_function.rst and verl/utils/reward_score/gsm8k.py.
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     found = re.findall(r"#### (\-?[0-9\.\,]+)", solution_str)
     return 1.0 if found and found[-1] == ground_truth else 0.0
@@ -86,7 +86,7 @@ def test_functions_of_both_forms_run_unchanged(function: object, components: dic
     assert score(function) == components
 
 
-def test_a_function_reads_columns_and_why_the_trajectory_ended() -> None:
+def test_a_function_receives_columns_and_the_ending_of_the_trajectory() -> None:
     def by_ending(completions, ending, extra_info):
         return [float(ending[0] == "length") + extra_info[0]["level"]]
 
@@ -105,7 +105,7 @@ def test_a_function_reads_columns_and_why_the_trajectory_ended() -> None:
         ("x" * 1000, "..."),
     ],
 )
-def test_a_result_that_is_no_reward_is_refused(result: Any, problem: str) -> None:
+def test_a_result_that_is_not_a_reward_is_refused(result: Any, problem: str) -> None:
     with pytest.raises(UnusableReward) as raised:
         score(lambda completions: result)
     assert problem in str(raised.value)

@@ -1,4 +1,4 @@
-"""Plain values between the processes, and tests that meet answers in place of the function."""
+"""Plain values between the processes, and tests with answers in place of the function."""
 
 import collections
 import json
@@ -27,7 +27,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
-def test_a_plain_value_arrives_as_it_was(value: Any) -> None:
+def test_a_plain_value_arrives_unchanged(value: Any) -> None:
     found = decode(json.loads(json.dumps(encode(value))))
     assert (type(found), found) == (type(value), value)
     assert repr(found) == repr(value) if not isinstance(value, int) else True
@@ -56,7 +56,7 @@ def test_another_object_is_refused_by_name() -> None:
 
 
 def judge(tests: str, program: str, setup: str = "", rounds: int = 9) -> tuple[bool, int]:
-    """Whether the tests pass, and the rounds."""
+    """Return whether the tests pass, and the number of rounds."""
     calls: list[Any] = []
     answers: list[Any] = []
     for number in range(1, rounds + 1):
@@ -94,11 +94,11 @@ ADD = "def f(a, b=1): return a + b"
         ("assert f(1) is True", "def f(_): return 1", (False, 2)),
     ],
 )  # fmt: skip
-def test_tests_judge_the_answers(tests: str, program: str, expected: tuple[bool, int]) -> None:
+def test_the_tests_pass_or_fail_by_the_answers(tests: str, program: str, expected: tuple[bool, int]) -> None:
     assert judge(tests, program) == expected
 
 
-def test_helpers_of_the_setup_are_for_both_and_its_stub_is_not_the_function() -> None:
+def test_both_programs_have_the_helpers_of_the_setup_and_its_stub_is_not_the_function() -> None:
     setup = "import math\ndef helper(n): return n + 1\ndef f(n):\n    'Add two.'"
     assert judge("assert f(1) == helper(helper(1))", "def f(n): return helper(n + math.floor(1.5))", setup) == (True, 2)
     with pytest.raises(KeyError):
@@ -114,12 +114,12 @@ def test_helpers_of_the_setup_are_for_both_and_its_stub_is_not_the_function() ->
         ("f(open)", "an argument cannot be sent to the program: builtin_function_or_method is not a plain value"),
     ],
 )
-def test_unusable_tests_are_an_error_and_no_reward(tests: str, cause: str) -> None:
+def test_unusable_tests_are_an_error_instead_of_a_reward(tests: str, cause: str) -> None:
     with pytest.raises(UnusableTests, match=cause):
         judge(tests, ADD)
 
 
-def test_calls_without_an_end_are_bounded() -> None:
+def test_endless_calls_are_bounded() -> None:
     result = run_tests("", "while True: f(1)", "f", [], [])
     assert (len(result["calls"]), result["is_complete"]) == (MAX_CALLS, False)
 

@@ -1,4 +1,4 @@
-"""asterism.tasks.rewards.unit_tests in the real sandbox: programs that solve, and programs that pretend."""
+"""asterism.tasks.rewards.unit_tests in the real sandbox, with correct programs and with cheating programs."""
 
 import asyncio
 import gzip
@@ -47,7 +47,7 @@ async def grade(sandbox: SandboxPrograms, text: str, row: dict[str, Any] = ROW) 
 
 @pytest.mark.slow
 @pytest.mark.real_clock
-async def test_only_programs_that_solve_get_a_reward() -> None:
+async def test_only_correct_programs_have_a_reward() -> None:
     right = "```python\nimport sys\nprint('noise')\nsys.stderr.write('noise')\ndef add(a, b): return a + b\n```"
     forged = 'import os\nos.write(1, b\'[["value", 3, []], ["value", 11, []]]\\n\')\nos._exit(0)'
     problem = DatasetProblem("rows.jsonl:1", "Write add(a, b).", "a + b", {**ROW})
@@ -56,7 +56,7 @@ async def test_only_programs_that_solve_get_a_reward() -> None:
         assert await grade(sandbox, "def add(a, b): return a - b") == 0.0
         assert (
             await grade(sandbox, f"def add(a, b): return a + b\n{forged}") == 0.0
-        )  # arguments after the call are missing
+        )  # the arguments after the call are missing
         hollow = [each.text for each in list_hollow_answers(DIALOGUE, problem)]
         assert len(hollow) > 30
         rewards = await asyncio.gather(*(grade(sandbox, text) for text in hollow))
@@ -85,7 +85,7 @@ def read_human_eval(folder: Path) -> list[dict[str, str]]:
 
 
 def fails_in_plain_interpreter(row: dict[str, str], program: str, folder: Path) -> bool:
-    """With the original tests in the same process. A program that does not end in time is no clear failure."""
+    """Run the original tests in the process of the program. A timeout is not a clear failure."""
     code = f"{program}\n{row['test']}\ncheck({row['entry_point']})\nprint('passed')"
     try:
         done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, timeout=20, check=False)
@@ -95,7 +95,7 @@ def fails_in_plain_interpreter(row: dict[str, str], program: str, folder: Path) 
 
 
 def list_mutants(row: dict[str, str], folder: Path, number: int = 3) -> list[str]:
-    """The first functions of some prompts are helpers, which the tests define themselves."""
+    """List mutants of the solution only, because helpers in the prompt are also defined in the tests."""
     program = row["prompt"] + row["canonical_solution"]
     mutants = mutate(program, Random(0), first_line=row["prompt"].count("\n") + 1)
     found = (each for each in mutants if fails_in_plain_interpreter(row, each, folder))
@@ -105,7 +105,7 @@ def list_mutants(row: dict[str, str], folder: Path, number: int = 3) -> list[str
 @pytest.mark.nightly
 @pytest.mark.real_clock
 @pytest.mark.timeout(1800)
-async def test_human_eval_passes_canonical_solutions_and_nothing_else(tmp_path: Path) -> None:
+async def test_human_eval_passes_only_canonical_solutions(tmp_path: Path) -> None:
     rows = read_human_eval(tmp_path)
     counts = {"canonical": 0, "hollow": 0, "mutated": 0}
     passed: list[str] = []

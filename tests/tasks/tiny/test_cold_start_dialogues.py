@@ -1,4 +1,4 @@
-"""The tiny task's cold start: shares of behaviors, and results that equal the sandbox's."""
+"""The cold start of the tiny task: shares of behaviors, and results that equal those of the sandbox."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def list_codes(message: dict[str, Any]) -> list[str]:
 
 
 def count_calls(messages: Messages) -> tuple[int, int]:
-    """(calls, failed calls)"""
+    """Return the number of calls, and the number of failed calls."""
     results = [message["content"] for message in messages if message["role"] == "tool"]
     return len(results), sum(result.startswith("Tool call failure") for result in results)
 
@@ -45,7 +45,7 @@ def test_generated_dialogues_have_the_configured_shares(dialogues: list[Messages
     assert counted[2, 1] == pytest.approx(shares.repaired + shares.malformed, abs=0.05)
 
 
-def test_a_mixture_has_only_the_behaviors_with_a_share() -> None:
+def test_dialogues_have_only_the_behaviors_with_a_share() -> None:
     none = dict.fromkeys(asdict(BehaviorShares()), 0.0)
     mixture = BehaviorShares(**none | {"reasoned": 3, "unrepaired": 1})
     counted = Counter(map(count_calls, generate_dialogues(0, 200, LIMIT, mixture)))
@@ -55,7 +55,7 @@ def test_a_mixture_has_only_the_behaviors_with_a_share() -> None:
         BehaviorShares(**none)
 
 
-def test_every_step_of_a_derivation_is_right_and_the_last_one_is_the_answer() -> None:
+def test_every_step_of_a_derivation_is_right_and_the_last_step_is_the_answer() -> None:
     questions = generate_questions(0, 300, held_out=False)
     steps = 0
     for question in questions:
@@ -74,7 +74,7 @@ def test_every_result_equals_the_output_of_its_call(dialogues: list[Messages]) -
                 assert result["content"] == format_result(run_snippet(code), LIMIT)
 
 
-def test_a_malformed_call_gets_the_error_message_of_a_rollout(dialogues: list[Messages]) -> None:
+def test_a_malformed_call_has_the_error_message_of_a_rollout(dialogues: list[Messages]) -> None:
     broken = 0
     for messages in dialogues:
         for call, result in pairwise(messages):

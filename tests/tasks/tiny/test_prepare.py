@@ -1,4 +1,4 @@
-"""The demo: the seed determines all prepared files, and unsuitable configurations are refused."""
+"""The prepared files of the demo, which the seed determines, and the refusal of unsuitable configurations."""
 
 from pathlib import Path
 from typing import Literal

@@ -55,7 +55,7 @@ def build_run(folder: Path, **changes: Any) -> RunConfig:
     archive = DialogueConfig(tools=("jupyter_code",), prefill="<think>", stop_tokens=("<|im_end|>", "<stop>"))
     rows = write_rows(folder / "rows.jsonl", *[{"question": "Where is the lighthouse?", "answer": "north"}] * 20)
     with Path(rows).open("a") as file:
-        file.write("{\n")  # an unusable row: data.max_bad_rows
+        file.write("{\n")  # an unusable row, which data.max_bad_rows allows
     dialogues = ({"messages": ARCHIVE}, {"task": "game", "messages": GAME})
     keys: dict[str, Any] = {
         "name": "some",
@@ -140,7 +140,7 @@ def test_stop_tokens_and_answer_tags_are_tokens(tokenizer: FastTokenizer) -> Non
         assert tokenizer.encode(text, trusted=True) == [tokenizer.get_token_id(text)]
 
 
-def test_the_cold_start_is_tokenized_with_the_made_tokenizer(
+def test_the_cold_start_is_tokenized_with_the_prepared_tokenizer(
     prepared: tuple[RunConfig, RunFolder], tokenizer: FastTokenizer
 ) -> None:
     run, _ = prepared

@@ -1,4 +1,4 @@
-"""The tiny task's tokenizer: single-token texts, merges, and tags in untrusted text."""
+"""The tokenizer of the tiny task: single-token texts, merges, and tags in untrusted text."""
 
 from pathlib import Path
 from statistics import mean
@@ -79,7 +79,7 @@ def test_the_vocabulary_has_about_450_entries(tokenizer: FastTokenizer) -> None:
 
 
 @pytest.mark.slow
-def test_transformers_loads_it_and_its_template_gives_the_same_text(folder: Path, tokenizer: FastTokenizer) -> None:
+def test_transformers_renders_the_same_text_with_the_template(folder: Path, tokenizer: FastTokenizer) -> None:
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(folder)
