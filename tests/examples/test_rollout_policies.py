@@ -196,3 +196,6 @@ def test_a_run_with_the_policy_replays_identically(name: str, tmp_path: Path) ->
     assert "replayed in" in output, output
     replay = asterism("log", "replay", f"{tmp_path}/demo", "--verify")
     assert "identical" in replay.stdout, replay.stderr
+    fork = asterism("log", "fork", f"{tmp_path}/demo", "0", "--turn", "0")
+    assert "rl.rollout_policy = " in fork.stderr
+    assert "a trajectory may depend on its siblings" in fork.stderr

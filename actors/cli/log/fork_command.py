@@ -22,6 +22,7 @@ from asterism.configs.schema.run_config import RunConfig
 from asterism.engine.data.task_inputs import read_task_descriptions
 from asterism.engine.model.tokenizer import FastTokenizer, load_tokenizer
 from asterism.policies.rollout.rollout import Rollout
+from asterism.policies.rollout.rollout_policy import POLICIES
 from asterism.policies.rollout.trajectory import Rules, Trajectory
 from asterism.tasks.hosting.task_services import build_task_services
 
@@ -51,6 +52,11 @@ class OtherBranches(NamedTuple):
 
     def recompute(self, conditions: Conditions) -> ForkResult:
         folder, run, options = conditions.folder, conditions.other, self.options
+        if run.rl.rollout_policy not in POLICIES:
+            raise UnusableInput(
+                f"{folder.path}: rl.rollout_policy = {run.rl.rollout_policy}: a trajectory may depend on its siblings, "
+                "which a fork does not have"
+            )
         tokenizer = load_tokenizer(folder.expand_path(run.model.checkpoint))
         rules = build_rules(run, read_task_descriptions(folder), tokenizer)
         point = _find_fork_point(folder, rules, options)
