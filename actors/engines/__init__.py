@@ -1,1 +1,1 @@
-"""Builds the inference engine of a generator from the run's configuration."""
+"""Generators build their inference engine here from the run's configuration."""

@@ -1,1 +1,1 @@
-"""Evaluations of a run and of `asterism eval`: their answers and results."""
+"""Evaluations of a run and of `asterism eval` have their answers and results here."""

@@ -1,1 +1,1 @@
-"""The service `asterism sandbox serve`, and the client that every command with `--at FOLDER` or `--sandbox FOLDER` uses."""
+"""The service `asterism sandbox serve` has a client here, which each command with `--at` or `--sandbox FOLDER` uses."""
