@@ -80,7 +80,7 @@ def _check_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrite:
             "newest checkpoint, or leave --resume out"
         )
     if run.model.checkpoint and Path(run.model.checkpoint).resolve().is_relative_to(folder.path.resolve()):
-        raise UnusableInput(f"{folder.path}: has the checkpoint to evaluate; choose another folder with --name")
+        raise UnusableInput(f"{folder.path}: contains the checkpoint to evaluate; choose another folder with --name")
     if overwrite and folder.config.exists() and not load_run(folder.config).evaluation.only:
         raise UnusableInput(
             f"{folder.path}: is no evaluation, so --overwrite does not delete it; choose another folder with --name"

@@ -54,7 +54,7 @@ def parse_checkpoint_argument(text: str) -> CheckpointArgument:
     if colon and (run := _find_run(name)) is not None:
         return _choose_step(text, run, step)
     if path.is_dir():
-        raise UnusableInput(f"{text}: has neither config.json, as a model, nor config.toml, as a run")
+        raise UnusableInput(f"{text}: is neither a model's folder (config.json) nor a run's (config.toml)")
     raise UnusableInput(f"{text}: no such folder; expected a model's folder, RUN, RUN:STEP or the URL of a server")
 
 

@@ -123,7 +123,7 @@ def _uses_openai(weights: Sequence[CheckpointArgument]) -> bool:
     if any(have_paths) and not all(have_paths):
         raise UnusableInput(
             f"{weights[have_paths.index(False)].url}: expected a URL with a path, such as http://localhost:8000/v1, like the "
-            "other URLs; one without a path is that of an SGLang server"
+            "other URLs; a URL without a path is for an SGLang server"
         )
     return all(have_paths)
 
@@ -131,11 +131,11 @@ def _uses_openai(weights: Sequence[CheckpointArgument]) -> bool:
 def _set_server_options(base: RunConfig, weights: Sequence[CheckpointArgument], server: ServerOptions) -> RunConfig:
     if server.tokenizer is not None:
         if weights[0].folder is not None:
-            raise UnusableInput(f"--tokenizer {server.tokenizer}: a checkpoint has its own; the flag is for URLs")
+            raise UnusableInput(f"--tokenizer {server.tokenizer}: a checkpoint has its own; use the flag with URLs")
         base = replace(base, model=ModelConfig(checkpoint=str(server.tokenizer.absolute())))
     if (server.model or server.api_key_variable) and not _uses_openai(weights):
         flag = "--model" if server.model else "--api-key-variable"
-        raise UnusableInput(f"{flag}: it is for URLs of OpenAI's API, such as http://localhost:8000/v1")
+        raise UnusableInput(f"{flag}: use the flag with URLs of OpenAI's API, such as http://localhost:8000/v1")
     openai = OpenAIConfig(
         model=server.model or base.openai.model,
         api_key_variable=server.api_key_variable or base.openai.api_key_variable,

@@ -53,7 +53,7 @@ def check_private_folder(folder: Path) -> None:
     """Check that no other user can take the place of client or server in the folder. Raises UnusableInput."""
     status = folder.stat()
     if status.st_uid != os.getuid():
-        raise UnusableInput(f"--at {folder}: the folder of another user; choose one of your own")
+        raise UnusableInput(f"--at {folder}: the folder of another user; choose your own folder")
     if status.st_mode & 0o077:
         raise UnusableInput(
             f"--at {folder}: other users have access to it; run `chmod 700 {folder}`, or choose another"
@@ -158,7 +158,7 @@ class SandboxClient:
             raise ValueError(f"trajectory {key[0]}: the same request is already in flight")
         frame = encode(Envelope(self._name, SERVED_ADDRESS, message))
         if len(frame) > MAX_REQUEST_BYTES:
-            raise SandboxFailure(f"a request of {len(frame)} bytes; the server accepts {MAX_REQUEST_BYTES}")
+            raise SandboxFailure(f"a request of {len(frame)} bytes; the server accepts at most {MAX_REQUEST_BYTES}")
         answer = self._pending[key] = asyncio.get_running_loop().create_future()
         try:
             await self._bus.send_frame(SERVED_ADDRESS, frame)

@@ -58,7 +58,7 @@ class DeliveryLedger:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise UnusableInput(f"{self._path}: another process delivers to this sink, such as that of a run") from None
+            raise UnusableInput(f"{self._path}: another process delivers to this sink; wait until it ends") from None
         self._file.truncate(self._load())
         return self
 

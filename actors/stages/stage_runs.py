@@ -79,7 +79,7 @@ def read_start(run: RunConfig) -> StageStart:
 
 
 def continue_stage(run: RunConfig, options: StageConfig, start: StageStart, first: RunFolder) -> RunConfig:
-    """Return `run` with the weights, and as configured moments, data position and unsolved problems, of the stage before.
+    """Return `run` with weights and, as configured, moments, data position and unsolved problems of the stage before.
 
     `first` is the folder of the first stage, to which `$RUN` refers in all stages.
     """

@@ -162,7 +162,7 @@ class StageSequence:
         if not set(begun) <= set(names):
             raise RunFolderError(
                 f"{self.folder.path}: the stages {', '.join(begun)} have begun, but [[stages]] has {', '.join(names)}; "
-                "restore the names and order of those that have begun, or choose another folder with --name"
+                "restore the names and order of these stages, or choose another folder with --name"
             )
 
     def _get_finished(self, index: int, expected: RunConfig | None = None) -> FinishedStage:

@@ -43,7 +43,7 @@ def analyze_entropy(options: EntropyOptions, console: Console) -> None:
     check_json_path(options.json_file)
     chosen = parse_checkpoint_argument(options.checkpoint)
     if chosen.run is None or chosen.step is None or chosen.folder is None:
-        raise UnusableInput(f"{options.checkpoint}: expected a run or its step: its event log has the generated tokens")
+        raise UnusableInput(f"{options.checkpoint}: expected a run or RUN:STEP, since only a run logs the tokens")
     run = load_run(chosen.run.config)
     generated = choose_trajectories(chosen.run, chosen.step, options.trajectories, options.seed)
     tokenizer = load_tokenizer(chosen.folder)
@@ -85,7 +85,7 @@ def choose_trajectories(folder: RunFolder, version: int, number: int, seed: int)
             chosen[place] = finished
     if not chosen:
         known = ", ".join(map(str, sorted(versions))) or "none"
-        raise UnusableInput(f"{folder.events}: no trajectory of step {version} is logged; logged are those of: {known}")
+        raise UnusableInput(f"{folder.events}: no trajectory of step {version} is logged; logged steps: {known}")
     return sorted(chosen, key=lambda each: each.trajectory_id)
 
 

@@ -39,7 +39,7 @@ class TranscriptFile:
             self._row = b""
         except BlockingIOError:
             self._file.close()
-            raise UnusableInput(f"{self._option}: the transcript of a chat that still runs") from None
+            raise UnusableInput(f"{self._option}: another chat writes this file; name another one") from None
         except OSError as error:
             raise UnusableInput(f"{self._option}: {error.strerror}") from None
 

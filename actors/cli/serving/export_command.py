@@ -72,7 +72,7 @@ def _check_options(folder: Path, options: ExportOptions) -> None:
 def _check_content(folder: Path, options: ExportOptions) -> None:
     content = list(folder.iterdir()) if folder.is_dir() else []
     if any(path.is_dir() for path in content):
-        raise UnusableInput(f"{folder}: has folders, so it is no export; choose another folder")
+        raise UnusableInput(f"{folder}: contains folders, so it is not an export; choose another folder")
     if content and not options.overwrite:
         raise UnusableInput(f"{folder}: is not empty; choose another folder, or replace it with --overwrite")
 

@@ -76,7 +76,7 @@ def _find_model(reference: str, console: Console) -> tuple[Path, str]:
     if (path / "config.json").is_file() and find_checkpoint_folder(path) is None:
         return path, path.resolve().name
     if path.is_dir() and find_run_folder(reference) is None:
-        raise UnusableInput(f"{path}: has neither config.json, as a model, nor config.toml, as a run")
+        raise UnusableInput(f"{path}: is neither a model's folder (config.json) nor a run's (config.toml)")
     chosen = find_run_step(reference)
     folder = chosen.run.get_export_path(chosen.step)
     if not _is_current(folder, chosen):

@@ -74,9 +74,9 @@ def _describe_change(before: DataDigests, present: DataDigests) -> str | None:
         known = before.get(key, {})
         for path in sorted({*files, *known}):
             if path not in known:
-                return f"{path}: {key} has this file only"
+                return f"{path}: this file was added to {key}"
             if path not in files:
-                return f"{path}: {key} has lost this file"
+                return f"{path}: this file was removed from {key}"
             if files[path] != known[path]:
                 return f"{path}: the content of {key} has changed"
     return None

@@ -79,11 +79,11 @@ def test_a_new_or_lost_part_of_a_folder_is_refused(data: Path) -> None:
     keep(data)
     part = data / "parts" / "c.jsonl"
     shutil.copyfile(data / "parts" / "a.jsonl", part)
-    with pytest.raises(UnusableInput, match=r"c\.jsonl: data\.train has this file only since"):
+    with pytest.raises(UnusableInput, match=r"c\.jsonl: this file was added to data\.train since"):
         keep(data)
     part.unlink()
     (data / "parts" / "b.jsonl").unlink()
-    with pytest.raises(UnusableInput, match=r"b\.jsonl: data\.train has lost this file since"):
+    with pytest.raises(UnusableInput, match=r"b\.jsonl: this file was removed from data\.train since"):
         keep(data)
 
 
