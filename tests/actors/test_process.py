@@ -1,4 +1,4 @@
-"""The program of a run's processes: the pinned sandbox backend of executors, and the exit code."""
+"""A run's process has a program: the pinned sandbox backend of executors, and the exit code."""
 
 import subprocess
 import sys

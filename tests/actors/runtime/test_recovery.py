@@ -1,4 +1,4 @@
-"""Recovery of a deciding process that is killed at any of its events."""
+"""A deciding process recovers from a kill at any of its events."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ def deciders() -> dict[str, Counting]:
 
 
 async def record(folder: Path) -> list[bytes]:
-    """Record 40 messages and their effects in `head.sqlite`; returns the frames that the peer received."""
+    """Record 40 messages and their effects in `head.sqlite`; return the frames that the peer received."""
     hub = Hub()
     head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000, EPOCH + 7)
     log = EventLog(folder / "head.sqlite")
@@ -213,7 +213,7 @@ def test_a_refused_log_is_closed_by_the_thread_that_read_it(path: Path) -> None:
         asyncio.run(
             asyncio.to_thread(recover, path, "head", EPOCH, recovered_deciders, ("metrics",), 1000, START_FRAMES)
         )
-    assert refused.value.__traceback__ is not None  # it keeps the reader's frames alive
+    assert refused.value.__traceback__ is not None  # the traceback keeps the reader's frames alive
     still_open = [entry.resolve() for entry in Path("/proc/self/fd").iterdir()]
     assert path.resolve() not in still_open
 
@@ -245,7 +245,7 @@ def test_recovery_refuses_a_message_to_itself_that_it_never_sent(path: Path) -> 
 
 @pytest.mark.real_clock
 async def test_no_effect_leaves_before_its_event_is_in_the_log(tmp_path: Path) -> None:
-    """When the peer receives a frame, its event is in the file; no event is acknowledged earlier."""
+    """When the peer receives a frame, the event is in the file; no event is acknowledged earlier."""
     hub = Hub()
     head, peer = hub.join("head", 1000, EPOCH), hub.join("peer", 1000)
     log = EventLog(tmp_path / "head.sqlite")
@@ -268,12 +268,12 @@ def _trajectories(path: Path) -> set[int]:
 
 
 async def test_services_receive_no_message_before_its_event_is_in_the_log() -> None:
-    """The loop ends only after the last one is delivered."""
+    """The loop ends only after the last message is delivered."""
     kept, steps = CommittedLog(), list[int]()
 
     async def note(message: AnyMessage) -> None:
         assert isinstance(message, MetricsRecorded)
-        assert sum(event.actor == "two" for event in kept.events) >= message.step  # the number of the event
+        assert sum(event.actor == "two" for event in kept.events) >= message.step  # the step is the number of the event
         steps.append(message.step)
 
     hub = Hub()

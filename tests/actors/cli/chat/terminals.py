@@ -37,7 +37,7 @@ class Terminal:
         return self.output[begin : self._seen]
 
     def interrupt_input(self) -> None:
-        """Press ^C at a prompt. `input` of CPython defers a ^C that arrives after its prompt, but before its `select`."""
+        """Press ^C at a prompt. CPython's `input` defers a ^C that arrives between its prompt and its `select`."""
         deadline = time.monotonic() + PATIENCE_S
         while process_state(self.process.pid) != "S":
             assert time.monotonic() < deadline, f"no wait for input after {self.output!r}"

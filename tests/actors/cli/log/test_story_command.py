@@ -64,9 +64,8 @@ def test_show_follows_a_live_run_until_an_interrupt(folder: RunFolder, tmp_path:
     command = [*ASTERISM, "log", "show", str(live.path), "--follow", "--kind", "StepCollected"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
-        steps = [
-            re.search(r"step (\d)", follower.stdout.readline()) for _ in range(4)
-        ]  # two each for recipe and recorder
+        # The recipe and the recorder receive two events each.
+        steps = [re.search(r"step (\d)", follower.stdout.readline()) for _ in range(4)]
         assert [found.group(1) for found in steps if found] == ["1", "1", "2", "2"]
         follower.send_signal(signal.SIGINT)
         assert follower.wait(timeout=30) == 0
