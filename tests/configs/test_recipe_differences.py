@@ -37,11 +37,7 @@ OTHER_KEYS = {
     *("dialogue.renderer", "dialogue.renderer_parameters"),  # keys of a model family's own chat format
     "dialogue.tool_call_format",  # the key has one value
     *("sft.data", "sft.mixture", "sft.max_bad_rows"),
-    *(
-        "sft.validation",
-        "sft.validation_share",
-        "sft.validation_every",
-    ),  # keys of a measured loss; they change no update
+    *("sft.validation", "sft.validation_share", "sft.validation_every"),  # keys of measured losses only
     *("reward.weights", "reward.time_limit_s", "evaluation.success"),  # keys of reward functions
     *("learner.ranks", "learner.threads", "learner.memory.micro_batch_tokens"),  # keys of speed and memory
     *("learner.device", "learner.dtype", "learner.head_dtype", "learner.dp_replicate", "learner.collective_timeout_s"),

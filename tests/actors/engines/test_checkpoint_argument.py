@@ -87,7 +87,7 @@ def test_a_transformers_folder_and_a_url_belong_to_no_run(run: RunFolder, tmp_pa
         ("demo:20", "no exported model of step 20"),
         ("demo:newest", 'expected a number, "last" or "best" after the colon; runs/demo has the steps 0, 2, 10'),
         ("runs/demo/checkpoints/step_000020", r"has no exported model .*; .*runs/demo has the steps 0, 2, 10"),
-        ("runs", "runs: is neither a model's folder (config.json) nor a run's (config.toml)"),
+        ("runs", r"runs: is neither a model's folder \(config.json\) nor a run's \(config.toml\)"),
         ("staged", "runs/staged: has several stages; name one of them: runs/staged/1_short$"),
         ("ftp://host", "ftp://host: expected the URL of a server"),
     ],

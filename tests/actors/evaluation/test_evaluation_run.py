@@ -202,7 +202,7 @@ def test_a_server_that_does_not_respond_is_named() -> None:
     ("targets", "server", "message"),
     [
         (["http://h:1"], ServerOptions(model="qwen"), "--model: use the flag with URLs of OpenAI's API"),
-        (["RUN"], ServerOptions(api_key_variable="KEY"), "--api-key-variable: it is for URLs"),
+        (["RUN"], ServerOptions(api_key_variable="KEY"), "--api-key-variable: use the flag with URLs"),
         (["RUN"], ServerOptions(tokenizer=Path("folder")), "--tokenizer folder: a checkpoint has its own"),
     ],
 )

@@ -240,7 +240,7 @@ def test_an_interrupted_server_prints_no_traceback(
 @pytest.mark.real_clock
 def test_an_unusable_interpreter_port_or_folder_is_refused(tmp_path: Path, interpreter: Path) -> None:
     (tmp_path / "model").mkdir()
-    with pytest.raises(UnusableInput, match=r"model: has neither config\.json, as a model, nor config\.toml, as a run"):
+    with pytest.raises(UnusableInput, match=r"model: is neither a model's folder \(config\.json\) nor a run's"):
         serve(tmp_path / "model", interpreter)
     (tmp_path / "model" / "config.json").write_text("{}")
     with pytest.raises(UnusableInput, match="nowhere: no such run"):
