@@ -89,7 +89,6 @@ async def run_rollout(
 
 
 async def _report_counts(observer: TrajectoryObserver) -> None:
-    """Log the counts until cancelled, and once at the end."""
     try:
         while True:
             observer.write_counts()

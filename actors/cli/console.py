@@ -132,7 +132,7 @@ def check_outputs(
             raise UnusableInput(f"--output {path}: expected the extension {' or '.join(extensions)}")
         if any(path.resolve() == each.resolve() for each in inputs):
             raise UnusableInput(f"--output {path}: is also an input")
-        if any(path.resolve().parent == each.resolve() for each in inputs):  # it would become part of the input
+        if any(path.resolve().parent == each.resolve() for each in inputs):  # the output would join the input
             raise UnusableInput(f"--output {path}: is in the folder {path.parent}, which is an input")
         if not path.parent.is_dir():
             raise UnusableInput(f"--output {path}: the folder {path.parent} does not exist")

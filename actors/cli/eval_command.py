@@ -76,8 +76,8 @@ def _check_folder(run: RunConfig, folder: RunFolder, *, resume: bool, overwrite:
     """Check that this evaluation may use the folder. Raises UnusableInput before anything is deleted."""
     if resume and not folder.path.exists():
         raise UnusableInput(
-            f"{folder.path}: no evaluation to --resume; name the step of the run, as in RUN:40, since RUN alone has its "
-            "newest checkpoint, or leave --resume out"
+            f"{folder.path}: no evaluation to --resume; leave --resume out, or name the step of the evaluation, as in "
+            "RUN:40 (RUN alone is the newest checkpoint)"
         )
     if run.model.checkpoint and Path(run.model.checkpoint).resolve().is_relative_to(folder.path.resolve()):
         raise UnusableInput(f"{folder.path}: contains the checkpoint to evaluate; choose another folder with --name")

@@ -122,7 +122,6 @@ def _run_configured(run: RunConfig, *, resume: bool, overwrite: bool, console: C
 
 
 def describe_resumption(folder: RunFolder) -> str:
-    """Describe where a resumed run continues."""
     step = find_resume_step(folder)
     if step is not None:
         return f"continues after step {step}, from {folder.get_checkpoint_path(step)}"

@@ -139,7 +139,6 @@ def _choose_cluster(options: SimulateOptions, default: SimulatedCluster) -> Simu
 
 
 def _parse_policies(names: str) -> list[SimulatedPolicy]:
-    """Return the named policies without duplicates; "all" names all of them."""
     if names == "all":
         return list(POLICIES)
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))

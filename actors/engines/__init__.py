@@ -1,1 +1,1 @@
-"""Generators build their inference engine here from the run's configuration."""
+"""Inference engines of generators, and the checkpoints that commands name."""

@@ -48,7 +48,6 @@ class EngineGoneSignal:
 
 
 def _collect_messages(group: ExceptionGroup[EngineFailure]) -> list[str]:
-    """Return the distinct messages, in order."""
     messages: dict[str, None] = {}
     for error in group.exceptions:
         for message in _collect_messages(error) if isinstance(error, ExceptionGroup) else [str(error)]:

@@ -1,4 +1,4 @@
-"""The prober computes the probe of loaded weights in an engine, to compare it (policies/health/weight_probes.py)."""
+"""The prober computes an engine's probe of loaded weights, for policies/health/weight_probes.py to compare."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,1 +1,1 @@
-"""Evaluations of a run and of `asterism eval` have their answers and results here."""
+"""Answers and results of evaluations, during a run and in `asterism eval`."""

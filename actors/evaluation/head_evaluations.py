@@ -1,4 +1,4 @@
-"""The head process evaluates here: it records answers and metrics, and finds the answers of earlier launches."""
+"""The head process records answers and metrics of evaluations, and finds the answers of earlier launches."""
 
 import asyncio
 from collections.abc import Generator, Sequence

@@ -65,17 +65,15 @@ class ChildProcesses:
         return child
 
     def remove(self, name: str) -> None:
-        """Remove a child that has ended as expected."""
+        """Remove a child that has ended as expected; list_failed then leaves it out."""
         del self._children[name]
 
     async def wait_for_exit(self, name: str, timeout_s: float) -> bool:
-        """Return whether the child ends within `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._children[name].process.wait(), timeout_s)
         return self._children[name].process.returncode is not None
 
     async def kill(self, name: str) -> None:
-        """Kill the child and its process group."""
         process = self._children[name].process
         if process.returncode is None:
             self._logger.warning("process.killed", name=name, pid=process.pid)
@@ -84,7 +82,6 @@ class ChildProcesses:
         await process.wait()
 
     def watch_heartbeats(self, senders: Sequence[str], incarnation: int, settings: SupervisionConfig) -> HeartbeatWatch:
-        """Watch a child that starts now."""
         return HeartbeatWatch(senders, incarnation, settings, self._folder)
 
     async def kill_hung(self, name: str, hang: Hang) -> None:
@@ -94,7 +91,7 @@ class ChildProcesses:
 
     async def shut_down(self, bus: Bus, name: str, timeout_s: float) -> None:
         """Send Shutdown, and kill the child if it does not end within `timeout_s`."""
-        with contextlib.suppress(asyncio.TimeoutError):  # with a full queue it is killed below
+        with contextlib.suppress(asyncio.TimeoutError):  # a child with a full queue is killed below
             await asyncio.wait_for(bus.send(name, Shutdown()), timeout=0.5)
         await self.kill_after(name, timeout_s)
 
@@ -105,7 +102,6 @@ class ChildProcesses:
         await self.kill_after(name, timeout_s)
 
     async def kill_after(self, name: str, timeout_s: float) -> None:
-        """Kill the child if it does not end within `timeout_s`."""
         if not await self.wait_for_exit(name, timeout_s):
             await self.kill(name)
 
@@ -126,7 +122,6 @@ def describe_exit(child: ChildProcess) -> str:
 
 
 def build_process_died_error(child: ChildProcess, how: str = "") -> ProcessDied:
-    """Build the error for a child that ended unexpectedly."""
     reason = read_exit_reason(child.output_path, child.exit_reason_path)
     return ProcessDied(
         f"{child.name} ended {how}with exit code {child.process.returncode}:\n{reason}\n"

@@ -156,7 +156,7 @@ _STORES_OF_SINKS = ("tensorboard", "wandb", "mlflow.db", "trackio")
 
 
 def _has_begun(folder: RunFolder) -> bool:
-    """Return whether the folder has a checkpoint, an event, or a file that no failed start leaves: it is in use."""
+    """Return whether the folder has a checkpoint, an event, or a file that no failed start leaves."""
     left_by_failed_start = {
         *(folder.config, folder.lock, folder.launch_counter, folder.problem_counts, folder.task_descriptions),
         folder.provenance,

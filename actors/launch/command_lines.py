@@ -1,4 +1,4 @@
-"""Command lines of a node's processes are built here."""
+"""Construction of the command lines of a node's processes."""
 
 import sys
 from collections.abc import Sequence

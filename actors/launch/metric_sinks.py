@@ -56,7 +56,7 @@ class MetricSinks:
         self._logger = structlog.get_logger()
 
     def start(self) -> None:
-        """Start the sinks. Earlier metrics.jsonl has lost the lines of the steps that this launch repeats."""
+        """Start the sinks, after metrics.jsonl has lost the lines of the steps that this launch repeats."""
         if self._options.sinks:
             make_identity(self._folder)
         self._tasks = {name: asyncio.create_task(self._keep_running(name)) for name in self._options.sinks}
@@ -95,7 +95,7 @@ class MetricSinks:
                 child.process.terminate()
             if await child.process.wait() == 0:
                 return
-            if not (follow and child.process.returncode == -SIGTERM):  # too early for its handler
+            if not (follow and child.process.returncode == -SIGTERM):  # the signal preceded its handler
                 self._record_death(name, child)
                 await self._pause(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**failures))
 
@@ -108,7 +108,7 @@ class MetricSinks:
         self._logger.warning("sink.died", sink=name, exit_code=child.process.returncode, cause=cause)
 
     async def _pause(self, pause_s: float) -> None:
-        """Pause, and no longer than the run if it ends meanwhile."""
+        """Pause. If the run ends during the pause, the pause ends too."""
         if self._has_ended.is_set():
             await asyncio.sleep(pause_s)
             return

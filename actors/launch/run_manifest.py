@@ -29,7 +29,6 @@ def check_run_files(folder: RunFolder) -> None:
 
 
 def remove_run_manifest(folder: RunFolder) -> None:
-    """Remove the manifest before a launch changes the files."""
     _get_manifest(folder).unlink(missing_ok=True)
 
 

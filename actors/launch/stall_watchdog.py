@@ -1,4 +1,4 @@
-"""A stall watchdog reports a run without progress, and from the event logs the actors that wait."""
+"""A stall watchdog reports a run without progress, and the actors that wait by the event logs."""
 
 import asyncio
 import sys
@@ -24,7 +24,6 @@ class StallWatchdog:
         self._progressed.set()
 
     async def watch(self) -> None:
-        """Report stalls until cancelled."""
         while True:
             self._progressed.clear()
             try:

@@ -93,7 +93,6 @@ class Supervisor:
             watch.on_heartbeat(heartbeat)
 
     def mark_healthy(self, name: str) -> None:
-        """Reset the failures of a process that has worked."""
         self._failures[name] = 0
 
     # ---------------------------------------------------------------- incarnations

@@ -70,7 +70,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     @property
     def identical(self) -> bool | None:
-        """Return None if nothing differs but some events could not be replayed."""
+        """Return whether replay and log are equal; None if they are, but some events could not be replayed."""
         if self.difference is not None:
             return False
         return None if self.num_skipped else True
@@ -123,7 +123,7 @@ class LogReplay:
         return max(0, read_last_seq(self._path) - self._next_seq + 1)
 
     def catch_up(self, *, growing: bool = False, proceed: Callable[[], bool] = lambda: True) -> None:
-        """Replay to the end of the log while `proceed`, which is called every few thousand events.
+        """Replay to the end of the log while `proceed()` is true; it is called every few thousand events.
 
         A process may still write its decision on the last event of a `growing` log.
         """
@@ -213,7 +213,6 @@ def redecide_all(
 
 
 def list_batches(decided: DecidedEvent) -> list[BatchReady]:
-    """Return the batches that this decision completes."""
     return [send.message for send in decided.sends if isinstance(send.message, BatchReady)]
 
 

@@ -98,7 +98,7 @@ class DecidedEvent(msgspec.Struct, frozen=True):
         return compute_fingerprint(self.frames), compute_state_fingerprint(self.state)
 
     def find_difference(self, decision: Decision | None) -> str:
-        """Return "effects", "state" or nothing. An event that a kill left undecided differs in nothing."""
+        """Return "effects", "state" or nothing. An event that a kill left undecided has no difference."""
         if decision is None:
             return ""
         effects, state = self.fingerprints
@@ -216,7 +216,7 @@ class DeciderLoop:
         for effect, frame in zip(decided.effects, decided.frames, strict=True):
             process, _, actor = effect.to.partition("/")
             if process == self._bus.process and actor not in self._services:
-                await self._bus.send_frame(effect.to, frame)  # its own event is logged after this one
+                await self._bus.send_frame(effect.to, frame)  # the frame's own event is logged later
             else:
                 outward.append((effect.to, frame))
         return PendingEffects(self._last_logged_seq, delivery, outward)
@@ -251,7 +251,6 @@ class DeciderLoop:
             await self._work_available.wait()
 
     async def _wait_for_effects(self, max_pending: int) -> None:
-        """Wait until at most `max_pending` events wait."""
         while len(self._pending_effects) > max_pending:
             self._effects_applied.clear()
             await self._effects_applied.wait()

@@ -1,4 +1,4 @@
-"""A deciding process recovers from its log here, then runs its receive loop until Shutdown."""
+"""A deciding process recovers from its log, then runs its receive loop until Shutdown."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The problems of a run's logged groups are found here, so that a replay does not read the data files.
+"""A replay reads the problems of a run's logged groups from the event log instead of the data files.
 
 The seed of a logged StartGroup identifies the position in the sequence of problems, and so the
 problem's index. If a process sent a group and the rollout process did not log it, only the data files have its

@@ -164,7 +164,7 @@ def _load_problems(
     file: str,
     report: QuestionReport,
 ) -> list[TokenizedProblem]:
-    """Load the problems. Prompts over the limit are skipped; a first observation of the task does not count."""
+    """Load the problems. Longer prompts are skipped; the limit does not count an environment's first observation."""
     problems: list[TokenizedProblem] = []
     renderer = build_renderer(task.get_dialogue(), description, tokenizer)
     longest, skipped, limit = 0, 0, task.get_dialogue().prompt_tokens

@@ -94,7 +94,6 @@ class DeliveryLedger:
         return [NumberedLine(number, line) for number, line in sorted(numbered) if number >= self._num_delivered]
 
     def mark_delivered(self) -> None:
-        """Mark all sent lines as delivered."""
         if self._num_delivered < len(self._sent):
             self._append(Delivered(len(self._sent)))
 

@@ -26,7 +26,6 @@ ENVIRONMENT = {
 
 
 def name_sink_process(sink: str) -> str:
-    """Return the name of the sink's process and of its log files."""
     return f"sink-{sink}"
 
 

@@ -1,4 +1,4 @@
-"""A finished run's structured logs show the problems that it has solved; data files without them are written.
+"""The problems that a finished run has solved are read from its structured logs, and left out of the data files.
 
 A problem is solved if in its last group all rollouts are successes (`evaluation.success`). A rollout that failed or was
 aborted is not solved. Problems of unfinished groups are not solved either. Problems without a group are counted apart.

@@ -38,7 +38,7 @@ class StageStart(NamedTuple):
 
 
 def check_stage(run: RunConfig, options: StageConfig, before: RunConfig) -> None:
-    """Check that the stage before has the logs, and for `unsolved` the tasks, of this stage. Raises UnusableInput."""
+    """Check the logs that this stage reads, and for `unsolved` the tasks, of the stage before. Raises UnusableInput."""
     prefix = f"stages: {options.name}: "
     if options.problems == "all":
         if options.problem_order == "continue" and not before.log.events:

@@ -87,7 +87,7 @@ class StageSequence:
         self._prepare_folder()
 
     def run(self, run_stage: RunStage) -> int:
-        """Return the first exit code of a stage that is not 0, or 0. Raises UnusableInput and DiskError."""
+        """Run the stages; return the first exit code other than 0, or 0. Raises UnusableInput and DiskError."""
         before: FinishedStage | None = None
         for index, (options, run) in enumerate(self._stages):
             folder, run = self._folders[index], replace(run, name=f"{run.name}/{self._folders[index].path.name}")

@@ -122,7 +122,6 @@ class ChatSession:
             self._engine.abort(self._trajectory_id)
 
     async def reset(self) -> None:
-        """Start another conversation."""
         await self.close()
         self._trajectory, self.messages = None, []
         self._trajectory_id += 1

@@ -65,7 +65,6 @@ def serve_model(reference: str, options: ServeOptions, console: Console) -> int:
 
 
 def _load_config(reference: str, overrides: Sequence[str]) -> RunConfig:
-    """Load the run's configuration, or the defaults."""
     run = find_run_folder(reference)
     return load_run(run.config, overrides) if run else load_run(None, ["name=serve", *overrides])
 
@@ -82,7 +81,7 @@ def _find_model(reference: str, console: Console) -> tuple[Path, str]:
     if not _is_current(folder, chosen):
         console.print(f"exporting step {chosen.step} to {escape(str(folder))}", highlight=False, soft_wrap=True)
         with locking_folder(folder):
-            if not _is_current(folder, chosen):  # checks again: another server may have exported it
+            if not _is_current(folder, chosen):  # another server may have exported the step
                 export_step(chosen, folder, ExportOptions())
     return folder, f"{chosen.run.path.resolve().name}-{chosen.step}"
 

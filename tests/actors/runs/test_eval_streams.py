@@ -21,7 +21,7 @@ READ = {name: script for name, script in ANSWERED.items() if script.end != "hold
 UNREAD = {name: script for name, (script, _) in FAILED.items() if script.end != "hold" and script.status == 200}
 
 
-async def test_the_answers_of_odd_streams_are_right_and_those_of_broken_streams_are_failed(tmp_path: Path) -> None:
+async def test_answers_of_odd_streams_are_right_and_answers_of_broken_streams_fail(tmp_path: Path) -> None:
     model = save_small_model(tmp_path)
     scripts = {**READ, **UNREAD, LIMIT: ANSWERED[LIMIT]}
     questions = tmp_path / "questions.jsonl"

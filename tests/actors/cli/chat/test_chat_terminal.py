@@ -116,7 +116,7 @@ def test_a_prompt_is_answered_once(run: RunFolder) -> None:
     assert found.stdout.endswith("<answer>\\boxed{42}</answer>\n(answered; 2 turns, 33 tokens)\n")
 
 
-def test_a_chat_without_a_reader_of_its_output_closes_engine_and_sandbox(run: RunFolder) -> None:
+def test_a_chat_without_a_reader_closes_engine_and_sandbox(run: RunFolder) -> None:
     """The reader ends during the answer."""
     command = [*ASTERISM, "chat", str(run.path), "--prompt", "Count.", "--max-tokens", "16000"]
     environment = {**os.environ, **ENVIRONMENT}
@@ -152,9 +152,7 @@ def test_the_demos_checkpoint_answers_with_its_tool(finished_run: tuple[RunFolde
         (("learned", "--transcript", "none/file"), "--transcript none/file: No such file or directory"),
     ],
 )
-def test_unusable_arguments_are_refused_with_the_cause(
-    arguments: tuple[str, ...], message: str, run: RunFolder
-) -> None:
+def test_unusable_arguments_are_refused_by_name(arguments: tuple[str, ...], message: str, run: RunFolder) -> None:
     found = asterism_chat(run, *arguments)
     assert found.returncode == 2
     assert message in found.stderr

@@ -81,7 +81,7 @@ class TestDocker:
         assert "systemctl start docker" in stopped.remedy
 
     def test_a_socket_without_permission_is_reported_separately(self, monkeypatch: pytest.MonkeyPatch):
-        def refuse(_: object) -> str:  # a permission bit is no hindrance, because the tests may run as root
+        def refuse(_: object) -> str:  # no permission bits, since the tests may run as root
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr(docker_probe, "query_version", refuse)
