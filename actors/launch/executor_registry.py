@@ -66,7 +66,7 @@ class ExecutorRegistry:
         await self.on_left(f"{child.name}/{incarnation}", describe_exit(child))
 
     def _is_fatal_exit(self, incarnation: int, child: ChildProcess) -> bool:
-        """Return whether unusable input ended a first incarnation before it joined; later it may be the machine."""
+        """Return whether unusable input ended a first incarnation that never joined; later the machine may fail."""
         return incarnation == 1 and f"{child.name}/1" not in self._joined and child.process.returncode == EXIT_UNUSABLE
 
     async def _notify_rollouts(self, event: ExecutorJoined | ExecutorLeft) -> None:

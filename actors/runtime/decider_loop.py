@@ -51,7 +51,7 @@ class Observer(Protocol):
     quiet: bool  # follow decisions without writing: an earlier incarnation of the process has written the lines
 
     def on_decision(self, now: float, event: AnyMessage, effects: Sequence[Send]) -> None:
-        """Follow a decision. Called after each one."""
+        """Observe a decision that the decider has made."""
         ...
 
 

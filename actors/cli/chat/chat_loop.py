@@ -139,7 +139,7 @@ class Talk:
             except KeyboardInterrupt:
                 if not reader.is_interactive:
                     return EXIT_INTERRUPTED
-                self._display.show_note("")  # starts a line after the one with ^C
+                self._display.show_note("")  # starts a new line after ^C
         return 0
 
     def _handle_message(self, text: str | None) -> bool:

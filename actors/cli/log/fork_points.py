@@ -1,4 +1,4 @@
-"""A trajectory can be forked from these turns, and each turn needs this checkpoint.
+"""The turns from which `asterism log fork` can continue a trajectory, and the checkpoint that each turn needs.
 
 Both come from the events of one trajectory, which takes milliseconds. A replay up to a late trajectory takes a minute.
 """

@@ -137,7 +137,7 @@ async def test_a_node_without_heartbeats_is_removed_with_its_engines_and_executo
     cause = "node 1 left: no heartbeat for 7.0 s"
     lost = [EngineLeft(f"generator-{index}@1", cause, 2**31 - 1) for index in range(2)]
     assert await site.drain(ROLLOUT) == [*lost, ExecutorLeft("executor-0@1/1", cause)]
-    assert await site.drain(HEAD) == [lost[0], lost[0], lost[1], lost[1]]  # the arbiter and the recipe receive each one
+    assert await site.drain(HEAD) == [lost[0], lost[0], lost[1], lost[1]]  # the arbiter and the recipe each receive one
     departed = ("node@a", "generator-0@1", "generator-1@1", "executor-0@1")
     assert [change for change in await site.drain("node@b") if change != NodeHeartbeat()] == [
         MembershipChanged((), departed)

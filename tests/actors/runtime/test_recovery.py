@@ -155,7 +155,7 @@ def test_received_frames_are_counted_from_the_log(path: Path) -> None:
         assert recovery.received == expected
 
 
-def test_unread_messages_to_itself_are_in_its_inbox_after_recovery(path: Path) -> None:
+def test_unread_messages_of_a_process_to_itself_are_in_its_inbox_after_recovery(path: Path) -> None:
     logged = [event for event, _ in read_events(path)]
     self_sent = [event.frame for event in logged if event.sender.startswith("head")]
     for count in range(1, len(logged) + 1, 5):
@@ -233,7 +233,7 @@ def test_recovery_refuses_a_log_with_gaps(path: Path, tmp_path: Path) -> None:
         recover(copy, "head", EPOCH, deciders(), ("metrics",), 1000, START_FRAMES)
 
 
-def test_recovery_refuses_a_message_to_itself_that_it_never_sent(path: Path) -> None:
+def test_recovery_refuses_a_message_of_a_process_to_itself_that_it_never_sent(path: Path) -> None:
     frame = encode(Envelope("head/one", "head/two", LeaseReleased(999, 1)))
     logged = [
         (event._replace(frame=frame), decision) if event.sender == "head/one" else (event, decision)
