@@ -6,8 +6,8 @@ Clients are processes of the same user, and none of their messages ends the serv
 client may not send, such as Shutdown, and an exception during a request fails only this request.
 
 Bounds: `max_clients`; the requests of MAX_REFUSED_CLIENTS further clients fail, and packets of all others are dropped.
-Each client has MAX_NOTEBOOKS with MAX_CELL_BYTES in all, a message MAX_REQUEST_BYTES, and MAX_REFUSALS failures wait to
-be sent. A client that has closed its sockets is removed, with its notebooks.
+At most, a client has MAX_NOTEBOOKS with MAX_CELL_BYTES in all, a message MAX_REQUEST_BYTES, and MAX_REFUSALS failures
+wait to be sent. A client that has closed its sockets is removed, with its notebooks.
 """
 
 import asyncio
